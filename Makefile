@@ -1,0 +1,54 @@
+# `make demo` and `make test` are all a newcomer needs; both make the virtual environment first.
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+# PyTorch's CPU builds lie on PyTorch's own index. It is asked only when no configured index or folder has one.
+TORCH  ?= torch==2.13.0+cpu
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+
+.PHONY: demo test test-fast check fix types imports proto proto-fresh install clean
+
+demo: install  ## Serve the default model on a local Ray and stream three answers
+	@$(BIN)/python -m cluster.demo
+
+test: check  ## Everything, the slow tests too
+	@$(BIN)/pytest
+
+test-fast: install  ## Unit, lossless and contract tests: under a minute
+	@$(BIN)/pytest -m "not slow"
+
+check: install proto-fresh types imports  ## Style, types, import law, fresh stubs
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+fix: install  ## Format and repair what can be repaired
+	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
+
+types: install
+	@$(BIN)/mypy
+
+imports: install
+	@$(BIN)/lint-imports --no-cache
+
+proto: install  ## Generate the stubs from protos/
+	@$(BIN)/buf lint protos
+	@$(BIN)/python -m grpc_tools.protoc -Iprotos --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
+	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --python_out=$(STUBS) --mypy_out=quiet:$(STUBS) \
+	  --grpc_python_out=$(STUBS) --mypy_grpc_out=quiet:$(STUBS) $$(cd protos && find outrider -name '*.proto' | sort)
+STUBS ?= sdk
+
+proto-fresh: install  ## Fail if the committed stubs differ from what protos/ gives
+	@rm -rf build/stubs && mkdir -p build/stubs && $(MAKE) --no-print-directory -s proto STUBS=build/stubs
+	@diff -r -x '__pycache__' -x '__init__.py' build/stubs/outrider/internal sdk/outrider/internal
+	@diff -r -x '__pycache__' -x '__init__.py' build/stubs/outrider/v1 sdk/outrider/v1
+
+install: $(VENV)/.installed
+$(VENV)/.installed: pyproject.toml sdk/pyproject.toml
+	@echo "Installing into $(VENV) (a few minutes the first time)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install -q "$(TORCH)" 2>/dev/null \
+	  || $(BIN)/pip install -q --extra-index-url $(TORCH_INDEX) "$(TORCH)" || $(BIN)/pip install -q torch==2.13.0
+	@$(BIN)/pip install -q -e sdk -e '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache

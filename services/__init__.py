@@ -1,0 +1,1 @@
+"""The components. ``router``, ``drafter`` and ``verifier`` meet only in ``speculation.ports``; ``links`` joins them."""

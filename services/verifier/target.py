@@ -1,0 +1,166 @@
+"""The target: a transformers causal language model over our own key-value pool."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from services.processors import build_pipeline
+from services.verifier import attention
+from services.verifier.config import TargetConfig
+from services.verifier.kv_pool import KVPool
+from services.verifier.packed_linear import pack_linears, packing_works
+from speculation.acceptance import stop_token_ids
+from speculation.choose import LogitsPipeline
+from speculation.errors import ConfigurationError
+from speculation.ports import Rows
+from speculation.types import SamplingParams
+
+log = logging.getLogger(__name__)
+
+# With a single row, matrix products take another path through the libraries, with other rounding: see packed_linear.
+_MIN_ROWS = 2
+
+
+class TransformersTarget:
+    """Implements ``speculation.ports.Target``.
+
+    Raises:
+        ConfigurationError: the model cannot be loaded or served; says why.
+    """
+
+    def __init__(self, config: TargetConfig) -> None:
+        if config.threads is not None:
+            torch.set_num_threads(config.threads)
+        attention.register()
+        self._device = torch.device(config.device)
+        self._model = _load(config)
+        model_config = self._model.config.get_text_config()
+        self.vocab_size: int = model_config.vocab_size
+        self.eos_token_ids = _eos_token_ids(config.model_path, model_config)
+        self.max_model_len = _max_model_len(config, model_config)
+        heads: int = getattr(model_config, "num_key_value_heads", None) or model_config.num_attention_heads
+        head_size = getattr(model_config, "head_dim", None) or model_config.hidden_size // model_config.num_attention_heads
+        self._pool = KVPool(
+            layers=model_config.num_hidden_layers,
+            heads=heads,
+            head_size=head_size,
+            rows=config.kv_cache_tokens,
+            block_size=config.block_size,
+            dtype=self._model.dtype,
+            device=self._device,
+        )
+        self._probe()
+
+    @property
+    def pool(self) -> KVPool:
+        """The key-value pool."""
+        return self._pool
+
+    def open(self, session_id: str, capacity: int) -> bool:
+        """See ``Target``."""
+        return self._pool.allocate(session_id, capacity)
+
+    def close(self, session_id: str) -> None:
+        """See ``Target``."""
+        self._pool.release(session_id)
+
+    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
+        """See ``Target``."""
+        self._pool.move(session_id, [context + row for row in rows], context)
+
+    @torch.inference_mode()
+    def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
+        """See ``Target``."""
+        tokens = [token for rows in batch for token in rows.tokens]
+        padding = max(0, _MIN_ROWS - len(tokens))
+        layout = attention.lay_out(self._pool, list(batch), padding)
+        wanted, counts = _wanted_rows(batch)
+        # One row more than asked for keeps the output layer at two rows or more as well.
+        kept = wanted + [len(tokens) + padding - 1] * max(0, _MIN_ROWS - len(wanted))
+        logits = self._model(
+            input_ids=torch.tensor([tokens + [0] * padding], device=self._device),
+            position_ids=layout.positions[None],
+            use_cache=False,
+            logits_to_keep=torch.tensor(kept, device=self._device),
+            outrider_pass=layout,
+        ).logits[0, : len(wanted)]
+        return list(logits.float().cpu().split(counts))
+
+    def pipeline(self, params: SamplingParams, prompt_length: int) -> LogitsPipeline | None:
+        """See ``Target``."""
+        stop_ids = stop_token_ids(params, self.eos_token_ids)
+        return build_pipeline(params, prompt_length=prompt_length, stop_ids=stop_ids)
+
+    def _probe(self) -> None:
+        """One tiny pass, so that a model that does not go through the attention interface fails now, not in mid-stream."""
+        session, rows = "probe", 4
+        self.open(session, rows)
+        try:
+            self.forward([Rows(session_id=session, context=0, tokens=(0,) * rows, parents=(-1, -1), logits=1)])
+            if not bool(self._pool.data[:, 0, :, : rows - 1].abs().sum(dim=(1, 2, 3)).gt(0).all()):
+                raise NotImplementedError("its attention layers do not call transformers' attention interface")
+        except Exception as error:
+            name = type(self._model).__name__
+            raise ConfigurationError(f"{name} cannot be served: {error}") from error
+        finally:
+            self.close(session)
+
+
+def _wanted_rows(batch: Sequence[Rows]) -> tuple[list[int], list[int]]:
+    """Indices of the rows whose logits are asked for, and how many of them each request asked for."""
+    wanted: list[int] = []
+    end = 0
+    for rows in batch:
+        end += len(rows.tokens)
+        wanted += range(end - rows.logits, end)
+    return wanted, [rows.logits for rows in batch]
+
+
+def _load(config: TargetConfig) -> PreTrainedModel:
+    try:
+        if config.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ConfigurationError(f"device is {config.device}, but torch sees no GPU here; use device: cpu")
+        model = AutoModelForCausalLM.from_pretrained(
+            config.model_path,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=attention.NAME,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot load the model at {config.model_path}: {error}") from error
+    model.eval().requires_grad_(False).to(config.device)
+    if config.device == "cpu" and config.dtype == "float32" and packing_works():
+        log.info("packed %d linear layers", pack_linears(model))
+    return model
+
+
+def _eos_token_ids(model_path: str, model_config: object) -> frozenset[int]:
+    try:
+        eos = GenerationConfig.from_pretrained(model_path).eos_token_id
+    except OSError:
+        eos = getattr(model_config, "eos_token_id", None)
+    if eos is None:
+        return frozenset()
+    return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def _max_model_len(config: TargetConfig, model_config: object) -> int:
+    native = int(getattr(model_config, "max_position_embeddings", config.kv_cache_tokens))
+    wanted = config.max_model_len or min(native, config.kv_cache_tokens)
+    if wanted > native:
+        raise ConfigurationError(f"max_model_len is {wanted}: the model was made for at most {native} tokens")
+    if wanted > config.kv_cache_tokens:
+        raise ConfigurationError(
+            f"max_model_len is {wanted}: kv_cache_tokens, {config.kv_cache_tokens}, must not be below it"
+        )
+    return wanted
+
+
+def read_config(model_path: str) -> AutoConfig:
+    """The model's own configuration."""
+    return AutoConfig.from_pretrained(model_path, trust_remote_code=False)

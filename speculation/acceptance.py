@@ -1,0 +1,75 @@
+"""The walk: which drafted tokens the target would have said itself.
+
+Glossary: the *pending* token is the last committed one, whose key and value are not computed yet; it is the tree's root.
+*Accepted* tokens are nodes that hold what the target chose. The *bonus* token is the target's choice after the last
+accepted node: every pass yields it, so a pass over an empty tree is plain decoding.
+
+The choice at a node depends on the path to it, on the seed and on the position, never on which other nodes there are.
+That is the whole proof of losslessness (reference/algorithms.md 1.0): a tree decides how many of the target's own tokens
+are at hand after one pass, not which ones they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from speculation.tree import ROOT, children
+from speculation.types import FinishReason, SamplingParams, TokenTree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Accepted:
+    """``tokens`` are those of ``path`` plus the bonus token, unless generation ended inside the path."""
+
+    path: tuple[int, ...]
+    tokens: tuple[int, ...]
+    finish_reason: FinishReason | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopRule:
+    """When generation ends, asked after every single token, so that nothing beyond the end is ever committed.
+
+    Attributes:
+        stop_token_ids: tokens that end it, the model's own among them unless they are ignored.
+        generated: tokens of the answer so far.
+        room: most tokens that the answer may have (max_tokens, or what the context leaves).
+    """
+
+    stop_token_ids: frozenset[int]
+    generated: int
+    room: int
+
+    def after(self, tokens: list[int]) -> FinishReason | None:
+        """Whether generation ends with the last of ``tokens``, which follow the answer so far."""
+        if tokens[-1] in self.stop_token_ids:
+            return FinishReason.STOP
+        return FinishReason.LENGTH if self.generated + len(tokens) >= self.room else None
+
+
+def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
+    """All tokens that end a request with ``params``."""
+    return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
+
+
+def walk(tree: TokenTree, choose_at: Callable[[int], int], stop: StopRule) -> Accepted:
+    """Follow the target's choices down the tree (reference/algorithms.md 1.0, the position-keyed target walk).
+
+    Args:
+        choose_at: the target's token after a node (``ROOT``: after the pending token). Asked only for visited nodes.
+    """
+    below = children(tree)
+    node = ROOT
+    path: list[int] = []
+    tokens: list[int] = []
+    while True:
+        token = choose_at(node)
+        tokens.append(token)
+        child = next((child for child in below.get(node, ()) if tree.tokens[child] == token), None)
+        if child is not None:
+            path.append(child)
+            node = child
+        finish = stop.after(tokens)
+        if finish is not None or child is None:
+            return Accepted(path=tuple(path), tokens=tuple(tokens), finish_reason=finish)

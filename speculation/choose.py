@@ -1,0 +1,90 @@
+"""The target's own next token: the one function that every token of every answer comes from.
+
+Temperature 0 takes the argmax. Otherwise the Gumbel-max trick turns sampling into an argmax as well: the noise is a pure
+function of (seed, position, token id), so the same prefix, parameters and seed give the same token wherever, whenever and
+in whatever tree the position is computed (reference: Maddison, Tarlow, Minka, "A* sampling", 2014, section 2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from speculation.errors import Internal
+from speculation.philox import Stream, gumbel
+from speculation.types import SamplingParams, TokenLogprobs
+
+
+class LogitsPipeline(Protocol):
+    """Temperature, truncation, penalties and biases of one request, as one function."""
+
+    def __call__(self, logits: torch.Tensor, history: Sequence[int]) -> torch.Tensor:
+        """Process one row.
+
+        Args:
+            logits: [vocabulary], float32, not modified.
+            history: prompt, answer and the tree path down to the position, oldest first.
+
+        Returns:
+            [vocabulary]; -inf where a token cannot be chosen.
+        """
+        ...
+
+
+def choose(logits: torch.Tensor, params: SamplingParams, seed: int, position: int) -> int:
+    """The target's token for ``position``.
+
+    Args:
+        logits: [vocabulary], processed (see ``LogitsPipeline``).
+        seed: the request's seed, 64 bits.
+        position: index of the token that is chosen, counted from the start of the prompt.
+
+    Raises:
+        Internal: no token can be chosen (NaN, or everything masked).
+    """
+    if params.temperature == 0:
+        best = int(torch.argmax(logits))
+        _check_finite(float(logits[best]))
+        return best
+    return sample(logits.double().numpy(), seed, Stream.CHOICE, position)
+
+
+def sample(log_weights: NDArray[np.float64], seed: int, stream: Stream, position: int) -> int:
+    """Draw an index with probability proportional to exp(``log_weights``).
+
+    Args:
+        log_weights: [n], -inf for impossible indices.
+
+    Raises:
+        Internal: no index is possible.
+    """
+    possible = np.flatnonzero(log_weights > -np.inf)
+    if not len(possible) or np.isnan(log_weights).any():
+        _check_finite(float("nan"))
+    noisy = log_weights[possible] + gumbel(seed, stream, position, possible)
+    return int(possible[np.argmax(noisy)])
+
+
+def log_probabilities(logits: torch.Tensor, token: int, top: int) -> TokenLogprobs:
+    """Log-probabilities (nats) of ``token`` and of the ``top`` likeliest ones.
+
+    Args:
+        logits: [vocabulary], unprocessed.
+    """
+    logprobs = torch.log_softmax(logits.float(), dim=-1)
+    values, ids = torch.topk(logprobs, top)
+    return TokenLogprobs(
+        token_id=token,
+        logprob=float(logprobs[token]),
+        top_ids=tuple(ids.tolist()),
+        top_logprobs=tuple(values.tolist()),
+    )
+
+
+def _check_finite(value: float) -> None:
+    if value != value or value in (float("inf"), float("-inf")):
+        raise Internal("the model gave no usable logits for a position (NaN, or every token masked)")

@@ -1,0 +1,123 @@
+"""Every error that Outrider raises on purpose.
+
+::
+
+    OutriderError
+    ├── InvalidArgument           a field of the request is wrong: names the field, its value and what is allowed
+    │   ├── PromptTooLong         the prompt does not fit into the context
+    │   ├── MalformedTree         a drafter sent something that is not a token tree
+    │   └── NotFound              no such model
+    ├── ConfigurationError        a setting is wrong, found at start
+    ├── Unauthenticated           no API key, or not one of ours
+    ├── ResourceExhausted         the queue is full; says when to retry
+    ├── Unavailable               a component is starting, stopping or gone
+    ├── DeadlineExceeded          the caller's deadline has passed
+    ├── Cancelled                 the caller went away
+    └── Internal                  a bug of ours
+
+``STATUS`` is the one table from error to gRPC status to HTTP code. The most specific class that it holds counts.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class OutriderError(Exception):
+    """Root of all errors raised on purpose; ``str(error)`` is fit for the user's eyes."""
+
+
+class InvalidArgument(OutriderError):
+    """A field of the request is wrong.
+
+    Attributes:
+        field: the field's name, as the request spells it.
+        value: its value, shortened to 80 characters.
+        allowed: what would have been right.
+    """
+
+    def __init__(self, field: str, value: object, allowed: str) -> None:
+        self.field = field
+        self.value = value if isinstance(value, str) else repr(value)
+        if len(self.value) > 80:
+            self.value = self.value[:77] + "..."
+        self.allowed = allowed
+        super().__init__(f"{field} is {self.value}: must be {allowed}")
+
+
+class PromptTooLong(InvalidArgument):
+    """The prompt leaves no room for an answer in the model's context."""
+
+
+class MalformedTree(InvalidArgument):
+    """A draft that breaks the rules of ``TokenTree``."""
+
+
+class ConfigurationError(OutriderError):
+    """A setting is wrong; the message says which and what to do."""
+
+
+class Unauthenticated(OutriderError):
+    """The call carries no API key, or an unknown one."""
+
+
+class NotFound(InvalidArgument):
+    """The named model is not served here."""
+
+
+class ResourceExhausted(OutriderError):
+    """No room for one more request just now.
+
+    Attributes:
+        retry_after_s: seconds after which a retry makes sense.
+    """
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class Unavailable(OutriderError):
+    """A component is starting, stopping or gone; a retry may reach another."""
+
+
+class DeadlineExceeded(OutriderError):
+    """The caller's deadline has passed."""
+
+
+class Cancelled(OutriderError):
+    """The caller went away."""
+
+
+class Internal(OutriderError):
+    """A bug of ours. The message says nothing of the inside; the log does."""
+
+
+class Status(NamedTuple):
+    """How an error leaves the service: a gRPC status name and an HTTP code."""
+
+    grpc: str
+    http: int
+
+
+STATUS: dict[type[OutriderError], Status] = {
+    InvalidArgument: Status("INVALID_ARGUMENT", 400),
+    PromptTooLong: Status("OUT_OF_RANGE", 400),
+    MalformedTree: Status("INVALID_ARGUMENT", 400),
+    ConfigurationError: Status("FAILED_PRECONDITION", 500),
+    Unauthenticated: Status("UNAUTHENTICATED", 401),
+    NotFound: Status("NOT_FOUND", 404),
+    ResourceExhausted: Status("RESOURCE_EXHAUSTED", 429),
+    Unavailable: Status("UNAVAILABLE", 503),
+    DeadlineExceeded: Status("DEADLINE_EXCEEDED", 504),
+    Cancelled: Status("CANCELLED", 499),
+    Internal: Status("INTERNAL", 500),
+}
+
+
+def status_of(error: BaseException) -> Status:
+    """The status of ``error``; anything not raised on purpose is ``Internal``."""
+    for cls in type(error).__mro__:
+        if cls in STATUS:
+            return STATUS[cls]
+    return STATUS[Internal]

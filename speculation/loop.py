@@ -1,0 +1,385 @@
+"""The decoding loop: owns all live requests, never waits for long, commits only what the target chose.
+
+One step, for all requests at once:
+
+1. admit   requests that wait, as far as the target has room
+2. draft   take the trees that lie ready; wait for missing ones at most until the step's deadline
+3. forward one pass over every request's rows: a chunk of its prompt, or its pending token and its tree
+4. verify  walk each tree, keep the accepted rows
+5. deliver tokens to the consumers, reports to the drafters; free what has ended
+
+Steps 3 and 4 run in a worker thread, so that the event loop keeps serving links and clients meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from speculation import limits
+from speculation.budget import Budget
+from speculation.errors import Internal, InvalidArgument, MalformedTree, OutriderError, PromptTooLong, ResourceExhausted
+from speculation.errors import Unavailable as UnavailableError
+from speculation.messages import (
+    CloseSession,
+    Draft,
+    DraftingReply,
+    Finished,
+    GenerationRequest,
+    Progress,
+    StepReport,
+)
+from speculation.ports import DraftLink, Rows, Target
+from speculation.session import Session
+from speculation.timing import StepTimes
+from speculation.tree import validate
+from speculation.types import EMPTY_TREE, TokenTree, Verdict
+from speculation.verify import verify
+
+log = logging.getLogger(__name__)
+
+# With no fitting draft for so many steps the loop stops waiting, and tries again after a while.
+_PATIENCE = 4
+_RETRY_AFTER = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LoopConfig:
+    """Bounds of the loop.
+
+    Attributes:
+        max_num_seqs: most requests decoded at once.
+        max_waiting: most requests that wait for room; more are refused.
+        max_batched_tokens: most prompt rows of one pass, over all requests.
+        draft_deadline_s: longest that a step waits for drafts.
+    """
+
+    max_num_seqs: int = 16
+    max_waiting: int = 256
+    max_batched_tokens: int = 256
+    draft_deadline_s: float = 0.025
+
+
+@dataclass(kw_only=True, slots=True)
+class _Part:
+    """A session's share of one step."""
+
+    session: Session
+    rows: Rows
+    tree: TokenTree = EMPTY_TREE
+    verdict: Verdict | None = None
+    error: Exception | None = None
+
+
+@dataclass(slots=True)
+class LoopStats:
+    """Counts since start."""
+
+    times: StepTimes = field(default_factory=StepTimes)
+    drafts_used: int = 0
+    drafts_missed: int = 0
+    drafts_malformed: int = 0
+
+
+class DecodingLoop:
+    """Decodes requests on one target with the help of one drafter."""
+
+    def __init__(self, target: Target, link: DraftLink, budget: Budget, config: LoopConfig) -> None:
+        self.config = config
+        self.stats = LoopStats()
+        self._target = target
+        self._link = link
+        self._budget = budget
+        self._waiting: deque[Session] = deque()
+        self._live: dict[str, Session] = {}
+        self._wake = asyncio.Event()
+        self._draft_came = asyncio.Event()
+        self._misses = 0
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="target")
+        self._task: asyncio.Task[None] | None = None
+
+    # --- for the service ----------------------------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Connect to the drafter and begin to decode."""
+        await self._link.start(self)
+        self._task = asyncio.create_task(self._run(), name="decoding-loop")
+
+    async def stop(self) -> None:
+        """End every request with ``Unavailable`` and let go of everything."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._worker.shutdown(wait=True)
+        for session in [*self._live.values(), *self._waiting]:
+            session.fail(UnavailableError("the verifier is shutting down"))
+        self._live.clear()
+        self._waiting.clear()
+        await self._link.stop()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the loop runs."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def running(self) -> int:
+        """Requests being decoded."""
+        return len(self._live)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for room."""
+        return len(self._waiting)
+
+    async def generate(self, request: GenerationRequest) -> AsyncIterator[Progress | Finished]:
+        """Decode one request; see ``VerifierPort.generate``."""
+        session = self._submit(request)
+        try:
+            while True:
+                event = await session.events.get()
+                if isinstance(event, BaseException):
+                    raise event
+                yield event
+                if isinstance(event, Finished):
+                    return
+        finally:
+            session.closed = True
+            self._wake.set()
+
+    def _submit(self, request: GenerationRequest) -> Session:
+        if not self.healthy:
+            raise UnavailableError("the verifier is not running")
+        self._check(request)
+        if len(self._waiting) >= self.config.max_waiting:
+            raise ResourceExhausted(f"{self.config.max_waiting} requests are waiting already (max_waiting)")
+        session = Session(
+            request,
+            self._target.pipeline(request.sampling, len(request.prompt)),
+            self._target.eos_token_ids,
+            self._target.max_model_len,
+        )
+        self._waiting.append(session)
+        self._wake.set()
+        return session
+
+    def _check(self, request: GenerationRequest) -> None:
+        prompt, most = request.prompt, self._target.max_model_len
+        if not prompt:
+            raise InvalidArgument("prompt", "empty", "at least one token")
+        if len(prompt) >= most:
+            raise PromptTooLong("prompt", f"{len(prompt)} tokens", f"at most {most - 1} tokens (max_model_len is {most})")
+        vocab = self._target.vocab_size
+        for name, ids in (("prompt_token_ids", prompt), ("stop_token_ids", request.sampling.stop_token_ids)):
+            if not all(0 <= token < vocab for token in ids):
+                raise InvalidArgument(name, next(t for t in ids if not 0 <= t < vocab), f"token ids below {vocab}")
+        for token in request.sampling.logit_bias:
+            if not 0 <= token < vocab:
+                raise InvalidArgument("logit_bias", token, f"token ids below {vocab}")
+        if request.request_id in self._live or any(s.id == request.request_id for s in self._waiting):
+            raise InvalidArgument("request_id", request.request_id, "unused")
+
+    # --- for the draft link -------------------------------------------------------------------------------------
+
+    def on_reply(self, reply: DraftingReply) -> None:
+        """See ``DraftReceiver``. A malformed draft is dropped: it may cost speed, nothing else."""
+        session = self._live.get(reply.session_id)
+        if session is None:
+            return
+        if isinstance(reply, Draft):
+            try:
+                validate(reply.tree, vocab_size=self._target.vocab_size, max_nodes=limits.MAX_TREE_NODES)
+            except MalformedTree as error:
+                self.stats.drafts_malformed += 1
+                log.warning("dropped a draft for %s: %s", reply.session_id, error)
+                return
+            session.add_draft(reply)
+            self._draft_came.set()
+        else:
+            log.warning("no draft for %s: %s", reply.session_id, reply.reason)
+
+    def on_connected(self) -> None:
+        """See ``DraftReceiver``: tell a drafter that joins late what is committed."""
+        self._misses = 0
+        for session in self._live.values():
+            self._open_drafting(session)
+
+    # --- the loop -----------------------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        while True:
+            self._drop_closed()
+            self._admit()
+            if not self._live:
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            try:
+                await self._step()
+            except Exception:
+                log.exception("a decoding step failed")
+                for session in list(self._live.values()):
+                    session.fail(Internal("the decoding step failed; the server's log says why"))
+                    self._release(session)
+
+    async def _step(self) -> None:
+        times = self.stats.times
+        with times.measure("draft_wait"):
+            await self._await_drafts()
+        with times.measure("schedule"):
+            parts = self._plan_parts()
+        with times.measure("pass_and_verify"):
+            await asyncio.get_running_loop().run_in_executor(self._worker, self._pass, parts)
+        with times.measure("deliver"):
+            for part in parts:
+                self._deliver(part)
+        times.steps += 1
+        # Consumers and links get their turn before the next pass takes the processor.
+        with times.measure("stream"):
+            await asyncio.sleep(0)
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._live) < self.config.max_num_seqs:
+            session = self._waiting[0]
+            if session.closed:
+                self._waiting.popleft()
+                continue
+            if not self._target.open(session.id, session.capacity):
+                if self._live:
+                    return
+                self._waiting.popleft()
+                session.fail(
+                    ResourceExhausted("the request does not fit into the key-value cache; ask for fewer max_tokens")
+                )
+                continue
+            self._waiting.popleft()
+            session.queue_s = time.perf_counter() - session.submitted_at
+            self._live[session.id] = session
+            self._open_drafting(session)
+
+    def _open_drafting(self, session: Session) -> None:
+        if session.request.plan.speculates:
+            self._link.open(session.opening(self._budget.nodes(len(self._live))))
+
+    def _drop_closed(self) -> None:
+        for session in [session for session in self._live.values() if session.closed]:
+            self._release(session)
+
+    def _release(self, session: Session) -> None:
+        del self._live[session.id]
+        self._target.close(session.id)
+        if session.request.plan.speculates:
+            self._link.close(CloseSession(session_id=session.id))
+
+    async def _await_drafts(self) -> None:
+        """Wait until every request that will be verified has its draft, but not beyond the deadline."""
+        wanting = [s for s in self._live.values() if s.request.plan.speculates and s.computed == len(s.tokens) - 1]
+        missing = [session for session in wanting if not session.has_draft]
+        if missing and self._link.connected and self._patient():
+            deadline = time.perf_counter() + self.config.draft_deadline_s
+            while missing and self._link.connected and (left := deadline - time.perf_counter()) > 0:
+                self._draft_came.clear()
+                try:
+                    async with asyncio.timeout(left):
+                        await self._draft_came.wait()
+                except TimeoutError:
+                    break
+                missing = [session for session in missing if not session.has_draft and not session.closed]
+        if wanting:
+            self._misses = self._misses + 1 if len(missing) == len(wanting) else 0
+            self.stats.drafts_missed += len(missing)
+            self.stats.drafts_used += len(wanting) - len(missing)
+
+    def _patient(self) -> bool:
+        return self._misses < _PATIENCE or self._misses % _RETRY_AFTER == 0
+
+    def _plan_parts(self) -> list[_Part]:
+        max_nodes = self._budget.nodes(len(self._live))
+        prompt_rows = self.config.max_batched_tokens
+        parts = []
+        for session in self._live.values():
+            pending = len(session.tokens) - session.computed
+            chain = min(pending, max(prompt_rows, 1)) if pending > 1 else 1
+            if pending > 1:
+                if prompt_rows <= 0:
+                    continue
+                prompt_rows -= chain
+            parts.append(_part(session, chain, max_nodes))
+        return parts
+
+    def _pass(self, parts: list[_Part]) -> None:
+        """Forward and verify, in the worker thread. Touches only the target and the parts."""
+        times = self.stats.times
+        with times.measure("forward"):
+            logits = self._target.forward([part.rows for part in parts])
+        for part, part_logits in zip(parts, logits, strict=True):
+            rows = list(range(part.rows.chain))
+            if part.rows.logits:
+                try:
+                    with times.measure("choose"):
+                        part.verdict = verify(part.session, part.tree, part_logits)
+                    rows += [part.rows.chain + node for node in part.verdict.accepted_path]
+                except Exception as error:
+                    part.error = error
+                    continue
+            with times.measure("keep"):
+                self._target.keep(part.session.id, part.rows.context, rows)
+
+    def _deliver(self, part: _Part) -> None:
+        session, verdict = part.session, part.verdict
+        if part.error is not None:
+            known = isinstance(part.error, OutriderError)
+            if not known:
+                log.error("verification failed for %s", session.id, exc_info=part.error)
+            session.fail(part.error if known else Internal("verification failed; the server's log says why"))
+            self._release(session)
+            return
+        session.computed += part.rows.chain
+        if verdict is None:
+            return
+        session.computed += len(verdict.accepted_path)
+        session.commit(verdict.committed)
+        session.events.put_nowait(
+            Progress(
+                token_ids=verdict.committed,
+                num_drafted=len(part.tree) - len(part.tree.probes),
+                accepted_sources=tuple(part.tree.sources[node] for node in verdict.accepted_path),
+                logprobs=verdict.logprobs,
+            )
+        )
+        if verdict.finish_reason is not None:
+            session.finish(verdict.finish_reason)
+            self._release(session)
+        elif session.request.plan.speculates:
+            self._link.step(self._report(session, verdict))
+
+    def _report(self, session: Session, verdict: Verdict) -> StepReport:
+        return StepReport(
+            session_id=session.id,
+            committed=verdict.committed,
+            length=verdict.length,
+            prefix_hash=session.prefix_hash,
+            accepted_path=verdict.accepted_path,
+            max_nodes=min(self._budget.nodes(len(self._live)), session.request.plan.max_nodes),
+            observation=verdict.observation,
+        )
+
+
+def _part(session: Session, chain: int, max_nodes: int) -> _Part:
+    """The session's rows: ``chain`` tokens from where it is computed, and its tree if they reach the pending token."""
+    end = session.computed + chain
+    verified = end == len(session.tokens)
+    tree = session.take_tree(max_nodes) if verified else EMPTY_TREE
+    rows = Rows(
+        session_id=session.id,
+        context=session.computed,
+        tokens=(*session.tokens[session.computed : end], *tree.tokens),
+        parents=tree.parents,
+        logits=1 + len(tree) if verified else 0,
+    )
+    return _Part(session=session, rows=rows, tree=tree)

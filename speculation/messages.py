@@ -1,0 +1,205 @@
+"""The messages that travel through the ports: one dataclass per hop, in the order of a request's life."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from speculation.types import (
+    EMPTY_TREE,
+    AcceptanceRule,
+    FinishReason,
+    Observation,
+    Plan,
+    SamplingParams,
+    SpeculationStats,
+    TokenLogprobs,
+    TokenTree,
+)
+
+# --- client -> router ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientRequest:
+    """What a user asks for. ``input`` is text, a conversation or token ids.
+
+    ``seed`` and ``max_tokens`` of ``sampling`` count only where ``seed_given`` and ``max_tokens_given`` say so; the router
+    fills in the others, since it alone knows the context's length.
+    """
+
+    input: str | tuple[ChatMessage, ...] | tuple[int, ...]
+    sampling: SamplingParams
+    seed_given: bool = False
+    max_tokens_given: bool = False
+    model: str | None = None
+    strategy: str | None = None
+    num_speculative_tokens: int | None = None
+    acceptance: AcceptanceRule | None = None
+    tenant: str = ""
+
+
+# --- router -> client ---------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextChunk:
+    """What one step added to the answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """Seconds from the request's arrival at the router; ``queue_s`` is the time before its first pass."""
+
+    queue_s: float
+    time_to_first_token_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """Ends an answer. ``stop`` is the stop string or stop token that did, if one did."""
+
+    finish_reason: FinishReason
+    stop: str | int | None
+    prompt_token_ids: tuple[int, ...]
+    completion_tokens: int
+    seed: int
+    model: str
+    strategy: str
+    stats: SpeculationStats
+    timing: Timing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCard:
+    """A served model, as users see it."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    strategies: tuple[str, ...]
+    default_strategy: str
+
+
+# --- router -> verifier -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GenerationRequest:
+    """A validated request in token ids, with its plan."""
+
+    request_id: str
+    prompt: tuple[int, ...]
+    sampling: SamplingParams
+    plan: Plan
+    tenant: str = ""
+
+
+# --- verifier -> router -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Progress:
+    """One step's tokens. ``num_drafted`` nodes were checked; ``accepted_sources`` says who proposed each accepted one."""
+
+    token_ids: tuple[int, ...]
+    num_drafted: int = 0
+    accepted_sources: tuple[str, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Finished:
+    """The one terminal message of a generation."""
+
+    reason: FinishReason
+    queue_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class VerifierCard:
+    """What a verifier serves and how busy it is."""
+
+    model: str
+    max_model_len: int
+    vocab_size: int
+    running: int
+    waiting: int
+    free_blocks: int
+    total_blocks: int
+
+
+# --- verifier -> drafter ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenSession:
+    """Starts a session, or starts it anew with all that is committed so far (late join)."""
+
+    session_id: str
+    tokens: tuple[int, ...]
+    prompt_length: int
+    sources: tuple[str, ...]
+    max_nodes: int
+    seed: int = 0
+    temperature: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepReport:
+    """What one step committed; ``length`` and ``prefix_hash`` describe the prefix after it."""
+
+    session_id: str
+    committed: tuple[int, ...]
+    length: int
+    prefix_hash: int
+    accepted_path: tuple[int, ...]
+    max_nodes: int
+    observation: Observation | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CloseSession:
+    """Ends a session; the drafter forgets it."""
+
+    session_id: str
+
+
+DraftingCall = OpenSession | StepReport | CloseSession
+
+
+# --- drafter -> verifier ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Draft:
+    """A tree for the step that follows ``assumed``, which itself follows the prefix (``base_length``, ``base_hash``)."""
+
+    session_id: str
+    base_length: int
+    base_hash: int
+    assumed: tuple[int, ...] = ()
+    tree: TokenTree = EMPTY_TREE
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DraftFailure:
+    """The drafter could not draft for this session; the verifier goes on without."""
+
+    session_id: str
+    reason: str
+
+
+DraftingReply = Draft | DraftFailure

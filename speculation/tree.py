@@ -1,0 +1,183 @@
+"""Token trees: check, build, merge, prune, and what a forward pass needs to know of them."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from speculation import limits
+from speculation.errors import MalformedTree
+from speculation.types import TokenTree
+
+ROOT = -1
+
+
+def validate(tree: TokenTree, *, vocab_size: int, max_nodes: int) -> None:
+    """Check a tree that came from outside.
+
+    Raises:
+        MalformedTree: names the field, the entry and the rule it breaks.
+    """
+    nodes = len(tree)
+    if nodes > max_nodes:
+        raise MalformedTree("tree.tokens", f"{nodes} nodes", f"at most {max_nodes} nodes")
+    for name in ("parents", "sources", "scores", "proposals"):
+        length = len(getattr(tree, name))
+        if length != nodes and not (length == 0 and name in ("scores", "proposals")):
+            raise MalformedTree(f"tree.{name}", f"{length} entries", f"one entry for each of the {nodes} nodes")
+    for node, token in enumerate(tree.tokens):
+        if not 0 <= token < vocab_size:
+            raise MalformedTree(f"tree.tokens[{node}]", token, f"a token id below {vocab_size}")
+        if not ROOT <= tree.parents[node] < node:
+            raise MalformedTree(f"tree.parents[{node}]", tree.parents[node], f"-1 or an earlier node than {node}")
+    for node, score in enumerate(tree.scores):
+        if score != score:
+            raise MalformedTree(f"tree.scores[{node}]", score, "a number")
+    _validate_probes(tree)
+    _validate_proposals(tree, vocab_size)
+
+
+def _validate_probes(tree: TokenTree) -> None:
+    probes = set(tree.probes)
+    if len(probes) != len(tree.probes) or not all(0 <= node < len(tree) for node in probes):
+        raise MalformedTree("tree.probes", tree.probes, f"distinct nodes below {len(tree)}")
+    for node, parent in enumerate(tree.parents):
+        if parent in probes and node not in probes:
+            raise MalformedTree(f"tree.parents[{node}]", parent, "no probe, unless the node is a probe itself")
+
+
+def _validate_proposals(tree: TokenTree, vocab_size: int) -> None:
+    for node, proposal in enumerate(tree.proposals):
+        name = f"tree.proposals[{node}]"
+        ids, q = proposal.token_ids, proposal.probabilities
+        if len(ids) != len(q) or not 1 <= len(ids) <= limits.MAX_PROPOSAL or len(set(ids)) != len(ids):
+            raise MalformedTree(name, f"{len(ids)} ids, {len(q)} probabilities", f"1 to {limits.MAX_PROPOSAL} of both")
+        if not all(0 <= token < vocab_size for token in ids):
+            raise MalformedTree(name, "an id outside the vocabulary", f"token ids below {vocab_size}")
+        if not all(value >= 0 for value in q) or abs(sum(q) - 1) > 1e-3:
+            raise MalformedTree(name, f"probabilities with sum {sum(q)}", "non-negative numbers with sum 1")
+        if tree.tokens[node] not in ids:
+            raise MalformedTree(name, "without the node's own token", "a distribution that holds it")
+
+
+def children(tree: TokenTree) -> dict[int, list[int]]:
+    """Children that may be accepted, for every node that has any and for ``ROOT``; elder siblings first."""
+    probes = set(tree.probes)
+    result: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents):
+        if node not in probes:
+            result.setdefault(parent, []).append(node)
+    return result
+
+
+def depths(tree: TokenTree) -> list[int]:
+    """Distance of each node from the last committed token: 1 for its children."""
+    result: list[int] = []
+    for parent in tree.parents:
+        result.append(1 if parent == ROOT else result[parent] + 1)
+    return result
+
+
+def path_to(tree: TokenTree, node: int) -> tuple[int, ...]:
+    """Nodes from the root's child down to ``node``; empty for ``ROOT``."""
+    path: list[int] = []
+    while node != ROOT:
+        path.append(node)
+        node = tree.parents[node]
+    return tuple(reversed(path))
+
+
+def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:
+    """[nodes, nodes]: entry (i, j) says whether j is i or an ancestor of i."""
+    mask = np.eye(len(parents), dtype=np.bool_)
+    for node, parent in enumerate(parents):
+        if parent != ROOT:
+            mask[node] |= mask[parent]
+    return mask
+
+
+def chain(tokens: Sequence[int], source: str, scores: Sequence[float] = ()) -> TokenTree:
+    """The tree without branches."""
+    return TokenTree(
+        tokens=tuple(tokens),
+        parents=tuple(range(-1, len(tokens) - 1)),
+        sources=(source,) * len(tokens),
+        scores=tuple(scores),
+    )
+
+
+def merge(trees: Iterable[TokenTree]) -> TokenTree:
+    """One prefix tree of all paths. Where several trees propose a node, the highest score and its source win.
+
+    Probes and proposals are not merged: their rows belong to one source each.
+
+    Raises:
+        ValueError: a tree has probes or proposals.
+    """
+    tokens: list[int] = []
+    parents: list[int] = []
+    sources: list[str] = []
+    scores: list[float] = []
+    place: dict[tuple[int, int], int] = {}
+    for tree in trees:
+        if tree.probes or tree.proposals:
+            raise ValueError("trees with probes or proposals cannot be merged")
+        mapped: list[int] = []
+        for node, token in enumerate(tree.tokens):
+            parent = ROOT if tree.parents[node] == ROOT else mapped[tree.parents[node]]
+            score = tree.scores[node] if tree.scores else 0.0
+            at = place.setdefault((parent, token), len(tokens))
+            mapped.append(at)
+            if at == len(tokens):
+                tokens.append(token)
+                parents.append(parent)
+                sources.append(tree.sources[node])
+                scores.append(score)
+            elif score > scores[at]:
+                scores[at], sources[at] = score, tree.sources[node]
+    return TokenTree(tokens=tuple(tokens), parents=tuple(parents), sources=tuple(sources), scores=tuple(scores))
+
+
+def prune(tree: TokenTree, max_nodes: int, max_depth: int) -> TokenTree:
+    """The ``max_nodes`` best nodes no deeper than ``max_depth``, parents always kept with their children.
+
+    Best is the highest score among nodes whose parent is kept, then the earliest node. Without scores: the earliest.
+
+    Raises:
+        ValueError: the tree holds sampled tokens (``proposals``). Leaving some out after they were seen would bias the
+            rejection rule (reference/algorithms.md 1.0).
+    """
+    depth = depths(tree)
+    if len(tree) <= max_nodes and (not depth or max(depth) <= max_depth):
+        return tree
+    if tree.proposals:
+        raise ValueError("a sampled tree cannot be pruned")
+    scores = tree.scores or (0.0,) * len(tree)
+    below: dict[int, list[int]] = {}
+    for node, parent in enumerate(tree.parents):
+        below.setdefault(parent, []).append(node)
+    kept: list[int] = []
+    heap = [(-scores[node], node) for node in below.get(ROOT, ()) if max_depth >= 1]
+    heapq.heapify(heap)
+    while heap and len(kept) < max_nodes:
+        _, node = heapq.heappop(heap)
+        kept.append(node)
+        if depth[node] < max_depth:
+            for child in below.get(node, ()):
+                heapq.heappush(heap, (-scores[child], child))
+    return _take(tree, sorted(kept))
+
+
+def _take(tree: TokenTree, kept: list[int]) -> TokenTree:
+    """The sub-tree of ``kept`` nodes, which are in order and hold every kept node's parent."""
+    place = {node: index for index, node in enumerate(kept)}
+    return TokenTree(
+        tokens=tuple(tree.tokens[node] for node in kept),
+        parents=tuple(place.get(tree.parents[node], ROOT) for node in kept),
+        sources=tuple(tree.sources[node] for node in kept),
+        scores=tuple(tree.scores[node] for node in kept) if tree.scores else (),
+        probes=tuple(place[node] for node in tree.probes if node in place),
+    )

@@ -1,0 +1,216 @@
+"""What the components exchange: stdlib only, frozen, no tensor and nothing as long as the vocabulary."""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from speculation import limits
+from speculation.errors import InvalidArgument
+
+AcceptanceRule = Literal["walk", "rejection"]
+DEFAULT_MAX_TOKENS = 256
+
+
+class FinishReason(enum.Enum):
+    """Why a generation ended."""
+
+    STOP = "stop"
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingParams:
+    """How the target chooses its tokens. The same under every strategy.
+
+    Raises:
+        InvalidArgument: a value is outside its range; names the field.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    max_tokens: int = DEFAULT_MAX_TOKENS
+    min_tokens: int = 0
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _check_range("temperature", self.temperature, 0, limits.MAX_TEMPERATURE)
+        _check_range("top_k", self.top_k, 0, 2**32 - 1)
+        _check_range("top_p", self.top_p, 0, 1, above_low=True)
+        _check_range("min_p", self.min_p, 0, 1)
+        _check_range("seed", self.seed, 0, limits.MAX_UINT64)
+        _check_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
+        _check_range("repetition_penalty", self.repetition_penalty, 0, 10, above_low=True)
+        _check_range("presence_penalty", self.presence_penalty, -2, 2)
+        _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check_count("stop", self.stop, limits.MAX_STOP_STRINGS, "stop strings")
+        for text in self.stop:
+            if not 1 <= len(text) <= limits.MAX_STOP_CHARACTERS:
+                raise InvalidArgument("stop", text, f"strings of 1 to {limits.MAX_STOP_CHARACTERS} characters")
+        _check_count("stop_token_ids", self.stop_token_ids, limits.MAX_STOP_TOKENS, "token ids")
+        _check_count("logit_bias", self.logit_bias, limits.MAX_LOGIT_BIAS, "entries")
+        for bias in self.logit_bias.values():
+            _check_range("logit_bias", bias, -100, 100)
+        if self.logprobs is not None:
+            _check_range("logprobs", self.logprobs, 0, limits.MAX_LOGPROBS)
+
+
+def _check_range(name: str, value: float, low: float, high: float, *, above_low: bool = False) -> None:
+    if not (math.isfinite(value) and low <= value <= high and not (above_low and value == low)):
+        kind = "a whole number" if isinstance(value, int) else "a finite number"
+        raise InvalidArgument(name, value, f"{kind} {'above' if above_low else 'from'} {low:g} to {high:g}")
+
+
+def _check_count(name: str, values: tuple[object, ...] | Mapping[int, float], most: int, noun: str) -> None:
+    if len(values) > most:
+        raise InvalidArgument(name, f"{len(values)} {noun}", f"at most {most} {noun}")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Proposal:
+    """A sparse distribution q over next tokens; every token that is not listed has probability 0."""
+
+    token_ids: tuple[int, ...]
+    probabilities: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenTree:
+    """Token ids that may come next.
+
+    Node ``i`` holds ``tokens[i]`` and hangs on node ``parents[i] < i``, or on the last committed token (-1). ``sources``
+    says who proposed each node, ``scores`` how likely its source held it to be (empty, or one each). ``probes`` are nodes
+    that are computed but can never be accepted. ``proposals`` (empty, or one per node) holds, for drafts that were sampled,
+    the distribution q that the node's token was drawn from.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    sources: tuple[str, ...] = ()
+    scores: tuple[float, ...] = ()
+    probes: tuple[int, ...] = ()
+    proposals: tuple[Proposal, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+EMPTY_TREE = TokenTree()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Plan:
+    """How one request is sped up.
+
+    ``sources`` draft, at most ``max_nodes`` nodes are checked per step, ``acceptance`` is the rule that accepts them, and
+    ``observe_top_k`` likeliest ids per node are reported back to the sources (0: none).
+    """
+
+    strategy: str
+    sources: tuple[str, ...] = ()
+    max_nodes: int = 0
+    acceptance: AcceptanceRule = "walk"
+    observe_top_k: int = 0
+
+    @property
+    def speculates(self) -> bool:
+        """Whether any drafting is asked for."""
+        return bool(self.sources) and self.max_nodes > 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprobs:
+    """Log-probability (nats, of the unprocessed logits) of a committed token and of the likeliest ones."""
+
+    token_id: int
+    logprob: float
+    top_ids: tuple[int, ...] = ()
+    top_logprobs: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Features:
+    """Hidden states, packed row-major little-endian: ``rows`` x ``width`` numbers of ``dtype``."""
+
+    data: bytes
+    rows: int
+    width: int
+    dtype: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observation:
+    """What a forward pass showed beyond the verdict: free knowledge for drafters.
+
+    ``top_ids[0]`` are the likeliest next tokens after the last committed token, ``top_ids[i + 1]`` after node ``i`` of
+    ``tree``; ``probe_ids[j]`` after the tree's j-th probe. Empty where nobody asked.
+    """
+
+    tree: TokenTree = EMPTY_TREE
+    top_ids: tuple[tuple[int, ...], ...] = ()
+    probe_ids: tuple[tuple[int, ...], ...] = ()
+    features: Features | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Verdict:
+    """What one pass decided for one request.
+
+    ``committed`` are the tokens of ``accepted_path`` followed by the target's own; where generation ends inside the path,
+    both are cut there. ``length`` counts prompt and answer.
+    """
+
+    accepted_path: tuple[int, ...]
+    committed: tuple[int, ...]
+    length: int
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    observation: Observation | None = None
+
+
+@dataclass(kw_only=True, slots=True)
+class SpeculationStats:
+    """Running counts of one request. A step is one pass that committed tokens; vLLM's definitions."""
+
+    num_spec_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    num_committed_tokens: int = 0
+    acceptance_histogram: list[int] = field(default_factory=list)
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
+
+    def record(self, *, drafted: int, accepted_sources: tuple[str, ...], committed: int) -> None:
+        """Count one step."""
+        accepted = len(accepted_sources)
+        self.num_spec_steps += 1
+        self.num_draft_tokens += drafted
+        self.num_accepted_draft_tokens += accepted
+        self.num_committed_tokens += committed
+        self.acceptance_histogram.extend([0] * (accepted + 1 - len(self.acceptance_histogram)))
+        self.acceptance_histogram[accepted] += 1
+        for source in accepted_sources:
+            self.accepted_by_source[source] = self.accepted_by_source.get(source, 0) + 1
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per step (tau), the target's own token included."""
+        return self.num_committed_tokens / self.num_spec_steps if self.num_spec_steps else 0.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        """Accepted share of the drafted tokens."""
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0

@@ -1,0 +1,76 @@
+"""One request's part of a pass: the tree and its logits in, the verdict out."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from speculation import acceptance, rejection
+from speculation.acceptance import Accepted
+from speculation.choose import choose, log_probabilities
+from speculation.session import Session
+from speculation.tree import ROOT, path_to
+from speculation.types import Observation, TokenLogprobs, TokenTree, Verdict
+
+
+def verify(session: Session, tree: TokenTree, logits: torch.Tensor) -> Verdict:
+    """Decide what ``session`` commits.
+
+    Args:
+        logits: [1 + nodes, vocabulary]: after the pending token, then after each node.
+    """
+    accepted = _accept(session, tree, logits)
+    return Verdict(
+        accepted_path=accepted.path,
+        committed=accepted.tokens,
+        length=len(session.tokens) + len(accepted.tokens),
+        finish_reason=accepted.finish_reason,
+        logprobs=_logprobs(session, accepted, logits),
+        observation=_observe(session, tree, logits),
+    )
+
+
+def _accept(session: Session, tree: TokenTree, logits: torch.Tensor) -> Accepted:
+    params, length = session.request.sampling, len(session.tokens)
+
+    def processed(node: int) -> tuple[torch.Tensor, int]:
+        path = path_to(tree, node)
+        row = logits[node + 1]
+        if session.pipeline is not None:
+            row = session.pipeline(row, session.tokens + [tree.tokens[i] for i in path])
+        return row, length + len(path)
+
+    def choose_at(node: int) -> int:
+        row, position = processed(node)
+        return choose(row, params, params.seed, position)
+
+    def target_at(node: int) -> rejection.Distribution:
+        row, _ = processed(node)
+        if params.temperature == 0:
+            p = np.zeros(len(row))
+            p[int(torch.argmax(row))] = 1.0
+            return p
+        return np.asarray(torch.softmax(row.double(), dim=-1).numpy())
+
+    if session.request.plan.acceptance == "rejection":
+        return rejection.accept(tree, target_at, params.seed, length, session.stop_rule)
+    return acceptance.walk(tree, choose_at, session.stop_rule)
+
+
+def _logprobs(session: Session, accepted: Accepted, logits: torch.Tensor) -> tuple[TokenLogprobs, ...]:
+    top = session.request.sampling.logprobs
+    if top is None:
+        return ()
+    nodes = (ROOT, *accepted.path)
+    return tuple(
+        log_probabilities(logits[node + 1], token, top) for node, token in zip(nodes, accepted.tokens, strict=False)
+    )
+
+
+def _observe(session: Session, tree: TokenTree, logits: torch.Tensor) -> Observation | None:
+    k = session.request.plan.observe_top_k
+    if k == 0:
+        return None
+    rows = torch.topk(logits, k, dim=-1).indices.tolist()
+    top_ids = tuple(tuple(row) for row in rows)
+    return Observation(tree=tree, top_ids=top_ids, probe_ids=tuple(top_ids[node + 1] for node in tree.probes))
