@@ -1,98 +1,22 @@
 """Tree attention over the pool, plugged into transformers' attention interface.
 
 A pass lays the rows of all requests side by side in one sequence of batch size one. The model hands each layer's queries,
-keys and values to ``attend``, which stores the new keys and values in the pool and lets every row see its own request's
-context, the chain before it and its own ancestors: nothing else.
+keys and values to ``attend``, which stores the new keys and values in the pool and lets every row see what ``layout`` says.
 """
 
 from __future__ import annotations
-
-from dataclasses import dataclass
 
 import torch
 from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from services.verifier.kv_pool import KVPool
-from speculation.ports import Rows
-from speculation.tree import ancestor_mask, depths
-from speculation.types import TokenTree
+from services.verifier.layout import TILE, Group, Pass
 
 NAME = "outrider"
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Segment:
-    """One request's rows within a pass.
-
-    Attributes:
-        rows: where they lie in the pass.
-        window: index of the request's context and new rows in the pool.
-        visible: [rows, context + rows], which row sees which.
-        distance: [rows, context + rows], how many positions back each seen one lies (for sliding windows).
-    """
-
-    rows: slice
-    window: slice | torch.Tensor
-    visible: torch.Tensor
-    distance: torch.Tensor
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pass:
-    """What one forward pass needs besides its token ids.
-
-    Attributes:
-        positions: [rows], of each row in its own request.
-        slots: [rows], where in the pool each row's key and value go.
-    """
-
-    pool: KVPool
-    positions: torch.Tensor
-    slots: torch.Tensor
-    segments: tuple[Segment, ...]
-
-
-def lay_out(pool: KVPool, batch: list[Rows], padding: int) -> Pass:
-    """Positions, pool rows and masks of ``batch``, followed by ``padding`` rows that belong to nobody."""
-    positions: list[int] = []
-    slots: list[torch.Tensor] = []
-    segments: list[Segment] = []
-    for rows in batch:
-        segment, row_positions = _segment(pool, rows, len(positions))
-        segments.append(segment)
-        slots.append(pool.rows_of(rows.session_id, rows.context, len(rows.tokens)))
-        positions += row_positions
-    device = pool.data.device
-    slots.append(torch.full((padding,), pool.padding_row, dtype=torch.long, device=device))
-    return Pass(
-        pool=pool,
-        positions=torch.tensor(positions + [0] * padding, device=device),
-        slots=torch.cat(slots),
-        segments=tuple(segments),
-    )
-
-
-def _segment(pool: KVPool, rows: Rows, start: int) -> tuple[Segment, list[int]]:
-    count, chain, context = len(rows.tokens), rows.chain, rows.context
-    visible = torch.ones(count, context + count, dtype=torch.bool)
-    visible[:chain, context:] = torch.ones(chain, count, dtype=torch.bool).tril()
-    positions = list(range(context, context + chain))
-    if rows.parents:
-        visible[chain:, context + chain :] = torch.from_numpy(ancestor_mask(rows.parents))
-        nodes = TokenTree(tokens=rows.tokens[chain:], parents=rows.parents)
-        positions += [context + chain - 1 + depth for depth in depths(nodes)]
-    row_positions = torch.tensor(positions)
-    seen = torch.cat([torch.arange(context), row_positions])
-    device = pool.data.device
-    segment = Segment(
-        rows=slice(start, start + count),
-        window=pool.window(rows.session_id, context + count),
-        visible=visible.to(device),
-        distance=(row_positions[:, None] - seen[None, :]).to(device),
-    )
-    return segment, positions
+# Matrix products with fewer rows take other kernels, with other rounding.
+_ROW_MULTIPLE = 8
 
 
 def attend(
@@ -105,8 +29,10 @@ def attend(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
+    position_bias: torch.Tensor | None = None,
     outrider_pass: Pass | None = None,
-    **unsupported: object,
+    **_hints: object,
 ) -> tuple[torch.Tensor, None]:
     """One layer's attention; the signature is transformers'.
 
@@ -121,32 +47,93 @@ def attend(
         NotImplementedError: the architecture needs something of attention that this does not do.
     """
     if outrider_pass is None:
-        raise NotImplementedError("this model does not hand keyword arguments down to its attention layers")
-    refused = sorted(name for name, given in unsupported.items() if name in ("s_aux", "position_bias") and given is not None)
-    if refused or softcap is not None:
-        raise NotImplementedError(f"attention with {', '.join(refused) or 'softcap'} is not supported")
+        raise NotImplementedError("it does not hand keyword arguments down to its attention layers")
+    for name, given in (("softcap", softcap), ("s_aux", s_aux), ("position_bias", position_bias)):
+        if given is not None:
+            raise NotImplementedError(f"attention with {name} is not supported")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    keys, values = outrider_pass.pool.data[layer]
-    keys[:, outrider_pass.slots] = key[0]
-    values[:, outrider_pass.slots] = value[0]
+    pool, slots = outrider_pass.pool, outrider_pass.slots
+    keys, values = pool.keys[layer], pool.values[layer]
+    keys[:, slots] = key[0]
+    values[:, slots, :-1] = value[0]
+    scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     output = torch.zeros_like(query[0])
-    for segment in outrider_pass.segments:
-        visible = segment.visible
-        if sliding_window is not None:
-            visible = visible & (segment.distance < sliding_window)
-        output[:, segment.rows] = _attend_segment(
-            query[0, :, segment.rows], keys[:, segment.window], values[:, segment.window], visible, scaling
-        )
+    for group in outrider_pass.groups:
+        output[:, group.rows] = _attend_group(group, query[0, :, group.rows] * scale, keys, values, sliding_window)
     return output.transpose(0, 1)[None], None
 
 
-def _attend_segment(
-    query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, visible: torch.Tensor, scaling: float | None
+def _attend_group(
+    group: Group, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
 ) -> torch.Tensor:
-    """[heads, rows, size] x [key-value heads, seen, size] -> [heads, rows, size]."""
-    return functional.scaled_dot_product_attention(
-        query[None], keys[None], values[None], attn_mask=visible, scale=scaling, enable_gqa=True
-    )[0]
+    """Attention of one group: head and tail apart, joined under one maximum.
+
+    Args:
+        query: [heads, rows, size], scaled.
+        keys: [key-value heads, pool rows, size]; ``values`` one wider.
+
+    Returns:
+        [heads, rows, size].
+    """
+    heads, rows, size = query.shape
+    kv_heads = keys.shape[0]
+    grouped = query.view(kv_heads, heads // kv_heads, rows, size)
+    tail_scores = _tail_scores(group, grouped, keys).masked_fill(~_seen_in_tail(group, window), float("-inf"))
+    top = tail_scores.amax(-1, keepdim=True)
+    if group.head is None:
+        total = _tail_values(group, (tail_scores - top).exp(), values)
+    else:
+        head_scores = _product(grouped, keys[:, group.head].transpose(1, 2))
+        if window is not None:
+            head_scores = head_scores.masked_fill(~_seen_in_head(group, head_scores.shape[-1], window), float("-inf"))
+        top = torch.maximum(top, head_scores.amax(-1, keepdim=True))
+        total = _product((head_scores - top).exp(), values[:, group.head])
+        total = total + _tail_values(group, (tail_scores - top).exp(), values)
+    return (total[..., :-1] / total[..., -1:]).reshape(heads, rows, size)
+
+
+def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """[kv heads, group, rows, n] x [kv heads, n, m], with as many rows as the kernels need."""
+    kv_heads, group, rows, _ = left.shape
+    flat = _pad_rows(left.reshape(kv_heads, group * rows, -1))
+    return torch.bmm(flat, right)[:, : group * rows].view(kv_heads, group, rows, -1)
+
+
+def _tail_scores(group: Group, query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """[kv heads, group, rows, TILE]."""
+    tail = keys[:, group.tail]
+    if tail.dim() == 3:
+        return _product(query, tail.transpose(1, 2))
+    return _row_product(query, tail.transpose(2, 3))
+
+
+def _tail_values(group: Group, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """[kv heads, group, rows, size + 1]."""
+    tail = values[:, group.tail]
+    return _product(weights, tail) if tail.dim() == 3 else _row_product(weights, tail)
+
+
+def _row_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """[kv heads, group, rows, n] x [kv heads, rows, n, m]: every row has its own right side."""
+    kv_heads, group, rows, n = left.shape
+    flat = _pad_rows(left.transpose(1, 2).reshape(kv_heads * rows, group, n))
+    product = torch.bmm(flat, right.reshape(kv_heads * rows, n, -1))[:, :group]
+    return product.view(kv_heads, rows, group, -1).transpose(1, 2)
+
+
+def _pad_rows(matrices: torch.Tensor) -> torch.Tensor:
+    return functional.pad(matrices, (0, 0, 0, -matrices.shape[1] % _ROW_MULTIPLE))
+
+
+def _seen_in_tail(group: Group, window: int | None) -> torch.Tensor:
+    if window is None:
+        return group.visible
+    tail = torch.arange(TILE, device=group.positions.device)
+    return group.visible & (group.positions[:, None] % TILE - tail < window)
+
+
+def _seen_in_head(group: Group, length: int, window: int) -> torch.Tensor:
+    return group.positions[:, None] - torch.arange(length, device=group.positions.device) < window
 
 
 def register() -> None:

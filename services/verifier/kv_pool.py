@@ -11,8 +11,9 @@ import torch
 class KVPool:
     """Rows for every layer's keys and values.
 
-    ``data`` is [layers, 2, key-value heads, rows, head size]. A request owns whole blocks of ``block_size`` rows; they lie
-    side by side where the pool has such a run, so that its context can be read as a view.
+    ``keys`` is [layers, key-value heads, rows, head size]; ``values`` is one wider, its last column always 1, so that one
+    product with the attention weights gives their weighted sum and their plain sum. A request owns whole blocks of
+    ``block_size`` rows; they lie side by side where the pool has such a run, so that its context can be read as a view.
     """
 
     def __init__(
@@ -28,9 +29,12 @@ class KVPool:
     ) -> None:
         self.block_size = block_size
         self.total_blocks = rows // block_size
-        # The last row takes what padding rows write; no request ever reads it.
+        self.device = device
+        # One row more than the blocks hold takes what padding rows write; no request ever reads it.
         self.padding_row = self.total_blocks * block_size
-        self.data = torch.zeros(layers, 2, heads, self.padding_row + 1, head_size, dtype=dtype, device=device)
+        self.keys = torch.zeros(layers, heads, self.padding_row + 1, head_size, dtype=dtype, device=device)
+        self.values = torch.zeros(layers, heads, self.padding_row + 1, head_size + 1, dtype=dtype, device=device)
+        self.values[..., -1] = 1
         self._free = list(range(self.total_blocks))
         self._rows: dict[str, torch.Tensor] = {}
         self._blocks: dict[str, list[int]] = {}
@@ -54,8 +58,8 @@ class KVPool:
             return False
         blocks = self._take_run(count)
         self._blocks[owner] = blocks
-        starts = torch.tensor(blocks, device=self.data.device)[:, None] * self.block_size
-        self._rows[owner] = (starts + torch.arange(self.block_size, device=self.data.device)).flatten()
+        starts = torch.tensor(blocks, device=self.device)[:, None] * self.block_size
+        self._rows[owner] = (starts + torch.arange(self.block_size, device=self.device)).flatten()
         if blocks == list(range(blocks[0], blocks[0] + count)):
             self._contiguous[owner] = blocks[0] * self.block_size
         return True
@@ -74,14 +78,14 @@ class KVPool:
         self._rows.pop(owner, None)
         self._contiguous.pop(owner, None)
 
-    def rows_of(self, owner: str, start: int, count: int) -> torch.Tensor:
-        """Pool rows of ``owner``'s positions ``start`` to ``start + count``, [count]."""
-        return self._rows[owner][start : start + count]
+    def rows_of(self, owner: str) -> torch.Tensor:
+        """Pool rows of all of ``owner``'s positions, in order."""
+        return self._rows[owner]
 
-    def window(self, owner: str, length: int) -> slice | torch.Tensor:
-        """Index of the first ``length`` rows of ``owner``: a slice where they are neighbours."""
-        start = self._contiguous.get(owner)
-        return self._rows[owner][:length] if start is None else slice(start, start + length)
+    def window(self, owner: str, start: int, stop: int) -> slice | torch.Tensor:
+        """Index of ``owner``'s positions from ``start`` to ``stop``: a slice where they are neighbours."""
+        first = self._contiguous.get(owner)
+        return self._rows[owner][start:stop] if first is None else slice(first + start, first + stop)
 
     def move(self, owner: str, sources: Sequence[int], start: int) -> None:
         """Copy the rows at ``sources`` (ascending) to ``start``, ``start + 1``, ... in every layer."""
@@ -91,4 +95,5 @@ class KVPool:
         rows = self._rows[owner]
         source_rows = rows[torch.tensor(sources[offset:], device=rows.device)]
         target_rows = rows[start + offset : start + len(sources)]
-        self.data[:, :, :, target_rows] = self.data[:, :, :, source_rows]
+        self.keys[:, :, target_rows] = self.keys[:, :, source_rows]
+        self.values[:, :, target_rows] = self.values[:, :, source_rows]

@@ -31,7 +31,8 @@ class PackedLinear(nn.Module):
 
 def packing_works() -> bool:
     """Whether this build of torch can pack weights."""
-    return bool(torch.backends.mkldnn.is_available()) and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
 def pack_linears(model: nn.Module) -> int:

@@ -6,12 +6,13 @@ import logging
 from collections.abc import Sequence
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from services.processors import build_pipeline
 from services.verifier import attention
 from services.verifier.config import TargetConfig
 from services.verifier.kv_pool import KVPool
+from services.verifier.layout import lay_out
 from services.verifier.packed_linear import pack_linears, packing_works
 from speculation.acceptance import stop_token_ids
 from speculation.choose import LogitsPipeline
@@ -77,7 +78,7 @@ class TransformersTarget:
         """See ``Target``."""
         tokens = [token for rows in batch for token in rows.tokens]
         padding = max(0, _MIN_ROWS - len(tokens))
-        layout = attention.lay_out(self._pool, list(batch), padding)
+        layout = lay_out(self._pool, batch, padding)
         wanted, counts = _wanted_rows(batch)
         # One row more than asked for keeps the output layer at two rows or more as well.
         kept = wanted + [len(tokens) + padding - 1] * max(0, _MIN_ROWS - len(wanted))
@@ -101,7 +102,7 @@ class TransformersTarget:
         self.open(session, rows)
         try:
             self.forward([Rows(session_id=session, context=0, tokens=(0,) * rows, parents=(-1, -1), logits=1)])
-            if not bool(self._pool.data[:, 0, :, : rows - 1].abs().sum(dim=(1, 2, 3)).gt(0).all()):
+            if not bool(self._pool.keys[:, :, : rows - 1].abs().sum(dim=(1, 2, 3)).gt(0).all()):
                 raise NotImplementedError("its attention layers do not call transformers' attention interface")
         except Exception as error:
             name = type(self._model).__name__
@@ -159,8 +160,3 @@ def _max_model_len(config: TargetConfig, model_config: object) -> int:
             f"max_model_len is {wanted}: kv_cache_tokens, {config.kv_cache_tokens}, must not be below it"
         )
     return wanted
-
-
-def read_config(model_path: str) -> AutoConfig:
-    """The model's own configuration."""
-    return AutoConfig.from_pretrained(model_path, trust_remote_code=False)
