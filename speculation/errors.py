@@ -44,6 +44,10 @@ class InvalidArgument(OutriderError):
         self.allowed = allowed
         super().__init__(f"{field} is {self.value}: must be {allowed}")
 
+    def __reduce__(self) -> tuple[type[InvalidArgument], tuple[str, str, str]]:
+        """Survive a trip between processes with all parts."""
+        return type(self), (self.field, self.value, self.allowed)
+
 
 class PromptTooLong(InvalidArgument):
     """The prompt leaves no room for an answer in the model's context."""
@@ -75,6 +79,10 @@ class ResourceExhausted(OutriderError):
     def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
         self.retry_after_s = retry_after_s
         super().__init__(message)
+
+    def __reduce__(self) -> tuple[type[ResourceExhausted], tuple[str, float]]:
+        """Survive a trip between processes with all parts."""
+        return type(self), (str(self), self.retry_after_s)
 
 
 class Unavailable(OutriderError):

@@ -17,7 +17,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -137,7 +137,7 @@ class DecodingLoop:
         """Requests that wait for room."""
         return len(self._waiting)
 
-    async def generate(self, request: GenerationRequest) -> AsyncIterator[Progress | Finished]:
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         """Decode one request; see ``VerifierPort.generate``."""
         session = self._submit(request)
         try:
@@ -202,6 +202,8 @@ class DecodingLoop:
             self._draft_came.set()
         else:
             log.warning("no draft for %s: %s", reply.session_id, reply.reason)
+            if reply.reopen:
+                self._open_drafting(session)
 
     def on_connected(self) -> None:
         """See ``DraftReceiver``: tell a drafter that joins late what is committed."""
@@ -347,6 +349,7 @@ class DecodingLoop:
         session.events.put_nowait(
             Progress(
                 token_ids=verdict.committed,
+                queue_s=session.queue_s,
                 num_drafted=len(part.tree) - len(part.tree.probes),
                 accepted_sources=tuple(part.tree.sources[node] for node in verdict.accepted_path),
                 logprobs=verdict.logprobs,

@@ -60,7 +60,7 @@ class TextChunk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Seconds from the request's arrival at the router; ``queue_s`` is the time before its first pass."""
+    """Seconds from the request's arrival at the router; ``queue_s`` is the time that it waited for room."""
 
     queue_s: float
     time_to_first_token_s: float
@@ -112,9 +112,14 @@ class GenerationRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """One step's tokens. ``num_drafted`` nodes were checked; ``accepted_sources`` says who proposed each accepted one."""
+    """One step's tokens.
+
+    ``num_drafted`` nodes were checked; ``accepted_sources`` says who proposed each accepted one. ``queue_s`` is how long the
+    request waited at the verifier before its first pass.
+    """
 
     token_ids: tuple[int, ...]
+    queue_s: float = 0.0
     num_drafted: int = 0
     accepted_sources: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -125,7 +130,6 @@ class Finished:
     """The one terminal message of a generation."""
 
     reason: FinishReason
-    queue_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -196,10 +200,11 @@ class Draft:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftFailure:
-    """The drafter could not draft for this session; the verifier goes on without."""
+    """The drafter could not draft for this session; the verifier goes on without. ``reopen``: opening it anew would help."""
 
     session_id: str
     reason: str
+    reopen: bool = False
 
 
 DraftingReply = Draft | DraftFailure

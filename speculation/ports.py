@@ -10,7 +10,7 @@ Implementations live in ``services`` (the components), ``services/links`` (in-pr
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -18,15 +18,19 @@ import torch
 
 from speculation.choose import LogitsPipeline
 from speculation.messages import (
+    ClientRequest,
     CloseSession,
+    Completion,
     Draft,
     DraftFailure,
     DraftingReply,
     Finished,
     GenerationRequest,
+    ModelCard,
     OpenSession,
     Progress,
     StepReport,
+    TextChunk,
     VerifierCard,
 )
 from speculation.types import SamplingParams
@@ -154,7 +158,7 @@ class Drafter(Protocol):
 class VerifierPort(Protocol):
     """Decodes requests; what the router talks to."""
 
-    def generate(self, request: GenerationRequest) -> AsyncIterator[Progress | Finished]:
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         """Yield each step's tokens, then exactly one ``Finished``. Leaving the iterator cancels the request.
 
         Raises:
@@ -164,4 +168,20 @@ class VerifierPort(Protocol):
 
     async def describe(self) -> VerifierCard:
         """What is served, and the load."""
+        ...
+
+
+class RouterPort(Protocol):
+    """Answers users; what the public API talks to."""
+
+    def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
+        """Yield the answer's pieces, then exactly one ``Completion``. Leaving the iterator cancels the request.
+
+        Raises:
+            OutriderError: instead of ``Completion``.
+        """
+        ...
+
+    async def models(self) -> list[ModelCard]:
+        """What is served."""
         ...

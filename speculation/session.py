@@ -130,7 +130,7 @@ class Session:
 
     def finish(self, reason: FinishReason) -> None:
         """End with an answer."""
-        self.events.put_nowait(Finished(reason=reason, queue_s=self.queue_s))
+        self.events.put_nowait(Finished(reason=reason))
 
     def fail(self, error: BaseException) -> None:
         """End with an error."""

@@ -1,0 +1,48 @@
+"""Client for Outrider, a lossless speculative-decoding service.
+
+::
+
+    from outrider import Client
+
+    with Client("127.0.0.1:50051") as client:
+        print(client.generate("Once upon a time", max_tokens=64).text)
+        for chunk in client.stream(messages=[{"role": "user", "content": "Hello!"}]):
+            print(chunk.text, end="", flush=True)
+"""
+
+from outrider.aio import AsyncClient
+from outrider.client import Client
+from outrider.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InternalError,
+    InvalidArgument,
+    NotFound,
+    OutriderError,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+from outrider.types import Chunk, Generation, Logprob, Model, SpeculativeDecoding, Timing, TokenLogprobs, Usage
+
+__all__ = [
+    "AsyncClient",
+    "Cancelled",
+    "Chunk",
+    "Client",
+    "DeadlineExceeded",
+    "Generation",
+    "InternalError",
+    "InvalidArgument",
+    "Logprob",
+    "Model",
+    "NotFound",
+    "OutriderError",
+    "ResourceExhausted",
+    "SpeculativeDecoding",
+    "Timing",
+    "TokenLogprobs",
+    "Unauthenticated",
+    "Unavailable",
+    "Usage",
+]

@@ -14,6 +14,7 @@ from services.verifier.config import TargetConfig
 from services.verifier.kv_pool import KVPool
 from services.verifier.layout import lay_out
 from services.verifier.packed_linear import pack_linears, packing_works
+from speculation import limits
 from speculation.acceptance import stop_token_ids
 from speculation.choose import LogitsPipeline
 from speculation.errors import ConfigurationError
@@ -49,7 +50,8 @@ class TransformersTarget:
             layers=model_config.num_hidden_layers,
             heads=heads,
             head_size=head_size,
-            rows=config.kv_cache_tokens,
+            # The largest tree that a step may check lies behind the tokens, so that a full-length request fits too.
+            rows=config.kv_cache_tokens + limits.MAX_TREE_NODES,
             block_size=config.block_size,
             dtype=self._model.dtype,
             device=self._device,

@@ -332,17 +332,21 @@ class DraftFailure(_message.Message):
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    REOPEN_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     reason: _builtins.str
+    reopen: _builtins.bool
+    """Whether opening the session anew would help."""
     def __init__(
         self,
         *,
         session_id: _builtins.str = ...,
         reason: _builtins.str = ...,
+        reopen: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason", "reopen", b"reopen", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

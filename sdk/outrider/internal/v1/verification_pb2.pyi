@@ -173,9 +173,13 @@ class Plan(_message.Message):
     SOURCES_FIELD_NUMBER: _builtins.int
     MAX_NODES_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_FIELD_NUMBER: _builtins.int
+    OBSERVE_TOP_K_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
     max_nodes: _builtins.int
     acceptance: _builtins.str
+    """"walk" or "rejection"."""
+    observe_top_k: _builtins.int
+    """Likeliest ids per node that the sources want to see. At most 64."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     def __init__(
@@ -185,10 +189,11 @@ class Plan(_message.Message):
         sources: _abc.Iterable[_builtins.str] | None = ...,
         max_nodes: _builtins.int = ...,
         acceptance: _builtins.str = ...,
+        observe_top_k: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "max_nodes", b"max_nodes", "sources", b"sources", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "max_nodes", b"max_nodes", "observe_top_k", b"observe_top_k", "sources", b"sources", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -229,18 +234,19 @@ class Progress(_message.Message):
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     NUM_DRAFTED_FIELD_NUMBER: _builtins.int
-    NUM_ACCEPTED_FIELD_NUMBER: _builtins.int
     ACCEPTED_SOURCES_FIELD_NUMBER: _builtins.int
+    QUEUE_S_FIELD_NUMBER: _builtins.int
     num_drafted: _builtins.int
-    """Nodes of the tree that was checked, and how many of them were accepted."""
-    num_accepted: _builtins.int
+    """Nodes of the tree that was checked, probes not counted."""
+    queue_s: _builtins.float
+    """Seconds that the request waited before its first pass."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___TokenLogprobs]: ...
     @_builtins.property
     def accepted_sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Who proposed the accepted nodes, in order."""
+        """Who proposed the accepted nodes, in order: one entry for each."""
 
     def __init__(
         self,
@@ -248,12 +254,12 @@ class Progress(_message.Message):
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         logprobs: _abc.Iterable[Global___TokenLogprobs] | None = ...,
         num_drafted: _builtins.int = ...,
-        num_accepted: _builtins.int = ...,
         accepted_sources: _abc.Iterable[_builtins.str] | None = ...,
+        queue_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_sources", b"accepted_sources", "logprobs", b"logprobs", "num_accepted", b"num_accepted", "num_drafted", b"num_drafted", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_sources", b"accepted_sources", "logprobs", b"logprobs", "num_drafted", b"num_drafted", "queue_s", b"queue_s", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -294,18 +300,15 @@ class Finished(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
-    QUEUE_S_FIELD_NUMBER: _builtins.int
     reason: Global___FinishReason.ValueType
-    queue_s: _builtins.float
     def __init__(
         self,
         *,
         reason: Global___FinishReason.ValueType = ...,
-        queue_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["queue_s", b"queue_s", "reason", b"reason"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["reason", b"reason"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,164 @@
+"""The asyncio client: ``Client`` with ``await``."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Sequence
+from types import TracebackType
+from typing import Unpack
+
+import grpc
+import grpc.aio
+
+from outrider import _transport
+from outrider._transport import Retry
+from outrider.errors import InternalError, OutriderError, from_rpc
+from outrider.requests import Message, Options, build_request, join, read_chunk, read_models
+from outrider.types import Chunk, Generation, Model
+from outrider.v1 import generation_pb2 as pb
+from outrider.v1 import generation_pb2_grpc
+
+
+class AsyncStream:
+    """Pieces of one answer as they come. ``aclose``, or leaving ``async with``, cancels the request at the server.
+
+    Attributes:
+        result: the whole answer, once the stream has ended.
+    """
+
+    def __init__(self, pieces: AsyncGenerator[Chunk | Generation, None]) -> None:
+        self._pieces = pieces
+        self.result: Generation | None = None
+
+    def __aiter__(self) -> AsyncStream:
+        return self
+
+    async def __anext__(self) -> Chunk:
+        piece = await anext(self._pieces)
+        if isinstance(piece, Generation):
+            self.result = piece
+            raise StopAsyncIteration
+        return piece
+
+    async def aclose(self) -> None:
+        """Cancel the request if it still runs."""
+        await self._pieces.aclose()
+
+    async def __aenter__(self) -> AsyncStream:
+        return self
+
+    async def __aexit__(self, *_exc: object) -> None:
+        await self.aclose()
+
+
+class AsyncClient:
+    """Talks to one Outrider server; the arguments are ``Client``'s. Use it within one event loop."""
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:50051",
+        *,
+        api_key: str | None = None,
+        timeout_s: float | None = 600.0,
+        tls: bool = False,
+        root_certificates: bytes | None = None,
+        retry: Retry | None = None,
+    ) -> None:
+        self._address, self._timeout_s, self._retry = address, timeout_s, retry or Retry()
+        self._metadata = _transport.metadata(api_key)
+        if tls:
+            credentials = _transport.tls_credentials(root_certificates)
+            self._channel = grpc.aio.secure_channel(address, credentials, options=_transport.OPTIONS)
+        else:
+            self._channel = grpc.aio.insecure_channel(address, options=_transport.OPTIONS)
+        self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+
+    async def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> Generation:
+        """See ``Client.generate``."""
+        async with self.stream(prompt, messages=messages, token_ids=token_ids, timeout_s=timeout_s, **options) as stream:
+            async for _ in stream:
+                pass
+        if stream.result is None:
+            raise InternalError("the server ended the stream without a result")
+        return stream.result
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> AsyncStream:
+        """See ``Client.stream``."""
+        request = build_request(prompt, messages, token_ids, options)
+        return AsyncStream(self._pieces(request, timeout_s if timeout_s is not None else self._timeout_s))
+
+    async def models(self) -> list[Model]:
+        """See ``Client.models``."""
+        try:
+            reply = await self._stub.ListModels(pb.ListModelsRequest(), timeout=self._timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error, self._address) from error
+        return read_models(reply)
+
+    async def close(self) -> None:
+        """See ``Client.close``."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _pieces(
+        self, request: pb.GenerateRequest, timeout_s: float | None
+    ) -> AsyncGenerator[Chunk | Generation, None]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        attempt = 1
+        while True:
+            chunks: list[Chunk] = []
+            attempt_pieces = self._attempt(request, deadline, chunks)
+            try:
+                async for piece in attempt_pieces:
+                    yield piece
+                return
+            except OutriderError as error:
+                attempt += 1
+                delay = None if chunks else self._retry.delay_before(attempt, error)
+                if delay is None or (deadline is not None and time.monotonic() + delay > deadline):
+                    raise
+            finally:
+                await attempt_pieces.aclose()
+            await asyncio.sleep(delay)
+
+    async def _attempt(
+        self, request: pb.GenerateRequest, deadline: float | None, chunks: list[Chunk]
+    ) -> AsyncGenerator[Chunk | Generation, None]:
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        call = self._stub.Generate(request, timeout=left, metadata=self._metadata)
+        try:
+            async for event in call:
+                if event.WhichOneof("event") == "complete":
+                    yield join(chunks, event.complete)
+                    return
+                chunks.append(read_chunk(event.chunk))
+                yield chunks[-1]
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error, self._address) from error
+        finally:
+            call.cancel()
+        raise InternalError("the server ended the stream without a result")

@@ -1,0 +1,176 @@
+"""The blocking client."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Unpack
+
+import grpc
+
+from outrider import _transport
+from outrider._transport import Retry
+from outrider.errors import InternalError, OutriderError, from_rpc
+from outrider.requests import Message, Options, build_request, join, read_chunk, read_models
+from outrider.types import Chunk, Generation, Model
+from outrider.v1 import generation_pb2 as pb
+from outrider.v1 import generation_pb2_grpc
+
+
+class Stream:
+    """Pieces of one answer as they come. Leaving the loop early, or ``close``, cancels the request at the server.
+
+    Attributes:
+        result: the whole answer, once the stream has ended.
+    """
+
+    def __init__(self, pieces: Iterator[Chunk | Generation]) -> None:
+        self._pieces = pieces
+        self.result: Generation | None = None
+
+    def __iter__(self) -> Stream:
+        return self
+
+    def __next__(self) -> Chunk:
+        piece = next(self._pieces)
+        if isinstance(piece, Generation):
+            self.result = piece
+            raise StopIteration
+        return piece
+
+    def close(self) -> None:
+        """Cancel the request if it still runs."""
+        self._pieces.close()  # type: ignore[attr-defined]
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+
+class Client:
+    """Talks to one Outrider server.
+
+    Args:
+        address: "host:port".
+        api_key: sent with every call.
+        timeout_s: longest that a call may take, unless the call says otherwise; None: no limit.
+        tls: speak TLS; ``root_certificates`` (PEM) replaces the system's roots.
+        retry: how often a call that failed before its first token is tried again.
+    """
+
+    def __init__(
+        self,
+        address: str = "127.0.0.1:50051",
+        *,
+        api_key: str | None = None,
+        timeout_s: float | None = 600.0,
+        tls: bool = False,
+        root_certificates: bytes | None = None,
+        retry: Retry | None = None,
+    ) -> None:
+        self._address, self._timeout_s, self._retry = address, timeout_s, retry or Retry()
+        self._metadata = _transport.metadata(api_key)
+        if tls:
+            credentials = _transport.tls_credentials(root_certificates)
+            self._channel = grpc.secure_channel(address, credentials, options=_transport.OPTIONS)
+        else:
+            self._channel = grpc.insecure_channel(address, options=_transport.OPTIONS)
+        self._stub = generation_pb2_grpc.GenerationServiceStub(self._channel)
+
+    def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> Generation:
+        """The whole answer to a text, a conversation (``[{"role": ..., "content": ...}]``) or token ids.
+
+        Args:
+            timeout_s: longest that the call may take.
+            options: see ``Options``.
+
+        Raises:
+            OutriderError: see ``outrider.errors``.
+        """
+        with self.stream(prompt, messages=messages, token_ids=token_ids, timeout_s=timeout_s, **options) as stream:
+            for _ in stream:
+                pass
+        if stream.result is None:
+            raise InternalError("the server ended the stream without a result")
+        return stream.result
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        messages: Sequence[Message] | None = None,
+        token_ids: Sequence[int] | None = None,
+        timeout_s: float | None = None,
+        **options: Unpack[Options],
+    ) -> Stream:
+        """Like ``generate``, piece by piece."""
+        request = build_request(prompt, messages, token_ids, options)
+        return Stream(self._pieces(request, timeout_s if timeout_s is not None else self._timeout_s))
+
+    def models(self) -> list[Model]:
+        """What the server serves.
+
+        Raises:
+            OutriderError: see ``outrider.errors``.
+        """
+        try:
+            reply = self._stub.ListModels(pb.ListModelsRequest(), timeout=self._timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc(error, self._address) from error
+        return read_models(reply)
+
+    def close(self) -> None:
+        """Close the connection; running calls are cancelled."""
+        self._channel.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _pieces(self, request: pb.GenerateRequest, timeout_s: float | None) -> Iterator[Chunk | Generation]:
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        attempt = 1
+        while True:
+            chunks: list[Chunk] = []
+            try:
+                yield from self._attempt(request, deadline, chunks)
+                return
+            except OutriderError as error:
+                attempt += 1
+                delay = None if chunks else self._retry.delay_before(attempt, error)
+                if delay is None or (deadline is not None and time.monotonic() + delay > deadline):
+                    raise
+            time.sleep(delay)
+
+    def _attempt(
+        self, request: pb.GenerateRequest, deadline: float | None, chunks: list[Chunk]
+    ) -> Iterator[Chunk | Generation]:
+        left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
+        call = self._stub.Generate(request, timeout=left, metadata=self._metadata)
+        try:
+            for event in call:
+                if event.WhichOneof("event") == "complete":
+                    yield join(chunks, event.complete)
+                    return
+                chunks.append(read_chunk(event.chunk))
+                yield chunks[-1]
+        except grpc.RpcError as error:
+            raise from_rpc(error, self._address) from error
+        finally:
+            call.cancel()
+        raise InternalError("the server ended the stream without a result")

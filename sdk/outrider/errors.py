@@ -1,0 +1,113 @@
+"""What a call may raise.
+
+::
+
+    OutriderError
+    ├── InvalidArgument      a parameter is wrong; .field, .value, .allowed say which and why
+    │   └── NotFound         no such model
+    ├── Unauthenticated      no API key, or an unknown one
+    ├── ResourceExhausted    the server is full; .retry_after_s says when to try again
+    ├── Unavailable          the server cannot be reached, or is starting or stopping
+    ├── DeadlineExceeded     the timeout has passed
+    ├── Cancelled            the call was cancelled
+    └── InternalError        the server failed
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import grpc
+
+from outrider.v1 import generation_pb2 as pb
+
+_DETAIL_KEY = "outrider-error-bin"
+
+
+class OutriderError(Exception):
+    """Root of all errors that the client raises."""
+
+
+class InvalidArgument(OutriderError):
+    """A parameter is wrong.
+
+    Attributes:
+        field: its name; empty if the server did not say.
+        value: what was given, shortened.
+        allowed: what would be right.
+    """
+
+    def __init__(self, message: str, field: str = "", value: str = "", allowed: str = "") -> None:
+        self.field, self.value, self.allowed = field, value, allowed
+        super().__init__(message)
+
+
+class NotFound(InvalidArgument):
+    """No such model."""
+
+
+class Unauthenticated(OutriderError):
+    """No API key, or an unknown one."""
+
+
+class ResourceExhausted(OutriderError):
+    """The server is full.
+
+    Attributes:
+        retry_after_s: seconds after which a retry makes sense.
+    """
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        self.retry_after_s = retry_after_s
+        super().__init__(message)
+
+
+class Unavailable(OutriderError):
+    """The server cannot be reached, or is starting or stopping."""
+
+
+class DeadlineExceeded(OutriderError):
+    """The timeout has passed."""
+
+
+class Cancelled(OutriderError):
+    """The call was cancelled."""
+
+
+class InternalError(OutriderError):
+    """The server failed."""
+
+
+_WITH_FIELD: dict[grpc.StatusCode, type[InvalidArgument]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidArgument,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidArgument,
+    grpc.StatusCode.NOT_FOUND: NotFound,
+}
+_PLAIN: dict[grpc.StatusCode, type[OutriderError]] = {
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: Cancelled,
+}
+
+
+def from_rpc(error: grpc.RpcError, address: str) -> OutriderError:
+    """The typed error for a failed call."""
+    # What grpc raises is also a Call, though its types do not say so.
+    call = cast(grpc.Call, error)
+    code, message = call.code(), call.details() or ""
+    detail = _detail(call)
+    if code in _WITH_FIELD:
+        return _WITH_FIELD[code](message, detail.field, detail.value, detail.allowed)
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return ResourceExhausted(message, detail.retry_after_s or 1.0)
+    if code is grpc.StatusCode.UNAVAILABLE:
+        message = f"no Outrider server answers at {address} ({message}); start one with `outrider serve`"
+    return _PLAIN.get(code, InternalError)(message)
+
+
+def _detail(call: grpc.Call) -> pb.ErrorDetail:
+    for key, value in call.trailing_metadata() or ():
+        if key == _DETAIL_KEY and isinstance(value, bytes):
+            return pb.ErrorDetail.FromString(value)
+    return pb.ErrorDetail()

@@ -1,0 +1,186 @@
+"""Keyword arguments to protobuf request, and protobuf response to results."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
+
+from outrider._transport import MAX_BYTES
+from outrider.errors import InvalidArgument
+from outrider.types import (
+    Chunk,
+    Generation,
+    Logprob,
+    Model,
+    SpeculativeDecoding,
+    Timing,
+    TokenLogprobs,
+    Usage,
+)
+from outrider.v1 import generation_pb2 as pb
+
+Message = Mapping[str, str]
+
+_FINISH_REASONS = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
+
+
+class Options(TypedDict, total=False):
+    """What ``generate`` and ``stream`` take besides their input. An option that is left out takes the server's default.
+
+    ``model``: name of a served model. ``strategy``, ``num_speculative_tokens`` and ``acceptance`` ("walk" or "rejection")
+    say how the answer is sped up. ``logprobs``: so many likeliest tokens at each position. All others are as in vLLM.
+    """
+
+    model: str | None
+    strategy: str | None
+    num_speculative_tokens: int | None
+    acceptance: str | None
+    temperature: float | None
+    top_k: int | None
+    top_p: float | None
+    min_p: float | None
+    seed: int | None
+    max_tokens: int | None
+    min_tokens: int | None
+    stop: str | Sequence[str] | None
+    stop_token_ids: Sequence[int] | None
+    ignore_eos: bool | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
+    logit_bias: Mapping[int, float] | None
+    logprobs: int | None
+
+
+_SPECULATION = ("strategy", "num_speculative_tokens", "acceptance")
+
+
+def build_request(
+    prompt: str | None, messages: Sequence[Message] | None, token_ids: Sequence[int] | None, options: Options
+) -> pb.GenerateRequest:
+    """The request for one call.
+
+    Raises:
+        InvalidArgument: not exactly one input, an unknown option, a value of the wrong type or outside the wire's range, or a
+            request that is too large.
+    """
+    given = [
+        name for name, value in (("prompt", prompt), ("messages", messages), ("token_ids", token_ids)) if value is not None
+    ]
+    if len(given) != 1:
+        raise InvalidArgument(f"give exactly one of prompt, messages, token_ids; got {', '.join(given) or 'none'}", "prompt")
+    request = pb.GenerateRequest()
+    if prompt is not None:
+        _set(request, "prompt", prompt)
+    elif messages is not None:
+        request.messages.SetInParent()
+        for index, message in enumerate(messages):
+            _add_message(request, index, message)
+    elif token_ids is not None:
+        request.prompt_token_ids.SetInParent()
+        _set(request.prompt_token_ids, "ids", token_ids, "token_ids")
+    for name, value in options.items():
+        if name not in Options.__annotations__:
+            raise InvalidArgument(f"unknown option {name}; known: {', '.join(sorted(Options.__annotations__))}", name)
+        if value is not None:
+            _set_option(request, name, value)
+    if request.ByteSize() > MAX_BYTES:
+        size, limit = f"{request.ByteSize()} bytes", f"at most {MAX_BYTES} bytes"
+        raise InvalidArgument(f"the request is {size}: must be {limit}", "request", size, limit)
+    return request
+
+
+def _add_message(request: pb.GenerateRequest, index: int, message: Message) -> None:
+    if set(message) != {"role", "content"}:
+        text = f"messages[{index}] has keys {sorted(message)}: must have role and content"
+        raise InvalidArgument(text, f"messages[{index}]", str(sorted(message)), "role and content")
+    wire = request.messages.messages.add()
+    _set(wire, "role", message["role"], f"messages[{index}].role")
+    _set(wire, "content", message["content"], f"messages[{index}].content")
+
+
+def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
+    if name == "model":
+        _set(request, name, value)
+    elif name in _SPECULATION:
+        _set(request.speculation, name, value)
+    elif name == "stop":
+        _set(request.sampling, name, [value] if isinstance(value, str) else value)
+    else:
+        _set(request.sampling, name, value)
+
+
+def _set(message: Any, name: str, value: Any, label: str | None = None) -> None:
+    try:
+        if isinstance(value, Mapping):
+            getattr(message, name).update(value)
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            getattr(message, name).extend(value)
+        else:
+            setattr(message, name, value)
+    except (TypeError, ValueError, AttributeError) as error:
+        label = label or name
+        raise InvalidArgument(f"{label} is {value!r}: {error}", label, repr(value), str(error)) from error
+
+
+def read_chunk(wire: pb.Chunk) -> Chunk:
+    """A piece of an answer."""
+    logprobs = tuple(
+        TokenLogprobs(
+            token_id=entry.token_id,
+            logprob=entry.logprob,
+            top=tuple(Logprob(token_id=top.token_id, logprob=top.logprob) for top in entry.top),
+        )
+        for entry in wire.logprobs
+    )
+    return Chunk(text=wire.text, token_ids=tuple(wire.token_ids), logprobs=logprobs)
+
+
+def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
+    """The whole answer."""
+    stop: str | int | None = None
+    if end.HasField("stop_string"):
+        stop = end.stop_string
+    elif end.HasField("stop_token_id"):
+        stop = end.stop_token_id
+    spec, timing = end.speculative_decoding, end.timing
+    return Generation(
+        text="".join(chunk.text for chunk in chunks),
+        token_ids=tuple(token for chunk in chunks for token in chunk.token_ids),
+        logprobs=tuple(entry for chunk in chunks for entry in chunk.logprobs),
+        finish_reason=_FINISH_REASONS.get(end.finish_reason, "unknown"),
+        stop=stop,
+        usage=Usage(prompt_tokens=end.usage.prompt_tokens, completion_tokens=end.usage.completion_tokens),
+        speculative_decoding=SpeculativeDecoding(
+            strategy=spec.strategy,
+            mean_acceptance_length=spec.mean_acceptance_length,
+            draft_acceptance_rate=spec.draft_acceptance_rate,
+            num_spec_steps=spec.num_spec_steps,
+            num_draft_tokens=spec.num_draft_tokens,
+            num_accepted_draft_tokens=spec.num_accepted_draft_tokens,
+            acceptance_histogram=tuple(spec.acceptance_histogram),
+        ),
+        timing=Timing(
+            queue_s=timing.queue_s,
+            time_to_first_token_s=timing.time_to_first_token_s,
+            total_s=timing.total_s,
+            tokens_per_second=timing.tokens_per_second,
+        ),
+        prompt_token_ids=tuple(end.prompt_token_ids),
+        seed=end.seed,
+        model=end.model,
+    )
+
+
+def read_models(wire: pb.ListModelsResponse) -> list[Model]:
+    """The served models."""
+    return [
+        Model(
+            name=model.name,
+            max_model_len=model.max_model_len,
+            vocab_size=model.vocab_size,
+            strategies=tuple(model.strategies),
+            default_strategy=model.default_strategy,
+        )
+        for model in wire.models
+    ]

@@ -1,0 +1,94 @@
+"""What calls return."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Logprob:
+    """A token and its log-probability, in nats."""
+
+    token_id: int
+    logprob: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenLogprobs:
+    """A token of the answer with its log-probability (before temperature and the like), and the likeliest ones."""
+
+    token_id: int
+    logprob: float
+    top: tuple[Logprob, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Chunk:
+    """What one decoding step added. Text may lag behind tokens while a character is incomplete."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Usage:
+    """Token counts."""
+
+    prompt_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpeculativeDecoding:
+    """How the answer was sped up; the names are vLLM's, plus ``strategy``.
+
+    ``mean_acceptance_length`` is tokens per step, the target's own included. ``acceptance_histogram[i]`` counts the steps in
+    which exactly ``i`` drafted tokens were accepted.
+    """
+
+    strategy: str
+    mean_acceptance_length: float
+    draft_acceptance_rate: float
+    num_spec_steps: int
+    num_draft_tokens: int
+    num_accepted_draft_tokens: int
+    acceptance_histogram: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """Seconds, measured at the server."""
+
+    queue_s: float
+    time_to_first_token_s: float
+    total_s: float
+    tokens_per_second: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Generation:
+    """A whole answer. ``finish_reason`` is "stop" or "length"; ``stop`` is the stop string or stop token that ended it."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...]
+    finish_reason: str
+    stop: str | int | None
+    usage: Usage
+    speculative_decoding: SpeculativeDecoding
+    timing: Timing
+    prompt_token_ids: tuple[int, ...]
+    seed: int
+    model: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Model:
+    """A served model."""
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    strategies: tuple[str, ...]
+    default_strategy: str

@@ -1,0 +1,80 @@
+"""Prompt lookup: what followed the last few tokens when they occurred before (Saxena 2023; reference/algorithms.md 1.6).
+
+The longest n-gram that occurred before is followed first, its latest occurrence before its earlier ones; other occurrences
+become branches of the tree. An index from n-gram to positions is kept token by token, so a draft costs a few look-ups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from services.drafter.config import PromptLookupConfig
+from speculation.messages import OpenSession, StepReport
+from speculation.tree import chain, merge, prune
+from speculation.types import TokenTree
+
+NAME = "prompt_lookup"
+
+# How likely the next token of a match is, by the length of the match: rough, and only used to rank nodes among branches.
+_CONFIDENCE = {1: 0.35, 2: 0.6, 3: 0.75}
+_LONG_MATCH = 0.85
+# An occurrence further back in the queue is that much less likely than the one before it.
+_BRANCH_DISCOUNT = 0.6
+
+
+class PromptLookup:
+    """Source: see the module."""
+
+    def __init__(self, config: PromptLookupConfig) -> None:
+        self._config = config
+
+    def open(self, message: OpenSession) -> PromptLookupSession:
+        """See ``Source``."""
+        return PromptLookupSession(self._config, message.tokens)
+
+
+class PromptLookupSession:
+    """The n-gram index of one request."""
+
+    def __init__(self, config: PromptLookupConfig, tokens: Sequence[int]) -> None:
+        self._config = config
+        self._tokens: list[int] = []
+        # n-gram -> positions right after its occurrences, earliest first.
+        self._followers: dict[tuple[int, ...], list[int]] = {}
+        self._extend(tokens)
+
+    def draft(self, max_nodes: int) -> TokenTree:
+        """See ``SourceSession``."""
+        if max_nodes == 0:
+            return TokenTree()
+        branches = []
+        for rank, (start, length) in enumerate(self._matches()):
+            continuation = self._tokens[start : start + max_nodes]
+            confidence = _CONFIDENCE.get(length, _LONG_MATCH)
+            first = confidence * _BRANCH_DISCOUNT**rank
+            scores = [first * confidence**depth for depth in range(len(continuation))]
+            branches.append(chain(continuation, NAME, scores))
+        return prune(merge(branches), max_nodes, max_nodes)
+
+    def observe(self, report: StepReport) -> None:
+        """See ``SourceSession``."""
+        self._extend(report.committed)
+
+    def _matches(self) -> list[tuple[int, int]]:
+        """(position of the continuation, length of the n-gram that matched), best first."""
+        found: dict[int, int] = {}
+        for length in range(self._config.prompt_lookup_max, self._config.prompt_lookup_min - 1, -1):
+            for start in reversed(self._followers.get(tuple(self._tokens[-length:]), ())):
+                # The last occurrence is the end of the text itself: nothing follows it yet.
+                if start < len(self._tokens):
+                    found.setdefault(start, length)
+                if len(found) == self._config.max_branches:
+                    return list(found.items())
+        return list(found.items())
+
+    def _extend(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._tokens.append(token)
+            end = len(self._tokens)
+            for length in range(self._config.prompt_lookup_min, min(self._config.prompt_lookup_max, end) + 1):
+                self._followers.setdefault(tuple(self._tokens[end - length :]), []).append(end)

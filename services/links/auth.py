@@ -1,0 +1,74 @@
+"""API keys on the public server: checked on every call but health checks; only their hashes are kept."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from services.links.errors import abort
+from speculation.errors import Unauthenticated
+
+_HEALTH = "/grpc.health.v1.Health/"
+_SCHEME = "Bearer "
+
+
+def hash_key(key: str) -> str:
+    """SHA-256 of an API key, in hex: what a configuration holds."""
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def bearer_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
+    """The API key in a call's metadata."""
+    for name, value in metadata or ():
+        if name == "authorization" and isinstance(value, str) and value.startswith(_SCHEME):
+            return value.removeprefix(_SCHEME)
+    return None
+
+
+def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    """Who is calling: derived from the key, so that no caller can claim to be another. Empty without a key."""
+    key = bearer_of(metadata)
+    return hash_key(key)[:16] if key else ""
+
+
+class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls without one of the keys whose hashes it is given."""
+
+    def __init__(self, key_hashes: Iterable[str]) -> None:
+        self._hashes = tuple(key_hashes)
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """See ``grpc.aio.ServerInterceptor``."""
+        handler = await continuation(handler_call_details)
+        if handler is None or handler_call_details.method.startswith(_HEALTH) or self._known(handler_call_details):
+            return handler
+        return _refusing(handler)
+
+    def _known(self, details: grpc.HandlerCallDetails) -> bool:
+        key = bearer_of(details.invocation_metadata)
+        # Every hash is compared, so that the time taken does not tell which one matched.
+        matches = [hmac.compare_digest(hash_key(key or ""), known) for known in self._hashes]
+        return key is not None and any(matches)
+
+
+def _refusing(handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
+    """A handler of the same kind that refuses every call."""
+    error = Unauthenticated("no valid API key: send metadata 'authorization: Bearer KEY'")
+
+    async def refuse(_request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        await abort(context, error)
+
+    if handler.request_streaming:
+        return grpc.stream_stream_rpc_method_handler(refuse)
+    if handler.response_streaming:
+        return grpc.unary_stream_rpc_method_handler(refuse)
+    return grpc.unary_unary_rpc_method_handler(refuse)

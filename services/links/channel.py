@@ -1,0 +1,71 @@
+"""gRPC channels and servers with our limits on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import grpc
+import grpc.aio
+
+Options = list[tuple[str, int]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TlsFiles:
+    """PEM files of a server: its certificate chain and its key."""
+
+    certificate: Path
+    key: Path
+
+
+def client_options(max_bytes: int) -> Options:
+    """Of a channel: message size, and pings that notice a dead peer within a quarter of a minute."""
+    return [
+        ("grpc.max_receive_message_length", max_bytes),
+        ("grpc.max_send_message_length", max_bytes),
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+def server_options(max_bytes: int) -> Options:
+    """Of a server: message size, no compression bombs, and leave for the clients' pings."""
+    return [
+        ("grpc.max_receive_message_length", max_bytes),
+        ("grpc.max_send_message_length", max_bytes),
+        ("grpc.max_metadata_size", 16 << 10),
+        # Two servers on one port would share its calls without a word; the second one shall fail instead.
+        ("grpc.so_reuseport", 0),
+        ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+    ]
+
+
+def make_server(
+    max_bytes: int,
+    *,
+    max_concurrent: int | None = None,
+    interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+) -> grpc.aio.Server:
+    """A server without services."""
+    return grpc.aio.server(
+        interceptors=list(interceptors),
+        options=server_options(max_bytes),
+        maximum_concurrent_rpcs=max_concurrent,
+        compression=grpc.Compression.NoCompression,
+    )
+
+
+def bind(server: grpc.aio.Server, address: str, tls: TlsFiles | None = None) -> int:
+    """Bind to "host:port" (port 0: any) and return the port.
+
+    Raises:
+        RuntimeError: the address is taken or not ours.
+    """
+    if tls is None:
+        return server.add_insecure_port(address)
+    pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
+    return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))

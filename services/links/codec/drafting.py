@@ -1,0 +1,170 @@
+"""The messages between verifier and drafter <-> drafting.proto."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.internal.v1 import drafting_pb2
+from services.links.codec.trees import check_size, decode_tree, encode_tree
+from speculation import limits
+from speculation.errors import InvalidArgument
+from speculation.messages import CloseSession, Draft, DraftFailure, DraftingCall, DraftingReply, OpenSession, StepReport
+from speculation.types import Features, Observation
+
+
+def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:
+    """Verifier to drafter."""
+    match message:
+        case OpenSession():
+            return drafting_pb2.DraftRequest(open=_encode_open(message))
+        case StepReport():
+            return drafting_pb2.DraftRequest(step=_encode_step(message))
+        case CloseSession():
+            return drafting_pb2.DraftRequest(close=drafting_pb2.CloseSession(session_id=message.session_id))
+
+
+def decode_drafting_call(wire: drafting_pb2.DraftRequest) -> DraftingCall:
+    """See ``encode_drafting_call``.
+
+    Raises:
+        InvalidArgument: no event, or one that breaks a limit.
+    """
+    match wire.WhichOneof("event"):
+        case "open":
+            return _decode_open(wire.open)
+        case "step":
+            return _decode_step(wire.step)
+        case "close":
+            return CloseSession(session_id=wire.close.session_id)
+        case _:
+            raise InvalidArgument("event", "unset", "open, step or close")
+
+
+def _encode_open(message: OpenSession) -> drafting_pb2.OpenSession:
+    return drafting_pb2.OpenSession(
+        session_id=message.session_id,
+        tokens=message.tokens,
+        prompt_length=message.prompt_length,
+        sources=message.sources,
+        max_nodes=message.max_nodes,
+        seed=message.seed,
+        temperature=message.temperature,
+    )
+
+
+def _decode_open(wire: drafting_pb2.OpenSession) -> OpenSession:
+    check_size("open.tokens", len(wire.tokens), limits.MAX_SESSION_TOKENS)
+    check_size("open.sources", len(wire.sources), limits.MAX_SOURCES)
+    check_size("open.max_nodes", wire.max_nodes, limits.MAX_TREE_NODES)
+    return OpenSession(
+        session_id=wire.session_id,
+        tokens=tuple(wire.tokens),
+        prompt_length=wire.prompt_length,
+        sources=tuple(wire.sources),
+        max_nodes=wire.max_nodes,
+        seed=wire.seed,
+        temperature=wire.temperature,
+    )
+
+
+def _encode_step(message: StepReport) -> drafting_pb2.StepReport:
+    return drafting_pb2.StepReport(
+        session_id=message.session_id,
+        committed=message.committed,
+        length=message.length,
+        prefix_hash=message.prefix_hash,
+        accepted_path=message.accepted_path,
+        max_nodes=message.max_nodes,
+        observation=None if message.observation is None else _encode_observation(message.observation),
+    )
+
+
+def _decode_step(wire: drafting_pb2.StepReport) -> StepReport:
+    check_size("step.committed", len(wire.committed), limits.MAX_TREE_NODES + 1)
+    check_size("step.max_nodes", wire.max_nodes, limits.MAX_TREE_NODES)
+    return StepReport(
+        session_id=wire.session_id,
+        committed=tuple(wire.committed),
+        length=wire.length,
+        prefix_hash=wire.prefix_hash,
+        accepted_path=tuple(wire.accepted_path),
+        max_nodes=wire.max_nodes,
+        observation=_decode_observation(wire.observation) if wire.HasField("observation") else None,
+    )
+
+
+def _encode_observation(observation: Observation) -> drafting_pb2.Observation:
+    features = observation.features
+    return drafting_pb2.Observation(
+        tree=encode_tree(observation.tree),
+        top_ids=_encode_top_ids(observation.top_ids),
+        probe_ids=_encode_top_ids(observation.probe_ids),
+        features=None
+        if features is None
+        else drafting_pb2.Features(data=features.data, rows=features.rows, width=features.width, dtype=features.dtype),
+    )
+
+
+def _decode_observation(wire: drafting_pb2.Observation) -> Observation:
+    features = None
+    if wire.HasField("features"):
+        source = wire.features
+        features = Features(data=source.data, rows=source.rows, width=source.width, dtype=source.dtype)
+    return Observation(
+        tree=decode_tree(wire.tree),
+        top_ids=_decode_top_ids(wire.top_ids),
+        probe_ids=_decode_top_ids(wire.probe_ids),
+        features=features,
+    )
+
+
+def _encode_top_ids(rows: Sequence[Sequence[int]]) -> list[drafting_pb2.TopIds]:
+    return [drafting_pb2.TopIds(token_ids=row) for row in rows]
+
+
+def _decode_top_ids(rows: Sequence[drafting_pb2.TopIds]) -> tuple[tuple[int, ...], ...]:
+    check_size("observation.top_ids", len(rows), limits.MAX_TREE_NODES + 1)
+    return tuple(tuple(row.token_ids) for row in rows)
+
+
+def encode_drafting_reply(message: DraftingReply) -> drafting_pb2.DraftResponse:
+    """Drafter to verifier."""
+    if isinstance(message, DraftFailure):
+        failure = drafting_pb2.DraftFailure(session_id=message.session_id, reason=message.reason, reopen=message.reopen)
+        return drafting_pb2.DraftResponse(failure=failure)
+    draft = drafting_pb2.Draft(
+        session_id=message.session_id,
+        base_length=message.base_length,
+        base_hash=message.base_hash,
+        assumed=message.assumed,
+        tree=encode_tree(message.tree),
+    )
+    return drafting_pb2.DraftResponse(draft=draft)
+
+
+def decode_drafting_reply(wire: drafting_pb2.DraftResponse) -> DraftingReply:
+    """See ``encode_drafting_reply``. A draft that breaks a limit becomes a ``DraftFailure``: it concerns one session only.
+
+    Raises:
+        InvalidArgument: no event.
+    """
+    match wire.WhichOneof("event"):
+        case "failure":
+            failure = wire.failure
+            return DraftFailure(session_id=failure.session_id, reason=failure.reason, reopen=failure.reopen)
+        case "draft":
+            draft = wire.draft
+            try:
+                check_size("draft.assumed", len(draft.assumed), limits.MAX_ASSUMED)
+                tree = decode_tree(draft.tree)
+            except InvalidArgument as error:
+                return DraftFailure(session_id=draft.session_id, reason=f"malformed draft: {error}")
+            return Draft(
+                session_id=draft.session_id,
+                base_length=draft.base_length,
+                base_hash=draft.base_hash,
+                assumed=tuple(draft.assumed),
+                tree=tree,
+            )
+        case _:
+            raise InvalidArgument("event", "unset", "draft or failure")

@@ -1,0 +1,85 @@
+"""Our errors <-> gRPC statuses, with their fields in the trailer ``outrider-error-bin``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from outrider.v1 import generation_pb2
+from speculation import errors
+from speculation.errors import InvalidArgument, OutriderError, ResourceExhausted, status_of
+
+log = logging.getLogger(__name__)
+
+DETAIL_KEY = "outrider-error-bin"
+
+
+def detail_of(error: OutriderError) -> generation_pb2.ErrorDetail:
+    """The parts of ``error`` that a program may want."""
+    if isinstance(error, InvalidArgument):
+        return generation_pb2.ErrorDetail(field=error.field, value=error.value, allowed=error.allowed)
+    if isinstance(error, ResourceExhausted):
+        return generation_pb2.ErrorDetail(retry_after_s=error.retry_after_s)
+    return generation_pb2.ErrorDetail()
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> NoReturn:
+    """End a call with ``error``'s status."""
+    trailer = ((DETAIL_KEY, detail_of(error).SerializeToString()),)
+    await context.abort(grpc.StatusCode[status_of(error).grpc], str(error), trailer)
+    raise AssertionError("context.abort returned")
+
+
+@asynccontextmanager
+async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """End the call with the right status if the block raises; what was not raised on purpose stays in our log."""
+    try:
+        yield
+    except OutriderError as error:
+        await abort(context, error)
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        log.exception("a call failed")
+        await abort(context, errors.Internal("internal error; the server's log says why"))
+
+
+_BY_STATUS: dict[str, type[OutriderError]] = {
+    "UNAUTHENTICATED": errors.Unauthenticated,
+    "FAILED_PRECONDITION": errors.ConfigurationError,
+    "UNAVAILABLE": errors.Unavailable,
+    "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
+    "CANCELLED": errors.Cancelled,
+}
+_WITH_FIELD: dict[str, type[InvalidArgument]] = {
+    "INVALID_ARGUMENT": InvalidArgument,
+    "OUT_OF_RANGE": errors.PromptTooLong,
+    "NOT_FOUND": errors.NotFound,
+}
+
+
+def from_grpc(error: grpc.aio.AioRpcError) -> OutriderError:
+    """The error that the other side raised."""
+    code, message = error.code().name, error.details() or ""
+    detail = _read_detail(error)
+    if code in _WITH_FIELD and detail.field:
+        return _WITH_FIELD[code](detail.field, detail.value, detail.allowed)
+    if code == "RESOURCE_EXHAUSTED":
+        return ResourceExhausted(message, detail.retry_after_s or 1.0)
+    return _BY_STATUS.get(code, errors.Internal)(message)
+
+
+def _read_detail(error: grpc.aio.AioRpcError) -> generation_pb2.ErrorDetail:
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAIL_KEY and isinstance(value, bytes):
+            try:
+                return generation_pb2.ErrorDetail.FromString(value)
+            except DecodeError:
+                log.warning("unreadable error detail")
+    return generation_pb2.ErrorDetail()

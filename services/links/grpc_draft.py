@@ -1,0 +1,148 @@
+"""The draft link over gRPC: one stream per verifier-drafter pair carries every session."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from outrider.internal.v1 import drafting_pb2, drafting_pb2_grpc
+from services.links.channel import bind, client_options, make_server
+from services.links.codec import drafting as codec
+from services.links.drafting import answer
+from services.links.errors import aborting
+from speculation import limits
+from speculation.messages import CloseSession, DraftingCall, OpenSession, StepReport
+from speculation.ports import Drafter, DraftReceiver
+
+log = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 5.0
+_RETRY_FIRST_S, _RETRY_MOST_S = 0.1, 2.0
+
+
+class GrpcDraftLink:
+    """Implements ``speculation.ports.DraftLink``. Reconnects for ever; meanwhile there is no drafter, and nobody waits.
+
+    Args:
+        resolve: gives the drafter's "host:port" anew before every attempt, so that a restarted one is found.
+    """
+
+    def __init__(self, resolve: Callable[[], Awaitable[str]]) -> None:
+        self._resolve = resolve
+        self._outbox: asyncio.Queue[drafting_pb2.DraftRequest] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        """See ``DraftLink``."""
+        return self._outbox is not None
+
+    async def start(self, receiver: DraftReceiver) -> None:
+        """See ``DraftLink``."""
+        self._task = asyncio.create_task(self._stay_connected(receiver), name="grpc-drafts")
+
+    def open(self, message: OpenSession) -> None:
+        """See ``DraftLink``."""
+        self._send(message)
+
+    def step(self, message: StepReport) -> None:
+        """See ``DraftLink``."""
+        self._send(message)
+
+    def close(self, message: CloseSession) -> None:
+        """See ``DraftLink``."""
+        self._send(message)
+
+    async def stop(self) -> None:
+        """See ``DraftLink``."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def _send(self, call: DraftingCall) -> None:
+        # Without a connection there is nobody to tell: a drafter that comes back is told everything by on_connected.
+        if self._outbox is not None:
+            self._outbox.put_nowait(codec.encode_drafting_call(call))
+
+    async def _stay_connected(self, receiver: DraftReceiver) -> None:
+        delay = _RETRY_FIRST_S
+        while True:
+            try:
+                address = await self._resolve()
+                options = client_options(limits.MAX_DRAFT_MESSAGE_BYTES)
+                async with grpc.aio.insecure_channel(address, options=options) as channel:
+                    async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                        await channel.channel_ready()
+                    delay = _RETRY_FIRST_S
+                    log.info("connected to the drafter at %s", address)
+                    await self._talk(channel, receiver)
+            except Exception as error:
+                log.warning("no drafter: %s; trying again", _reason(error))
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _RETRY_MOST_S)
+
+    async def _talk(self, channel: grpc.aio.Channel, receiver: DraftReceiver) -> None:
+        outbox: asyncio.Queue[drafting_pb2.DraftRequest] = asyncio.Queue()
+
+        async def requests() -> AsyncIterator[drafting_pb2.DraftRequest]:
+            while True:
+                yield await outbox.get()
+
+        replies = drafting_pb2_grpc.DraftingServiceStub(channel).Draft(requests())
+        self._outbox = outbox
+        try:
+            receiver.on_connected()
+            async for reply in replies:
+                receiver.on_reply(codec.decode_drafting_reply(reply))
+        finally:
+            self._outbox = None
+            replies.cancel()
+
+
+class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._streams = itertools.count()
+
+    async def Draft(
+        self,
+        request_iterator: AsyncIterator[drafting_pb2.DraftRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[drafting_pb2.DraftResponse]:
+        # Two verifiers may use one request id (a request that moved): sessions are kept apart by stream.
+        prefix = f"{next(self._streams)}/"
+        opened: set[str] = set()
+        try:
+            async with aborting(context):
+                async for wire in request_iterator:
+                    call = codec.decode_drafting_call(wire)
+                    inner = replace(call, session_id=prefix + call.session_id)
+                    (opened.discard if isinstance(call, CloseSession) else opened.add)(inner.session_id)
+                    reply = await answer(self._drafter, inner)
+                    if reply is not None:
+                        yield codec.encode_drafting_reply(replace(reply, session_id=call.session_id))
+        finally:
+            for session_id in opened:
+                self._drafter.close(CloseSession(session_id=session_id))
+
+
+async def serve_drafter(drafter: Drafter, address: str) -> tuple[grpc.aio.Server, int]:
+    """Start a server for ``drafter`` at "host:port" (port 0: any); returns it and its port."""
+    server = make_server(limits.MAX_DRAFT_MESSAGE_BYTES)
+    drafting_pb2_grpc.add_DraftingServiceServicer_to_server(_DraftingServicer(drafter), server)
+    port = bind(server, address)
+    await server.start()
+    return server, port
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name} {error.details()}"
+    return str(error) or type(error).__name__

@@ -1,0 +1,78 @@
+"""The way from router to verifier over gRPC: one server-streaming call per generation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, AsyncIterator
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from outrider.internal.v1 import verification_pb2, verification_pb2_grpc
+from services.links.channel import bind, client_options, make_server
+from services.links.codec import verification as codec
+from services.links.errors import aborting, from_grpc
+from speculation import limits
+from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.ports import VerifierPort
+
+
+class GrpcVerifierLink:
+    """Implements ``speculation.ports.VerifierPort`` for the verifier at "host:port"."""
+
+    def __init__(self, address: str) -> None:
+        self._channel = grpc.aio.insecure_channel(address, options=client_options(limits.MAX_VERIFY_MESSAGE_BYTES))
+        self._stub = verification_pb2_grpc.VerificationServiceStub(self._channel)
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+        """See ``VerifierPort``."""
+        call = self._stub.Verify(codec.encode_generation(request))
+        try:
+            async for event in call:
+                yield codec.decode_generation_event(event)
+        except grpc.aio.AioRpcError as error:
+            raise from_grpc(error) from error
+        finally:
+            call.cancel()
+
+    async def describe(self) -> VerifierCard:
+        """See ``VerifierPort``."""
+        try:
+            return codec.decode_card(await self._stub.Describe(verification_pb2.DescribeRequest()))
+        except grpc.aio.AioRpcError as error:
+            raise from_grpc(error) from error
+
+    async def close(self) -> None:
+        """Close the channel."""
+        await self._channel.close()
+
+
+class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
+    def __init__(self, verifier: VerifierPort) -> None:
+        self._verifier = verifier
+
+    async def Verify(
+        self, request: verification_pb2.VerifyRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[verification_pb2.VerifyResponse]:
+        async with aborting(context):
+            events = self._verifier.generate(codec.decode_generation(request))
+            try:
+                async for event in events:
+                    yield codec.encode_generation_event(event)
+            finally:
+                await events.aclose()
+
+    async def Describe(
+        self, request: verification_pb2.DescribeRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> verification_pb2.DescribeResponse:
+        async with aborting(context):
+            return codec.encode_card(await self._verifier.describe())
+
+
+async def serve_verifier(verifier: VerifierPort, address: str) -> tuple[grpc.aio.Server, int]:
+    """Start a server for ``verifier`` at "host:port" (port 0: any); returns it and its port."""
+    server = make_server(limits.MAX_VERIFY_MESSAGE_BYTES)
+    verification_pb2_grpc.add_VerificationServiceServicer_to_server(_VerificationServicer(verifier), server)
+    port = bind(server, address)
+    await server.start()
+    return server, port

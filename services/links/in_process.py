@@ -1,0 +1,95 @@
+"""Links within one process. The same bytes as over gRPC: every message passes through the codec."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+
+from outrider.internal.v1 import drafting_pb2, verification_pb2
+from services.links.codec import drafting as codec
+from services.links.codec import verification as verification_codec
+from services.links.drafting import answer
+from speculation.messages import (
+    CloseSession,
+    DraftingCall,
+    Finished,
+    GenerationRequest,
+    OpenSession,
+    Progress,
+    StepReport,
+    VerifierCard,
+)
+from speculation.ports import Drafter, DraftReceiver, VerifierPort
+
+
+class InProcessDraftLink:
+    """Implements ``speculation.ports.DraftLink`` on a drafter in the same event loop."""
+
+    def __init__(self, drafter: Drafter) -> None:
+        self._drafter = drafter
+        self._calls: asyncio.Queue[bytes] = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def connected(self) -> bool:
+        """See ``DraftLink``."""
+        return self._task is not None
+
+    async def start(self, receiver: DraftReceiver) -> None:
+        """See ``DraftLink``."""
+        self._task = asyncio.create_task(self._pump(receiver), name="in-process-drafts")
+        receiver.on_connected()
+
+    def open(self, message: OpenSession) -> None:
+        """See ``DraftLink``."""
+        self._send(message)
+
+    def step(self, message: StepReport) -> None:
+        """See ``DraftLink``."""
+        self._send(message)
+
+    def close(self, message: CloseSession) -> None:
+        """See ``DraftLink``."""
+        self._send(message)
+
+    async def stop(self) -> None:
+        """See ``DraftLink``."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            self._task = None
+
+    def _send(self, call: DraftingCall) -> None:
+        self._calls.put_nowait(codec.encode_drafting_call(call).SerializeToString())
+
+    async def _pump(self, receiver: DraftReceiver) -> None:
+        while True:
+            call = codec.decode_drafting_call(drafting_pb2.DraftRequest.FromString(await self._calls.get()))
+            reply = await answer(self._drafter, call)
+            if reply is not None:
+                wire = codec.encode_drafting_reply(reply).SerializeToString()
+                receiver.on_reply(codec.decode_drafting_reply(drafting_pb2.DraftResponse.FromString(wire)))
+
+
+class InProcessVerifierLink:
+    """Implements ``speculation.ports.VerifierPort`` on a verifier in the same event loop."""
+
+    def __init__(self, verifier: VerifierPort) -> None:
+        self._verifier = verifier
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+        """See ``VerifierPort``."""
+        wire = verification_codec.encode_generation(request).SerializeToString()
+        received = verification_codec.decode_generation(verification_pb2.VerifyRequest.FromString(wire))
+        events = self._verifier.generate(received)
+        try:
+            async for event in events:
+                sent = verification_codec.encode_generation_event(event).SerializeToString()
+                yield verification_codec.decode_generation_event(verification_pb2.VerifyResponse.FromString(sent))
+        finally:
+            await events.aclose()
+
+    async def describe(self) -> VerifierCard:
+        """See ``VerifierPort``."""
+        wire = verification_codec.encode_card(await self._verifier.describe()).SerializeToString()
+        return verification_codec.decode_card(verification_pb2.DescribeResponse.FromString(wire))

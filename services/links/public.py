@@ -1,0 +1,143 @@
+"""speculation's messages <-> outrider.v1, the public API."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from outrider.v1 import generation_pb2 as pb
+from services.links.codec.verification import acceptance_rule
+from speculation.errors import InvalidArgument
+from speculation.messages import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk
+from speculation.types import FinishReason, SamplingParams, TokenLogprobs
+
+_REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
+
+# Fields of SamplingParams that are copied as they are, if set.
+_PLAIN_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "ignore_eos",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
+)
+
+
+def decode_request(wire: pb.GenerateRequest, tenant: str) -> ClientRequest:
+    """A user's request.
+
+    Raises:
+        InvalidArgument: no input, or a value outside its range; names the field.
+    """
+    speculation = wire.speculation
+    return ClientRequest(
+        input=_decode_input(wire),
+        sampling=_decode_sampling(wire.sampling),
+        seed_given=wire.sampling.HasField("seed"),
+        max_tokens_given=wire.sampling.HasField("max_tokens"),
+        model=wire.model if wire.HasField("model") else None,
+        strategy=speculation.strategy if speculation.HasField("strategy") else None,
+        num_speculative_tokens=speculation.num_speculative_tokens
+        if speculation.HasField("num_speculative_tokens")
+        else None,
+        acceptance=acceptance_rule(speculation.acceptance) if speculation.HasField("acceptance") else None,
+        tenant=tenant,
+    )
+
+
+def _decode_input(wire: pb.GenerateRequest) -> str | tuple[ChatMessage, ...] | tuple[int, ...]:
+    match wire.WhichOneof("input"):
+        case "prompt":
+            return wire.prompt
+        case "messages":
+            if not wire.messages.messages:
+                raise InvalidArgument("messages", "empty", "at least one message")
+            return tuple(ChatMessage(role=message.role, content=message.content) for message in wire.messages.messages)
+        case "prompt_token_ids":
+            if not wire.prompt_token_ids.ids:
+                raise InvalidArgument("prompt_token_ids", "empty", "at least one token id")
+            return tuple(wire.prompt_token_ids.ids)
+        case _:
+            raise InvalidArgument("input", "unset", "set: one of prompt, messages, prompt_token_ids")
+
+
+def _decode_sampling(wire: pb.SamplingParams) -> SamplingParams:
+    given = {name: getattr(wire, name) for name in _PLAIN_FIELDS if wire.HasField(name)}  # type: ignore[arg-type]
+    return SamplingParams(
+        **given,
+        stop=tuple(wire.stop),
+        stop_token_ids=tuple(wire.stop_token_ids),
+        logit_bias=dict(wire.logit_bias),
+    )
+
+
+def encode_event(event: TextChunk | Completion) -> pb.GenerateResponse:
+    """A piece of the answer, or its end."""
+    if isinstance(event, TextChunk):
+        chunk = pb.Chunk(text=event.text, token_ids=event.token_ids, logprobs=_encode_logprobs(event.logprobs))
+        return pb.GenerateResponse(chunk=chunk)
+    return pb.GenerateResponse(complete=_encode_completion(event))
+
+
+def _encode_logprobs(entries: Sequence[TokenLogprobs]) -> list[pb.TokenLogprobs]:
+    return [
+        pb.TokenLogprobs(
+            token_id=entry.token_id,
+            logprob=entry.logprob,
+            top=[
+                pb.TokenLogprob(token_id=token, logprob=logprob)
+                for token, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
+            ],
+        )
+        for entry in entries
+    ]
+
+
+def _encode_completion(event: Completion) -> pb.Complete:
+    stats, timing = event.stats, event.timing
+    return pb.Complete(
+        finish_reason=_REASONS[event.finish_reason],
+        stop_string=event.stop if isinstance(event.stop, str) else None,
+        stop_token_id=event.stop if isinstance(event.stop, int) else None,
+        usage=pb.Usage(prompt_tokens=len(event.prompt_token_ids), completion_tokens=event.completion_tokens),
+        speculative_decoding=pb.SpeculationMetrics(
+            strategy=event.strategy,
+            mean_acceptance_length=stats.mean_acceptance_length,
+            draft_acceptance_rate=stats.draft_acceptance_rate,
+            num_spec_steps=stats.num_spec_steps,
+            num_draft_tokens=stats.num_draft_tokens,
+            num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
+            acceptance_histogram=stats.acceptance_histogram,
+        ),
+        timing=pb.Timing(
+            queue_s=timing.queue_s,
+            time_to_first_token_s=timing.time_to_first_token_s,
+            total_s=timing.total_s,
+            tokens_per_second=event.completion_tokens / timing.total_s if timing.total_s > 0 else 0.0,
+        ),
+        prompt_token_ids=event.prompt_token_ids,
+        seed=event.seed,
+        model=event.model,
+    )
+
+
+def encode_models(cards: Sequence[ModelCard]) -> pb.ListModelsResponse:
+    """What is served."""
+    return pb.ListModelsResponse(
+        models=[
+            pb.Model(
+                name=card.name,
+                max_model_len=card.max_model_len,
+                vocab_size=card.vocab_size,
+                strategies=card.strategies,
+                default_strategy=card.default_strategy,
+            )
+            for card in cards
+        ]
+    )

@@ -1,0 +1,122 @@
+"""The public gRPC server in front of a router: generation, health, reflection."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from outrider.v1 import generation_pb2 as pb
+from outrider.v1 import generation_pb2_grpc
+from services.links.auth import ApiKeyInterceptor, tenant_of
+from services.links.channel import TlsFiles, bind, make_server
+from services.links.errors import aborting
+from services.links.public import decode_request, encode_event, encode_models
+from speculation import limits
+from speculation.errors import ConfigurationError
+from speculation.ports import RouterPort
+
+SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublicServerConfig:
+    """The public entry.
+
+    Attributes:
+        host: interface to bind to; anything but loopback needs API keys.
+        port: 0 takes any free one.
+        api_key_hashes: SHA-256 of each API key in hex; empty: no keys, loopback only.
+        tls: certificate and key; None: plain text.
+        reflection: lets tools such as grpcurl ask what there is.
+        max_concurrent_requests: more calls than these at once are refused.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 50051
+    api_key_hashes: tuple[str, ...] = ()
+    tls: TlsFiles | None = None
+    reflection: bool = True
+    max_concurrent_requests: int = 1024
+
+
+class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    def __init__(self, router: RouterPort) -> None:
+        self._router = router
+
+    async def Generate(
+        self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[pb.GenerateResponse]:
+        async with aborting(context):
+            events = self._router.generate(decode_request(request, tenant_of(context.invocation_metadata())))
+            try:
+                async for event in events:
+                    yield encode_event(event)
+            finally:
+                await events.aclose()
+
+    async def ListModels(
+        self, request: pb.ListModelsRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> pb.ListModelsResponse:
+        async with aborting(context):
+            return encode_models(await self._router.models())
+
+
+class PublicServer:
+    """A running server.
+
+    Attributes:
+        address: "host:port" that it listens on.
+    """
+
+    def __init__(self, server: grpc.aio.Server, health_servicer: health.aio.HealthServicer, address: str) -> None:
+        self._server = server
+        self._health = health_servicer
+        self.address = address
+
+    async def stop(self, grace_s: float = 5.0) -> None:
+        """Say NOT_SERVING, let running calls finish for ``grace_s`` seconds, then end them."""
+        await self._health.enter_graceful_shutdown()
+        await self._server.stop(grace_s)
+
+    async def wait(self) -> None:
+        """Until the server has stopped."""
+        await self._server.wait_for_termination()
+
+
+async def serve_public(router: RouterPort, config: PublicServerConfig) -> PublicServer:
+    """Start the public server.
+
+    Raises:
+        ConfigurationError: it would be open to others without API keys, or the address cannot be bound.
+    """
+    if config.host not in _LOOPBACK and not config.api_key_hashes:
+        raise ConfigurationError(
+            f"host is {config.host}, which others can reach, but there are no api_key_hashes; "
+            "set server.api_key_hashes (outrider hash-key prints one) or bind to 127.0.0.1"
+        )
+    interceptors = [ApiKeyInterceptor(config.api_key_hashes)] if config.api_key_hashes else []
+    server = make_server(
+        limits.MAX_PUBLIC_MESSAGE_BYTES, max_concurrent=config.max_concurrent_requests, interceptors=interceptors
+    )
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(_GenerationServicer(router), server)
+    health_servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    for service in (SERVICE, ""):
+        await health_servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
+    if config.reflection:
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    try:
+        port = bind(server, f"{config.host}:{config.port}", config.tls)
+    except RuntimeError as error:
+        raise ConfigurationError(
+            f"cannot listen on {config.host}:{config.port}: another program uses it, or the host is not ours; "
+            "choose another server.port"
+        ) from error
+    await server.start()
+    return PublicServer(server, health_servicer, f"{config.host}:{port}")

@@ -1,0 +1,81 @@
+"""One answer in the making: tokens in, text out, statistics kept, stop strings found."""
+
+from __future__ import annotations
+
+import time
+
+from services.router.stops import StopStrings
+from services.router.tokens import Detokenizer
+from speculation.messages import Completion, GenerationRequest, Progress, TextChunk, Timing
+from speculation.types import FinishReason, SpeculationStats
+
+
+class Answer:
+    """Token by token: a stop string inside an accepted block ends text, token ids, log-probabilities and counts alike.
+
+    Attributes:
+        stop_string: the stop string that was found, if one was.
+    """
+
+    def __init__(self, request: GenerationRequest, detokenizer: Detokenizer, arrived_at: float) -> None:
+        self._request = request
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(request.sampling.stop)
+        self._arrived_at = arrived_at
+        self._first_token_at: float | None = None
+        self._tokens = 0
+        self._queue_s = 0.0
+        self._last_token: int | None = None
+        self._stats = SpeculationStats()
+        self.stop_string: str | None = None
+
+    def add(self, progress: Progress) -> TextChunk:
+        """Take one step's tokens, up to where a stop string is complete."""
+        if self._first_token_at is None:
+            self._first_token_at = time.perf_counter()
+        text, taken = "", 0
+        for token in progress.token_ids:
+            taken += 1
+            piece = self._detokenizer.push(token)
+            if self._tokens + taken < self._request.sampling.min_tokens:
+                text += piece
+                continue
+            found = self._stops.push(piece)
+            text += found.text
+            if found.stop is not None:
+                self.stop_string = found.stop
+                break
+        self._tokens += taken
+        self._queue_s = progress.queue_s
+        self._last_token = progress.token_ids[taken - 1]
+        self._stats.record(drafted=progress.num_drafted, accepted_sources=progress.accepted_sources[:taken], committed=taken)
+        return TextChunk(text=text, token_ids=progress.token_ids[:taken], logprobs=progress.logprobs[:taken])
+
+    def rest(self) -> str:
+        """Text that was held back until the end was known."""
+        if self.stop_string is not None:
+            return ""
+        found = self._stops.push(self._detokenizer.flush())
+        return found.text + self._stops.flush()
+
+    def complete(self, reason: FinishReason, model: str) -> Completion:
+        """The terminal message."""
+        now = time.perf_counter()
+        stop: str | int | None = self.stop_string
+        if stop is None and reason is FinishReason.STOP:
+            stop = self._last_token
+        return Completion(
+            finish_reason=reason,
+            stop=stop,
+            prompt_token_ids=self._request.prompt,
+            completion_tokens=self._tokens,
+            seed=self._request.sampling.seed,
+            model=model,
+            strategy=self._request.plan.strategy,
+            stats=self._stats,
+            timing=Timing(
+                queue_s=self._queue_s,
+                time_to_first_token_s=(self._first_token_at or now) - self._arrived_at,
+                total_s=now - self._arrived_at,
+            ),
+        )

@@ -1,0 +1,139 @@
+"""The router: validates, tokenises, plans, asks a verifier, and turns its tokens into an answer."""
+
+from __future__ import annotations
+
+import secrets
+import time
+import uuid
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field, replace
+
+from services.router.answer import Answer
+from services.router.strategies import STRATEGIES, StrategyConfig, check_default, make_plan
+from services.router.tokens import Tokens
+from speculation.errors import InvalidArgument, NotFound, PromptTooLong
+from speculation.messages import (
+    ChatMessage,
+    ClientRequest,
+    Completion,
+    Finished,
+    GenerationRequest,
+    ModelCard,
+    TextChunk,
+    VerifierCard,
+)
+from speculation.ports import VerifierPort
+from speculation.types import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RouterConfig:
+    """A router: the model's name and tokeniser, and the default strategy."""
+
+    model_name: str
+    model_path: str
+    strategy: StrategyConfig = field(default_factory=StrategyConfig)
+
+
+class RouterService:
+    """Implements ``speculation.ports.RouterPort``.
+
+    Raises:
+        ConfigurationError: the tokeniser cannot be loaded, or the default strategy does not exist.
+    """
+
+    def __init__(self, config: RouterConfig, verifier: VerifierPort) -> None:
+        check_default(config.strategy)
+        self._config = config
+        self._verifier = verifier
+        self._tokens = Tokens(config.model_path)
+        self._card: VerifierCard | None = None
+
+    async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
+        """See ``RouterPort``."""
+        arrived_at = time.perf_counter()
+        card = await self._describe()
+        inner = self._prepare(request, card)
+        answer = Answer(inner, self._tokens.detokenizer(), arrived_at)
+        events = self._verifier.generate(inner)
+        try:
+            async for event in events:
+                if isinstance(event, Finished):
+                    if rest := answer.rest():
+                        yield TextChunk(text=rest, token_ids=())
+                    yield answer.complete(event.reason, card.model)
+                    return
+                yield answer.add(event)
+                if answer.stop_string is not None:
+                    yield answer.complete(FinishReason.STOP, card.model)
+                    return
+        finally:
+            await events.aclose()
+
+    async def models(self) -> list[ModelCard]:
+        """See ``RouterPort``."""
+        card = await self._describe()
+        return [
+            ModelCard(
+                name=card.model,
+                max_model_len=card.max_model_len,
+                vocab_size=card.vocab_size,
+                strategies=tuple(sorted(STRATEGIES)),
+                default_strategy=self._config.strategy.strategy,
+            )
+        ]
+
+    async def _describe(self) -> VerifierCard:
+        # What a verifier serves does not change while it lives; its load is not asked for here.
+        if self._card is None:
+            self._card = await self._verifier.describe()
+        return self._card
+
+    def _prepare(self, request: ClientRequest, card: VerifierCard) -> GenerationRequest:
+        if request.model is not None and request.model != card.model:
+            raise NotFound("model", request.model, card.model)
+        plan = make_plan(request, self._config.strategy)
+        prompt = self._encode(request.input)
+        for token in prompt:
+            if token >= card.vocab_size:
+                raise InvalidArgument("prompt_token_ids", token, f"token ids below {card.vocab_size}")
+        room = card.max_model_len - len(prompt)
+        if room < 1:
+            most = card.max_model_len - 1
+            raise PromptTooLong(
+                "prompt", f"{len(prompt)} tokens", f"at most {most} tokens (max_model_len is {card.max_model_len})"
+            )
+        return GenerationRequest(
+            request_id=uuid.uuid4().hex,
+            prompt=prompt,
+            sampling=_complete_sampling(request, room, card.max_model_len),
+            plan=plan,
+            tenant=request.tenant,
+        )
+
+    def _encode(self, source: str | tuple[ChatMessage, ...] | tuple[int, ...]) -> tuple[int, ...]:
+        if isinstance(source, str):
+            return self._tokens.encode(source)
+        messages = tuple(entry for entry in source if isinstance(entry, ChatMessage))
+        if messages:
+            return self._tokens.encode_chat(messages)
+        ids = tuple(entry for entry in source if isinstance(entry, int))
+        if not ids:
+            raise InvalidArgument("prompt", "empty", "at least one token, character or message")
+        return ids
+
+
+def _complete_sampling(request: ClientRequest, room: int, max_model_len: int) -> SamplingParams:
+    """Fill in what only the router knows: a seed where none is given, and how long the answer may get."""
+    sampling = request.sampling
+    if request.max_tokens_given and sampling.max_tokens > room:
+        raise InvalidArgument(
+            "max_tokens", sampling.max_tokens, f"at most {room}: what the prompt leaves of max_model_len {max_model_len}"
+        )
+    max_tokens = min(sampling.max_tokens, room)
+    return replace(
+        sampling,
+        seed=sampling.seed if request.seed_given else secrets.randbits(63),
+        max_tokens=max_tokens,
+        min_tokens=min(sampling.min_tokens, max_tokens),
+    )

@@ -1,0 +1,69 @@
+"""The strategies that users can name, and the plan that each stands for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from speculation import limits
+from speculation.errors import ConfigurationError, InvalidArgument
+from speculation.messages import ClientRequest
+from speculation.types import AcceptanceRule, Plan
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StrategyConfig:
+    """What is used where a request does not say.
+
+    Attributes:
+        strategy: the default strategy.
+        num_speculative_tokens: most drafted tokens per step.
+        acceptance: the default rule.
+    """
+
+    strategy: str = "prompt_lookup"
+    num_speculative_tokens: int = 8
+    acceptance: AcceptanceRule = "walk"
+
+
+# A strategy is a set of sources. Plain decoding is the empty set: it needs no drafter at all.
+STRATEGIES: dict[str, tuple[str, ...]] = {
+    "autoregressive": (),
+    "prompt_lookup": ("prompt_lookup",),
+}
+
+
+def check_default(config: StrategyConfig) -> None:
+    """Check a default strategy at start.
+
+    Raises:
+        ConfigurationError: there is no such strategy, or the draft length is out of range.
+    """
+    if config.strategy not in STRATEGIES:
+        raise ConfigurationError(f"strategy is {config.strategy}: must be one of {_known()}")
+    if not 0 <= config.num_speculative_tokens <= limits.MAX_TREE_NODES:
+        raise ConfigurationError(f"num_speculative_tokens must be from 0 to {limits.MAX_TREE_NODES}")
+
+
+def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
+    """The plan for ``request``.
+
+    Raises:
+        InvalidArgument: it names an unknown strategy, or too many nodes.
+    """
+    strategy = request.strategy if request.strategy is not None else config.strategy
+    if strategy not in STRATEGIES:
+        raise InvalidArgument("speculation.strategy", strategy or "empty", f"one of {_known()}")
+    nodes = request.num_speculative_tokens
+    if nodes is not None and not 0 <= nodes <= limits.MAX_TREE_NODES:
+        raise InvalidArgument("speculation.num_speculative_tokens", nodes, f"from 0 to {limits.MAX_TREE_NODES}")
+    sources = STRATEGIES[strategy]
+    return Plan(
+        strategy=strategy,
+        sources=sources,
+        max_nodes=(config.num_speculative_tokens if nodes is None else nodes) if sources else 0,
+        acceptance=request.acceptance or config.acceptance,
+    )
+
+
+def _known() -> str:
+    return ", ".join(sorted(STRATEGIES))

@@ -1,0 +1,54 @@
+"""The verifier: a target, the loop that decodes on it, and what others may ask of them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+
+from services.verifier.config import VerifierConfig
+from services.verifier.target import TransformersTarget
+from speculation.budget import FixedBudget
+from speculation.loop import DecodingLoop
+from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.ports import DraftLink
+
+
+class VerifierService:
+    """Implements ``speculation.ports.VerifierPort``.
+
+    Raises:
+        ConfigurationError: the model cannot be served; says why.
+    """
+
+    def __init__(self, config: VerifierConfig, link: DraftLink) -> None:
+        self._config = config
+        self._target = TransformersTarget(config.target)
+        self.loop = DecodingLoop(self._target, link, FixedBudget(max_nodes=config.max_nodes), config.loop)
+
+    async def start(self) -> None:
+        """Begin to decode."""
+        await self.loop.start()
+
+    async def stop(self) -> None:
+        """End every request and let go of everything."""
+        await self.loop.stop()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether requests are being decoded."""
+        return self.loop.healthy
+
+    def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+        """See ``VerifierPort``."""
+        return self.loop.generate(request)
+
+    async def describe(self) -> VerifierCard:
+        """See ``VerifierPort``."""
+        return VerifierCard(
+            model=self._config.model_name,
+            max_model_len=self._target.max_model_len,
+            vocab_size=self._target.vocab_size,
+            running=self.loop.running,
+            waiting=self.loop.waiting,
+            free_blocks=self._target.pool.free_blocks,
+            total_blocks=self._target.pool.total_blocks,
+        )
