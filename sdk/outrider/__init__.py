@@ -10,8 +10,9 @@
             print(chunk.text, end="", flush=True)
 """
 
-from outrider.aio import AsyncClient
-from outrider.client import Client
+from outrider._transport import Retry
+from outrider.aio import AsyncClient, AsyncStream
+from outrider.client import Client, Stream
 from outrider.errors import (
     Cancelled,
     DeadlineExceeded,
@@ -27,6 +28,7 @@ from outrider.types import Chunk, Generation, Logprob, Model, SpeculativeDecodin
 
 __all__ = [
     "AsyncClient",
+    "AsyncStream",
     "Cancelled",
     "Chunk",
     "Client",
@@ -39,7 +41,9 @@ __all__ = [
     "NotFound",
     "OutriderError",
     "ResourceExhausted",
+    "Retry",
     "SpeculativeDecoding",
+    "Stream",
     "Timing",
     "TokenLogprobs",
     "Unauthenticated",

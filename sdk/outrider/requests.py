@@ -61,8 +61,8 @@ def build_request(
     """The request for one call.
 
     Raises:
-        InvalidArgument: not exactly one input, an unknown option, a value of the wrong type or outside the wire's range, or a
-            request that is too large.
+        InvalidArgument: not exactly one input, an unknown option, a value of the wrong type or outside the wire's range, or
+            a request that is too large.
     """
     given = [
         name for name, value in (("prompt", prompt), ("messages", messages), ("token_ids", token_ids)) if value is not None

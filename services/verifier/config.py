@@ -18,7 +18,7 @@ class TargetConfig:
         kv_cache_tokens: rows of the key-value pool, over all requests.
         block_size: rows per block of the pool.
         max_model_len: most tokens of prompt and answer; None: what the model was made for.
-        threads: of torch; None: leave torch's choice.
+        threads: of torch; None: one for each core that this process may use.
     """
 
     model_path: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 
 import torch
@@ -35,8 +36,8 @@ class TransformersTarget:
     """
 
     def __init__(self, config: TargetConfig) -> None:
-        if config.threads is not None:
-            torch.set_num_threads(config.threads)
+        # Said outright, since a cluster may have set OMP_NUM_THREADS to what it reserved rather than what there is.
+        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
         attention.register()
         self._device = torch.device(config.device)
         self._model = _load(config)

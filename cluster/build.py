@@ -1,0 +1,130 @@
+"""The composition root: turns settings into components and joins them with links. Nothing else knows the topology."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from cluster.config import Settings
+from cluster.models import ResolvedModel
+from services.drafter.config import DrafterConfig, PromptLookupConfig
+from services.drafter.service import DrafterService
+from services.links.channel import TlsFiles
+from services.links.in_process import InProcessDraftLink, InProcessVerifierLink
+from services.links.public_server import PublicServerConfig
+from services.router.service import RouterConfig, RouterService
+from services.router.strategies import StrategyConfig, check_default
+from services.verifier.config import TargetConfig, VerifierConfig
+from services.verifier.service import VerifierService
+from speculation.errors import ConfigurationError
+from speculation.loop import LoopConfig
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pipeline:
+    """All components in one process."""
+
+    drafter: DrafterService
+    verifier: VerifierService
+    router: RouterService
+
+
+@asynccontextmanager
+async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[Pipeline]:
+    """Build everything in this process, run it for the block, and stop it.
+
+    Raises:
+        ConfigurationError: the settings or the model do not work; says why.
+    """
+    drafter = DrafterService(drafter_config(settings))
+    verifier = VerifierService(verifier_config(settings, model), InProcessDraftLink(drafter))
+    router = RouterService(router_config(settings, model), InProcessVerifierLink(verifier))
+    await verifier.start()
+    try:
+        yield Pipeline(drafter=drafter, verifier=verifier, router=router)
+    finally:
+        await verifier.stop()
+
+
+def drafter_config(settings: Settings) -> DrafterConfig:
+    """The drafter's part of ``settings``.
+
+    Raises:
+        ConfigurationError: prompt_lookup_min is above prompt_lookup_max.
+    """
+    drafter = settings.drafter
+    if drafter.prompt_lookup_min > drafter.prompt_lookup_max:
+        raise ConfigurationError(
+            f"drafter.prompt_lookup_min is {drafter.prompt_lookup_min}: "
+            f"must be at most prompt_lookup_max, {drafter.prompt_lookup_max}"
+        )
+    lookup = PromptLookupConfig(
+        prompt_lookup_max=drafter.prompt_lookup_max,
+        prompt_lookup_min=drafter.prompt_lookup_min,
+        max_branches=drafter.prompt_lookup_branches,
+    )
+    return DrafterConfig(prompt_lookup=lookup, max_sessions=drafter.max_sessions)
+
+
+def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
+    """The verifier's part of ``settings``."""
+    verifier = settings.verifier
+    return VerifierConfig(
+        model_name=model.name,
+        target=TargetConfig(
+            model_path=str(model.path),
+            dtype=verifier.dtype,
+            device=verifier.device,
+            kv_cache_tokens=verifier.kv_cache_tokens,
+            block_size=verifier.block_size,
+            max_model_len=verifier.max_model_len,
+            threads=verifier.threads,
+        ),
+        loop=LoopConfig(
+            max_num_seqs=verifier.max_num_seqs,
+            max_waiting=verifier.max_waiting,
+            max_batched_tokens=verifier.max_batched_tokens,
+            draft_deadline_s=verifier.draft_deadline_s,
+        ),
+        max_nodes=verifier.max_nodes,
+    )
+
+
+def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
+    """The router's part of ``settings``.
+
+    Raises:
+        ConfigurationError: the default strategy does not exist.
+    """
+    router = settings.router
+    strategy = StrategyConfig(
+        strategy=router.strategy,
+        num_speculative_tokens=router.num_speculative_tokens,
+        acceptance=router.acceptance,
+    )
+    check_default(strategy)
+    return RouterConfig(model_name=model.name, model_path=str(model.path), strategy=strategy)
+
+
+def server_config(settings: Settings) -> PublicServerConfig:
+    """The public server's part of ``settings``.
+
+    Raises:
+        ConfigurationError: only one of the two TLS files is named, or one does not exist.
+    """
+    server = settings.server
+    files = (server.tls_certificate, server.tls_key)
+    if (files[0] is None) != (files[1] is None):
+        raise ConfigurationError("server.tls_certificate and server.tls_key go together: set both or neither")
+    for file in files:
+        if file is not None and not file.is_file():
+            raise ConfigurationError(f"no such file: {file}")
+    return PublicServerConfig(
+        host=server.host,
+        port=server.port,
+        api_key_hashes=server.api_key_hashes,
+        tls=TlsFiles(certificate=files[0], key=files[1]) if files[0] and files[1] else None,
+        reflection=server.reflection,
+        max_concurrent_requests=server.max_concurrent_requests,
+    )

@@ -1,0 +1,262 @@
+"""The command line: ``outrider serve | generate | chat | plan | models | hash-key``."""
+
+from __future__ import annotations
+
+import dataclasses
+import getpass
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import outrider
+from cluster.config import Settings, load
+from cluster.service import err, running
+from outrider.requests import Options
+from speculation.errors import OutriderError
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    help="Outrider serves a language model faster without changing one token: drafters propose, the target chooses.",
+    epilog="Try: outrider generate 'Once upon a time' --in-process",
+)
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="One setting, such as verifier.dtype=bfloat16. Repeatable.")]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="Hugging Face name, folder or .gguf file. Default: SmolLM2-135M-Instruct.")
+]
+Address = Annotated[str | None, typer.Option("--address", help="A running server, host:port. Default: 127.0.0.1:50051.")]
+InProcess = Annotated[bool, typer.Option("--in-process", help="Use no server: load the model into this process.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the components' logs.")]
+Strategy = Annotated[str | None, typer.Option(help="autoregressive or prompt_lookup. Default: the server's.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate. Default: 256.")]
+Temperature = Annotated[float | None, typer.Option(help="0 (default): always the likeliest token; larger is more random.")]
+Seed = Annotated[
+    int | None, typer.Option(help="The same seed gives the same answer. Default: drawn, and printed with --json.")
+]
+TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens that add up to this probability.")]
+TopK = Annotated[int | None, typer.Option(help="Keep so many likeliest tokens.")]
+MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one's probability.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End where this text appears. Repeatable.")]
+Nodes = Annotated[int | None, typer.Option(help="Most drafted tokens to check in one pass.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")]
+ApiKey = Annotated[str | None, typer.Option(envvar="OUTRIDER_CLIENT_API_KEY", help="Sent to the server.")]
+
+
+@app.command()
+def serve(
+    config: ConfigFile = None,
+    model: ModelName = None,
+    host: Annotated[str | None, typer.Option(help="Interface of the public server. Default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the public server. Default: 50051.")] = None,
+    in_process: Annotated[bool, typer.Option("--in-process", help="One process, no Ray.")] = False,
+    settings: Set = None,
+    verbose: Verbose = False,
+) -> None:
+    """Serve a model over gRPC until interrupted: router, drafter and verifier on Ray Serve, or in one process."""
+    loaded = _load(config, settings, **{"model": model, "server.host": host, "server.port": port})
+    with running(loaded, in_process=in_process, verbose=verbose) as address:
+        typer.echo(f"Outrider serves {loaded.model} at {address} (Ctrl-C stops it)")
+        # SIGTERM, which containers and supervisors send, ends the wait like Ctrl-C does.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            err.print("Stopping")
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue, as it is (outrider chat applies the chat template).")],
+    strategy: Strategy = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    stop: Stop = None,
+    num_speculative_tokens: Nodes = None,
+    as_json: Json = False,
+    address: Address = None,
+    in_process: InProcess = False,
+    model: ModelName = None,
+    config: ConfigFile = None,
+    settings: Set = None,
+    api_key: ApiKey = None,
+    verbose: Verbose = False,
+) -> None:
+    """Continue a text. Needs a running server, or --in-process."""
+    options = _options(
+        strategy=strategy, max_tokens=max_tokens, temperature=temperature, seed=seed, top_p=top_p, top_k=top_k,
+        min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens,
+    )  # fmt: skip
+    with _client(address, in_process, model, config, settings, api_key, verbose, options) as client:
+        _print(client.stream(prompt, **options), as_json)
+
+
+@app.command()
+def chat(
+    message: Annotated[str, typer.Argument(help="What the user says; the model's chat template is applied.")],
+    system: Annotated[str | None, typer.Option(help="What the system says first.")] = None,
+    strategy: Strategy = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    stop: Stop = None,
+    num_speculative_tokens: Nodes = None,
+    as_json: Json = False,
+    address: Address = None,
+    in_process: InProcess = False,
+    model: ModelName = None,
+    config: ConfigFile = None,
+    settings: Set = None,
+    api_key: ApiKey = None,
+    verbose: Verbose = False,
+) -> None:
+    """Answer a message. Needs a running server, or --in-process."""
+    options = _options(
+        strategy=strategy, max_tokens=max_tokens, temperature=temperature, seed=seed, top_p=top_p, top_k=top_k,
+        min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens,
+    )  # fmt: skip
+    messages = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": message})
+    with _client(address, in_process, model, config, settings, api_key, verbose, options) as client:
+        _print(client.stream(messages=messages, **options), as_json)
+
+
+@app.command()
+def plan(config: ConfigFile = None, model: ModelName = None, settings: Set = None) -> None:
+    """Print what `outrider serve` would run, and where. Starts nothing."""
+    from cluster.report import print_plan
+
+    print_plan(_load(config, settings, model=model))
+
+
+@app.command()
+def models(address: Address = None, config: ConfigFile = None, settings: Set = None, api_key: ApiKey = None) -> None:
+    """List the models that a server serves, and those that lie on this machine."""
+    from cluster.report import print_models
+
+    loaded = _load(config, settings)
+    where = address or _default_address(loaded)
+    with outrider.Client(where, api_key=api_key, timeout_s=5, retry=outrider.Retry(attempts=1)) as client:
+        try:
+            served = client.models()
+        except outrider.Unavailable:
+            if address is not None:
+                raise
+            served = []
+    print_models(where, served, loaded)
+
+
+@app.command(name="hash-key")
+def hash_key_command() -> None:
+    """Read an API key without echo and print the hash that server.api_key_hashes holds."""
+    from services.links.auth import hash_key
+
+    key = getpass.getpass("API key: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+    if len(key) < 16:
+        raise OutriderError("an API key needs at least 16 characters")
+    typer.echo(hash_key(key))
+
+
+def _load(config: Path | None, settings: list[str] | None, **named: Any) -> Settings:
+    flags = [*(settings or []), *(f"{key}={value}" for key, value in named.items() if value is not None)]
+    return load(config, flags)
+
+
+@contextmanager
+def _client(
+    address: str | None,
+    in_process: bool,
+    model: str | None,
+    config: Path | None,
+    settings: list[str] | None,
+    api_key: str | None,
+    verbose: bool,
+    options: Options,
+) -> Iterator[outrider.Client]:
+    """A client of a running server, or of one that lives in this process for the block."""
+    if in_process and address:
+        raise OutriderError("--address and --in-process exclude each other")
+    if in_process:
+        loaded = _load(config, settings, **{"model": model, "server.host": "127.0.0.1", "server.port": 0})
+        service: Any = running(loaded, in_process=True, verbose=verbose)
+    else:
+        loaded = _load(config, settings)
+        service = nullcontext(address or _default_address(loaded))
+        if model is not None:
+            options["model"] = model
+    with service as where, outrider.Client(where, api_key=api_key) as client:
+        yield client
+
+
+def _default_address(settings: Settings) -> str:
+    return f"{settings.server.host}:{settings.server.port}"
+
+
+def _options(**given: Any) -> Options:
+    options: Options = {}
+    options.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
+    return options
+
+
+def _print(stream: outrider.Stream, as_json: bool) -> None:
+    with stream:
+        for chunk in stream:
+            if not as_json:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+    if stream.result is None:
+        raise OutriderError("the server ended the stream without a result")
+    if as_json:
+        typer.echo(json.dumps(as_object(stream.result), ensure_ascii=False))
+        return
+    sys.stdout.write("\n")
+    result = stream.result
+    speculative = result.speculative_decoding
+    err.print(
+        f"[dim]{result.usage.completion_tokens} tokens, {result.timing.tokens_per_second:.1f} tok/s, "
+        f"{speculative.strategy}: {speculative.mean_acceptance_length:.2f} tokens per pass[/dim]"
+    )
+
+
+def as_object(result: outrider.Generation) -> dict[str, Any]:
+    """A generation as the JSON object that --json prints."""
+    speculative = dataclasses.asdict(result.speculative_decoding)
+    return {
+        "text": result.text,
+        "prompt_token_ids": list(result.prompt_token_ids),
+        "token_ids": list(result.token_ids),
+        "finish_reason": result.finish_reason,
+        "stop": result.stop,
+        "usage": dataclasses.asdict(result.usage),
+        "metrics": {"speculative_decoding": speculative},
+        "timing": dataclasses.asdict(result.timing),
+        "seed": result.seed,
+        "model": result.model,
+    }
+
+
+def main() -> None:
+    """Run the command line; a mistake of the user ends in one line on stderr and exit code 2, a failure in 1."""
+    try:
+        app()
+    except (OutriderError, outrider.OutriderError) as error:
+        err.print(f"[bold red]error:[/bold red] {error}", highlight=False, soft_wrap=True)
+        from speculation.errors import ConfigurationError, InvalidArgument
+
+        sys.exit(2 if isinstance(error, (ConfigurationError, InvalidArgument, outrider.InvalidArgument)) else 1)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,180 @@
+"""Settings: YAML file < environment (``OUTRIDER_VERIFIER__DTYPE=bfloat16``) < command line. Unknown keys are refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from services.drafter.config import PromptLookupConfig
+from services.links.public_server import PublicServerConfig
+from services.router.strategies import StrategyConfig
+from services.verifier.config import TargetConfig
+from speculation.errors import ConfigurationError
+from speculation.loop import LoopConfig
+
+_PREFIX = "OUTRIDER_"
+_SERVER, _STRATEGY, _LOOP = PublicServerConfig(), StrategyConfig(), LoopConfig()
+_TARGET, _LOOKUP = TargetConfig(model_path=""), PromptLookupConfig()
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Placed(_Section):
+    """A component that Ray places."""
+
+    replicas: int = Field(1, ge=1, description="processes of this kind")
+    num_cpus: float = Field(0.25, ge=0, description="cores that Ray sets aside for each")
+    num_gpus: float = Field(0, ge=0, description="GPUs that Ray sets aside for each")
+
+
+class ServerSettings(_Section):
+    """The public gRPC server."""
+
+    host: str = Field(_SERVER.host, description="interface to bind to; anything but loopback needs api_key_hashes")
+    port: int = Field(_SERVER.port, ge=0, le=65535)
+    api_key_hashes: tuple[str, ...] = Field((), description="SHA-256 of each API key; `outrider hash-key` prints one")
+    tls_certificate: Path | None = None
+    tls_key: Path | None = None
+    reflection: bool = _SERVER.reflection
+    max_concurrent_requests: int = Field(_SERVER.max_concurrent_requests, ge=1)
+
+
+class RouterSettings(Placed):
+    """What a request gets that does not say."""
+
+    strategy: str = _STRATEGY.strategy
+    num_speculative_tokens: int = Field(_STRATEGY.num_speculative_tokens, ge=0, le=512)
+    acceptance: Literal["walk", "rejection"] = _STRATEGY.acceptance
+
+
+class VerifierSettings(Placed):
+    """The target model and the decoding loop."""
+
+    num_cpus: float = Field(1, ge=0, description="cores that Ray sets aside for each")
+    dtype: Literal["float32", "bfloat16", "float16"] = _TARGET.dtype
+    device: str = _TARGET.device
+    kv_cache_tokens: int = Field(_TARGET.kv_cache_tokens, ge=64)
+    block_size: int = Field(_TARGET.block_size, ge=1)
+    max_model_len: int | None = Field(_TARGET.max_model_len, ge=2)
+    threads: int | None = Field(_TARGET.threads, ge=1)
+    max_num_seqs: int = Field(_LOOP.max_num_seqs, ge=1)
+    max_waiting: int = Field(_LOOP.max_waiting, ge=0)
+    max_batched_tokens: int = Field(_LOOP.max_batched_tokens, ge=1)
+    draft_deadline_s: float = Field(_LOOP.draft_deadline_s, ge=0, le=10)
+    max_nodes: int = Field(64, ge=0, le=512, description="most drafted tokens of one request that a step may check")
+
+
+class DrafterSettings(Placed):
+    """The drafter and its sources."""
+
+    prompt_lookup_max: int = Field(_LOOKUP.prompt_lookup_max, ge=1, le=64)
+    prompt_lookup_min: int = Field(_LOOKUP.prompt_lookup_min, ge=1, le=64)
+    prompt_lookup_branches: int = Field(_LOOKUP.max_branches, ge=1, le=64)
+    max_sessions: int = Field(1024, ge=1)
+    host: str = Field("127.0.0.1", description="interface on which the drafter serves the verifier")
+
+
+class Settings(BaseSettings):
+    """Everything."""
+
+    model_config = SettingsConfigDict(
+        extra="forbid", env_prefix=_PREFIX, env_nested_delimiter="__", frozen=True, protected_namespaces=()
+    )
+
+    model: str = Field("smollm2-135m-instruct", description="Hugging Face name, folder, GGUF file, or the built-in one")
+    cache_dir: Path = Field(default_factory=lambda: _default_cache(), description="where converted models are kept")
+    server: ServerSettings = ServerSettings()
+    router: RouterSettings = RouterSettings()
+    verifier: VerifierSettings = VerifierSettings()
+    drafter: DrafterSettings = DrafterSettings()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Only what ``load`` passes: it reads file, environment and flags itself, to know where a wrong key came from."""
+        return (init_settings,)
+
+
+def load(path: Path | None = None, flags: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Settings:
+    """Read all settings.
+
+    Args:
+        path: a YAML file.
+        flags: ``section.key=value`` each.
+        environ: the environment; None: this process's own.
+
+    Raises:
+        ConfigurationError: a file that cannot be read, an unknown key or a value that does not fit; names the key.
+    """
+    merged: dict[str, Any] = _read_file(path) if path is not None else {}
+    for name, value in (os.environ if environ is None else environ).items():
+        if name.startswith(_PREFIX):
+            _put(merged, name.removeprefix(_PREFIX).lower().split("__"), value)
+    for flag in flags:
+        key, separator, value = flag.partition("=")
+        if not separator:
+            raise ConfigurationError(f"--set {flag}: must be section.key=value, such as verifier.dtype=bfloat16")
+        _put(merged, key.split("."), value)
+    try:
+        return Settings(**merged)
+    except ValidationError as error:
+        raise ConfigurationError(_explain(error)) from error
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except (OSError, yaml.YAMLError) as error:
+        raise ConfigurationError(f"cannot read the configuration {path}: {error}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"the configuration {path} must be a mapping of sections")
+    return content
+
+
+def _put(tree: dict[str, Any], keys: Sequence[str], value: str) -> None:
+    for key in keys[:-1]:
+        below = tree.setdefault(key, {})
+        if not isinstance(below, dict):
+            raise ConfigurationError(f"{'.'.join(keys)}: {key} is a value, not a section")
+        tree = below
+    tree[keys[-1]] = yaml.safe_load(value) if value[:1] in "[{" else value
+
+
+def _explain(error: ValidationError) -> str:
+    lines = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"unknown setting {key}; known here: {', '.join(_siblings(problem['loc']))}")
+        else:
+            lines.append(f"{key} is {problem['input']!r}: {problem['msg']}")
+    return "; ".join(lines)
+
+
+def _siblings(loc: tuple[int | str, ...]) -> list[str]:
+    section: type[BaseModel] = Settings
+    for part in loc[:-1]:
+        annotation = section.model_fields[str(part)].annotation
+        if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+            section = annotation
+    return sorted(section.model_fields)
+
+
+def _default_cache() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "outrider"

@@ -1,0 +1,48 @@
+"""The whole service in this process: components joined by in-process links, a public server, an event loop of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+
+from cluster import build
+from cluster.config import Settings
+from cluster.models import ResolvedModel
+from services.links.public_server import serve_public
+
+
+@contextmanager
+def running(settings: Settings, model: ResolvedModel) -> Iterator[str]:
+    """Serve for the block; gives the public "host:port".
+
+    Raises:
+        ConfigurationError: the settings or the model do not work; says why.
+    """
+    ready: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    thread = threading.Thread(target=lambda: asyncio.run(_serve(settings, model, ready)), name="outrider", daemon=True)
+    thread.start()
+    address, loop, stop = ready.result()
+    try:
+        yield address
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join()
+
+
+async def _serve(
+    settings: Settings, model: ResolvedModel, ready: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]]
+) -> None:
+    stop = asyncio.Event()
+    try:
+        async with build.in_process(settings, model) as pipeline:
+            server = await serve_public(pipeline.router, build.server_config(settings))
+            ready.set_result((server.address, asyncio.get_running_loop(), stop))
+            await stop.wait()
+            await server.stop()
+    except BaseException as error:
+        if ready.done():
+            raise
+        ready.set_exception(error)

