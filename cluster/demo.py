@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Mapping
 
@@ -62,7 +61,7 @@ def _table(results: Mapping[str, list[outrider.Generation]]) -> Table:
     for strategy, answers in results.items():
         tokens = sum(answer.usage.completion_tokens for answer in answers)
         passes = sum(answer.speculative_decoding.num_spec_steps for answer in answers)
-        speed = statistics.median(answer.timing.tokens_per_second for answer in answers)
+        speed = tokens / sum(answer.timing.total_s for answer in answers)
         same = "yes" if [answer.token_ids for answer in answers] == plain else "[red]no[/red]"
         table.add_row(strategy, f"{tokens / passes:.2f}", f"{speed:.1f}", same)
     return table

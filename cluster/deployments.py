@@ -119,6 +119,11 @@ class RouterDeployment:
             self._address = self._server.address
         return self._address
 
+    async def close(self) -> None:
+        """Let running calls finish for a few seconds and accept no more."""
+        if self._address is not None:
+            await self._server.stop()
+
 
 class ServeVerifierLink:
     """Implements ``speculation.ports.VerifierPort`` on a Serve handle."""

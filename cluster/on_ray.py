@@ -42,6 +42,7 @@ def running(settings: Settings, model: ResolvedModel, *, verbose: bool = False) 
 
     own = "RAY_ADDRESS" not in os.environ
     level = logging.INFO if verbose else logging.ERROR
+    logging.getLogger("ray.serve").setLevel(level)
     if own:
         ray.init(
             include_dashboard=False,
@@ -57,11 +58,12 @@ def running(settings: Settings, model: ResolvedModel, *, verbose: bool = False) 
         _check_resources(settings, ray.cluster_resources())
         handle = serve.run(application(settings, model), name=APPLICATION, route_prefix=None)
         yield handle.address.remote().result(timeout_s=300)
+        handle.close.remote().result(timeout_s=60)
     finally:
-        serve.delete(APPLICATION)
         if own:
-            serve.shutdown()
             ray.shutdown()
+        else:
+            serve.delete(APPLICATION)
 
 
 def _check_resources(settings: Settings, available: Mapping[str, float]) -> None:

@@ -87,9 +87,15 @@ class LoopStats:
 
 
 class DecodingLoop:
-    """Decodes requests on one target with the help of one drafter."""
+    """Decodes requests on one target with the help of one drafter.
 
-    def __init__(self, target: Target, link: DraftLink, budget: Budget, config: LoopConfig) -> None:
+    Args:
+        worker: the one thread that touches the target; the loop shuts it down when it stops.
+    """
+
+    def __init__(
+        self, target: Target, link: DraftLink, budget: Budget, config: LoopConfig, worker: ThreadPoolExecutor
+    ) -> None:
         self.config = config
         self.stats = LoopStats()
         self._target = target
@@ -100,7 +106,7 @@ class DecodingLoop:
         self._wake = asyncio.Event()
         self._draft_came = asyncio.Event()
         self._misses = 0
-        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="target")
+        self._worker = worker
         self._task: asyncio.Task[None] | None = None
 
     # --- for the service ----------------------------------------------------------------------------------------

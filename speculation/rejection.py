@@ -12,6 +12,8 @@ out depends on what was drafted.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +27,41 @@ from speculation.types import TokenTree
 Distribution = NDArray[np.float64]
 
 
-def accept(tree: TokenTree, target_at: Callable[[int], Distribution], seed: int, length: int, stop: StopRule) -> Accepted:
+class Randomness(Protocol):
+    """Where the rule's chances come from; an enumeration in the tests tries all of them."""
+
+    def coin(self, probability: float, position: int, ordinal: int) -> bool:
+        """True with ``probability`` (1 if above); ``ordinal`` counts the coins of a position."""
+        ...
+
+    def draw(self, p: Distribution, position: int) -> int:
+        """An index, with the probabilities ``p``."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SeededRandomness:
+    """A pure function of the request's seed and the position."""
+
+    seed: int
+
+    def coin(self, probability: float, position: int, ordinal: int) -> bool:
+        """See ``Randomness``."""
+        return bool(uniforms(self.seed, Stream.ACCEPT, position, np.array([ordinal]))[0] < probability)
+
+    def draw(self, p: Distribution, position: int) -> int:
+        """See ``Randomness``."""
+        with np.errstate(divide="ignore"):
+            return sample(np.log(p), self.seed, Stream.RESIDUAL, position)
+
+
+def accept(
+    tree: TokenTree,
+    target_at: Callable[[int], Distribution],
+    randomness: Randomness,
+    length: int,
+    stop: StopRule,
+) -> Accepted:
     """Walk down the tree by rejection sampling.
 
     Args:
@@ -38,10 +74,9 @@ def accept(tree: TokenTree, target_at: Callable[[int], Distribution], seed: int,
     tokens: list[int] = []
     while True:
         position = length + len(tokens)
-        accepted, residual = _try_children(tree, below.get(node, []), target_at(node), seed, position)
+        accepted, rest = _try_children(tree, below.get(node, []), target_at(node), randomness, position)
         if accepted is None:
-            with np.errstate(divide="ignore"):
-                tokens.append(sample(np.log(residual), seed, Stream.RESIDUAL, position))
+            tokens.append(randomness.draw(rest, position))
         else:
             path.append(accepted)
             node = accepted
@@ -52,16 +87,13 @@ def accept(tree: TokenTree, target_at: Callable[[int], Distribution], seed: int,
 
 
 def _try_children(
-    tree: TokenTree, siblings: list[int], p: Distribution, seed: int, position: int
+    tree: TokenTree, siblings: list[int], p: Distribution, randomness: Randomness, position: int
 ) -> tuple[int | None, Distribution]:
     """The first sibling that passes, and the distribution that the rejections left."""
-    if not siblings:
-        return None, p
-    draws = uniforms(seed, Stream.ACCEPT, position, np.arange(len(siblings)))
-    for child, draw in zip(siblings, draws, strict=True):
+    for ordinal, child in enumerate(siblings):
         q = _proposal(tree, child, len(p))
         token = tree.tokens[child]
-        if draw * q[token] < p[token]:
+        if randomness.coin(float(p[token] / q[token]), position, ordinal):
             return child, p
         p = residual(p, q)
     return None, p

@@ -53,7 +53,8 @@ def _accept(session: Session, tree: TokenTree, logits: torch.Tensor) -> Accepted
         return np.asarray(torch.softmax(row.double(), dim=-1).numpy())
 
     if session.request.plan.acceptance == "rejection":
-        return rejection.accept(tree, target_at, params.seed, length, session.stop_rule)
+        randomness = rejection.SeededRandomness(params.seed)
+        return rejection.accept(tree, target_at, randomness, length, session.stop_rule)
     return acceptance.walk(tree, choose_at, session.stop_rule)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from concurrent.futures import ThreadPoolExecutor
 
 from services.verifier.config import VerifierConfig
 from services.verifier.target import TransformersTarget
@@ -21,8 +22,11 @@ class VerifierService:
 
     def __init__(self, config: VerifierConfig, link: DraftLink) -> None:
         self._config = config
-        self._target = TransformersTarget(config.target)
-        self.loop = DecodingLoop(self._target, link, FixedBudget(max_nodes=config.max_nodes), config.loop)
+        # Everything that torch does in parallel happens in this one thread, loading included: each further thread would get
+        # an OpenMP team of its own, and two teams on the same cores cost a third of the speed (docs/log.md, 2026-11-21).
+        worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="target")
+        self._target = worker.submit(TransformersTarget, config.target).result()
+        self.loop = DecodingLoop(self._target, link, FixedBudget(max_nodes=config.max_nodes), config.loop, worker)
 
     async def start(self) -> None:
         """Begin to decode."""

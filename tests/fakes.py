@@ -1,0 +1,204 @@
+"""A toy language model, drafters of every temper, and the loop around them: a template for real ones, and fast."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import numpy as np
+import torch
+
+from services.processors import build_pipeline
+from speculation.acceptance import stop_token_ids
+from speculation.budget import FixedBudget
+from speculation.choose import LogitsPipeline
+from speculation.loop import DecodingLoop, LoopConfig
+from speculation.messages import (
+    CloseSession,
+    Draft,
+    DraftFailure,
+    Finished,
+    GenerationRequest,
+    OpenSession,
+    Progress,
+    StepReport,
+)
+from speculation.ports import DraftLink, Rows
+from speculation.prefix import EMPTY_HASH, extend_hash
+from speculation.types import Plan, SamplingParams, TokenTree
+
+VOCAB = 16
+EOS = 0
+
+
+def toy_logits(tokens: Sequence[int], vocab: int = VOCAB) -> torch.Tensor:
+    """Next-token logits after ``tokens``: any fixed function of the last three will do."""
+    seed = 7
+    for token in tokens[-3:]:
+        seed = seed * 31 + token + 1
+    return torch.from_numpy(np.random.default_rng(seed).normal(0, 1.5, vocab).astype(np.float32))
+
+
+class ToyTarget:
+    """Implements ``Target`` on ``toy_logits``. Remembers rows as a real cache would, so that a wrong ``keep`` shows."""
+
+    vocab_size = VOCAB
+    max_model_len = 512
+    eos_token_ids = frozenset({EOS})
+
+    def __init__(self, rooms: int = 64) -> None:
+        self.rooms = rooms
+        self.kept: dict[str, list[int]] = {}
+        self.fail_next = False
+        self.delay_s = 0.0
+        self._last: dict[str, Rows] = {}
+
+    def open(self, session_id: str, capacity: int) -> bool:
+        if len(self.kept) >= self.rooms:
+            return False
+        self.kept[session_id] = []
+        return True
+
+    def close(self, session_id: str) -> None:
+        self.kept.pop(session_id, None)
+        self._last.pop(session_id, None)
+
+    def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
+        if self.delay_s:
+            import time
+
+            time.sleep(self.delay_s)
+        if self.fail_next:
+            self.fail_next = False
+            raise RuntimeError("planted failure")
+        return [self._forward(rows) for rows in batch]
+
+    def _forward(self, rows: Rows) -> torch.Tensor:
+        context = self.kept[rows.session_id]
+        assert len(context) == rows.context, "the loop and the cache disagree on the length"
+        self._last[rows.session_id] = rows
+        seen: list[list[int]] = []
+        for index, token in enumerate(rows.tokens):
+            if index < rows.chain:
+                before = seen[index - 1] if index else context
+            else:
+                parent = rows.parents[index - rows.chain]
+                before = seen[rows.chain + parent]
+            seen.append([*before, token])
+        wanted = seen[len(seen) - rows.logits :] if rows.logits else []
+        return torch.stack([toy_logits(tokens) for tokens in wanted]) if wanted else torch.empty(0, VOCAB)
+
+    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
+        tokens = self._last[session_id].tokens
+        self.kept[session_id] = self.kept[session_id][:context] + [tokens[row] for row in rows]
+
+    def pipeline(self, params: SamplingParams, prompt_length: int) -> LogitsPipeline | None:
+        return build_pipeline(params, prompt_length=prompt_length, stop_ids=stop_token_ids(params, self.eos_token_ids))
+
+
+class RandomDrafter:
+    """Any tree at all, valid or useless; now and then the right one. ``mood`` makes it silent, failing, stale or ahead."""
+
+    def __init__(self, seed: int = 0, vocab: int = VOCAB, mood: str = "random") -> None:
+        self.random = random.Random(seed)
+        self.vocab = vocab
+        self.mood = mood
+        self.sessions: dict[str, list[int]] = {}
+
+    async def open(self, message: OpenSession) -> Draft | DraftFailure:
+        self.sessions[message.session_id] = list(message.tokens)
+        return await self._draft(message.session_id, message.max_nodes)
+
+    async def step(self, message: StepReport) -> Draft | DraftFailure:
+        if message.session_id not in self.sessions:
+            return DraftFailure(session_id=message.session_id, reason="unknown session", reopen=True)
+        self.sessions[message.session_id] += message.committed
+        return await self._draft(message.session_id, message.max_nodes)
+
+    def close(self, message: CloseSession) -> None:
+        self.sessions.pop(message.session_id, None)
+
+    async def _draft(self, session_id: str, max_nodes: int) -> Draft | DraftFailure:
+        tokens = self.sessions[session_id]
+        length, tree = len(tokens), random_tree(self.random, max_nodes, self.vocab)
+        match self.mood:
+            case "failing":
+                raise RuntimeError("planted failure")
+            case "silent":
+                return DraftFailure(session_id=session_id, reason="nothing today")
+            case "stale":
+                tokens, length = tokens[:-1], length - 1
+            case "slow":
+                await asyncio.sleep(self.random.random() * 0.01)
+            case "malformed":
+                broken = (self.vocab + 5,) * max(len(tree), 1)
+                tree = TokenTree(tokens=broken, parents=(7,) * len(broken), sources=("x",) * len(broken))
+            case "good":
+                tree = right_tree(tokens, max_nodes)
+        return Draft(session_id=session_id, base_length=length, base_hash=extend_hash(EMPTY_HASH, tokens), tree=tree)
+
+
+def random_tree(source: random.Random, max_nodes: int, vocab: int, name: str = "random") -> TokenTree:
+    """A tree of random shape and tokens."""
+    nodes = source.randint(0, max_nodes)
+    return TokenTree(
+        tokens=tuple(source.randrange(vocab) for _ in range(nodes)),
+        parents=tuple(source.randint(-1, node - 1) for node in range(nodes)),
+        sources=(name,) * nodes,
+        scores=tuple(source.random() for _ in range(nodes)),
+    )
+
+
+def right_tree(tokens: Sequence[int], depth: int) -> TokenTree:
+    """The chain that the toy model would say greedily."""
+    path: list[int] = []
+    for _ in range(depth):
+        path.append(int(toy_logits([*tokens, *path]).argmax()))
+    return TokenTree(tokens=tuple(path), parents=tuple(range(-1, depth - 1)), sources=("right",) * depth)
+
+
+def request(name: str, prompt: Sequence[int], plan: Plan | None = None, **sampling: object) -> GenerationRequest:
+    """A request with a plan that speculates, unless told otherwise."""
+    return GenerationRequest(
+        request_id=name,
+        prompt=tuple(prompt),
+        sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
+        plan=plan or Plan(strategy="test", sources=("test",), max_nodes=6),
+    )
+
+
+PLAIN = Plan(strategy="autoregressive")
+
+
+@asynccontextmanager
+async def decoding(target: ToyTarget, link: DraftLink, **config: object) -> AsyncIterator[DecodingLoop]:
+    """A running loop."""
+    loop = DecodingLoop(
+        target,
+        link,
+        FixedBudget(max_nodes=6),
+        LoopConfig(**config),  # type: ignore[arg-type]
+        ThreadPoolExecutor(max_workers=1),
+    )
+    await loop.start()
+    try:
+        yield loop
+    finally:
+        await loop.stop()
+
+
+async def collect(loop: DecodingLoop, wanted: GenerationRequest) -> tuple[list[int], Finished, list[Progress]]:
+    """A whole generation: tokens, the terminal message, all steps."""
+    steps: list[Progress] = []
+    finished: list[Finished] = []
+    async for event in loop.generate(wanted):
+        if isinstance(event, Finished):
+            finished.append(event)
+        else:
+            assert not finished, "progress after the end"
+            steps.append(event)
+    assert len(finished) == 1
+    return [token for step in steps for token in step.token_ids], finished[0], steps

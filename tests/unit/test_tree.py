@@ -1,0 +1,117 @@
+"""Token trees: validation names the fault; merging and pruning keep what they promise."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from speculation.errors import MalformedTree
+from speculation.tree import ROOT, ancestor_mask, chain, children, depths, merge, path_to, prune, validate
+from speculation.types import Proposal, TokenTree
+from tests.fakes import random_tree
+
+trees = st.builds(lambda seed, nodes: random_tree(random.Random(seed), nodes, 8), st.integers(0, 10**6), st.integers(0, 24))
+
+
+def paths(tree: TokenTree) -> set[tuple[int, ...]]:
+    return {tuple(tree.tokens[i] for i in path_to(tree, node)) for node in range(len(tree))}
+
+
+GOOD = TokenTree(tokens=(1, 2, 3), parents=(-1, 0, 0), sources=("a", "a", "a"))
+
+
+@pytest.mark.parametrize(
+    ("field", "tree"),
+    [
+        ("tree.tokens", TokenTree(tokens=(1,) * 9, parents=tuple(range(-1, 8)), sources=("a",) * 9)),
+        ("tree.tokens[1]", TokenTree(tokens=(1, 99), parents=(-1, 0), sources=("a", "a"))),
+        ("tree.tokens[0]", TokenTree(tokens=(-1,), parents=(-1,), sources=("a",))),
+        ("tree.parents", TokenTree(tokens=(1, 2), parents=(-1,), sources=("a", "a"))),
+        ("tree.parents[1]", TokenTree(tokens=(1, 2), parents=(-1, 1), sources=("a", "a"))),
+        ("tree.parents[0]", TokenTree(tokens=(1, 2), parents=(1, 0), sources=("a", "a"))),
+        ("tree.parents[0]", TokenTree(tokens=(1,), parents=(-2,), sources=("a",))),
+        ("tree.sources", TokenTree(tokens=(1,), parents=(-1,))),
+        ("tree.scores", TokenTree(tokens=(1, 2), parents=(-1, 0), sources=("a", "a"), scores=(1.0,))),
+        ("tree.scores[0]", TokenTree(tokens=(1,), parents=(-1,), sources=("a",), scores=(float("nan"),))),
+        ("tree.probes", TokenTree(tokens=(1,), parents=(-1,), sources=("a",), probes=(1,))),
+        ("tree.probes", TokenTree(tokens=(1,), parents=(-1,), sources=("a",), probes=(0, 0))),
+        ("tree.parents[1]", TokenTree(tokens=(1, 2), parents=(-1, 0), sources=("a", "a"), probes=(0,))),
+        (
+            "tree.proposals[0]",
+            TokenTree(
+                tokens=(1,),
+                parents=(-1,),
+                sources=("a",),
+                proposals=(Proposal(token_ids=(2,), probabilities=(1.0,)),),
+            ),
+        ),
+        (
+            "tree.proposals[0]",
+            TokenTree(
+                tokens=(1,),
+                parents=(-1,),
+                sources=("a",),
+                proposals=(Proposal(token_ids=(1, 2), probabilities=(1.5, -0.5)),),
+            ),
+        ),
+    ],
+)
+def test_malformed_trees_are_named(field: str, tree: TokenTree) -> None:
+    with pytest.raises(MalformedTree) as caught:
+        validate(tree, vocab_size=8, max_nodes=8)
+    assert caught.value.field == field
+
+
+def test_a_good_tree_is_fine() -> None:
+    validate(GOOD, vocab_size=8, max_nodes=3)
+
+
+@given(trees)
+def test_depths_paths_children_and_mask_agree(tree: TokenTree) -> None:
+    mask, depth, below = ancestor_mask(tree.parents), depths(tree), children(tree)
+    for node in range(len(tree)):
+        path = path_to(tree, node)
+        assert len(path) == depth[node]
+        assert set(path) == set(mask[node].nonzero()[0].tolist())
+        assert node in below[tree.parents[node]]
+
+
+@given(st.lists(trees, max_size=4))
+def test_merge_is_the_union_of_paths(parts: list[TokenTree]) -> None:
+    merged = merge(parts)
+    validate(merged, vocab_size=8, max_nodes=512)
+    assert paths(merged) == set().union(*(paths(part) for part in parts)) if parts else len(merged) == 0
+    siblings = [(parent, token) for parent, token in zip(merged.parents, merged.tokens, strict=True)]
+    assert len(siblings) == len(set(siblings))
+
+
+def test_merge_keeps_the_better_score_and_its_source() -> None:
+    merged = merge([chain([1, 2], "low", [0.2, 0.1]), chain([1, 3], "high", [0.9, 0.8])])
+    assert merged.tokens == (1, 2, 3)
+    assert merged.parents == (-1, 0, 0)
+    assert merged.sources == ("high", "low", "high")
+    assert merged.scores == (0.9, 0.1, 0.8)
+
+
+@given(trees, st.integers(0, 24), st.integers(0, 8))
+def test_prune_keeps_connected_shallow_trees(tree: TokenTree, nodes: int, depth: int) -> None:
+    pruned = prune(tree, nodes, depth)
+    validate(pruned, vocab_size=8, max_nodes=nodes)
+    assert all(level <= depth for level in depths(pruned))
+    assert paths(pruned) <= paths(tree)
+
+
+def test_prune_takes_the_best() -> None:
+    tree = TokenTree(tokens=(1, 2, 3, 4), parents=(-1, -1, 0, 1), sources=("a",) * 4, scores=(0.5, 0.9, 0.4, 0.8))
+    assert prune(tree, 2, 9).tokens == (2, 4)
+    assert prune(tree, 2, 1).tokens == (1, 2)
+
+
+def test_sampled_trees_are_not_pruned() -> None:
+    q = Proposal(token_ids=(1,), probabilities=(1.0,))
+    tree = TokenTree(tokens=(1, 1), parents=(ROOT, 0), sources=("a", "a"), proposals=(q, q))
+    with pytest.raises(ValueError, match="sampled"):
+        prune(tree, 1, 5)
+    with pytest.raises(ValueError, match="merged"):
+        merge([tree])
