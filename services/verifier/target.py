@@ -104,7 +104,7 @@ class TransformersTarget:
         session, rows = "probe", 4
         self.open(session, rows)
         try:
-            self.forward([Rows(session_id=session, context=0, tokens=(0,) * rows, parents=(-1, -1), logits=1)])
+            self.forward([Rows(session_id=session, context=0, tokens=tuple(range(1, rows + 1)), parents=(-1, -1), logits=1)])
             if not bool(self._pool.keys[:, :, : rows - 1].abs().sum(dim=(1, 2, 3)).gt(0).all()):
                 raise NotImplementedError("its attention layers do not call transformers' attention interface")
         except Exception as error:

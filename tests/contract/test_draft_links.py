@@ -1,0 +1,201 @@
+"""One suite over both draft links; what each case observes is compared for equality."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from services.drafter.config import DrafterConfig
+from services.drafter.service import DrafterService
+from services.links.grpc_draft import GrpcDraftLink, serve_drafter
+from services.links.in_process import InProcessDraftLink
+from speculation.messages import CloseSession, DraftingReply, OpenSession, StepReport
+from speculation.ports import Drafter, DraftLink
+from speculation.prefix import EMPTY_HASH, extend_hash
+from tests.fakes import RandomDrafter
+
+Observed = list[object]
+
+
+class Recorder:
+    """Implements ``DraftReceiver``."""
+
+    def __init__(self) -> None:
+        self.replies: asyncio.Queue[DraftingReply] = asyncio.Queue()
+        self.connected = asyncio.Event()
+
+    def on_reply(self, reply: DraftingReply) -> None:
+        self.replies.put_nowait(reply)
+
+    def on_connected(self) -> None:
+        self.connected.set()
+
+
+@asynccontextmanager
+async def in_process(drafter: Drafter) -> AsyncIterator[tuple[DraftLink, Recorder]]:
+    link, recorder = InProcessDraftLink(drafter), Recorder()
+    await link.start(recorder)
+    yield link, recorder
+    await link.stop()
+
+
+@asynccontextmanager
+async def over_grpc(drafter: Drafter) -> AsyncIterator[tuple[DraftLink, Recorder]]:
+    server, port = await serve_drafter(drafter, "127.0.0.1:0")
+
+    async def resolve() -> str:
+        return f"127.0.0.1:{port}"
+
+    link, recorder = GrpcDraftLink(resolve), Recorder()
+    await link.start(recorder)
+    async with asyncio.timeout(10):
+        await recorder.connected.wait()
+    yield link, recorder
+    await link.stop()
+    await server.stop(None)
+
+
+def opening(
+    name: str, tokens: tuple[int, ...], sources: tuple[str, ...] = ("prompt_lookup",), nodes: int = 4
+) -> OpenSession:
+    return OpenSession(session_id=name, tokens=tokens, prompt_length=len(tokens), sources=sources, max_nodes=nodes, seed=9)
+
+
+def report(name: str, before: tuple[int, ...], committed: tuple[int, ...]) -> StepReport:
+    return StepReport(
+        session_id=name,
+        committed=committed,
+        length=len(before) + len(committed),
+        prefix_hash=extend_hash(EMPTY_HASH, before + committed),
+        accepted_path=(),
+        max_nodes=4,
+    )
+
+
+TEXT = (1, 2, 3, 4, 1, 2, 3)
+
+
+async def drafts(link: DraftLink, recorder: Recorder) -> Observed:
+    link.open(opening("a", TEXT))
+    link.step(report("a", TEXT, (4, 1)))
+    return [await recorder.replies.get() for _ in range(2)]
+
+
+async def empty_trees(link: DraftLink, recorder: Recorder) -> Observed:
+    link.open(opening("a", TEXT, ("autoregressive",)))
+    return [await recorder.replies.get()]
+
+
+async def many_sessions(link: DraftLink, recorder: Recorder) -> Observed:
+    for index in range(20):
+        link.open(opening(f"s{index}", (*TEXT, index)))
+    for index in range(20):
+        link.step(report(f"s{index}", (*TEXT, index), (1, 2)))
+    for index in range(20):
+        link.close(CloseSession(session_id=f"s{index}"))
+    return [await recorder.replies.get() for _ in range(40)]
+
+
+async def unknown_source(link: DraftLink, recorder: Recorder) -> Observed:
+    link.open(opening("a", TEXT, ("nonsense",)))
+    return [await recorder.replies.get()]
+
+
+async def unknown_session(link: DraftLink, recorder: Recorder) -> Observed:
+    link.step(report("nobody", TEXT, (1,)))
+    return [await recorder.replies.get()]
+
+
+async def missed_step(link: DraftLink, recorder: Recorder) -> Observed:
+    link.open(opening("a", TEXT))
+    link.step(report("a", (*TEXT, 5), (1,)))
+    link.open(opening("a", (*TEXT, 5, 1)))
+    return [await recorder.replies.get() for _ in range(3)]
+
+
+async def closed_session(link: DraftLink, recorder: Recorder) -> Observed:
+    link.open(opening("a", TEXT))
+    link.close(CloseSession(session_id="a"))
+    link.close(CloseSession(session_id="never opened"))
+    link.step(report("a", TEXT, (4,)))
+    return [await recorder.replies.get() for _ in range(2)]
+
+
+async def a_large_prompt(link: DraftLink, recorder: Recorder) -> Observed:
+    link.open(opening("a", tuple(index % 100_000 for index in range(300_000))))
+    return [await recorder.replies.get()]
+
+
+CASES = [
+    drafts,
+    empty_trees,
+    many_sessions,
+    unknown_source,
+    unknown_session,
+    missed_step,
+    closed_session,
+    a_large_prompt,
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+async def test_both_links_behave_alike(case: Callable[[DraftLink, Recorder], Awaitable[Observed]]) -> None:
+    observed = []
+    for connect in (in_process, over_grpc):
+        async with connect(DrafterService(DrafterConfig())) as (link, recorder), asyncio.timeout(20):
+            observed.append(await case(link, recorder))
+    assert observed[0]
+    assert observed[0] == observed[1]
+
+
+@pytest.mark.parametrize("connect", [in_process, over_grpc], ids=["in_process", "grpc"])
+async def test_a_drafter_that_raises_keeps_its_link(connect: Callable[..., object]) -> None:
+    drafter = RandomDrafter(mood="failing")
+    async with connect(drafter) as (link, recorder), asyncio.timeout(10):  # type: ignore[attr-defined]
+        link.open(opening("a", TEXT))
+        reply = await recorder.replies.get()
+        assert "the drafter failed" in reply.reason
+        assert "planted" not in reply.reason
+        drafter.mood = "good"
+        link.open(opening("a", TEXT))
+        assert len((await recorder.replies.get()).tree) > 0
+
+
+async def test_a_stream_that_ends_closes_its_sessions() -> None:
+    drafter = DrafterService(DrafterConfig())
+    async with over_grpc(drafter) as (link, recorder), asyncio.timeout(10):
+        link.open(opening("a", TEXT))
+        await recorder.replies.get()
+        assert drafter.sessions == 1
+        await link.stop()
+        while drafter.sessions:
+            await asyncio.sleep(0.01)
+
+
+async def test_a_drafter_that_comes_back_is_found() -> None:
+    drafter = DrafterService(DrafterConfig())
+    server, port = await serve_drafter(drafter, "127.0.0.1:0")
+    ports = [port]
+
+    async def resolve() -> str:
+        return f"127.0.0.1:{ports[-1]}"
+
+    link, recorder = GrpcDraftLink(resolve), Recorder()
+    await link.start(recorder)
+    async with asyncio.timeout(20):
+        await recorder.connected.wait()
+        recorder.connected.clear()
+        await server.stop(None)
+        while link.connected:
+            await asyncio.sleep(0.01)
+        link.open(opening("lost", TEXT))
+        server, port = await serve_drafter(drafter, "127.0.0.1:0")
+        ports.append(port)
+        await recorder.connected.wait()
+        link.open(opening("a", TEXT))
+        assert (await recorder.replies.get()).session_id == "a"
+    await link.stop()
+    await server.stop(None)

@@ -1,0 +1,158 @@
+"""One suite over both ways from router to verifier; what each case observes is compared for equality."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from services.links.grpc_verify import GrpcVerifierLink, serve_verifier
+from services.links.in_process import InProcessDraftLink, InProcessVerifierLink
+from speculation.errors import OutriderError, Unavailable
+from speculation.loop import DecodingLoop
+from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.ports import VerifierPort
+from tests.fakes import VOCAB, RandomDrafter, ToyTarget, decoding, request
+
+Observed = list[object]
+
+
+class Toy:
+    """Implements ``VerifierPort`` on the toy target."""
+
+    def __init__(self, loop: DecodingLoop) -> None:
+        self.loop = loop
+        self.generate = loop.generate
+
+    async def describe(self) -> VerifierCard:
+        return VerifierCard(
+            model="toy",
+            max_model_len=512,
+            vocab_size=VOCAB,
+            running=self.loop.running,
+            waiting=self.loop.waiting,
+            free_blocks=1,
+            total_blocks=2,
+        )
+
+
+@asynccontextmanager
+async def in_process(verifier: VerifierPort) -> AsyncIterator[VerifierPort]:
+    yield InProcessVerifierLink(verifier)
+
+
+@asynccontextmanager
+async def over_grpc(verifier: VerifierPort) -> AsyncIterator[VerifierPort]:
+    server, port = await serve_verifier(verifier, "127.0.0.1:0")
+    link = GrpcVerifierLink(f"127.0.0.1:{port}")
+    yield link
+    await link.close()
+    await server.stop(None)
+
+
+async def events(link: VerifierPort, wanted: GenerationRequest) -> Observed:
+    seen: Observed = []
+    try:
+        async for event in link.generate(wanted):
+            seen.append(replace(event, queue_s=0.0) if isinstance(event, Progress) else event)
+    except OutriderError as error:
+        seen.append((type(error), str(error), vars(error)))
+    return seen
+
+
+async def greedy(link: VerifierPort, target: ToyTarget) -> Observed:
+    return await events(link, request("r", [1, 2, 3], max_tokens=30, ignore_eos=True))
+
+
+async def sampled_with_logprobs(link: VerifierPort, target: ToyTarget) -> Observed:
+    wanted = request("r", [1, 2], max_tokens=20, temperature=0.9, top_p=0.9, seed=2**64 - 1, logprobs=2, logit_bias={3: 0.5})
+    return await events(link, wanted)
+
+
+async def described(link: VerifierPort, target: ToyTarget) -> Observed:
+    return [await link.describe()]
+
+
+async def prompt_too_long(link: VerifierPort, target: ToyTarget) -> Observed:
+    return await events(link, request("r", [1] * 512))
+
+
+async def empty_prompt(link: VerifierPort, target: ToyTarget) -> Observed:
+    return await events(link, request("r", []))
+
+
+async def token_outside(link: VerifierPort, target: ToyTarget) -> Observed:
+    return await events(link, request("r", [VOCAB]))
+
+
+async def failure_inside(link: VerifierPort, target: ToyTarget) -> Observed:
+    target.fail_next = True
+    first = await events(link, request("a", [1, 2]))
+    return [*first, *await events(link, request("b", [1, 2], max_tokens=4))]
+
+
+async def used_name(link: VerifierPort, target: ToyTarget) -> Observed:
+    target.delay_s = 0.01
+    first = asyncio.create_task(events(link, request("same", [1], max_tokens=20, ignore_eos=True)))
+    await asyncio.sleep(0.1)
+    second = await events(link, request("same", [1]))
+    await first
+    return second
+
+
+CASES = [
+    greedy,
+    sampled_with_logprobs,
+    described,
+    prompt_too_long,
+    empty_prompt,
+    token_outside,
+    failure_inside,
+    used_name,
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.__name__)
+async def test_both_links_behave_alike(case: Callable[[VerifierPort, ToyTarget], Awaitable[Observed]]) -> None:
+    observed = []
+    for connect in (in_process, over_grpc):
+        target = ToyTarget()
+        draft_link = InProcessDraftLink(RandomDrafter(mood="good"))
+        # Long enough that no step goes without its draft, however busy the machine: steps are compared too.
+        async with decoding(target, draft_link, draft_deadline_s=10.0) as loop, connect(Toy(loop)) as link:
+            async with asyncio.timeout(30):
+                observed.append(await case(link, target))
+    assert observed[0]
+    assert observed[0] == observed[1]
+
+
+@pytest.mark.parametrize("connect", [in_process, over_grpc], ids=["in_process", "grpc"])
+async def test_leaving_frees_everything(connect: Callable[..., object]) -> None:
+    target, drafter = ToyTarget(), RandomDrafter()
+    target.delay_s = 0.002
+    async with decoding(target, InProcessDraftLink(drafter)) as loop, connect(Toy(loop)) as link:  # type: ignore[attr-defined]
+        generation = link.generate(request("r", [1], max_tokens=400, ignore_eos=True))
+        await anext(generation)
+        await generation.aclose()
+        async with asyncio.timeout(5):
+            while target.kept or drafter.sessions or loop.running:
+                await asyncio.sleep(0.005)
+
+
+async def test_nobody_there() -> None:
+    link = GrpcVerifierLink("127.0.0.1:1")
+    with pytest.raises(Unavailable):
+        await link.describe()
+    with pytest.raises(Unavailable):
+        await anext(link.generate(request("r", [1])))
+    await link.close()
+
+
+async def test_exactly_one_terminal_message() -> None:
+    async with decoding(ToyTarget(), InProcessDraftLink(RandomDrafter())) as loop, over_grpc(Toy(loop)) as link:
+        seen = await events(link, request("r", [1], max_tokens=10))
+        assert [isinstance(event, Finished) for event in seen].count(True) == 1
+        assert isinstance(seen[-1], Finished)

@@ -1,0 +1,111 @@
+"""Strategies x links x sampling parameters on a tiny model: always the tokens of plain decoding, and greedily those of
+transformers' own ``generate``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from services.drafter.catalogue import SOURCES
+from services.drafter.config import DrafterConfig
+from services.drafter.service import DrafterService
+from services.links.grpc_draft import GrpcDraftLink, serve_drafter
+from services.links.in_process import InProcessDraftLink
+from services.verifier.config import TargetConfig, VerifierConfig
+from services.verifier.service import VerifierService
+from speculation.loop import LoopConfig
+from speculation.types import Plan
+from tests.fakes import PLAIN, RandomDrafter, collect, request
+
+PROMPTS = [
+    [5, 6, 7, 8, 9, 5, 6, 7],
+    [40, 41, 42] * 20,
+    [100 + i for i in range(70)] + [100, 101, 102],
+    [17],
+]
+SAMPLING: list[dict[str, object]] = [
+    {},
+    {"temperature": 1.0, "seed": 1},
+    {"temperature": 0.7, "top_p": 0.9, "seed": 2},
+    {"temperature": 0.9, "repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.2, "seed": 3},
+    {"repetition_penalty": 1.5},
+]
+
+
+@asynccontextmanager
+async def verifier(folder: Path, drafter: str, link: str) -> AsyncIterator[VerifierService]:
+    service = RandomDrafter(vocab=250) if drafter == "random" else DrafterService(DrafterConfig())
+    server = None
+    if link == "grpc":
+        server, port = await serve_drafter(service, "127.0.0.1:0")
+
+        async def resolve() -> str:
+            return f"127.0.0.1:{port}"
+
+        draft_link: GrpcDraftLink | InProcessDraftLink = GrpcDraftLink(resolve)
+    else:
+        draft_link = InProcessDraftLink(service)
+    config = VerifierConfig(
+        model_name="tiny",
+        target=TargetConfig(model_path=str(folder), kv_cache_tokens=2048, max_model_len=512),
+        loop=LoopConfig(max_batched_tokens=50),
+    )
+    running = VerifierService(config, draft_link)
+    await running.start()
+    try:
+        yield running
+    finally:
+        await running.stop()
+        if server is not None:
+            await server.stop(None)
+
+
+async def answers(
+    folder: Path, drafter: str, link: str, plan: Plan, sampling: dict[str, object], *, together: bool
+) -> list[list[int]]:
+    wanted = [request(f"r{i}", prompt, plan, max_tokens=60, ignore_eos=True, **sampling) for i, prompt in enumerate(PROMPTS)]
+    async with verifier(folder, drafter, link) as running:
+        if together:
+            results = await asyncio.gather(*(collect(running.loop, one) for one in wanted))
+        else:
+            results = [await collect(running.loop, one) for one in wanted]
+    return [tokens for tokens, _, _ in results]
+
+
+@pytest.mark.parametrize("sampling", SAMPLING, ids=str)
+async def test_every_strategy_on_every_link(tiny_model: Path, sampling: dict[str, object]) -> None:
+    plain = await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=False)
+    assert await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=True) == plain
+    for link in ("in_process", "grpc"):
+        for source in SOURCES:
+            plan = Plan(strategy=source, sources=(source,), max_nodes=8)
+            for together in (False, True):
+                result = await answers(tiny_model, "real", link, plan, sampling, together=together)
+                assert result == plain, (link, source, together)
+        garbage = Plan(strategy="random", sources=("random",), max_nodes=8)
+        assert await answers(tiny_model, "random", link, garbage, sampling, together=True) == plain, (link, "random")
+
+
+@pytest.mark.parametrize("penalty", [1.0, 1.4])
+async def test_greedy_equals_transformers_generate(tiny_model: Path, penalty: float) -> None:
+    plan = Plan(strategy="prompt_lookup", sources=("prompt_lookup",), max_nodes=8)
+    ours = await answers(tiny_model, "real", "in_process", plan, {"repetition_penalty": penalty}, together=True)
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    for prompt, tokens in zip(PROMPTS, ours, strict=True):
+        theirs = model.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+            max_new_tokens=60,
+            min_new_tokens=None,
+            do_sample=False,
+            repetition_penalty=penalty,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+        assert tokens == theirs[0, len(prompt) :].tolist()

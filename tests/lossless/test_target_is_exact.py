@@ -1,0 +1,170 @@
+"""The target on a tiny model: a token's logits are the same bits alone, in a tree, in a batch, in any chunking."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from services.verifier.config import TargetConfig
+from services.verifier.target import TransformersTarget
+from speculation.errors import ConfigurationError
+from speculation.ports import Rows
+from tests.tiny import make_tiny_model
+
+# Long enough to cross tile borders, and so do the trees.
+LENGTH = 200
+
+
+@pytest.fixture(scope="module")
+def target(tiny_model: Path) -> TransformersTarget:
+    return TransformersTarget(TargetConfig(model_path=str(tiny_model), kv_cache_tokens=2048, max_model_len=512))
+
+
+@pytest.fixture(scope="module")
+def text(target: TransformersTarget) -> list[int]:
+    source = random.Random(1)
+    return [source.randrange(target.vocab_size) for _ in range(LENGTH)]
+
+
+@pytest.fixture(scope="module")
+def alone(target: TransformersTarget, text: list[int]) -> torch.Tensor:
+    """Logits of plain decoding, one token per pass: [LENGTH, vocabulary]."""
+    assert target.open("alone", LENGTH)
+    rows = [target.forward([chunk("alone", i, text[i : i + 1])])[0][0] for i in range(LENGTH)]
+    target.close("alone")
+    return torch.stack(rows)
+
+
+def chunk(name: str, context: int, tokens: list[int], logits: int = 1) -> Rows:
+    return Rows(session_id=name, context=context, tokens=tuple(tokens), logits=logits)
+
+
+def test_plain_decoding_agrees_with_transformers(tiny_model: Path, text: list[int], alone: torch.Tensor) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)(torch.tensor([text])).logits[0]
+    assert torch.allclose(alone, reference, atol=2e-4)
+    assert torch.equal(alone.argmax(-1), reference.argmax(-1))
+
+
+@pytest.mark.parametrize("size", [1, 7, 63, 64, 65, LENGTH])
+def test_any_chunking_of_the_prompt(target: TransformersTarget, text: list[int], alone: torch.Tensor, size: int) -> None:
+    assert target.open("chunked", LENGTH)
+    rows = []
+    for start in range(0, LENGTH, size):
+        part = text[start : start + size]
+        rows.append(target.forward([chunk("chunked", start, part, len(part))])[0])
+    target.close("chunked")
+    assert torch.equal(torch.cat(rows), alone)
+
+
+def tree_around(text: list[int], start: int, source: random.Random, vocab: int) -> tuple[list[int], list[int], list[int]]:
+    """Tokens, parents and the nodes of the true continuation, wrong siblings and cousins strewn in."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    path: list[int] = []
+    for true in text[start : start + 4]:
+        for _ in range(source.randint(0, 2)):
+            parents.append(source.randint(-1, len(tokens) - 1))
+            tokens.append(source.randrange(vocab))
+        parents.append(path[-1] if path else -1)
+        path.append(len(tokens))
+        tokens.append(true)
+    return tokens, parents, path
+
+
+@pytest.mark.parametrize("scattered", [False, True], ids=["neighbouring blocks", "scattered blocks"])
+def test_any_tree_at_any_border(target: TransformersTarget, text: list[int], alone: torch.Tensor, scattered: bool) -> None:
+    source = random.Random(2)
+    if scattered:
+        fragment(target)
+    assert target.open("tree", LENGTH + 16)
+    assert isinstance(target.pool.window("tree", 0, LENGTH), torch.Tensor) == scattered
+    position = 1
+    target.forward([chunk("tree", 0, text[:1], 0)])
+    while position < LENGTH - 5:
+        tokens, parents, path = tree_around(text, position + 1, source, target.vocab_size)
+        rows = Rows(
+            session_id="tree",
+            context=position,
+            tokens=(text[position], *tokens),
+            parents=tuple(parents),
+            logits=1 + len(tokens),
+        )
+        logits = target.forward([rows])[0]
+        expected = alone[position : position + 5]
+        assert torch.equal(logits[[0, *(node + 1 for node in path)]], expected), f"at {position}"
+        kept = [0, *(node + 1 for node in path[: source.randint(0, 4)])]
+        target.keep("tree", position, kept)
+        position += len(kept)
+    target.close("tree")
+    if scattered:
+        for index in range(0, FILLS, 2):
+            target.close(f"fill{index}")
+
+
+FILLS = 16
+
+
+def fragment(target: TransformersTarget) -> None:
+    """Leave only holes that are too small for a whole request side by side."""
+    blocks, size = target.pool.total_blocks, target.pool.block_size
+    share = blocks // FILLS
+    assert share * size < LENGTH
+    for index in range(FILLS):
+        assert target.open(f"fill{index}", (share if index < FILLS - 1 else blocks - (FILLS - 1) * share) * size)
+    for index in range(1, FILLS, 2):
+        target.close(f"fill{index}")
+
+
+def test_other_requests_in_the_batch(target: TransformersTarget, text: list[int], alone: torch.Tensor) -> None:
+    for name in ("a", "b", "c"):
+        assert target.open(name, LENGTH)
+    target.forward([chunk("a", 0, text[:90], 0), chunk("b", 0, text[:30], 0)])
+    batch = [chunk("c", 0, text[:70], 70), chunk("a", 90, text[90:91]), chunk("b", 30, text[30:40], 10)]
+    third, first, second = target.forward(batch)
+    assert torch.equal(third, alone[:70])
+    assert torch.equal(first, alone[90:91])
+    assert torch.equal(second, alone[30:40])
+    for name in ("a", "b", "c"):
+        target.close(name)
+
+
+def test_everything_is_given_back(target: TransformersTarget) -> None:
+    assert target.pool.free_blocks == target.pool.total_blocks
+
+
+def test_sliding_window(tmp_path: Path) -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    folder = make_tiny_model(tmp_path)
+    torch.manual_seed(1)
+    config = MistralConfig(
+        vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=512, sliding_window=24, initializer_range=0.4, eos_token_id=0,
+    )  # fmt: skip
+    model = MistralForCausalLM(config).eval()
+    model.save_pretrained(folder)
+    target = TransformersTarget(TargetConfig(model_path=str(folder), kv_cache_tokens=1024))
+    source = random.Random(3)
+    text = [source.randrange(300) for _ in range(150)]
+    target.open("a", 200)
+    logits = target.forward([chunk("a", 0, text, 150)])[0]
+    with torch.no_grad():
+        reference = model(torch.tensor([text])).logits[0]
+    assert torch.allclose(logits, reference, atol=2e-4)
+    assert torch.equal(target.forward([chunk("a", 149, text[149:])])[0][0], logits[149])
+
+
+def test_models_that_cannot_be_served_are_refused_at_start(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot load the model"):
+        TransformersTarget(TargetConfig(model_path=str(tmp_path)))
+    folder = make_tiny_model(tmp_path / "m")
+    with pytest.raises(ConfigurationError, match="max_model_len is 9999: the model was made for at most 512"):
+        TransformersTarget(TargetConfig(model_path=str(folder), max_model_len=9999))
+    with pytest.raises(ConfigurationError, match="must not be below"):
+        TransformersTarget(TargetConfig(model_path=str(folder), max_model_len=512, kv_cache_tokens=128))
+    with pytest.raises(ConfigurationError, match="no GPU here"):
+        TransformersTarget(TargetConfig(model_path=str(folder), device="cuda"))

@@ -1,0 +1,36 @@
+"""The whole service on a tiny model or on the toy target, in this event loop, behind a real public server."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from cluster.build import Pipeline, in_process
+from cluster.config import load
+from cluster.models import ResolvedModel
+from services.links.public_server import PublicServerConfig, serve_public
+
+
+def tiny_settings(*flags: str) -> list[str]:
+    """Settings that fit a tiny model."""
+    return ["server.port=0", "verifier.kv_cache_tokens=4096", "verifier.max_model_len=512", "verifier.threads=1", *flags]
+
+
+@asynccontextmanager
+async def pipeline(folder: Path, *flags: str) -> AsyncIterator[Pipeline]:
+    """All components in this process."""
+    settings = load(flags=tiny_settings(*flags), environ={})
+    async with in_process(settings, ResolvedModel(name="tiny", path=folder)) as running:
+        yield running
+
+
+@asynccontextmanager
+async def served(folder: Path, *flags: str, config: PublicServerConfig | None = None) -> AsyncIterator[tuple[str, Pipeline]]:
+    """The public server in front of it, on a free loopback port."""
+    async with pipeline(folder, *flags) as running:
+        server = await serve_public(running.router, config or PublicServerConfig(port=0))
+        try:
+            yield server.address, running
+        finally:
+            await server.stop(0)

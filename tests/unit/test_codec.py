@@ -1,0 +1,167 @@
+"""Every internal message there and back, every field of every proto message used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.protobuf.descriptor import Descriptor
+
+from outrider.internal.v1 import drafting_pb2, tree_pb2, verification_pb2
+from services.links.codec import drafting, trees, verification
+from speculation import limits
+from speculation.errors import InvalidArgument, MalformedTree
+from speculation.messages import (
+    CloseSession,
+    Draft,
+    DraftFailure,
+    Finished,
+    GenerationRequest,
+    OpenSession,
+    Progress,
+    StepReport,
+    VerifierCard,
+)
+from speculation.types import (
+    Features,
+    FinishReason,
+    Observation,
+    Plan,
+    Proposal,
+    SamplingParams,
+    TokenLogprobs,
+    TokenTree,
+)
+
+TREE = TokenTree(
+    tokens=(7, 8, 9),
+    parents=(-1, 0, -1),
+    sources=("a", "b", "a"),
+    scores=(0.5, 0.25, 0.125),
+    probes=(2,),
+    proposals=(
+        Proposal(token_ids=(7, 9), probabilities=(0.75, 0.25)),
+        Proposal(token_ids=(8,), probabilities=(1.0,)),
+        Proposal(token_ids=(9,), probabilities=(1.0,)),
+    ),
+)
+OPEN = OpenSession(
+    session_id="s", tokens=(1, 2, 3), prompt_length=2, sources=("a",), max_nodes=9, seed=2**64 - 1, temperature=0.5
+)
+STEP = StepReport(
+    session_id="s",
+    committed=(4, 5),
+    length=5,
+    prefix_hash=2**63 + 1,
+    accepted_path=(0,),
+    max_nodes=3,
+    observation=Observation(
+        tree=TREE,
+        top_ids=((1, 2), (3, 4), (5, 6), (7, 8)),
+        probe_ids=((7, 8),),
+        features=Features(data=b"\x01\x02", rows=1, width=1, dtype="float16"),
+    ),
+)
+DRAFT = Draft(session_id="s", base_length=5, base_hash=11, assumed=(4, 5), tree=TREE)
+GENERATION = GenerationRequest(
+    request_id="r",
+    prompt=(1, 2),
+    sampling=SamplingParams(
+        temperature=0.5,
+        top_k=3,
+        top_p=0.5,
+        min_p=0.25,
+        seed=2**64 - 1,
+        max_tokens=9,
+        min_tokens=2,
+        stop=("x", "y"),
+        stop_token_ids=(4,),
+        ignore_eos=True,
+        repetition_penalty=1.5,
+        presence_penalty=0.5,
+        frequency_penalty=-0.5,
+        logit_bias={3: 1.5},
+        logprobs=2,
+    ),
+    plan=Plan(strategy="p", sources=("a", "b"), max_nodes=4, acceptance="rejection", observe_top_k=8),
+    tenant="t",
+)
+PROGRESS = Progress(
+    token_ids=(1, 2),
+    queue_s=0.5,
+    num_drafted=3,
+    accepted_sources=("a",),
+    logprobs=(TokenLogprobs(token_id=1, logprob=-0.5, top_ids=(1, 3), top_logprobs=(-0.5, -1.5)),),
+)
+CARD = VerifierCard(model="m", max_model_len=1, vocab_size=2, running=3, waiting=4, free_blocks=5, total_blocks=6)
+
+CASES: list[tuple[Any, Any, Any]] = [
+    *((message, drafting.encode_drafting_call, drafting.decode_drafting_call) for message in (OPEN, STEP, CloseSession(session_id="s"))),
+    *((message, drafting.encode_drafting_reply, drafting.decode_drafting_reply) for message in (DRAFT, DraftFailure(session_id="s", reason="r", reopen=True))),
+    (GENERATION, verification.encode_generation, verification.decode_generation),
+    (PROGRESS, verification.encode_generation_event, verification.decode_generation_event),
+    *((Finished(reason=reason), verification.encode_generation_event, verification.decode_generation_event) for reason in FinishReason),
+    (CARD, verification.encode_card, verification.decode_card),
+    (TREE, trees.encode_tree, trees.decode_tree),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("message", "encode", "decode"), CASES, ids=lambda value: type(value).__name__)
+def test_there_and_back(message: Any, encode: Any, decode: Any) -> None:
+    wire = encode(message)
+    assert decode(type(wire).FromString(wire.SerializeToString())) == message
+
+
+def used_fields(message: Any, found: set[str]) -> None:
+    for descriptor, value in message.ListFields():
+        found.add(descriptor.full_name)
+        if descriptor.message_type is not None and not descriptor.message_type.GetOptions().map_entry:
+            for part in value if not hasattr(value, "ListFields") else [value]:
+                used_fields(part, found)
+
+
+def all_fields(descriptor: Descriptor, found: set[str]) -> None:
+    for field in descriptor.fields:
+        found.add(field.full_name)
+    for nested in descriptor.nested_types:
+        if not nested.GetOptions().map_entry:
+            all_fields(nested, found)
+
+
+def test_every_field_of_every_message_is_used() -> None:
+    used: set[str] = set()
+    for message, encode, _ in CASES:
+        used_fields(encode(message), used)
+    existing: set[str] = set()
+    for module in (tree_pb2, drafting_pb2, verification_pb2):
+        for descriptor in module.DESCRIPTOR.message_types_by_name.values():
+            all_fields(descriptor, existing)
+    assert existing - used == set()
+
+
+def test_limits_are_enforced_when_decoding() -> None:
+    many = [1] * (limits.MAX_TREE_NODES + 1)
+    with pytest.raises(MalformedTree, match=r"tree.tokens"):
+        trees.decode_tree(tree_pb2.TokenTree(tokens=many))
+    with pytest.raises(MalformedTree, match=r"tree.sources\[0\]"):
+        trees.decode_tree(tree_pb2.TokenTree(tokens=[1], parents=[-1], sources=[3], source_names=["a"]))
+    with pytest.raises(MalformedTree, match="source_names"):
+        trees.decode_tree(tree_pb2.TokenTree(source_names=[str(i) for i in range(17)]))
+    with pytest.raises(InvalidArgument, match="max_nodes"):
+        drafting.decode_drafting_call(drafting_pb2.DraftRequest(open=drafting_pb2.OpenSession(max_nodes=513)))
+    with pytest.raises(InvalidArgument, match="event"):
+        drafting.decode_drafting_call(drafting_pb2.DraftRequest())
+    with pytest.raises(InvalidArgument, match="acceptance"):
+        verification.decode_generation(
+            verification_pb2.VerifyRequest(
+                sampling=verification_pb2.SamplingParams(top_p=1, max_tokens=1, repetition_penalty=1)
+            )
+        )
+
+
+def test_a_draft_that_breaks_a_limit_concerns_its_session_only() -> None:
+    wire = drafting_pb2.DraftResponse(draft=drafting_pb2.Draft(session_id="s", tree=tree_pb2.TokenTree(tokens=[1] * 600)))
+    reply = drafting.decode_drafting_reply(wire)
+    assert isinstance(reply, DraftFailure)
+    assert reply.session_id == "s"
+    assert "at most 512" in reply.reason

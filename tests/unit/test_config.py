@@ -1,0 +1,77 @@
+"""Settings: file < environment < flags; wrong keys and values are named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cluster import build
+from cluster.config import load
+from cluster.models import ResolvedModel, resolve
+from speculation.errors import ConfigurationError
+
+
+def test_precedence(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("verifier: {max_num_seqs: 2, dtype: float16, max_waiting: 3}\nmodel: from-file\n")
+    environ = {"OUTRIDER_VERIFIER__DTYPE": "bfloat16", "OUTRIDER_VERIFIER__MAX_WAITING": "4", "PATH": "/bin"}
+    settings = load(file, ["verifier.max_waiting=5"], environ)
+    assert settings.verifier.max_num_seqs == 2
+    assert settings.verifier.dtype == "bfloat16"
+    assert settings.verifier.max_waiting == 5
+    assert settings.model == "from-file"
+
+
+@pytest.mark.parametrize(
+    ("flags", "environ", "message"),
+    [
+        (["verifier.dtyp=x"], {}, "unknown setting verifier.dtyp; known here: .*dtype"),
+        (["nonsense=x"], {}, "unknown setting nonsense; known here: .*drafter.*model"),
+        ([], {"OUTRIDER_VERIFIER__DTYP": "x"}, "unknown setting verifier.dtyp"),
+        (["verifier.dtype=int3"], {}, "verifier.dtype is 'int3'.*float32"),
+        (["server.port=70000"], {}, "server.port is '70000'.*65535"),
+        (["verifier.max_num_seqs=0"], {}, "verifier.max_num_seqs is '0'"),
+        (["verifier"], {}, "must be section.key=value"),
+        (["model=2", "model.x=1"], {}, "model is a value, not a section"),
+    ],
+)
+def test_wrong_settings_are_named(flags: list[str], environ: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        load(None, flags, environ)
+
+
+def test_unreadable_files(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        load(tmp_path / "missing.yaml", (), {})
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("a: [")
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        load(broken, (), {})
+    broken.write_text("- 1")
+    with pytest.raises(ConfigurationError, match="must be a mapping"):
+        load(broken, (), {})
+
+
+def test_settings_that_contradict_each_other() -> None:
+    with pytest.raises(ConfigurationError, match="prompt_lookup_min is 9"):
+        build.drafter_config(load(None, ["drafter.prompt_lookup_min=9"], {}))
+    with pytest.raises(ConfigurationError, match="go together"):
+        build.server_config(load(None, ["server.tls_key=/tmp/x"], {}))
+    with pytest.raises(ConfigurationError, match="must be one of"):
+        build.router_config(load(None, ["router.strategy=magic"], {}), ResolvedModel(name="m", path=Path("m")))
+
+
+def test_lists_may_be_given_as_flags() -> None:
+    assert load(None, ["server.api_key_hashes=[a, b]"], {}).server.api_key_hashes == ("a", "b")
+
+
+def test_models_that_are_not_there(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="no such file"):
+        resolve(str(tmp_path / "x.gguf"), tmp_path)
+    with pytest.raises(ConfigurationError, match=r"no config.json"):
+        resolve(str(tmp_path), tmp_path)
+
+
+def test_a_folder_is_taken_as_it_is(tiny_model: Path, tmp_path: Path) -> None:
+    assert resolve(str(tiny_model), tmp_path).path == tiny_model.resolve()

@@ -1,0 +1,133 @@
+"""Text in and out: stop strings, broken characters, plans, defaults."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from services.router.stops import StopStrings
+from services.router.strategies import STRATEGIES, StrategyConfig, check_default, make_plan
+from services.router.tokens import Tokens
+from speculation.errors import ConfigurationError, InvalidArgument
+from speculation.messages import ChatMessage, ClientRequest
+from speculation.types import SamplingParams
+
+
+def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
+    """What stop strings mean, on the whole text: it ends before whichever is complete first."""
+    for end in range(len(text) + 1):
+        found = [stop for stop in stops if text[:end].endswith(stop)]
+        if found:
+            return text[: end - max(map(len, found))], max(found, key=len)
+    return text, None
+
+
+letters = st.text(alphabet="ab", max_size=12)
+
+
+@given(letters, st.lists(st.text(alphabet="ab", min_size=1, max_size=3), max_size=3, unique=True))
+def test_stop_strings_one_character_at_a_time(text: str, stops: list[str]) -> None:
+    matcher, shown, stop = StopStrings(stops), "", None
+    for character in text:
+        found = matcher.push(character)
+        shown += found.text
+        if found.stop is not None:
+            stop = found.stop
+            break
+    else:
+        shown += matcher.flush()
+    assert (shown, stop) == cut(text, stops)
+
+
+@given(letters, st.integers(1, 4))
+def test_pieces_of_any_size_without_a_hit(text: str, size: int) -> None:
+    matcher = StopStrings(["abbbbbbbbbbbbba"])
+    shown = "".join(matcher.push(text[at : at + size]).text for at in range(0, len(text), size)) + matcher.flush()
+    assert shown == text
+
+
+def test_nothing_that_may_become_a_stop_string_is_shown() -> None:
+    matcher = StopStrings(["\n\nEnd"])
+    assert matcher.push("Text\n").text == "Text"
+    assert matcher.push("\nEn").text == ""
+    assert matcher.push("ter").text == "\n\nEnter"
+
+
+@pytest.mark.parametrize(
+    "text", ["plain", "Größe naïve", "東京タワー", "🙂🙃🙂 ok", "a 🙂", "  two  spaces ", "tab\tnewline\n"]
+)
+def test_detokenising_token_by_token_equals_all_at_once(tiny_model: Path, text: str) -> None:
+    tokens = Tokens(str(tiny_model))
+    detokenizer = tokens.detokenizer()
+    pieces = [detokenizer.push(token) for token in tokens.encode(text)]
+    assert "".join(pieces) + detokenizer.flush() == text
+    assert not any("�" in piece for piece in pieces)
+
+
+def test_a_character_cut_in_two_is_held_back_and_then_marked(tiny_model: Path) -> None:
+    tokens = Tokens(str(tiny_model))
+    detokenizer = tokens.detokenizer()
+    ids = tokens.encode("a京")
+    text = "".join(detokenizer.push(token) for token in ids[:-1])
+    assert text == "a"
+    assert "�" in detokenizer.flush()
+
+
+def test_special_tokens_are_not_text(tiny_model: Path) -> None:
+    tokens = Tokens(str(tiny_model))
+    detokenizer = tokens.detokenizer()
+    ids = [*tokens.encode("ab"), 0, *tokens.encode("cd"), 0]
+    assert "".join(detokenizer.push(token) for token in ids) + detokenizer.flush() == "abcd"
+
+
+def test_chat(tiny_model: Path) -> None:
+    tokens = Tokens(str(tiny_model))
+    ids = tokens.encode_chat((ChatMessage(role="user", content="hi"),))
+    assert ids == tokens.encode("<|user|>hi<|end|><|assistant|>")
+    with pytest.raises(InvalidArgument, match="unknown role wizard"):
+        tokens.encode_chat((ChatMessage(role="wizard", content="hi"),))
+    with pytest.raises(InvalidArgument, match=r"messages\[0\].role"):
+        tokens.encode_chat((ChatMessage(role="", content="hi"),))
+    with pytest.raises(InvalidArgument, match="1 to 1024"):
+        tokens.encode_chat(())
+    with pytest.raises(InvalidArgument, match="prompt is empty"):
+        tokens.encode("")
+
+
+def test_missing_tokeniser(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot load the tokeniser"):
+        Tokens(str(tmp_path))
+
+
+def asking(**given: object) -> ClientRequest:
+    return ClientRequest(input="x", sampling=SamplingParams(), **given)  # type: ignore[arg-type]
+
+
+def test_plans() -> None:
+    config = StrategyConfig(strategy="prompt_lookup", num_speculative_tokens=7)
+    assert make_plan(asking(), config).max_nodes == 7
+    assert make_plan(asking(num_speculative_tokens=3), config).max_nodes == 3
+    assert not make_plan(asking(num_speculative_tokens=0), config).speculates
+    assert not make_plan(asking(strategy="autoregressive"), config).speculates
+    assert make_plan(asking(acceptance="rejection"), config).acceptance == "rejection"
+    for name in STRATEGIES:
+        assert make_plan(asking(strategy=name), config).strategy == name
+
+
+@pytest.mark.parametrize("strategy", ["nonsense", ""])
+def test_unknown_strategies_are_refused_with_the_known_ones(strategy: str) -> None:
+    with pytest.raises(InvalidArgument, match="autoregressive, prompt_lookup") as caught:
+        make_plan(asking(strategy=strategy), StrategyConfig())
+    assert caught.value.field == "speculation.strategy"
+    with pytest.raises(ConfigurationError, match="must be one of"):
+        check_default(StrategyConfig(strategy=strategy))
+
+
+def test_every_strategys_sources_exist() -> None:
+    from services.drafter.catalogue import check_names
+
+    for sources in STRATEGIES.values():
+        check_names(sources)

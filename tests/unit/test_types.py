@@ -1,0 +1,69 @@
+"""Sampling parameters refuse what they cannot honour, by name."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+
+import pytest
+
+from speculation.errors import InvalidArgument
+from speculation.types import SamplingParams, SpeculationStats
+
+BAD: list[tuple[str, object]] = [
+    ("temperature", -0.1),
+    ("temperature", math.nan),
+    ("temperature", math.inf),
+    ("temperature", 101.0),
+    ("top_k", -1),
+    ("top_p", 0.0),
+    ("top_p", 1.1),
+    ("top_p", math.nan),
+    ("min_p", -0.1),
+    ("min_p", 1.5),
+    ("seed", -1),
+    ("seed", 2**64),
+    ("max_tokens", 0),
+    ("min_tokens", 257),
+    ("repetition_penalty", 0.0),
+    ("repetition_penalty", math.nan),
+    ("presence_penalty", -2.1),
+    ("frequency_penalty", 3.0),
+    ("stop", ("x",) * 17),
+    ("stop", ("",)),
+    ("stop", ("x" * 257,)),
+    ("stop_token_ids", tuple(range(65))),
+    ("logit_bias", {1: math.nan}),
+    ("logit_bias", {1: 101.0}),
+    ("logit_bias", dict.fromkeys(range(1025), 1.0)),
+    ("logprobs", 21),
+    ("logprobs", -1),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD, ids=lambda value: str(value)[:20])
+def test_bad_values_are_refused_by_name(field: str, value: object) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        SamplingParams(**{field: value})  # type: ignore[arg-type]
+    assert caught.value.field == field
+    assert caught.value.allowed
+
+
+def test_statistics_follow_vllms_definitions() -> None:
+    stats = SpeculationStats()
+    stats.record(drafted=4, accepted_sources=("a", "a", "b"), committed=4)
+    stats.record(drafted=4, accepted_sources=(), committed=1)
+    stats.record(drafted=0, accepted_sources=(), committed=1)
+    assert stats.mean_acceptance_length == 2
+    assert stats.draft_acceptance_rate == 3 / 8
+    assert stats.acceptance_histogram == [2, 0, 0, 1]
+    assert stats.accepted_by_source == {"a": 2, "b": 1}
+
+
+def test_the_shared_types_need_the_standard_library_only() -> None:
+    script = (
+        "import sys, speculation.types, speculation.messages; print([m for m in ('torch', 'numpy') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
