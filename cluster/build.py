@@ -104,7 +104,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         acceptance=router.acceptance,
     )
     check_default(strategy)
-    return RouterConfig(model_name=model.name, model_path=str(model.path), strategy=strategy)
+    return RouterConfig(model_path=str(model.path), strategy=strategy)
 
 
 def server_config(settings: Settings) -> PublicServerConfig:

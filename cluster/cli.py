@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 import outrider
-from cluster.config import Settings, load
+from cluster.config import API_KEY_VARIABLE, ServerSettings, Settings, load
 from cluster.service import err, running
 from outrider.requests import Options
-from speculation.errors import OutriderError
+from speculation.errors import ConfigurationError, InvalidArgument, OutriderError
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -34,6 +35,8 @@ ModelName = Annotated[
 ]
 Address = Annotated[str | None, typer.Option("--address", help="A running server, host:port. Default: 127.0.0.1:50051.")]
 InProcess = Annotated[bool, typer.Option("--in-process", help="Use no server: load the model into this process.")]
+Tls = Annotated[bool, typer.Option("--tls", help="The server speaks TLS.")]
+TlsRoot = Annotated[Path | None, typer.Option("--tls-root", help="PEM file that replaces the system's root certificates.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the components' logs.")]
 Strategy = Annotated[str | None, typer.Option(help="autoregressive or prompt_lookup. Default: the server's.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate. Default: 256.")]
@@ -47,7 +50,7 @@ MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share o
 Stop = Annotated[list[str] | None, typer.Option(help="End where this text appears. Repeatable.")]
 Nodes = Annotated[int | None, typer.Option(help="Most drafted tokens to check in one pass.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")]
-ApiKey = Annotated[str | None, typer.Option(envvar="OUTRIDER_CLIENT_API_KEY", help="Sent to the server.")]
+ApiKey = Annotated[str | None, typer.Option(envvar=API_KEY_VARIABLE, help="Sent to the server.")]
 
 
 @app.command()
@@ -91,6 +94,8 @@ def generate(
     config: ConfigFile = None,
     settings: Set = None,
     api_key: ApiKey = None,
+    tls: Tls = False,
+    tls_root: TlsRoot = None,
     verbose: Verbose = False,
 ) -> None:
     """Continue a text. Needs a running server, or --in-process."""
@@ -98,7 +103,9 @@ def generate(
         strategy=strategy, max_tokens=max_tokens, temperature=temperature, seed=seed, top_p=top_p, top_k=top_k,
         min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens,
     )  # fmt: skip
-    with _client(address, in_process, model, config, settings, api_key, verbose, options) as client:
+    with _client(
+        address, in_process, model, config, settings, verbose, options, _credentials(api_key, tls, tls_root)
+    ) as client:
         _print(client.stream(prompt, **options), as_json)
 
 
@@ -122,6 +129,8 @@ def chat(
     config: ConfigFile = None,
     settings: Set = None,
     api_key: ApiKey = None,
+    tls: Tls = False,
+    tls_root: TlsRoot = None,
     verbose: Verbose = False,
 ) -> None:
     """Answer a message. Needs a running server, or --in-process."""
@@ -131,7 +140,9 @@ def chat(
     )  # fmt: skip
     messages = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": message})
-    with _client(address, in_process, model, config, settings, api_key, verbose, options) as client:
+    with _client(
+        address, in_process, model, config, settings, verbose, options, _credentials(api_key, tls, tls_root)
+    ) as client:
         _print(client.stream(messages=messages, **options), as_json)
 
 
@@ -144,13 +155,21 @@ def plan(config: ConfigFile = None, model: ModelName = None, settings: Set = Non
 
 
 @app.command()
-def models(address: Address = None, config: ConfigFile = None, settings: Set = None, api_key: ApiKey = None) -> None:
+def models(
+    address: Address = None,
+    config: ConfigFile = None,
+    settings: Set = None,
+    api_key: ApiKey = None,
+    tls: Tls = False,
+    tls_root: TlsRoot = None,
+) -> None:
     """List the models that a server serves, and those that lie on this machine."""
     from cluster.report import print_models
 
     loaded = _load(config, settings)
     where = address or _default_address(loaded)
-    with outrider.Client(where, api_key=api_key, timeout_s=5, retry=outrider.Retry(attempts=1)) as client:
+    retry, credentials = outrider.Retry(attempts=1), _credentials(api_key, tls, tls_root)
+    with outrider.Client(where, timeout_s=5, retry=retry, **credentials) as client:
         try:
             served = client.models()
         except outrider.Unavailable:
@@ -183,23 +202,33 @@ def _client(
     model: str | None,
     config: Path | None,
     settings: list[str] | None,
-    api_key: str | None,
     verbose: bool,
     options: Options,
+    credentials: dict[str, Any],
 ) -> Iterator[outrider.Client]:
     """A client of a running server, or of one that lives in this process for the block."""
     if in_process and address:
         raise OutriderError("--address and --in-process exclude each other")
     if in_process:
-        loaded = _load(config, settings, **{"model": model, "server.host": "127.0.0.1", "server.port": 0})
-        service: Any = running(loaded, in_process=True, verbose=verbose)
+        loaded = _load(config, settings, model=model)
+        # Nobody but this process is to reach it: whatever the settings say of the public server does not count here.
+        private = loaded.model_copy(update={"server": ServerSettings(port=0)})
+        service: Any = running(private, in_process=True, verbose=verbose)
+        credentials = {}
     else:
         loaded = _load(config, settings)
         service = nullcontext(address or _default_address(loaded))
         if model is not None:
             options["model"] = model
-    with service as where, outrider.Client(where, api_key=api_key) as client:
+    with service as where, outrider.Client(where, **credentials) as client:
         yield client
+
+
+def _credentials(api_key: str | None, tls: bool, root: Path | None) -> dict[str, Any]:
+    if root is not None and not root.is_file():
+        raise ConfigurationError(f"--tls-root is {root}: no such file")
+    pem = root.read_bytes() if root is not None else None
+    return {"api_key": api_key, "tls": tls or root is not None, "root_certificates": pem}
 
 
 def _default_address(settings: Settings) -> str:
@@ -254,9 +283,7 @@ def main() -> None:
     try:
         app()
     except (OutriderError, outrider.OutriderError) as error:
-        err.print(f"[bold red]error:[/bold red] {error}", highlight=False, soft_wrap=True)
-        from speculation.errors import ConfigurationError, InvalidArgument
-
+        err.print("[bold red]error:[/bold red]", escape(str(error)), highlight=False, soft_wrap=True)
         sys.exit(2 if isinstance(error, (ConfigurationError, InvalidArgument, outrider.InvalidArgument)) else 1)
     except KeyboardInterrupt:
         sys.exit(130)

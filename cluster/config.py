@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -19,12 +19,17 @@ from speculation.errors import ConfigurationError
 from speculation.loop import LoopConfig
 
 _PREFIX = "OUTRIDER_"
+# Not a setting: the command line's own credentials as a client.
+API_KEY_VARIABLE = "OUTRIDER_API_KEY"
 _SERVER, _STRATEGY, _LOOP = PublicServerConfig(), StrategyConfig(), LoopConfig()
 _TARGET, _LOOKUP = TargetConfig(model_path=""), PromptLookupConfig()
 
 
 class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+KeyHash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Placed(_Section):
@@ -40,7 +45,7 @@ class ServerSettings(_Section):
 
     host: str = Field(_SERVER.host, description="interface to bind to; anything but loopback needs api_key_hashes")
     port: int = Field(_SERVER.port, ge=0, le=65535)
-    api_key_hashes: tuple[str, ...] = Field((), description="SHA-256 of each API key; `outrider hash-key` prints one")
+    api_key_hashes: tuple[KeyHash, ...] = Field((), description="SHA-256 of each API key; `outrider hash-key` prints one")
     tls_certificate: Path | None = None
     tls_key: Path | None = None
     reflection: bool = _SERVER.reflection
@@ -48,8 +53,9 @@ class ServerSettings(_Section):
 
 
 class RouterSettings(Placed):
-    """What a request gets that does not say."""
+    """The public entry, and what a request gets that does not say."""
 
+    replicas: int = Field(1, ge=1, le=1, description="one: it owns the public port")
     strategy: str = _STRATEGY.strategy
     num_speculative_tokens: int = Field(_STRATEGY.num_speculative_tokens, ge=0, le=512)
     acceptance: Literal["walk", "rejection"] = _STRATEGY.acceptance
@@ -59,7 +65,7 @@ class VerifierSettings(Placed):
     """The target model and the decoding loop."""
 
     num_cpus: float = Field(1, ge=0, description="cores that Ray sets aside for each")
-    dtype: Literal["float32", "bfloat16", "float16"] = _TARGET.dtype
+    dtype: Literal["float32", "bfloat16"] = _TARGET.dtype
     device: str = _TARGET.device
     kv_cache_tokens: int = Field(_TARGET.kv_cache_tokens, ge=64)
     block_size: int = Field(_TARGET.block_size, ge=1)
@@ -90,6 +96,7 @@ class Settings(BaseSettings):
     )
 
     model: str = Field("smollm2-135m-instruct", description="Hugging Face name, folder, GGUF file, or the built-in one")
+    internal_token: str | None = Field(None, min_length=16, description="shared by the components; None: drawn at start")
     cache_dir: Path = Field(default_factory=lambda: _default_cache(), description="where converted models are kept")
     server: ServerSettings = ServerSettings()
     router: RouterSettings = RouterSettings()
@@ -122,7 +129,7 @@ def load(path: Path | None = None, flags: Sequence[str] = (), environ: Mapping[s
     """
     merged: dict[str, Any] = _read_file(path) if path is not None else {}
     for name, value in (os.environ if environ is None else environ).items():
-        if name.startswith(_PREFIX):
+        if name.startswith(_PREFIX) and name != API_KEY_VARIABLE:
             _put(merged, name.removeprefix(_PREFIX).lower().split("__"), value)
     for flag in flags:
         key, separator, value = flag.partition("=")
@@ -153,7 +160,10 @@ def _put(tree: dict[str, Any], keys: Sequence[str], value: str) -> None:
         if not isinstance(below, dict):
             raise ConfigurationError(f"{'.'.join(keys)}: {key} is a value, not a section")
         tree = below
-    tree[keys[-1]] = yaml.safe_load(value) if value[:1] in "[{" else value
+    try:
+        tree[keys[-1]] = yaml.safe_load(value) if value[:1] in ("[", "{") else value
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{'.'.join(keys)} is {value!r}: not a YAML list or mapping") from error
 
 
 def _explain(error: ValidationError) -> str:

@@ -42,17 +42,14 @@ _ONGOING = 4096
 class DrafterDeployment:
     """A drafter with its own gRPC server."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
         self._drafter = DrafterService(build.drafter_config(settings))
-        self._address: str | None = None
+        host = settings.drafter.host
+        self._server, port = await serve_drafter(self._drafter, f"{host}:0", settings.internal_token)
+        self._address = f"{_reachable(host)}:{port}"
 
     async def address(self) -> str:
-        """Where it answers; starts the server at the first call, on the event loop that serves it."""
-        if self._address is None:
-            host = self._settings.drafter.host
-            self._server, port = await serve_drafter(self._drafter, f"{host}:0")
-            self._address = f"{_reachable(host)}:{port}"
+        """Where it answers."""
         return self._address
 
     async def process_id(self) -> int:
@@ -64,16 +61,16 @@ class DrafterDeployment:
 class VerifierDeployment:
     """A target with its decoding loop."""
 
-    def __init__(self, settings: Settings, model: ResolvedModel, drafter: DeploymentHandle) -> None:
+    async def __init__(self, settings: Settings, model: ResolvedModel, drafter: DeploymentHandle) -> None:  # type: ignore[misc]
         async def resolve() -> str:
             return cast(str, await drafter.address.remote())
 
-        self._verifier = VerifierService(build.verifier_config(settings, model), GrpcDraftLink(resolve))
-        self._started = False
+        link = GrpcDraftLink(resolve, settings.internal_token)
+        self._verifier = VerifierService(build.verifier_config(settings, model), link)
+        await self._verifier.start()
 
     async def generate(self, request: bytes) -> AsyncGenerator[bytes, None]:
         """See ``VerifierPort.generate``; the messages are outrider.internal.v1's, serialised."""
-        await self._start()
         wire = verification_pb2.VerifyRequest.FromString(request)
         events = self._verifier.generate(codec.decode_generation(wire))
         try:
@@ -84,7 +81,6 @@ class VerifierDeployment:
 
     async def describe(self) -> bytes:
         """See ``VerifierPort.describe``."""
-        await self._start()
         return codec.encode_card(await self._verifier.describe()).SerializeToString()
 
     async def step_times(self) -> dict[str, float]:
@@ -93,36 +89,27 @@ class VerifierDeployment:
 
     async def check_health(self) -> None:
         """Fails when the decoding loop has died, so that Serve replaces the replica."""
-        if self._started and not self._verifier.healthy:
+        if not self._verifier.healthy:
             raise RuntimeError("the decoding loop is not running")
-
-    async def _start(self) -> None:
-        if not self._started:
-            self._started = True
-            await self._verifier.start()
 
 
 @serve.deployment(name="router", max_ongoing_requests=_ONGOING)
 class RouterDeployment:
     """A router with the public gRPC server."""
 
-    def __init__(self, settings: Settings, model: ResolvedModel, verifier: DeploymentHandle) -> None:
-        self._settings = settings
-        self._router = RouterService(build.router_config(settings, model), ServeVerifierLink(verifier))
-        self._address: str | None = None
+    async def __init__(self, settings: Settings, model: ResolvedModel, verifier: DeploymentHandle) -> None:  # type: ignore[misc]
+        router = RouterService(build.router_config(settings, model), ServeVerifierLink(verifier))
+        # Asking what is served waits for the verifier, so that the port opens when requests will be answered.
+        await router.models()
+        self._server = await serve_public(router, build.server_config(settings))
 
     async def address(self) -> str:
-        """Where users reach it; opens the public server at the first call, once the verifier answers."""
-        if self._address is None:
-            await self._router.models()
-            self._server = await serve_public(self._router, build.server_config(self._settings))
-            self._address = self._server.address
-        return self._address
+        """Where users reach it."""
+        return self._server.address
 
     async def close(self) -> None:
         """Let running calls finish for a few seconds and accept no more."""
-        if self._address is not None:
-            await self._server.stop()
+        await self._server.stop()
 
 
 class ServeVerifierLink:
@@ -142,7 +129,7 @@ class ServeVerifierLink:
                 finished = isinstance(message, Finished)
                 yield message
         except Exception as error:
-            raise _translate(error) from error
+            raise _translate(error) from None
         finally:
             if not finished:
                 events.cancel()
@@ -152,28 +139,28 @@ class ServeVerifierLink:
         try:
             wire = await self._handle.describe.remote()
         except Exception as error:
-            raise _translate(error) from error
+            raise _translate(error) from None
         return codec.decode_card(verification_pb2.DescribeResponse.FromString(wire))
 
 
 def _translate(error: Exception) -> OutriderError:
     """What Ray makes of our errors, and its own, as ours."""
+    # Ray raises a class of both kinds, whose text is a remote traceback: what was raised over there is its cause.
+    if isinstance(error, RayTaskError):
+        error = cast(Any, error).cause
     if isinstance(error, OutriderError):
         return error
-    if isinstance(error, RayTaskError):
-        cause = cast(Any, error).cause
-        return cause if isinstance(cause, OutriderError) else Internal("the verifier failed; its log says why")
     if isinstance(error, BackPressureError):
         return ResourceExhausted("too many requests wait for the verifier")
     if isinstance(error, (DeploymentUnavailableError, RayError)):
         return Unavailable("the verifier is gone or restarting; try again")
-    log.error("unexpected error from the verifier", exc_info=error)
+    log.error("the verifier failed", exc_info=error)
     return Internal("the verifier failed; the router's log says why")
 
 
 def _reachable(host: str) -> str:
     """Where other nodes reach a server that is bound to ``host``."""
-    return str(ray.util.get_node_ip_address()) if host == "0.0.0.0" else host
+    return str(ray.util.get_node_ip_address()) if host in ("0.0.0.0", "::", "[::]") else host
 
 
 def application(settings: Settings, model: ResolvedModel) -> serve.Application:

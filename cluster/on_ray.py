@@ -32,15 +32,18 @@ def running(settings: Settings, model: ResolvedModel, *, verbose: bool = False) 
 
     Set ``RAY_ADDRESS`` to use a cluster that runs already.
     """
-    for name, value in _ENVIRONMENT.items():
-        os.environ.setdefault(name, value)
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    own = "RAY_ADDRESS" not in os.environ
+    if own:
+        for name, value in _ENVIRONMENT.items():
+            os.environ.setdefault(name, value)
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    if settings.internal_token is None:
+        settings = settings.model_copy(update={"internal_token": secrets.token_hex(32)})
     import ray
     from ray import serve
 
     from cluster.deployments import APPLICATION, application
 
-    own = "RAY_ADDRESS" not in os.environ
     level = logging.INFO if verbose else logging.ERROR
     logging.getLogger("ray.serve").setLevel(level)
     if own:
@@ -57,13 +60,12 @@ def running(settings: Settings, model: ResolvedModel, *, verbose: bool = False) 
         serve.start(proxy_location="Disabled", logging_config={"log_level": "INFO" if verbose else "ERROR"})
         _check_resources(settings, ray.cluster_resources())
         handle = serve.run(application(settings, model), name=APPLICATION, route_prefix=None)
-        yield handle.address.remote().result(timeout_s=300)
+        yield handle.address.remote().result(timeout_s=60)
         handle.close.remote().result(timeout_s=60)
-    finally:
-        if own:
-            ray.shutdown()
-        else:
+        if not own:
             serve.delete(APPLICATION)
+    finally:
+        ray.shutdown()
 
 
 def _check_resources(settings: Settings, available: Mapping[str, float]) -> None:

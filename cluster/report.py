@@ -14,7 +14,7 @@ from cluster import build
 from cluster.config import Settings
 from cluster.models import BUILT_IN, ResolvedModel
 
-_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def print_plan(settings: Settings) -> None:

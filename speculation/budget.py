@@ -9,6 +9,11 @@ from typing import Protocol
 class Budget(Protocol):
     """A policy. 0 means plain decoding."""
 
+    @property
+    def max_nodes(self) -> int:
+        """Never more than this."""
+        ...
+
     def nodes(self, live_requests: int) -> int:
         """Most nodes of one request's tree in the coming step, with ``live_requests`` requests in the batch."""
         ...

@@ -43,9 +43,8 @@ from speculation.verify import verify
 
 log = logging.getLogger(__name__)
 
-# With no fitting draft for so many steps the loop stops waiting, and tries again after a while.
-_PATIENCE = 4
-_RETRY_AFTER = 32
+# So many failed steps in a row, and the target is given up for broken.
+_MAX_FAILURES = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -105,7 +104,7 @@ class DecodingLoop:
         self._live: dict[str, Session] = {}
         self._wake = asyncio.Event()
         self._draft_came = asyncio.Event()
-        self._misses = 0
+        self._failures = 0
         self._worker = worker
         self._task: asyncio.Task[None] | None = None
 
@@ -121,17 +120,19 @@ class DecodingLoop:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._worker.shutdown(wait=True)
-        for session in [*self._live.values(), *self._waiting]:
-            session.fail(UnavailableError("the verifier is shutting down"))
-        self._live.clear()
+        gone = UnavailableError("the verifier is shutting down")
+        for session in self._waiting:
+            session.fail(gone)
         self._waiting.clear()
+        # A pass may still be under way in the worker: only when it is over may its rows be freed.
+        await asyncio.to_thread(self._worker.shutdown)
+        self._fail_all(gone)
         await self._link.stop()
 
     @property
     def healthy(self) -> bool:
-        """Whether the loop runs."""
-        return self._task is not None and not self._task.done()
+        """Whether the loop runs, and its steps succeed."""
+        return self._task is not None and not self._task.done() and self._failures < _MAX_FAILURES
 
     @property
     def running(self) -> int:
@@ -156,26 +157,29 @@ class DecodingLoop:
                     return
         finally:
             session.closed = True
+            if session in self._waiting:
+                self._waiting.remove(session)
             self._wake.set()
 
     def _submit(self, request: GenerationRequest) -> Session:
         if not self.healthy:
             raise UnavailableError("the verifier is not running")
         self._check(request)
-        if len(self._waiting) >= self.config.max_waiting:
+        if len(self._waiting) >= self.config.max_waiting + max(0, self.config.max_num_seqs - len(self._live)):
             raise ResourceExhausted(f"{self.config.max_waiting} requests are waiting already (max_waiting)")
         session = Session(
             request,
             self._target.pipeline(request.sampling, len(request.prompt)),
             self._target.eos_token_ids,
-            self._target.max_model_len,
+            max_model_len=self._target.max_model_len,
+            max_nodes=self._budget.max_nodes,
         )
         self._waiting.append(session)
         self._wake.set()
         return session
 
     def _check(self, request: GenerationRequest) -> None:
-        prompt, most = request.prompt, self._target.max_model_len
+        prompt, most = request.prompt + request.committed, self._target.max_model_len
         if not prompt:
             raise InvalidArgument("prompt", "empty", "at least one token")
         if len(prompt) >= most:
@@ -200,40 +204,46 @@ class DecodingLoop:
         if isinstance(reply, Draft):
             try:
                 validate(reply.tree, vocab_size=self._target.vocab_size, max_nodes=limits.MAX_TREE_NODES)
+                session.drafts.add(reply)
             except MalformedTree as error:
                 self.stats.drafts_malformed += 1
+                session.drafts.none_for(len(session.tokens))
                 log.warning("dropped a draft for %s: %s", reply.session_id, error)
-                return
-            session.add_draft(reply)
-            self._draft_came.set()
         else:
-            log.warning("no draft for %s: %s", reply.session_id, reply.reason)
-            if reply.reopen:
+            log.warning("no draft for %s: %s", reply.session_id, reply.reason[:200])
+            if session.drafts.failed(len(session.tokens), reopen=reply.reopen):
                 self._open_drafting(session)
+        self._draft_came.set()
 
     def on_connected(self) -> None:
         """See ``DraftReceiver``: tell a drafter that joins late what is committed."""
-        self._misses = 0
         for session in self._live.values():
+            session.drafts.start_over()
             self._open_drafting(session)
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
     async def _run(self) -> None:
         while True:
-            self._drop_closed()
-            self._admit()
-            if not self._live:
-                self._wake.clear()
-                await self._wake.wait()
-                continue
             try:
-                await self._step()
+                self._drop_closed()
+                self._admit()
+                if self._live:
+                    await self._step()
+                    self._failures = 0
+                    continue
             except Exception:
                 log.exception("a decoding step failed")
-                for session in list(self._live.values()):
-                    session.fail(Internal("the decoding step failed; the server's log says why"))
-                    self._release(session)
+                self._failures += 1
+                self._fail_all(Internal("the decoding step failed; the server's log says why"))
+                continue
+            self._wake.clear()
+            await self._wake.wait()
+
+    def _fail_all(self, error: OutriderError) -> None:
+        for session in list(self._live.values()):
+            session.fail(error)
+            self._release(session)
 
     async def _step(self) -> None:
         times = self.stats.times
@@ -254,18 +264,20 @@ class DecodingLoop:
     def _admit(self) -> None:
         while self._waiting and len(self._live) < self.config.max_num_seqs:
             session = self._waiting[0]
-            if session.closed:
-                self._waiting.popleft()
-                continue
-            if not self._target.open(session.id, session.capacity):
+            error: OutriderError | None = None
+            try:
+                opened = self._target.open(session.id, session.capacity)
+            except Exception:
+                log.exception("no room could be made for %s", session.id)
+                opened, error = False, Internal("the request could not be admitted; the server's log says why")
+            if not opened and error is None:
                 if self._live:
                     return
-                self._waiting.popleft()
-                session.fail(
-                    ResourceExhausted("the request does not fit into the key-value cache; ask for fewer max_tokens")
-                )
-                continue
+                error = InvalidArgument("max_tokens", session.capacity, "small enough for the key-value cache")
             self._waiting.popleft()
+            if error is not None:
+                session.fail(error)
+                continue
             session.queue_s = time.perf_counter() - session.submitted_at
             self._live[session.id] = session
             self._open_drafting(session)
@@ -279,7 +291,7 @@ class DecodingLoop:
             self._release(session)
 
     def _release(self, session: Session) -> None:
-        del self._live[session.id]
+        self._live.pop(session.id, None)
         self._target.close(session.id)
         if session.request.plan.speculates:
             self._link.close(CloseSession(session_id=session.id))
@@ -287,24 +299,21 @@ class DecodingLoop:
     async def _await_drafts(self) -> None:
         """Wait until every request that will be verified has its draft, but not beyond the deadline."""
         wanting = [s for s in self._live.values() if s.request.plan.speculates and s.computed == len(s.tokens) - 1]
-        missing = [session for session in wanting if not session.has_draft]
-        if missing and self._link.connected and self._patient():
-            deadline = time.perf_counter() + self.config.draft_deadline_s
-            while missing and self._link.connected and (left := deadline - time.perf_counter()) > 0:
-                self._draft_came.clear()
-                try:
-                    async with asyncio.timeout(left):
-                        await self._draft_came.wait()
-                except TimeoutError:
-                    break
-                missing = [session for session in missing if not session.has_draft and not session.closed]
-        if wanting:
-            self._misses = self._misses + 1 if len(missing) == len(wanting) else 0
-            self.stats.drafts_missed += len(missing)
-            self.stats.drafts_used += len(wanting) - len(missing)
-
-    def _patient(self) -> bool:
-        return self._misses < _PATIENCE or self._misses % _RETRY_AFTER == 0
+        missing = [session for session in wanting if session.drafts.worth_waiting(session.tokens)]
+        deadline = time.perf_counter() + self.config.draft_deadline_s
+        while missing and self._link.connected and (left := deadline - time.perf_counter()) > 0:
+            self._draft_came.clear()
+            try:
+                async with asyncio.timeout(left):
+                    await self._draft_came.wait()
+            except TimeoutError:
+                break
+            missing = [s for s in missing if s.drafts.worth_waiting(s.tokens) and not s.closed]
+        for session in wanting:
+            if session.drafts.count_step(session.tokens):
+                self.stats.drafts_used += 1
+            else:
+                self.stats.drafts_missed += 1
 
     def _plan_parts(self) -> list[_Part]:
         max_nodes = self._budget.nodes(len(self._live))
@@ -312,10 +321,10 @@ class DecodingLoop:
         parts = []
         for session in self._live.values():
             pending = len(session.tokens) - session.computed
-            chain = min(pending, max(prompt_rows, 1)) if pending > 1 else 1
+            chain = min(pending, prompt_rows) if pending > 1 else 1
+            if chain == 0:
+                continue
             if pending > 1:
-                if prompt_rows <= 0:
-                    continue
                 prompt_rows -= chain
             parts.append(_part(session, chain, max_nodes))
         return parts
@@ -364,7 +373,7 @@ class DecodingLoop:
         if verdict.finish_reason is not None:
             session.finish(verdict.finish_reason)
             self._release(session)
-        elif session.request.plan.speculates:
+        elif session.request.plan.speculates and not session.drafts.given_up:
             self._link.step(self._report(session, verdict))
 
     def _report(self, session: Session, verdict: Verdict) -> StepReport:
@@ -372,7 +381,7 @@ class DecodingLoop:
             session_id=session.id,
             committed=verdict.committed,
             length=verdict.length,
-            prefix_hash=session.prefix_hash,
+            prefix_hash=session.drafts.prefix_hash,
             accepted_path=verdict.accepted_path,
             max_nodes=min(self._budget.nodes(len(self._live)), session.request.plan.max_nodes),
             observation=verdict.observation,

@@ -98,10 +98,14 @@ class ModelCard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationRequest:
-    """A validated request in token ids, with its plan."""
+    """A validated request in token ids, with its plan.
+
+    ``committed`` is what an earlier verifier has said already: the answer goes on behind it, as if nothing had happened.
+    """
 
     request_id: str
     prompt: tuple[int, ...]
+    committed: tuple[int, ...] = ()
     sampling: SamplingParams
     plan: Plan
     tenant: str = ""

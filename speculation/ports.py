@@ -185,3 +185,7 @@ class RouterPort(Protocol):
     async def models(self) -> list[ModelCard]:
         """What is served."""
         ...
+
+    async def ready(self) -> bool:
+        """Whether requests would be answered now."""
+        ...

@@ -114,6 +114,7 @@ def _proposal(tree: TokenTree, node: int, vocab_size: int) -> Distribution:
     if tree.proposals:
         proposal = tree.proposals[node]
         q[list(proposal.token_ids)] = proposal.probabilities
+        q /= q.sum()
     else:
         q[tree.tokens[node]] = 1.0
     return q

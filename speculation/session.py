@@ -4,23 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
 
 from speculation.acceptance import StopRule, stop_token_ids
 from speculation.choose import LogitsPipeline
-from speculation.messages import (
-    Draft,
-    Finished,
-    GenerationRequest,
-    OpenSession,
-    Progress,
-)
-from speculation.prefix import EMPTY_HASH, extend_hash
-from speculation.tree import prune
-from speculation.types import EMPTY_TREE, FinishReason, TokenTree
-
-# Drafts sent ahead, for several possible outcomes of a step, wait here; older ones are of no use.
-_DRAFTS_KEPT = 8
+from speculation.drafts import Drafts
+from speculation.messages import Finished, GenerationRequest, OpenSession, Progress
+from speculation.types import FinishReason, TokenTree
 
 
 class Session:
@@ -38,20 +27,22 @@ class Session:
         request: GenerationRequest,
         pipeline: LogitsPipeline | None,
         eos_token_ids: frozenset[int],
+        *,
         max_model_len: int,
+        max_nodes: int,
     ) -> None:
         self.request = request
         self.pipeline = pipeline
-        self.tokens = list(request.prompt)
+        self.tokens = [*request.prompt, *request.committed]
         self.computed = 0
+        self.drafts = Drafts(self.tokens)
         self.events: asyncio.Queue[Progress | Finished | BaseException] = asyncio.Queue()
         self.closed = False
         self.submitted_at = time.perf_counter()
         self.queue_s = 0.0
+        self._max_nodes = min(max_nodes, request.plan.max_nodes)
         self._room = min(request.sampling.max_tokens, max_model_len - len(request.prompt))
         self._stop_ids = stop_token_ids(request.sampling, eos_token_ids)
-        self._hashes = {len(self.tokens): extend_hash(EMPTY_HASH, self.tokens)}
-        self._drafts: deque[Draft] = deque(maxlen=_DRAFTS_KEPT)
 
     @property
     def id(self) -> str:
@@ -66,12 +57,7 @@ class Session:
     @property
     def capacity(self) -> int:
         """Rows to reserve: every token that may come, and the largest tree behind them."""
-        return len(self.request.prompt) + self._room + self.request.plan.max_nodes
-
-    @property
-    def prefix_hash(self) -> int:
-        """Hash of ``tokens``."""
-        return self._hashes[len(self.tokens)]
+        return len(self.request.prompt) + self._room + self._max_nodes
 
     @property
     def stop_rule(self) -> StopRule:
@@ -80,41 +66,14 @@ class Session:
 
     def commit(self, tokens: tuple[int, ...]) -> None:
         """Append what a step decided."""
-        prefix_hash = extend_hash(self.prefix_hash, tokens)
         self.tokens.extend(tokens)
-        # Drafts may have been made from any of the last few prefixes (draft-ahead), never from much older ones.
-        self._hashes[len(self.tokens)] = prefix_hash
-        if len(self._hashes) > _DRAFTS_KEPT:
-            del self._hashes[min(self._hashes)]
-
-    def add_draft(self, draft: Draft) -> None:
-        """Keep a draft until its prefix is reached."""
-        self._drafts.append(draft)
-
-    @property
-    def has_draft(self) -> bool:
-        """Whether a draft for the next step is at hand."""
-        return any(self._fits(draft) for draft in self._drafts)
+        self.drafts.commit(len(self.tokens), tokens)
 
     def take_tree(self, max_nodes: int) -> TokenTree:
-        """The newest tree that grows from exactly what is committed, cut to what can be used; else the empty tree."""
-        draft = next((draft for draft in reversed(self._drafts) if self._fits(draft)), None)
-        if draft is None:
-            return EMPTY_TREE
+        """The tree to check in the coming step."""
         # The last token of the answer needs no row: nothing is chosen after it.
         max_depth = self._room - self.generated - 1
-        nodes = min(max_nodes, self.request.plan.max_nodes)
-        if draft.tree.proposals and (len(draft.tree) > nodes or max_depth < len(draft.tree)):
-            return EMPTY_TREE
-        return prune(draft.tree, nodes, max_depth)
-
-    def _fits(self, draft: Draft) -> bool:
-        start = draft.base_length
-        return (
-            start + len(draft.assumed) == len(self.tokens)
-            and self._hashes.get(start) == draft.base_hash
-            and tuple(self.tokens[start:]) == draft.assumed
-        )
+        return self.drafts.take(self.tokens, min(max_nodes, self._max_nodes), max_depth)
 
     def opening(self, max_nodes: int) -> OpenSession:
         """The message that starts a drafter's session, now or late."""
@@ -123,7 +82,7 @@ class Session:
             tokens=tuple(self.tokens),
             prompt_length=len(self.request.prompt),
             sources=self.request.plan.sources,
-            max_nodes=min(max_nodes, self.request.plan.max_nodes),
+            max_nodes=min(max_nodes, self._max_nodes),
             seed=self.request.sampling.seed,
             temperature=self.request.sampling.temperature,
         )

@@ -59,8 +59,8 @@ def _validate_proposals(tree: TokenTree, vocab_size: int) -> None:
             raise MalformedTree(name, "an id outside the vocabulary", f"token ids below {vocab_size}")
         if not all(value >= 0 for value in q) or abs(sum(q) - 1) > 1e-3:
             raise MalformedTree(name, f"probabilities with sum {sum(q)}", "non-negative numbers with sum 1")
-        if tree.tokens[node] not in ids:
-            raise MalformedTree(name, "without the node's own token", "a distribution that holds it")
+        if tree.tokens[node] not in ids or q[ids.index(tree.tokens[node])] == 0:
+            raise MalformedTree(name, "without the node's own token", "a distribution that it can be drawn from")
 
 
 def children(tree: TokenTree) -> dict[int, list[int]]:

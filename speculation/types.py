@@ -47,7 +47,9 @@ class SamplingParams:
     logprobs: int | None = None
 
     def __post_init__(self) -> None:
-        _check_range("temperature", self.temperature, 0, limits.MAX_TEMPERATURE)
+        if self.temperature != 0:
+            # Below, logits divided by it overflow float32, and the choice would be an accident.
+            _check_range("temperature", self.temperature, limits.MIN_TEMPERATURE, limits.MAX_TEMPERATURE, suffix=", or 0")
         _check_range("top_k", self.top_k, 0, 2**32 - 1)
         _check_range("top_p", self.top_p, 0, 1, above_low=True)
         _check_range("min_p", self.min_p, 0, 1)
@@ -69,10 +71,10 @@ class SamplingParams:
             _check_range("logprobs", self.logprobs, 0, limits.MAX_LOGPROBS)
 
 
-def _check_range(name: str, value: float, low: float, high: float, *, above_low: bool = False) -> None:
+def _check_range(name: str, value: float, low: float, high: float, *, above_low: bool = False, suffix: str = "") -> None:
     if not (math.isfinite(value) and low <= value <= high and not (above_low and value == low)):
         kind = "a whole number" if isinstance(value, int) else "a finite number"
-        raise InvalidArgument(name, value, f"{kind} {'above' if above_low else 'from'} {low:g} to {high:g}")
+        raise InvalidArgument(name, value, f"{kind} {'above' if above_low else 'from'} {low:g} to {high:g}{suffix}")
 
 
 def _check_count(name: str, values: tuple[object, ...] | Mapping[int, float], most: int, noun: str) -> None:

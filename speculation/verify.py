@@ -48,7 +48,7 @@ def _accept(session: Session, tree: TokenTree, logits: torch.Tensor) -> Accepted
         row, _ = processed(node)
         if params.temperature == 0:
             p = np.zeros(len(row))
-            p[int(torch.argmax(row))] = 1.0
+            p[choose(row, params, params.seed, length)] = 1.0
             return p
         return np.asarray(torch.softmax(row.double(), dim=-1).numpy())
 

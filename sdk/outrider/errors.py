@@ -18,6 +18,7 @@ from __future__ import annotations
 from typing import cast
 
 import grpc
+from google.protobuf.message import DecodeError
 
 from outrider.v1 import generation_pb2 as pb
 
@@ -101,13 +102,21 @@ def from_rpc(error: grpc.RpcError, address: str) -> OutriderError:
         return _WITH_FIELD[code](message, detail.field, detail.value, detail.allowed)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ResourceExhausted(message, detail.retry_after_s or 1.0)
-    if code is grpc.StatusCode.UNAVAILABLE:
+    if code is grpc.StatusCode.UNAVAILABLE and not _answered(call):
         message = f"no Outrider server answers at {address} ({message}); start one with `outrider serve`"
     return _PLAIN.get(code, InternalError)(message)
+
+
+def _answered(call: grpc.Call) -> bool:
+    """Whether the error comes from a server of ours rather than from the network."""
+    return any(key == _DETAIL_KEY for key, _ in call.trailing_metadata() or ())
 
 
 def _detail(call: grpc.Call) -> pb.ErrorDetail:
     for key, value in call.trailing_metadata() or ():
         if key == _DETAIL_KEY and isinstance(value, bytes):
-            return pb.ErrorDetail.FromString(value)
+            try:
+                return pb.ErrorDetail.FromString(value)
+            except DecodeError:
+                return pb.ErrorDetail()
     return pb.ErrorDetail()

@@ -1,4 +1,4 @@
-"""API keys on the public server: checked on every call but health checks; only their hashes are kept."""
+"""API keys: checked on every call but health checks; only their hashes are kept."""
 
 from __future__ import annotations
 
@@ -13,13 +13,19 @@ import grpc.aio
 from services.links.errors import abort
 from speculation.errors import Unauthenticated
 
-_HEALTH = "/grpc.health.v1.Health/"
+# Check alone: a Watch is a call that never ends, and anyone could hold as many of them as the server allows calls.
+_HEALTH = "/grpc.health.v1.Health/Check"
 _SCHEME = "Bearer "
 
 
 def hash_key(key: str) -> str:
     """SHA-256 of an API key, in hex: what a configuration holds."""
     return hashlib.sha256(key.encode()).hexdigest()
+
+
+def bearer(key: str | None) -> tuple[tuple[str, str], ...]:
+    """Call metadata that carries ``key``."""
+    return (("authorization", _SCHEME + key),) if key else ()
 
 
 def bearer_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
@@ -49,7 +55,7 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         """See ``grpc.aio.ServerInterceptor``."""
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method.startswith(_HEALTH) or self._known(handler_call_details):
+        if handler is None or handler_call_details.method == _HEALTH or self._known(handler_call_details):
             return handler
         return _refusing(handler)
 

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from outrider.internal.v1 import drafting_pb2, drafting_pb2_grpc
+from services.links.auth import ApiKeyInterceptor, bearer, hash_key
 from services.links.channel import bind, client_options, make_server
 from services.links.codec import drafting as codec
 from services.links.drafting import answer
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 5.0
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.1, 2.0
+_OUTBOX = 4096
 
 
 class GrpcDraftLink:
@@ -32,10 +34,13 @@ class GrpcDraftLink:
 
     Args:
         resolve: gives the drafter's "host:port" anew before every attempt, so that a restarted one is found.
+        token: what the drafter's server asks for; None: it asks for nothing.
     """
 
-    def __init__(self, resolve: Callable[[], Awaitable[str]]) -> None:
+    def __init__(self, resolve: Callable[[], Awaitable[str]], token: str | None = None) -> None:
         self._resolve = resolve
+        self._metadata = bearer(token)
+        self._talking: Any = None
         self._outbox: asyncio.Queue[drafting_pb2.DraftRequest] | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -68,8 +73,14 @@ class GrpcDraftLink:
 
     def _send(self, call: DraftingCall) -> None:
         # Without a connection there is nobody to tell: a drafter that comes back is told everything by on_connected.
-        if self._outbox is not None:
+        if self._outbox is None:
+            return
+        try:
             self._outbox.put_nowait(codec.encode_drafting_call(call))
+        except asyncio.QueueFull:
+            log.warning("the drafter does not read what it is sent; connecting anew")
+            self._outbox = None
+            self._talking.cancel()
 
     async def _stay_connected(self, receiver: DraftReceiver) -> None:
         delay = _RETRY_FIRST_S
@@ -89,14 +100,14 @@ class GrpcDraftLink:
             delay = min(2 * delay, _RETRY_MOST_S)
 
     async def _talk(self, channel: grpc.aio.Channel, receiver: DraftReceiver) -> None:
-        outbox: asyncio.Queue[drafting_pb2.DraftRequest] = asyncio.Queue()
+        outbox: asyncio.Queue[drafting_pb2.DraftRequest] = asyncio.Queue(_OUTBOX)
 
         async def requests() -> AsyncIterator[drafting_pb2.DraftRequest]:
             while True:
                 yield await outbox.get()
 
-        replies = drafting_pb2_grpc.DraftingServiceStub(channel).Draft(requests())
-        self._outbox = outbox
+        replies = drafting_pb2_grpc.DraftingServiceStub(channel).Draft(requests(), metadata=self._metadata)
+        self._outbox, self._talking = outbox, replies
         try:
             receiver.on_connected()
             async for reply in replies:
@@ -133,9 +144,10 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
                 self._drafter.close(CloseSession(session_id=session_id))
 
 
-async def serve_drafter(drafter: Drafter, address: str) -> tuple[grpc.aio.Server, int]:
-    """Start a server for ``drafter`` at "host:port" (port 0: any); returns it and its port."""
-    server = make_server(limits.MAX_DRAFT_MESSAGE_BYTES)
+async def serve_drafter(drafter: Drafter, address: str, token: str | None = None) -> tuple[grpc.aio.Server, int]:
+    """Start a server for ``drafter`` at "host:port" (port 0: any) that asks for ``token``; returns it and its port."""
+    guards = [ApiKeyInterceptor([hash_key(token)])] if token else []
+    server = make_server(limits.MAX_DRAFT_MESSAGE_BYTES, interceptors=guards)
     drafting_pb2_grpc.add_DraftingServiceServicer_to_server(_DraftingServicer(drafter), server)
     port = bind(server, address)
     await server.start()

@@ -33,7 +33,7 @@ class InProcessDraftLink:
     @property
     def connected(self) -> bool:
         """See ``DraftLink``."""
-        return self._task is not None
+        return self._task is not None and not self._task.done()
 
     async def start(self, receiver: DraftReceiver) -> None:
         """See ``DraftLink``."""

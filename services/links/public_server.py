@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ from speculation.errors import ConfigurationError
 from speculation.ports import RouterPort
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+_HEALTH_PERIOD_S = 2.0
 _LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 
@@ -74,19 +76,29 @@ class PublicServer:
         address: "host:port" that it listens on.
     """
 
-    def __init__(self, server: grpc.aio.Server, health_servicer: health.aio.HealthServicer, address: str) -> None:
+    def __init__(
+        self, router: RouterPort, server: grpc.aio.Server, health_servicer: health.aio.HealthServicer, address: str
+    ) -> None:
+        self._router = router
         self._server = server
         self._health = health_servicer
+        self._watch = asyncio.create_task(self._follow_router(), name="health")
         self.address = address
 
     async def stop(self, grace_s: float = 5.0) -> None:
         """Say NOT_SERVING, let running calls finish for ``grace_s`` seconds, then end them."""
+        self._watch.cancel()
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
-    async def wait(self) -> None:
-        """Until the server has stopped."""
-        await self._server.wait_for_termination()
+    async def _follow_router(self) -> None:
+        """SERVING exactly while requests would be answered."""
+        while True:
+            ready = await self._router.ready()
+            status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+            for service in (SERVICE, ""):
+                await self._health.set(service, status)
+            await asyncio.sleep(_HEALTH_PERIOD_S)
 
 
 async def serve_public(router: RouterPort, config: PublicServerConfig) -> PublicServer:
@@ -107,8 +119,6 @@ async def serve_public(router: RouterPort, config: PublicServerConfig) -> Public
     generation_pb2_grpc.add_GenerationServiceServicer_to_server(_GenerationServicer(router), server)
     health_servicer = health.aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
-    for service in (SERVICE, ""):
-        await health_servicer.set(service, health_pb2.HealthCheckResponse.SERVING)
     if config.reflection:
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
     try:
@@ -119,4 +129,4 @@ async def serve_public(router: RouterPort, config: PublicServerConfig) -> Public
             "choose another server.port"
         ) from error
     await server.start()
-    return PublicServer(server, health_servicer, f"{config.host}:{port}")
+    return PublicServer(router, server, health_servicer, f"{config.host}:{port}")

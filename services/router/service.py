@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import time
 import uuid
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from services.router.answer import Answer
 from services.router.strategies import STRATEGIES, StrategyConfig, check_default, make_plan
 from services.router.tokens import Tokens
-from speculation.errors import InvalidArgument, NotFound, PromptTooLong
+from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, PromptTooLong
 from speculation.messages import (
     ChatMessage,
     ClientRequest,
@@ -28,9 +29,8 @@ from speculation.types import FinishReason, SamplingParams
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterConfig:
-    """A router: the model's name and tokeniser, and the default strategy."""
+    """A router: the model's tokeniser, and the default strategy."""
 
-    model_name: str
     model_path: str
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
 
@@ -53,7 +53,8 @@ class RouterService:
         """See ``RouterPort``."""
         arrived_at = time.perf_counter()
         card = await self._describe()
-        inner = self._prepare(request, card)
+        # Long texts take their time: other requests are served meanwhile.
+        inner = await asyncio.to_thread(self._prepare, request, card)
         answer = Answer(inner, self._tokens.detokenizer(), arrived_at)
         events = self._verifier.generate(inner)
         try:
@@ -67,6 +68,7 @@ class RouterService:
                 if answer.stop_string is not None:
                     yield answer.complete(FinishReason.STOP, card.model)
                     return
+            raise Internal("the verifier ended without a result")
         finally:
             await events.aclose()
 
@@ -83,6 +85,14 @@ class RouterService:
             )
         ]
 
+    async def ready(self) -> bool:
+        """See ``RouterPort``."""
+        try:
+            self._card = await self._verifier.describe()
+        except OutriderError:
+            return False
+        return True
+
     async def _describe(self) -> VerifierCard:
         # What a verifier serves does not change while it lives; its load is not asked for here.
         if self._card is None:
@@ -94,9 +104,6 @@ class RouterService:
             raise NotFound("model", request.model, card.model)
         plan = make_plan(request, self._config.strategy)
         prompt = self._encode(request.input)
-        for token in prompt:
-            if token >= card.vocab_size:
-                raise InvalidArgument("prompt_token_ids", token, f"token ids below {card.vocab_size}")
         room = card.max_model_len - len(prompt)
         if room < 1:
             most = card.max_model_len - 1
@@ -131,9 +138,14 @@ def _complete_sampling(request: ClientRequest, room: int, max_model_len: int) ->
             "max_tokens", sampling.max_tokens, f"at most {room}: what the prompt leaves of max_model_len {max_model_len}"
         )
     max_tokens = min(sampling.max_tokens, room)
+    if sampling.min_tokens > max_tokens:
+        raise InvalidArgument(
+            "min_tokens",
+            sampling.min_tokens,
+            f"at most {max_tokens}: what the prompt leaves of max_model_len {max_model_len}",
+        )
     return replace(
         sampling,
         seed=sampling.seed if request.seed_given else secrets.randbits(63),
         max_tokens=max_tokens,
-        min_tokens=min(sampling.min_tokens, max_tokens),
     )

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import TemplateError
-from tokenizers.decoders import DecodeStream
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from speculation import limits
@@ -66,23 +65,34 @@ class Tokens:
 
 
 class Detokenizer:
-    """Turns an answer's tokens into text one by one, holding back what is not a whole character yet."""
+    """Turns an answer's tokens into text one by one, holding back what is not a whole character yet.
+
+    A few tokens before the new ones are decoded with them, since a token's text may depend on its neighbours: what the
+    longer decoding has beyond the shorter one is new.
+    """
 
     def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
         self._tokenizer = tokenizer
-        self._stream = DecodeStream(skip_special_tokens=True)
-        self._held: list[int] = []
+        self._window: list[int] = []
+        self._shown = 0
 
     def push(self, token: int) -> str:
         """The text that ``token`` completes; empty if it ends within a character."""
-        text = self._stream.step(self._tokenizer.backend_tokenizer, token)
-        if text is None:
-            self._held.append(token)
+        self._window.append(token)
+        before = self._decode(self._window[: self._shown])
+        text = self._decode(self._window)
+        # A broken character looks like this; so does a token that says it outright, which is merely late then.
+        if text.endswith("\ufffd") or len(text) <= len(before):
             return ""
-        self._held.clear()
-        return str(text)
+        self._window = self._window[self._shown :]
+        self._shown = len(self._window)
+        return text[len(before) :]
 
     def flush(self) -> str:
         """What was held back, with a replacement character for broken UTF-8."""
-        held, self._held = self._held, []
-        return str(self._tokenizer.decode(held, skip_special_tokens=True)) if held else ""
+        rest = self._decode(self._window)[len(self._decode(self._window[: self._shown])) :]
+        self._window, self._shown = [], 0
+        return rest
+
+    def _decode(self, tokens: list[int]) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))

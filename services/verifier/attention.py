@@ -81,22 +81,22 @@ def _attend_group(
     tail_scores = _tail_scores(group, grouped, keys).masked_fill(~_seen_in_tail(group, window), float("-inf"))
     top = tail_scores.amax(-1, keepdim=True)
     if group.head is None:
-        total = _tail_values(group, (tail_scores - top).exp(), values)
+        total = _tail_values(group, (tail_scores - top).exp().to(query.dtype), values)
     else:
         head_scores = _product(grouped, keys[:, group.head].transpose(1, 2))
         if window is not None:
             head_scores = head_scores.masked_fill(~_seen_in_head(group, head_scores.shape[-1], window), float("-inf"))
         top = torch.maximum(top, head_scores.amax(-1, keepdim=True))
-        total = _product((head_scores - top).exp(), values[:, group.head])
-        total = total + _tail_values(group, (tail_scores - top).exp(), values)
-    return (total[..., :-1] / total[..., -1:]).reshape(heads, rows, size)
+        total = _product((head_scores - top).exp().to(query.dtype), values[:, group.head])
+        total = total + _tail_values(group, (tail_scores - top).exp().to(query.dtype), values)
+    return (total[..., :-1] / total[..., -1:]).reshape(heads, rows, size).to(query.dtype)
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """[kv heads, group, rows, n] x [kv heads, n, m], with as many rows as the kernels need."""
     kv_heads, group, rows, _ = left.shape
     flat = _pad_rows(left.reshape(kv_heads, group * rows, -1))
-    return torch.bmm(flat, right)[:, : group * rows].view(kv_heads, group, rows, -1)
+    return torch.bmm(flat, right)[:, : group * rows].view(kv_heads, group, rows, -1).float()
 
 
 def _tail_scores(group: Group, query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
@@ -118,7 +118,7 @@ def _row_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     kv_heads, group, rows, n = left.shape
     flat = _pad_rows(left.transpose(1, 2).reshape(kv_heads * rows, group, n))
     product = torch.bmm(flat, right.reshape(kv_heads * rows, n, -1))[:, :group]
-    return product.view(kv_heads, rows, group, -1).transpose(1, 2)
+    return product.view(kv_heads, rows, group, -1).transpose(1, 2).float()
 
 
 def _pad_rows(matrices: torch.Tensor) -> torch.Tensor:

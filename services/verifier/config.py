@@ -22,7 +22,7 @@ class TargetConfig:
     """
 
     model_path: str
-    dtype: Literal["float32", "bfloat16", "float16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
     kv_cache_tokens: int = 16384
     block_size: int = 16
@@ -37,4 +37,4 @@ class VerifierConfig:
     model_name: str
     target: TargetConfig
     loop: LoopConfig = field(default_factory=LoopConfig)
-    max_nodes: int = 8
+    max_nodes: int = 64

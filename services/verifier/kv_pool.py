@@ -28,7 +28,7 @@ class KVPool:
         device: torch.device,
     ) -> None:
         self.block_size = block_size
-        self.total_blocks = rows // block_size
+        self.total_blocks = -(-rows // block_size)
         self.device = device
         # One row more than the blocks hold takes what padding rows write; no request ever reads it.
         self.padding_row = self.total_blocks * block_size
@@ -62,6 +62,8 @@ class KVPool:
         self._rows[owner] = (starts + torch.arange(self.block_size, device=self.device)).flatten()
         if blocks == list(range(blocks[0], blocks[0] + count)):
             self._contiguous[owner] = blocks[0] * self.block_size
+        # Rows that are not written yet are read with weight zero, and zero times what an overflow left behind is not zero.
+        self.values[:, :, self._rows[owner], :-1] = 0
         return True
 
     def _take_run(self, count: int) -> list[int]:

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from services.verifier.config import VerifierConfig
 from services.verifier.target import TransformersTarget
 from speculation.budget import FixedBudget
+from speculation.errors import Unavailable
 from speculation.loop import DecodingLoop
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import DraftLink
@@ -46,7 +47,13 @@ class VerifierService:
         return self.loop.generate(request)
 
     async def describe(self) -> VerifierCard:
-        """See ``VerifierPort``."""
+        """See ``VerifierPort``.
+
+        Raises:
+            Unavailable: requests would fail.
+        """
+        if not self.healthy:
+            raise Unavailable("the verifier's decoding loop is not running")
         return VerifierCard(
             model=self._config.model_name,
             max_model_len=self._target.max_model_len,

@@ -42,6 +42,7 @@ class TransformersTarget:
         self._device = torch.device(config.device)
         self._model = _load(config)
         model_config = self._model.config.get_text_config()
+        _refuse_unsupported(model_config)
         self.vocab_size: int = model_config.vocab_size
         self.eos_token_ids = _eos_token_ids(config.model_path, model_config)
         self.max_model_len = _max_model_len(config, model_config)
@@ -151,6 +152,16 @@ def _eos_token_ids(model_path: str, model_config: object) -> frozenset[int]:
     if eos is None:
         return frozenset()
     return frozenset([eos] if isinstance(eos, int) else eos)
+
+
+def _refuse_unsupported(model_config: object) -> None:
+    """Refuse what would be computed without an error, but not as the model means it."""
+    if getattr(model_config, "attention_chunk_size", None):
+        raise ConfigurationError("models with chunked attention (attention_chunk_size) are not supported")
+    rope = getattr(model_config, "rope_parameters", None) or {}
+    if "longrope" in str(rope.get("rope_type", "")):
+        # transformers chooses its factors by the longest position of the pass: one request would change another's tokens.
+        raise ConfigurationError("models with longrope positions are not supported")
 
 
 def _max_model_len(config: TargetConfig, model_config: object) -> int:

@@ -66,6 +66,7 @@ DRAFT = Draft(session_id="s", base_length=5, base_hash=11, assumed=(4, 5), tree=
 GENERATION = GenerationRequest(
     request_id="r",
     prompt=(1, 2),
+    committed=(3,),
     sampling=SamplingParams(
         temperature=0.5,
         top_k=3,

@@ -14,7 +14,7 @@ from speculation.errors import ConfigurationError
 
 def test_precedence(tmp_path: Path) -> None:
     file = tmp_path / "c.yaml"
-    file.write_text("verifier: {max_num_seqs: 2, dtype: float16, max_waiting: 3}\nmodel: from-file\n")
+    file.write_text("verifier: {max_num_seqs: 2, dtype: float32, max_waiting: 3}\nmodel: from-file\n")
     environ = {"OUTRIDER_VERIFIER__DTYPE": "bfloat16", "OUTRIDER_VERIFIER__MAX_WAITING": "4", "PATH": "/bin"}
     settings = load(file, ["verifier.max_waiting=5"], environ)
     assert settings.verifier.max_num_seqs == 2
@@ -33,12 +33,19 @@ def test_precedence(tmp_path: Path) -> None:
         (["server.port=70000"], {}, "server.port is '70000'.*65535"),
         (["verifier.max_num_seqs=0"], {}, "verifier.max_num_seqs is '0'"),
         (["verifier"], {}, "must be section.key=value"),
+        (["server.api_key_hashes=[a"], {}, "not a YAML list"),
+        (["server.api_key_hashes=[secret]"], {}, "server.api_key_hashes.0"),
+        (["router.replicas=2"], {}, "router.replicas is '2'"),
         (["model=2", "model.x=1"], {}, "model is a value, not a section"),
     ],
 )
 def test_wrong_settings_are_named(flags: list[str], environ: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load(None, flags, environ)
+
+
+def test_the_clients_api_key_is_no_setting() -> None:
+    load(None, (), {"OUTRIDER_API_KEY": "x"})
 
 
 def test_unreadable_files(tmp_path: Path) -> None:
@@ -63,7 +70,8 @@ def test_settings_that_contradict_each_other() -> None:
 
 
 def test_lists_may_be_given_as_flags() -> None:
-    assert load(None, ["server.api_key_hashes=[a, b]"], {}).server.api_key_hashes == ("a", "b")
+    hashes = ("a" * 64, "b" * 64)
+    assert load(None, [f"server.api_key_hashes=[{', '.join(hashes)}]"], {}).server.api_key_hashes == hashes
 
 
 def test_models_that_are_not_there(tmp_path: Path) -> None:

@@ -150,7 +150,7 @@ async def test_leaving_the_queue() -> None:
 async def test_a_full_queue_refuses_and_says_when_to_retry() -> None:
     target = ToyTarget(rooms=1)
     target.delay_s = 0.005
-    async with decoding(target, InProcessDraftLink(RandomDrafter()), max_waiting=1) as loop:
+    async with decoding(target, InProcessDraftLink(RandomDrafter()), max_waiting=1, max_num_seqs=1) as loop:
         tasks = [asyncio.create_task(collect(loop, request("a", [1], max_tokens=60, ignore_eos=True)))]
         await asyncio.sleep(0.02)
         tasks.append(asyncio.create_task(collect(loop, request("b", [1], max_tokens=5, ignore_eos=True))))

@@ -202,7 +202,7 @@ class SamplingParams(_message.Message):
     LOGIT_BIAS_FIELD_NUMBER: _builtins.int
     LOGPROBS_FIELD_NUMBER: _builtins.int
     temperature: _builtins.float
-    """0 (default) always takes the likeliest token; larger is more random. At most 100."""
+    """0 (default) always takes the likeliest token; otherwise 0.001 to 100, larger is more random."""
     top_k: _builtins.int
     """Keep the k likeliest tokens. 0 (default) keeps all."""
     top_p: _builtins.float

@@ -44,6 +44,9 @@ def decode_tree(wire: tree_pb2.TokenTree) -> TokenTree:
             raise MalformedTree(f"tree.{name}", f"{len(getattr(wire, name))} entries", f"at most {limits.MAX_TREE_NODES}")
     if len(wire.source_names) > limits.MAX_SOURCES:
         raise MalformedTree("tree.source_names", f"{len(wire.source_names)} names", f"at most {limits.MAX_SOURCES}")
+    for name in wire.source_names:
+        if len(name) > limits.MAX_SOURCE_NAME:
+            raise MalformedTree("tree.source_names", name, f"names of at most {limits.MAX_SOURCE_NAME} characters")
     for node, index in enumerate(wire.sources):
         if index >= len(wire.source_names):
             raise MalformedTree(f"tree.sources[{node}]", index, f"below {len(wire.source_names)}")

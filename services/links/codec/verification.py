@@ -24,6 +24,7 @@ def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequ
     return verification_pb2.VerifyRequest(
         request_id=message.request_id,
         prompt_token_ids=message.prompt,
+        committed_token_ids=message.committed,
         sampling=verification_pb2.SamplingParams(
             temperature=sampling.temperature,
             top_k=sampling.top_k,
@@ -61,6 +62,7 @@ def decode_generation(wire: verification_pb2.VerifyRequest) -> GenerationRequest
     return GenerationRequest(
         request_id=wire.request_id,
         prompt=tuple(wire.prompt_token_ids),
+        committed=tuple(wire.committed_token_ids),
         sampling=_decode_sampling(wire.sampling),
         plan=_decode_plan(wire.plan),
         tenant=wire.tenant,

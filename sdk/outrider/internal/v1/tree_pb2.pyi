@@ -44,7 +44,7 @@ class TokenTree(_message.Message):
 
     @_builtins.property
     def source_names(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Distinct names, at most 16."""
+        """Distinct names, at most 16, of at most 64 characters each."""
 
     @_builtins.property
     def scores(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:

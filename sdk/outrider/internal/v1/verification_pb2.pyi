@@ -47,17 +47,20 @@ class VerifyRequest(_message.Message):
     SAMPLING_FIELD_NUMBER: _builtins.int
     PLAN_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    COMMITTED_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     tenant: _builtins.str
     """Derived by the router from the caller's credentials, never taken from the request."""
     @_builtins.property
-    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Prompt, and after a migration what was committed before it."""
-
+    def prompt_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
     def sampling(self) -> Global___SamplingParams: ...
     @_builtins.property
     def plan(self) -> Global___Plan: ...
+    @_builtins.property
+    def committed_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """After a migration: what the answer holds already. It goes on behind it."""
+
     def __init__(
         self,
         *,
@@ -66,10 +69,11 @@ class VerifyRequest(_message.Message):
         sampling: Global___SamplingParams | None = ...,
         plan: Global___Plan | None = ...,
         tenant: _builtins.str = ...,
+        committed_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["plan", b"plan", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["committed_token_ids", b"committed_token_ids", "plan", b"plan", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "sampling", b"sampling", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

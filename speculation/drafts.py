@@ -1,0 +1,100 @@
+"""The drafts of one request that wait to be used, and whether waiting for more makes sense."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from speculation.messages import Draft
+from speculation.prefix import EMPTY_HASH, extend_hash
+from speculation.tree import prune
+from speculation.types import EMPTY_TREE, TokenTree
+
+# Drafts sent ahead, for several possible outcomes of a step, wait here; older ones are of no use.
+_KEPT = 8
+# After so many steps in a row without a draft nobody waits any more, but for one step in a while.
+_PATIENCE = 4
+_RETRY_EVERY = 32
+
+
+class Drafts:
+    """A small mailbox with a memory.
+
+    Attributes:
+        given_up: the drafter has said that there will be no drafts for this request.
+        prefix_hash: of everything committed so far.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.given_up = False
+        self.prefix_hash = extend_hash(EMPTY_HASH, tokens)
+        self._hashes = {len(tokens): self.prefix_hash}
+        self._waiting: deque[Draft] = deque(maxlen=_KEPT)
+        self._misses = 0
+        self._none_for = -1
+        self._reopened_for = -1
+
+    def commit(self, length: int, tokens: Sequence[int]) -> None:
+        """Note that ``tokens`` were appended, and the prefix is ``length`` long now."""
+        self.prefix_hash = extend_hash(self.prefix_hash, tokens)
+        # Drafts may have been made from any of the last few prefixes (draft-ahead), never from much older ones.
+        self._hashes[length] = self.prefix_hash
+        if len(self._hashes) > _KEPT:
+            del self._hashes[min(self._hashes)]
+
+    def add(self, draft: Draft) -> None:
+        """Keep a draft until its prefix is reached."""
+        self._waiting.append(draft)
+
+    def none_for(self, length: int) -> None:
+        """There will be no draft for the prefix of this length."""
+        self._none_for = length
+
+    def failed(self, length: int, *, reopen: bool) -> bool:
+        """Note that the drafter failed; whether to open its session anew, which is tried once per prefix."""
+        self.none_for(length)
+        if not reopen:
+            self.given_up = True
+        elif self._reopened_for != length:
+            self._reopened_for = length
+            self._none_for = -1
+            return True
+        return False
+
+    def start_over(self) -> None:
+        """A new drafter is there: nothing is held against it."""
+        self.given_up = False
+        self._misses, self._none_for, self._reopened_for = 0, -1, -1
+
+    def ready(self, tokens: Sequence[int]) -> bool:
+        """Whether a draft for what follows ``tokens`` is at hand."""
+        return any(self._fits(draft, tokens) for draft in self._waiting)
+
+    def worth_waiting(self, tokens: Sequence[int]) -> bool:
+        """Whether a draft for what follows ``tokens`` is missing and may still come in time."""
+        patient = self._misses < _PATIENCE or self._misses % _RETRY_EVERY == 0
+        return patient and not self.given_up and self._none_for != len(tokens) and not self.ready(tokens)
+
+    def count_step(self, tokens: Sequence[int]) -> bool:
+        """Note whether the coming step has its draft."""
+        ready = self.ready(tokens)
+        self._misses = 0 if ready else self._misses + 1
+        return ready
+
+    def take(self, tokens: Sequence[int], max_nodes: int, max_depth: int) -> TokenTree:
+        """The newest tree that grows from exactly ``tokens``, cut to what can be used; else the empty tree."""
+        draft = next((draft for draft in reversed(self._waiting) if self._fits(draft, tokens)), None)
+        if draft is None:
+            return EMPTY_TREE
+        if draft.tree.proposals and (len(draft.tree) > max_nodes or max_depth < len(draft.tree)):
+            # Sampled tokens must not be left out by looking at them; by their number all of them may.
+            return EMPTY_TREE
+        return prune(draft.tree, max_nodes, max_depth)
+
+    def _fits(self, draft: Draft, tokens: Sequence[int]) -> bool:
+        start = draft.base_length
+        return (
+            start + len(draft.assumed) == len(tokens)
+            and self._hashes.get(start) == draft.base_hash
+            and tuple(tokens[start:]) == draft.assumed
+        )
