@@ -17,8 +17,8 @@ from services.router.service import RouterConfig, RouterService
 from services.router.strategies import StrategyConfig, check_default
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.service import VerifierService
+from speculation.config import LoopConfig
 from speculation.errors import ConfigurationError
-from speculation.loop import LoopConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

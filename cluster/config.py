@@ -15,8 +15,8 @@ from services.drafter.config import PromptLookupConfig
 from services.links.public_server import PublicServerConfig
 from services.router.strategies import StrategyConfig
 from services.verifier.config import TargetConfig
+from speculation.config import LoopConfig
 from speculation.errors import ConfigurationError
-from speculation.loop import LoopConfig
 
 _PREFIX = "OUTRIDER_"
 # Not a setting: the command line's own credentials as a client.

@@ -83,6 +83,10 @@ class VerifierDeployment:
         """See ``VerifierPort.describe``."""
         return codec.encode_card(await self._verifier.describe()).SerializeToString()
 
+    async def running(self) -> int:
+        """Requests being decoded or waiting."""
+        return self._verifier.loop.running + self._verifier.loop.waiting
+
     async def step_times(self) -> dict[str, float]:
         """Milliseconds per step of each part of the loop."""
         return self._verifier.loop.stats.times.milliseconds_per_step()

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 
 from speculation import limits
 from speculation.budget import Budget
+from speculation.config import LoopConfig
 from speculation.errors import Internal, InvalidArgument, MalformedTree, OutriderError, PromptTooLong, ResourceExhausted
 from speculation.errors import Unavailable as UnavailableError
 from speculation.messages import (
@@ -45,23 +46,6 @@ log = logging.getLogger(__name__)
 
 # So many failed steps in a row, and the target is given up for broken.
 _MAX_FAILURES = 3
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LoopConfig:
-    """Bounds of the loop.
-
-    Attributes:
-        max_num_seqs: most requests decoded at once.
-        max_waiting: most requests that wait for room; more are refused.
-        max_batched_tokens: most prompt rows of one pass, over all requests.
-        draft_deadline_s: longest that a step waits for drafts.
-    """
-
-    max_num_seqs: int = 16
-    max_waiting: int = 256
-    max_batched_tokens: int = 256
-    draft_deadline_s: float = 0.025
 
 
 @dataclass(kw_only=True, slots=True)

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
-from speculation.choose import LogitsPipeline
+    from speculation.choose import LogitsPipeline
+
 from speculation.messages import (
     ClientRequest,
     CloseSession,

@@ -15,7 +15,8 @@ from services.processors import build_pipeline
 from speculation.acceptance import stop_token_ids
 from speculation.budget import FixedBudget
 from speculation.choose import LogitsPipeline
-from speculation.loop import DecodingLoop, LoopConfig
+from speculation.config import LoopConfig
+from speculation.loop import DecodingLoop
 from speculation.messages import (
     CloseSession,
     Draft,

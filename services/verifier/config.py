@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from speculation.loop import LoopConfig
+from speculation.config import LoopConfig
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.service import VerifierService
-from speculation.loop import LoopConfig
+from speculation.config import LoopConfig
 from speculation.types import Plan
 from tests.fakes import PLAIN, RandomDrafter, collect, request
 

@@ -1,0 +1,100 @@
+"""The house keeps its shape: pages name what exists, files stay small, nothing unpickles, topology is named in one place."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import outrider
+from speculation import limits
+
+ROOT = Path(__file__).parents[2]
+PACKAGES = ("speculation", "services", "cluster", "sdk/outrider", "benchmarks")
+SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "_pb2" not in path.name]
+
+
+def test_the_lifecycle_page_names_what_exists() -> None:
+    page = (ROOT / "docs" / "request_lifecycle.md").read_text()
+    named = re.findall(r"`([\w/]+\.py)::([\w.]+)`", page)
+    assert len(named) >= 15
+    for file, symbol in named:
+        assert (ROOT / file).is_file(), file
+        module = importlib.import_module(file.removeprefix("sdk/").removesuffix(".py").replace("/", "."))
+        found: object = module
+        for part in symbol.split("."):
+            found = getattr(found, part)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_and_functions_stay_small(path: Path) -> None:
+    text = path.read_text()
+    assert len(text.splitlines()) <= 400
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) else node.body
+            lines = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
+            assert lines <= 60, f"{node.name} has {lines} lines"
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_public_things_are_documented_and_nothing_unpickles(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert not path.read_text().strip() or ast.get_docstring(tree), "a module without a docstring"
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            assert ast.get_docstring(node), f"{node.name} has no docstring"
+        if isinstance(node, ast.Import):
+            assert not {alias.name.split(".")[0] for alias in node.names} & {"pickle", "cloudpickle", "dill", "marshal"}
+        if isinstance(node, ast.Attribute) and node.attr == "load" and isinstance(node.value, ast.Name):
+            assert node.value.id not in ("torch", "np", "numpy", "pickle")
+
+
+def test_only_the_cluster_knows_the_topology() -> None:
+    words = re.compile(r"in_process|InProcess|Grpc|DeploymentHandle")
+    for package in ("speculation", "services/router", "services/drafter", "services/verifier"):
+        for path in (ROOT / package).rglob("*.py"):
+            assert not words.search(path.read_text()), path
+
+
+def test_the_idea_imports_light() -> None:
+    heavy = ("grpc", "ray", "transformers", "google.protobuf", "pydantic", "redis", "faiss")
+    script = f"import sys, speculation.loop, speculation.ports; print([m for m in {heavy!r} if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_protos_state_the_limits_that_are_enforced() -> None:
+    text = "\n".join(path.read_text() for path in (ROOT / "protos").rglob("*.proto"))
+    for value, words in (
+        (limits.MAX_STOP_STRINGS, r"At most 16, each 1 to 256 characters"),
+        (limits.MAX_STOP_TOKENS, r"At most 64"),
+        (limits.MAX_LOGPROBS, r"At most 20"),
+        (limits.MAX_LOGIT_BIAS, r"At most 1,024 entries"),
+        (limits.MAX_TREE_NODES, r"At most 512 nodes"),
+        (limits.MAX_SOURCES, r"at most 16, of at most 64"),
+        (limits.MAX_PROPOSAL, r"At most 256 entries"),
+        (limits.MAX_SESSION_TOKENS, r"At most 1,048,576"),
+    ):
+        assert re.search(words, text), words
+        assert f"{value:,}" in words
+    assert f"{limits.MAX_PUBLIC_MESSAGE_BYTES >> 20} MiB" in text
+    assert f"{limits.MAX_VERIFY_MESSAGE_BYTES >> 20} MiB" in text
+
+
+def test_the_sdk_exports_what_it_says() -> None:
+    assert sorted(outrider.__all__) == outrider.__all__
+    for name in outrider.__all__:
+        assert getattr(outrider, name).__doc__, name
+
+
+def test_the_readmes_commands_exist() -> None:
+    readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
+    for target in re.findall(r"`?make ([\w-]+)`?", readme):
+        assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
+    assert "make test" in (ROOT / ".ci" / "run").read_text()

