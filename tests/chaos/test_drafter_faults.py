@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
+import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -34,17 +34,23 @@ class DrafterProcess:
 
     def __init__(self) -> None:
         self.port = 0
-        self.process: asyncio.subprocess.Process | None = None
+        self._process: subprocess.Popen[str] | None = None
 
     async def start(self) -> None:
-        self.process = await asyncio.create_subprocess_exec(sys.executable, "-c", _DRAFTER, stdout=asyncio.subprocess.PIPE)
-        assert self.process.stdout is not None
-        self.port = int(await self.process.stdout.readline())
+        self._process = subprocess.Popen([sys.executable, "-c", _DRAFTER], stdout=subprocess.PIPE, text=True)
+        assert self._process.stdout is not None
+        self.port = int(await asyncio.to_thread(self._process.stdout.readline))
 
     def signal(self, number: int) -> None:
-        assert self.process is not None
-        if self.process.returncode is None:
-            os.kill(self.process.pid, number)
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def end(self) -> None:
+        assert self._process is not None
+        assert self._process.stdout is not None
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
 
     async def address(self) -> str:
         return f"127.0.0.1:{self.port}"
@@ -72,7 +78,7 @@ async def under_way(tokens: int) -> AsyncIterator[tuple[DrafterProcess, Decoding
         try:
             yield drafter, loop, task
         finally:
-            drafter.signal(signal.SIGKILL)
+            drafter.end()
 
 
 def wanted(tokens: int):  # type: ignore[no-untyped-def]
@@ -124,7 +130,7 @@ async def test_replaced_by_one_that_knows_nothing() -> None:
         used = loop.stats.drafts_used
         assert await task == await plain(450)
         assert loop.stats.drafts_used > used + 5
-    spare.signal(signal.SIGKILL)
+    spare.end()
 
 
 async def test_a_wrong_token_is_no_drafter() -> None:
@@ -135,4 +141,4 @@ async def test_a_wrong_token_is_no_drafter() -> None:
         tokens, _, steps = await collect(loop, wanted(30))
         assert tokens == await plain(30)
         assert sum(step.num_drafted for step in steps) == 0
-    drafter.signal(signal.SIGKILL)
+    drafter.end()
