@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import secrets
 import time
 import uuid
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from services.router.answer import Answer
 from services.router.strategies import STRATEGIES, StrategyConfig, check_default, make_plan
 from services.router.tokens import Tokens
-from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, PromptTooLong
+from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, PromptTooLong, Unavailable
 from speculation.messages import (
     ChatMessage,
     ClientRequest,
@@ -20,11 +21,17 @@ from speculation.messages import (
     Finished,
     GenerationRequest,
     ModelCard,
+    Progress,
     TextChunk,
     VerifierCard,
 )
 from speculation.ports import VerifierPort
 from speculation.types import FinishReason, SamplingParams
+
+log = logging.getLogger(__name__)
+
+# Seconds before each further try when a verifier has died.
+_MIGRATION_DELAYS_S = (0.1, 1.0, 3.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +63,7 @@ class RouterService:
         # Long texts take their time: other requests are served meanwhile.
         inner = await asyncio.to_thread(self._prepare, request, card)
         answer = Answer(inner, self._tokens.detokenizer(), arrived_at)
-        events = self._verifier.generate(inner)
+        events = self._verify(inner)
         try:
             async for event in events:
                 if isinstance(event, Finished):
@@ -68,9 +75,29 @@ class RouterService:
                 if answer.stop_string is not None:
                     yield answer.complete(FinishReason.STOP, card.model)
                     return
-            raise Internal("the verifier ended without a result")
         finally:
             await events.aclose()
+
+    async def _verify(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+        """A verifier's events. Where it dies, another goes on behind what is committed: same seed, same tokens."""
+        committed: list[int] = []
+        for delay_s in (*_MIGRATION_DELAYS_S, None):
+            events = self._verifier.generate(replace(request, committed=tuple(committed)))
+            try:
+                async for event in events:
+                    if isinstance(event, Progress):
+                        committed += event.token_ids
+                    yield event
+                    if isinstance(event, Finished):
+                        return
+                raise Internal("the verifier ended without a result")
+            except Unavailable as error:
+                if delay_s is None:
+                    raise
+                log.warning("request %s moves on after %d tokens: %s", request.request_id, len(committed), error)
+            finally:
+                await events.aclose()
+            await asyncio.sleep(delay_s)
 
     async def models(self) -> list[ModelCard]:
         """See ``RouterPort``."""

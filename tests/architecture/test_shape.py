@@ -95,6 +95,6 @@ def test_the_sdk_exports_what_it_says() -> None:
 
 def test_the_readmes_commands_exist() -> None:
     readme, makefile = (ROOT / "README.md").read_text(), (ROOT / "Makefile").read_text()
-    for target in re.findall(r"`?make ([\w-]+)`?", readme):
+    for target in re.findall(r"(?:^    |`)make ([\w-]+)", readme, re.MULTILINE):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target
     assert "make test" in (ROOT / ".ci" / "run").read_text()

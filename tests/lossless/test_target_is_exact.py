@@ -132,6 +132,32 @@ def test_other_requests_in_the_batch(target: TransformersTarget, text: list[int]
         target.close(name)
 
 
+@pytest.mark.slow
+def test_far_into_a_long_text(tmp_path: Path) -> None:
+    """Beyond what one block of a matrix kernel covers."""
+    folder = make_tiny_model(tmp_path, max_position_embeddings=4096)
+    target = TransformersTarget(TargetConfig(model_path=str(folder), kv_cache_tokens=8192))
+    source, length = random.Random(4), 3000
+    text = [source.randrange(target.vocab_size) for _ in range(length)]
+    for name in ("alone", "chunked"):
+        assert target.open(name, length + 16)
+    one = torch.stack([target.forward([chunk("alone", i, text[i : i + 1])])[0][0] for i in range(length)])
+    for start in range(0, length, 250):
+        part = target.forward([chunk("chunked", start, text[start : start + 250], 250)])[0]
+        assert torch.equal(part, one[start : start + 250]), start
+    for start in (600, 1500, 2046, 2990):
+        tokens, parents, path = tree_around(text, start + 1, source, target.vocab_size)
+        rows = Rows(
+            session_id="chunked",
+            context=start,
+            tokens=(text[start], *tokens),
+            parents=tuple(parents),
+            logits=1 + len(tokens),
+        )
+        assert torch.equal(target.forward([rows])[0][[0, *(node + 1 for node in path)]], one[start : start + 5])
+        target.forward([chunk("chunked", start, text[start : start + 10], 0)])
+
+
 def test_everything_is_given_back(target: TransformersTarget) -> None:
     assert target.pool.free_blocks == target.pool.total_blocks
 

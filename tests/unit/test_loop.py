@@ -9,7 +9,7 @@ import pytest
 
 from services.links.in_process import InProcessDraftLink
 from speculation.errors import Internal, InvalidArgument, PromptTooLong, ResourceExhausted, Unavailable
-from speculation.messages import Finished, GenerationRequest
+from speculation.messages import DraftFailure, Finished, GenerationRequest, OpenSession
 from speculation.types import FinishReason, Plan
 from tests.fakes import EOS, PLAIN, VOCAB, RandomDrafter, ToyTarget, collect, decoding, request, toy_logits
 
@@ -216,6 +216,61 @@ async def test_the_deadline_bounds_the_wait_and_patience_ends() -> None:
         waited = loop.stats.times.seconds["draft_wait"]
     # Of 60 steps only the first few, and one in 32 after that, wait at all.
     assert waited < 0.02 * 10
+
+
+async def test_one_silent_request_delays_no_other() -> None:
+    class Partial(RandomDrafter):
+        async def _draft(self, session_id: str, max_nodes: int):  # type: ignore[no-untyped-def]
+            if session_id == "silent":
+                return DraftFailure(session_id=session_id, reason="none for you")
+            return await super()._draft(session_id, max_nodes)
+
+    drafter = Partial(mood="random")
+    async with decoding(ToyTarget(), InProcessDraftLink(drafter), draft_deadline_s=0.5) as loop:
+        await asyncio.gather(
+            *(collect(loop, request(name, [1, 2], max_tokens=60, ignore_eos=True)) for name in ("silent", "loud"))
+        )
+        assert loop.stats.times.seconds["draft_wait"] < 0.5
+
+
+async def test_a_drafter_that_always_wants_to_be_reopened_is_not_indulged() -> None:
+    class Clingy(RandomDrafter):
+        opened = 0
+
+        async def open(self, message: OpenSession) -> DraftFailure:
+            Clingy.opened += 1
+            return DraftFailure(session_id=message.session_id, reason="again", reopen=True)
+
+    async with decoding(ToyTarget(), InProcessDraftLink(Clingy())) as loop:
+        await collect(loop, request("r", [1, 2], max_tokens=30, ignore_eos=True))
+    assert Clingy.opened <= 2 * 31
+
+
+async def test_a_target_that_keeps_failing_is_unhealthy_until_it_works() -> None:
+    target = ToyTarget()
+    async with decoding(target, InProcessDraftLink(RandomDrafter())) as loop:
+        for attempt in range(3):
+            assert loop.healthy
+            target.fail_next = True
+            with pytest.raises(Internal):
+                await collect(loop, request(f"r{attempt}", [1]))
+        assert not loop.healthy
+        with pytest.raises(Unavailable):
+            await collect(loop, request("late", [1]))
+
+
+async def test_what_cannot_be_admitted_fails_alone() -> None:
+    class Cramped(ToyTarget):
+        def open(self, session_id: str, capacity: int) -> bool:
+            if session_id == "cursed":
+                raise RuntimeError("planted failure")
+            return super().open(session_id, capacity)
+
+    async with decoding(Cramped(), InProcessDraftLink(RandomDrafter())) as loop:
+        good = asyncio.create_task(collect(loop, request("good", [1], max_tokens=50, ignore_eos=True)))
+        with pytest.raises(Internal, match="could not be admitted"):
+            await collect(loop, request("cursed", [1]))
+        assert len((await good)[0]) == 50
 
 
 def test_seeds_matter() -> None:

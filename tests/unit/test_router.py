@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
 from services.router.stops import StopStrings
 from services.router.strategies import STRATEGIES, StrategyConfig, check_default, make_plan
@@ -74,6 +77,23 @@ def test_a_character_cut_in_two_is_held_back_and_then_marked(tiny_model: Path) -
     text = "".join(detokenizer.push(token) for token in ids[:-1])
     assert text == "a"
     assert "�" in detokenizer.flush()
+
+
+def test_byte_fallback_tokenisers_never_break_off(tmp_path: Path) -> None:
+    """Llama 2's kind: a character outside the vocabulary is spelt in bytes, which sampling may put together wrongly."""
+    vocab = {f"<0x{value:02X}>": value for value in range(256)} | {"a": 256, "b": 257, "\u2581": 258, "<unk>": 259}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("\u2581", " "), decoders.ByteFallback(), decoders.Fuse()])
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>").save_pretrained(tmp_path)
+    tokens, source = Tokens(str(tmp_path)), random.Random(0)
+    for _ in range(300):
+        detokenizer = tokens.detokenizer()
+        ids = [source.choice([256, 257, 258, source.randrange(256)]) for _ in range(12)]
+        text = "".join(detokenizer.push(token) for token in ids) + detokenizer.flush()
+        assert text.count("a") >= ids.count(256)
+    detokenizer = tokens.detokenizer()
+    spelt = [*"é".encode(), 256, *"京".encode()]
+    assert "".join(detokenizer.push(token) for token in spelt) + detokenizer.flush() == "éa京"
 
 
 def test_special_tokens_are_not_text(tiny_model: Path) -> None:

@@ -1,0 +1,88 @@
+"""A verifier that dies in mid-answer: another one goes on, nothing lost, nothing twice, the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from pathlib import Path
+
+import pytest
+
+from cluster.build import Pipeline
+from services.router import service
+from services.router.service import RouterConfig, RouterService
+from speculation.errors import Unavailable
+from speculation.messages import ClientRequest, Completion, Finished, GenerationRequest, Progress, TextChunk, VerifierCard
+from speculation.types import SamplingParams
+from tests.service import pipeline
+
+
+class Mortal:
+    """Implements ``VerifierPort``: dies after so many tokens, a few times."""
+
+    def __init__(self, inner: Pipeline, after: int, lives: int) -> None:
+        self.inner = inner.verifier
+        self.after = after
+        self.lives = lives
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+        said = 0
+        events = self.inner.generate(request)
+        try:
+            async for event in events:
+                if self.lives > 0 and said >= self.after:
+                    self.lives -= 1
+                    raise Unavailable("gone")
+                if isinstance(event, Progress):
+                    said += len(event.token_ids)
+                yield event
+        finally:
+            await events.aclose()
+
+    async def describe(self) -> VerifierCard:
+        return await self.inner.describe()
+
+
+async def answer(router: RouterService, strategy: str, **sampling: object) -> tuple[str, list[int], Completion]:
+    request = ClientRequest(
+        input="the quick brown fox",
+        sampling=SamplingParams(max_tokens=50, seed=3, ignore_eos=True, **sampling),  # type: ignore[arg-type]
+        seed_given=True,
+        max_tokens_given=True,
+        strategy=strategy,
+    )
+    text, tokens = "", []
+    async for event in router.generate(request):
+        if isinstance(event, TextChunk):
+            text += event.text
+            tokens += event.token_ids
+        else:
+            completion = event
+    return text, tokens, completion
+
+
+@pytest.mark.parametrize("strategy", ["autoregressive", "prompt_lookup"])
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"temperature": 1.0}, {"temperature": 0.8, "presence_penalty": 1.0, "frequency_penalty": 0.5, "min_tokens": 20}],
+    ids=str,
+)
+async def test_the_answer_goes_on(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, sampling: dict[str, object]
+) -> None:
+    monkeypatch.setattr(service, "_MIGRATION_DELAYS_S", (0.0, 0.0, 0.0))
+    async with pipeline(tiny_model) as running:
+        expected = await answer(running.router, strategy, **sampling)
+        for after in (0, 1, 7):
+            router = RouterService(RouterConfig(model_path=str(tiny_model)), Mortal(running, after, lives=3))
+            text, tokens, completion = await answer(router, strategy, **sampling)
+            assert (text, tokens) == expected[:2]
+            assert completion.completion_tokens == 50
+        assert running.verifier.loop.running == 0
+
+
+async def test_but_not_for_ever(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_MIGRATION_DELAYS_S", (0.0, 0.0, 0.0))
+    async with pipeline(tiny_model) as running:
+        router = RouterService(RouterConfig(model_path=str(tiny_model)), Mortal(running, 0, lives=4))
+        with pytest.raises(Unavailable):
+            await answer(router, "prompt_lookup")
