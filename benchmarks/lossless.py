@@ -126,7 +126,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                 runs[strategy, at_once] = [tokens for tokens, _ in answers]
                 prompt_ids = [completion.prompt_token_ids for _, completion in answers]
                 report["greedy"].append(summary(strategy, at_once, answers, seconds))
-                console.print(report["greedy"][-1])
+                console.print(json.dumps(report["greedy"][-1]))
         for name, sampling in SAMPLED.items():
             chosen = prompts[:: max(1, len(prompts) // 12)]
             outputs = []

@@ -87,9 +87,10 @@ class VerifierDeployment:
         """Requests being decoded or waiting."""
         return self._verifier.loop.running + self._verifier.loop.waiting
 
-    async def step_times(self) -> dict[str, float]:
-        """Milliseconds per step of each part of the loop."""
-        return self._verifier.loop.stats.times.milliseconds_per_step()
+    async def step_times(self) -> dict[str, Any]:
+        """Steps since start, and the seconds that each part of them took."""
+        times = self._verifier.loop.stats.times
+        return {"steps": times.steps, "seconds": dict(times.seconds)}
 
     async def check_health(self) -> None:
         """Fails when the decoding loop has died, so that Serve replaces the replica."""

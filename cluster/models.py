@@ -26,7 +26,7 @@ _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedModel:
-    """A model's public name and the folder that holds it."""
+    """A model's public name, which is what the settings call it, and the folder that holds it."""
 
     name: str
     path: Path
@@ -48,11 +48,11 @@ def resolve(model: str, cache_dir: Path, say: Callable[[str], None] = log.info) 
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ConfigurationError(f"model is {model}: no such file")
-        return ResolvedModel(name=path.stem, path=_converted(path, cache_dir, say))
+        return ResolvedModel(name=model, path=_converted(path, cache_dir, say))
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ConfigurationError(f"model is {model}: the folder has no config.json (for GGUF, name the .gguf file)")
-        return ResolvedModel(name=path.resolve().name, path=path.resolve())
+        return ResolvedModel(name=model, path=path.resolve())
     return ResolvedModel(name=model, path=_from_hub(model, say))
 
 

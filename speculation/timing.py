@@ -23,7 +23,3 @@ class StepTimes:
             yield
         finally:
             self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
-
-    def milliseconds_per_step(self) -> dict[str, float]:
-        """Mean of each part over all steps so far."""
-        return {part: 1e3 * total / max(self.steps, 1) for part, total in self.seconds.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Sequence
 
 import torch
@@ -37,7 +38,7 @@ class TransformersTarget:
 
     def __init__(self, config: TargetConfig) -> None:
         # Said outright, since a cluster may have set OMP_NUM_THREADS to what it reserved rather than what there is.
-        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        torch.set_num_threads(config.threads or _cores())
         attention.register()
         self._device = torch.device(config.device)
         self._model = _load(config)
@@ -113,6 +114,13 @@ class TransformersTarget:
             raise ConfigurationError(f"{name} cannot be served: {error}") from error
         finally:
             self.close(session)
+
+
+def _cores() -> int:
+    """Cores that this process may use."""
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _wanted_rows(batch: Sequence[Rows]) -> tuple[list[int], list[int]]:

@@ -1,0 +1,160 @@
+"""Where the time of one decoding step goes, in one process and over gRPC + Ray.
+
+    python -m benchmarks.step_breakdown [--tokens 96] [--repeats 3]
+
+Every number is milliseconds per step, the mean over all steps of a strategy. `forward` is the target's pass; all else is
+what we add to it. `to the client` is what a step takes as the client sees it, less what the loop accounts for: event loop,
+links, router, detokenising, and on Ray the Serve call and the public server. The repeats take turns between the strategies;
+the table shows medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+import outrider
+from cluster.config import Settings, load
+from cluster.models import resolve
+
+STRATEGIES = ("autoregressive", "prompt_lookup")
+PROMPTS = (
+    "Repeat this list three times: apples, pears, plums, cherries, grapes.",
+    "Write a Python class Point with fields x and y, and methods __add__, __sub__ and __eq__.",
+    "Explain in three sentences why the sky is blue.",
+)
+PARTS = ("draft_wait", "schedule", "forward", "choose", "keep", "thread hop", "deliver", "stream", "to the client")
+Row = dict[str, float]
+# Gives seconds per part, and steps, since start.
+Probe = Callable[[], tuple[Row, int]]
+
+
+def measure(client: outrider.Client, probe: Probe, strategy: str, tokens: int) -> Row:
+    """Milliseconds per step of one strategy over all prompts."""
+    before, steps_before = probe()
+    seen, gaps = 0.0, 0
+    for prompt in PROMPTS:
+        last = None
+        for _ in client.stream(messages=[{"role": "user", "content": prompt}], strategy=strategy, max_tokens=tokens):
+            now = time.perf_counter()
+            if last is not None:
+                seen += now - last
+                gaps += 1
+            last = now
+    after, steps_after = probe()
+    steps = steps_after - steps_before
+    row = {part: 1e3 * (after.get(part, 0.0) - before.get(part, 0.0)) / steps for part in after}
+    row["thread hop"] = row.pop("pass_and_verify") - row["forward"] - row["choose"] - row["keep"]
+    row["to the client"] = 1e3 * seen / gaps - sum(row[part] for part in PARTS if part in row)
+    return row
+
+
+def run(client: outrider.Client, probe: Probe, arguments: argparse.Namespace) -> dict[str, Row]:
+    """Medians for every strategy."""
+    measure(client, probe, STRATEGIES[0], 8)
+    rows: dict[str, list[Row]] = {strategy: [] for strategy in STRATEGIES}
+    for _ in range(arguments.repeats):
+        for strategy in STRATEGIES:
+            rows[strategy].append(measure(client, probe, strategy, arguments.tokens))
+    return {
+        strategy: {part: statistics.median(row[part] for row in several) for part in PARTS}
+        for strategy, several in rows.items()
+    }
+
+
+def in_process(settings: Settings, arguments: argparse.Namespace) -> dict[str, Row]:
+    """All components in this process, the client behind the public server."""
+    import asyncio
+    import threading
+
+    from cluster import build
+    from services.links.public_server import PublicServerConfig, serve_public
+
+    model = resolve(settings.model, settings.cache_dir)
+    result: dict[str, Row] = {}
+
+    async def serve() -> None:
+        async with build.in_process(settings, model) as pipeline:
+            server = await serve_public(pipeline.router, PublicServerConfig(port=0))
+            times = pipeline.verifier.loop.stats.times
+
+            def client_side() -> None:
+                with outrider.Client(server.address) as client:
+                    result.update(run(client, lambda: (dict(times.seconds), times.steps), arguments))
+
+            await asyncio.to_thread(client_side)
+            await server.stop(0)
+
+    thread = threading.Thread(target=lambda: asyncio.run(serve()))
+    thread.start()
+    thread.join()
+    return result
+
+
+def on_ray(settings: Settings, arguments: argparse.Namespace) -> dict[str, Row]:
+    """Three processes on a local Ray."""
+    from cluster.on_ray import running
+
+    model = resolve(settings.model, settings.cache_dir)
+    with running(settings, model) as address, outrider.Client(address) as client:
+        from ray import serve
+
+        handle = serve.get_deployment_handle("verifier", "outrider")
+
+        def probe() -> tuple[Row, int]:
+            times: dict[str, Any] = handle.step_times.remote().result(timeout_s=60)
+            return times["seconds"], times["steps"]
+
+        return run(client, probe, arguments)
+
+
+TOPOLOGIES = {"in_process": in_process, "ray": on_ray}
+
+
+def show(results: dict[str, dict[str, Row]]) -> None:
+    """A table."""
+    table = Table(title="milliseconds per step, medians", title_justify="left")
+    table.add_column("part")
+    columns = [(topology, strategy) for topology in results for strategy in STRATEGIES]
+    for topology, strategy in columns:
+        table.add_column(f"{topology}\n{strategy}", justify="right")
+    for part in PARTS:
+        table.add_row(part, *(f"{results[topology][strategy][part]:.2f}" for topology, strategy in columns))
+    others = [part for part in PARTS if part != "forward"]
+    overhead = [sum(results[topology][strategy][part] for part in others) for topology, strategy in columns]
+    table.add_section()
+    table.add_row("all but forward", *(f"{value:.2f}" for value in overhead))
+    Console().print(table)
+
+
+def main() -> None:
+    """Run both topologies, each in a process of its own, and show them side by side."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=96, help="tokens per answer")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--only", choices=TOPOLOGIES, help="one topology, as JSON")
+    arguments = parser.parse_args()
+    if arguments.only:
+        settings = load(flags=["server.port=0"])
+        print(json.dumps(TOPOLOGIES[arguments.only](settings, arguments)))
+        return
+    results = {}
+    for topology in TOPOLOGIES:
+        command = [sys.executable, "-m", "benchmarks.step_breakdown", "--only", topology]
+        options = ["--tokens", str(arguments.tokens), "--repeats", str(arguments.repeats)]
+        done = subprocess.run([*command, *options], check=True, text=True, stdout=subprocess.PIPE)
+        results[topology] = json.loads(done.stdout.splitlines()[-1])
+    show(results)
+
+
+if __name__ == "__main__":
+    main()
