@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 from collections.abc import Sequence
 
 import torch
@@ -118,9 +117,8 @@ class TransformersTarget:
 
 def _cores() -> int:
     """Cores that this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    affinity = getattr(os, "sched_getaffinity", None)
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _wanted_rows(batch: Sequence[Rows]) -> tuple[list[int], list[int]]:
