@@ -2,5 +2,5 @@
 
 Read in this order: ``types`` (what is exchanged), ``choose`` (the target's own next token), ``tree`` (drafts merged),
 ``acceptance`` and ``rejection`` (which drafted tokens are kept), ``budget`` (how many are checked), ``ports`` (who talks
-to whom), ``loop`` (the whole thing in motion).
+to whom), ``batch`` and ``loop`` (the whole thing in motion).
 """

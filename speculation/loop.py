@@ -22,9 +22,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from speculation import limits
+from speculation.batch import Part, plan_parts, run_pass
 from speculation.budget import Budget
 from speculation.config import LoopConfig
-from speculation.errors import Internal, InvalidArgument, MalformedTree, OutriderError, PromptTooLong, ResourceExhausted
+from speculation.errors import Internal, InvalidArgument, MalformedTree, OutriderError, ResourceExhausted
 from speculation.errors import Unavailable as UnavailableError
 from speculation.messages import (
     CloseSession,
@@ -35,28 +36,16 @@ from speculation.messages import (
     Progress,
     StepReport,
 )
-from speculation.ports import DraftLink, Rows, Target
-from speculation.session import Session
+from speculation.ports import DraftLink, Target
+from speculation.session import Session, check_request
 from speculation.timing import StepTimes
 from speculation.tree import validate
-from speculation.types import EMPTY_TREE, TokenTree, Verdict
-from speculation.verify import verify
+from speculation.types import Verdict
 
 log = logging.getLogger(__name__)
 
 # So many failed steps in a row, and the target is given up for broken.
 _MAX_FAILURES = 3
-
-
-@dataclass(kw_only=True, slots=True)
-class _Part:
-    """A session's share of one step."""
-
-    session: Session
-    rows: Rows
-    tree: TokenTree = EMPTY_TREE
-    verdict: Verdict | None = None
-    error: Exception | None = None
 
 
 @dataclass(slots=True)
@@ -148,7 +137,9 @@ class DecodingLoop:
     def _submit(self, request: GenerationRequest) -> Session:
         if not self.healthy:
             raise UnavailableError("the verifier is not running")
-        self._check(request)
+        check_request(request, self._target)
+        if request.request_id in self._live or any(session.id == request.request_id for session in self._waiting):
+            raise InvalidArgument("request_id", request.request_id, "unused")
         if len(self._waiting) >= self.config.max_waiting + max(0, self.config.max_num_seqs - len(self._live)):
             raise ResourceExhausted(f"{self.config.max_waiting} requests are waiting already (max_waiting)")
         session = Session(
@@ -161,22 +152,6 @@ class DecodingLoop:
         self._waiting.append(session)
         self._wake.set()
         return session
-
-    def _check(self, request: GenerationRequest) -> None:
-        prompt, most = request.prompt + request.committed, self._target.max_model_len
-        if not prompt:
-            raise InvalidArgument("prompt", "empty", "at least one token")
-        if len(prompt) >= most:
-            raise PromptTooLong("prompt", f"{len(prompt)} tokens", f"at most {most - 1} tokens (max_model_len is {most})")
-        vocab = self._target.vocab_size
-        for name, ids in (("prompt_token_ids", prompt), ("stop_token_ids", request.sampling.stop_token_ids)):
-            if not all(0 <= token < vocab for token in ids):
-                raise InvalidArgument(name, next(t for t in ids if not 0 <= t < vocab), f"token ids below {vocab}")
-        for token in request.sampling.logit_bias:
-            if not 0 <= token < vocab:
-                raise InvalidArgument("logit_bias", token, f"token ids below {vocab}")
-        if request.request_id in self._live or any(s.id == request.request_id for s in self._waiting):
-            raise InvalidArgument("request_id", request.request_id, "unused")
 
     # --- for the draft link -------------------------------------------------------------------------------------
 
@@ -234,9 +209,10 @@ class DecodingLoop:
         with times.measure("draft_wait"):
             await self._await_drafts()
         with times.measure("schedule"):
-            parts = self._plan_parts()
+            max_nodes = self._budget.nodes(len(self._live))
+            parts = plan_parts(self._live.values(), max_nodes, self.config.max_batched_tokens)
         with times.measure("pass_and_verify"):
-            await asyncio.get_running_loop().run_in_executor(self._worker, self._pass, parts)
+            await asyncio.get_running_loop().run_in_executor(self._worker, run_pass, self._target, parts, times)
         with times.measure("deliver"):
             for part in parts:
                 self._deliver(part)
@@ -299,39 +275,7 @@ class DecodingLoop:
             else:
                 self.stats.drafts_missed += 1
 
-    def _plan_parts(self) -> list[_Part]:
-        max_nodes = self._budget.nodes(len(self._live))
-        prompt_rows = self.config.max_batched_tokens
-        parts = []
-        for session in self._live.values():
-            pending = len(session.tokens) - session.computed
-            chain = min(pending, prompt_rows) if pending > 1 else 1
-            if chain == 0:
-                continue
-            if pending > 1:
-                prompt_rows -= chain
-            parts.append(_part(session, chain, max_nodes))
-        return parts
-
-    def _pass(self, parts: list[_Part]) -> None:
-        """Forward and verify, in the worker thread. Touches only the target and the parts."""
-        times = self.stats.times
-        with times.measure("forward"):
-            logits = self._target.forward([part.rows for part in parts])
-        for part, part_logits in zip(parts, logits, strict=True):
-            rows = list(range(part.rows.chain))
-            if part.rows.logits:
-                try:
-                    with times.measure("choose"):
-                        part.verdict = verify(part.session, part.tree, part_logits)
-                    rows += [part.rows.chain + node for node in part.verdict.accepted_path]
-                except Exception as error:
-                    part.error = error
-                    continue
-            with times.measure("keep"):
-                self._target.keep(part.session.id, part.rows.context, rows)
-
-    def _deliver(self, part: _Part) -> None:
+    def _deliver(self, part: Part) -> None:
         session, verdict = part.session, part.verdict
         if part.error is not None:
             known = isinstance(part.error, OutriderError)
@@ -370,18 +314,3 @@ class DecodingLoop:
             max_nodes=min(self._budget.nodes(len(self._live)), session.request.plan.max_nodes),
             observation=verdict.observation,
         )
-
-
-def _part(session: Session, chain: int, max_nodes: int) -> _Part:
-    """The session's rows: ``chain`` tokens from where it is computed, and its tree if they reach the pending token."""
-    end = session.computed + chain
-    verified = end == len(session.tokens)
-    tree = session.take_tree(max_nodes) if verified else EMPTY_TREE
-    rows = Rows(
-        session_id=session.id,
-        context=session.computed,
-        tokens=(*session.tokens[session.computed : end], *tree.tokens),
-        parents=tree.parents,
-        logits=1 + len(tree) if verified else 0,
-    )
-    return _Part(session=session, rows=rows, tree=tree)

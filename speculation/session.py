@@ -8,8 +8,32 @@ import time
 from speculation.acceptance import StopRule, stop_token_ids
 from speculation.choose import LogitsPipeline
 from speculation.drafts import Drafts
+from speculation.errors import InvalidArgument, PromptTooLong
 from speculation.messages import Finished, GenerationRequest, OpenSession, Progress
+from speculation.ports import Target
 from speculation.types import FinishReason, TokenTree
+
+
+def check_request(request: GenerationRequest, target: Target) -> None:
+    """Check what only a target can know.
+
+    Raises:
+        InvalidArgument: no prompt, or a token id outside the vocabulary; names the field.
+        PromptTooLong: nothing could follow the prompt.
+    """
+    prompt, most, vocab = request.prompt + request.committed, target.max_model_len, target.vocab_size
+    if not prompt:
+        raise InvalidArgument("prompt", "empty", "at least one token")
+    if len(prompt) >= most:
+        raise PromptTooLong("prompt", f"{len(prompt)} tokens", f"at most {most - 1} tokens (max_model_len is {most})")
+    for name, ids in (
+        ("prompt_token_ids", prompt),
+        ("stop_token_ids", request.sampling.stop_token_ids),
+        ("logit_bias", request.sampling.logit_bias),
+    ):
+        for token in ids:
+            if not 0 <= token < vocab:
+                raise InvalidArgument(name, token, f"token ids below {vocab}")
 
 
 class Session:
