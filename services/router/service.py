@@ -81,8 +81,10 @@ class RouterService:
     async def _verify(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         """A verifier's events. Where it dies, another goes on behind what is committed: same seed, same tokens."""
         committed: list[int] = []
-        for delay_s in (*_MIGRATION_DELAYS_S, None):
-            events = self._verifier.generate(replace(request, committed=tuple(committed)))
+        for attempt, delay_s in enumerate((*_MIGRATION_DELAYS_S, None)):
+            # A name of its own: the verifier may live, and not have noticed yet that nobody reads the attempt before.
+            name = f"{request.request_id}.{attempt}"
+            events = self._verifier.generate(replace(request, request_id=name, committed=tuple(committed)))
             try:
                 async for event in events:
                     if isinstance(event, Progress):
