@@ -38,8 +38,16 @@ APPLICATION = "outrider"
 _ONGOING = 4096
 
 
+class _Process:
+    """What all deployments have in common."""
+
+    async def process_id(self) -> int:
+        """For those who want to watch it, or to kill it."""
+        return os.getpid()
+
+
 @serve.deployment(name="drafter", max_ongoing_requests=_ONGOING)
-class DrafterDeployment:
+class DrafterDeployment(_Process):
     """A drafter with its own gRPC server."""
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
@@ -52,13 +60,9 @@ class DrafterDeployment:
         """Where it answers."""
         return self._address
 
-    async def process_id(self) -> int:
-        """For those who want to watch it, or to kill it."""
-        return os.getpid()
-
 
 @serve.deployment(name="verifier", max_ongoing_requests=_ONGOING)
-class VerifierDeployment:
+class VerifierDeployment(_Process):
     """A target with its decoding loop."""
 
     async def __init__(self, settings: Settings, model: ResolvedModel, drafter: DeploymentHandle) -> None:  # type: ignore[misc]
@@ -99,7 +103,7 @@ class VerifierDeployment:
 
 
 @serve.deployment(name="router", max_ongoing_requests=_ONGOING)
-class RouterDeployment:
+class RouterDeployment(_Process):
     """A router with the public gRPC server."""
 
     async def __init__(self, settings: Settings, model: ResolvedModel, verifier: DeploymentHandle) -> None:  # type: ignore[misc]

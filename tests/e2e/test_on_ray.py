@@ -181,3 +181,25 @@ def back_in_use(client: Client, options: dict[str, Any], victim: int, service: S
             return bool(service.ask("drafter", "process_id") != victim)
         time.sleep(0.5)
     return False
+
+
+def test_killing_the_verifier_delays_the_answer_and_changes_no_token(service: Service, client: Client) -> None:
+    options: dict[str, Any] = {
+        "token_ids": [40, 41, 42] * 12,
+        "max_tokens": 300,
+        "ignore_eos": True,
+        "temperature": 1.0,
+        "seed": 9,
+    }
+    expected = client.generate(strategy="autoregressive", **options)
+    victim = service.ask("verifier", "process_id")
+    tokens: list[int] = []
+    with client.stream(strategy="prompt_lookup", **options) as stream:
+        for chunk in stream:
+            if not tokens:
+                os.kill(victim, signal.SIGKILL)
+            tokens += chunk.token_ids
+    assert tuple(tokens) == expected.token_ids
+    assert stream.result is not None
+    assert stream.result.usage.completion_tokens == 300
+    assert service.ask("verifier", "process_id") != victim
