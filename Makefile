@@ -2,11 +2,17 @@
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
-# PyTorch's CPU builds lie on PyTorch's own index. It is asked only when no configured index or folder has one.
-TORCH  ?= torch==2.13.0+cpu
+# On Linux, PyTorch's CPU builds lie on PyTorch's own index (PyPI's build brings gigabytes of CUDA). It is asked only when no
+# configured index or folder has one. With a GPU: make demo TORCH=torch==2.13.0
+TORCH  ?= $(if $(filter Linux,$(shell uname)),torch==2.13.0+cpu,torch==2.13.0)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Where `make proto` writes.
+STUBS ?= sdk
 
-.PHONY: demo test test-fast check fix types imports proto proto-fresh install clean
+.PHONY: help demo test test-fast check fix types imports proto proto-fresh install clean
+
+help:  ## List what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 demo: install  ## Serve the default model on a local Ray and stream three answers
 	@$(BIN)/python -m cluster.demo
@@ -23,10 +29,10 @@ check: install proto-fresh types imports  ## Style, types, import law, fresh stu
 fix: install  ## Format and repair what can be repaired
 	@$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
-types: install
+types: install  ## mypy, strict
 	@$(BIN)/mypy
 
-imports: install
+imports: install  ## The import law
 	@$(BIN)/lint-imports --no-cache
 
 proto: install  ## Generate the stubs from protos/
@@ -34,7 +40,6 @@ proto: install  ## Generate the stubs from protos/
 	@$(BIN)/python -m grpc_tools.protoc -Iprotos --plugin=protoc-gen-mypy=$(BIN)/protoc-gen-mypy \
 	  --plugin=protoc-gen-mypy_grpc=$(BIN)/protoc-gen-mypy_grpc --python_out=$(STUBS) --mypy_out=quiet:$(STUBS) \
 	  --grpc_python_out=$(STUBS) --mypy_grpc_out=quiet:$(STUBS) $$(cd protos && find outrider -name '*.proto' | sort)
-STUBS ?= sdk
 
 proto-fresh: install  ## Fail if the committed stubs differ from what protos/ gives
 	@rm -rf build/stubs && mkdir -p build/stubs && $(MAKE) --no-print-directory -s proto STUBS=build/stubs
@@ -46,9 +51,9 @@ $(VENV)/.installed: pyproject.toml sdk/pyproject.toml
 	@echo "Installing into $(VENV) (a few minutes the first time)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -c "import torch" 2>/dev/null || $(BIN)/pip install -q "$(TORCH)" 2>/dev/null \
-	  || $(BIN)/pip install -q --extra-index-url $(TORCH_INDEX) "$(TORCH)" || $(BIN)/pip install -q torch==2.13.0
+	  || $(BIN)/pip install -q --extra-index-url $(TORCH_INDEX) "$(TORCH)"
 	@$(BIN)/pip install -q -e sdk -e '.[dev]'
 	@touch $@
 
-clean:
+clean:  ## Remove what was built, the virtual environment too
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache
