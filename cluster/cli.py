@@ -67,8 +67,10 @@ def serve(
     loaded = _load(config, settings, **{"model": model, "server.host": host, "server.port": port})
     with running(loaded, in_process=in_process, verbose=verbose) as address:
         typer.echo(f"Outrider serves {loaded.model} at {address} (Ctrl-C stops it)")
-        # SIGTERM, which containers and supervisors send, ends the wait like Ctrl-C does.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # SIGTERM, which containers and supervisors send, ends the wait like Ctrl-C does; and a shell that starts this in its
+        # background would have Ctrl-C's signal ignored.
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.default_int_handler)
         try:
             signal.pause()
         except KeyboardInterrupt:

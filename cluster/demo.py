@@ -19,7 +19,7 @@ PROMPTS = (
 )
 PLAIN = "autoregressive"
 STRATEGIES = (PLAIN, "prompt_lookup")
-MAX_TOKENS = 96
+MAX_TOKENS = 64
 
 console = Console()
 

@@ -8,8 +8,10 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
+from cluster import build
 from cluster.config import Settings
 from cluster.models import ResolvedModel
+from services.links.public_server import check_server
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -34,6 +36,10 @@ def running(settings: Settings, model: ResolvedModel, *, verbose: bool = False) 
     """
     own = "RAY_ADDRESS" not in os.environ
     if own:
+        # What is wrong with the settings shall be said before Ray starts, not in the log of a replica that dies of it.
+        check_server(build.server_config(settings))
+        build.router_config(settings, model)
+        build.drafter_config(settings)
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

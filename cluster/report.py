@@ -28,13 +28,13 @@ def print_plan(settings: Settings) -> None:
     build.router_config(settings, named)
     build.drafter_config(settings)
     table = Table(title=f"outrider serve: {settings.model}", title_justify="left")
-    for column in ("component", "replicas", "CPUs each", "GPUs each", "listens on", "does"):
-        table.add_column(column)
+    for column in ("component", "replicas", "CPUs", "GPUs", "listens on", "does"):
+        table.add_column(column, no_wrap=column == "listens on")
     router, drafter, verifier = settings.router, settings.drafter, settings.verifier
     guard = "API keys" if server.api_key_hashes else "no API keys"
-    guard += ", TLS" if server.tls else ", no TLS"
+    guard += " and TLS" if server.tls else ", no TLS"
     rows = (
-        (router, "router", f"{server.host}:{server.port} ({guard})", f"public gRPC; {router.strategy} by default"),
+        (router, "router", f"{server.host}:{server.port}", f"public gRPC ({guard}); {router.strategy} by default"),
         (drafter, "drafter", f"{drafter.host}, any port", "proposes token trees over gRPC"),
         (verifier, "verifier", "Ray Serve handle", f"target in {verifier.dtype} on {verifier.device}"),
     )

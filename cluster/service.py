@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from rich.console import Console
 
@@ -19,19 +19,27 @@ err = Console(stderr=True)
 def running(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[str]:
     """The service, for the block; gives its address."""
     _set_logging(verbose)
-    model = resolve(settings.model, settings.cache_dir, say=err.print)
+    model = resolve(settings.model, settings.cache_dir, say=lambda text: err.print(text, soft_wrap=True))
     with ExitStack() as stack:
         if in_process:
             from cluster.in_process import running as running_in_process
 
-            with err.status("Loading the model"):
+            with _telling("Loading the model"):
                 address = stack.enter_context(running_in_process(settings, model))
         else:
             from cluster.on_ray import running as running_on_ray
 
-            with err.status("Starting router, drafter and verifier on Ray"):
+            with _telling("Starting router, drafter and verifier on Ray (half a minute)"):
                 address = stack.enter_context(running_on_ray(settings, model, verbose=verbose))
         yield address
+
+
+def _telling(what: str) -> AbstractContextManager[object]:
+    """A spinner on a terminal, a line elsewhere."""
+    if err.is_terminal:
+        return err.status(what)
+    err.print(what)
+    return nullcontext()
 
 
 def _set_logging(verbose: bool) -> None:

@@ -38,7 +38,7 @@ class InvalidArgument(OutriderError):
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
         self.field = field
-        self.value = value if isinstance(value, str) else repr(value)
+        self.value = value if isinstance(value, str) and value else repr(value)
         if len(self.value) > 80:
             self.value = self.value[:77] + "..."
         self.allowed = allowed

@@ -74,7 +74,8 @@ class SamplingParams:
 def _check_range(name: str, value: float, low: float, high: float, *, above_low: bool = False, suffix: str = "") -> None:
     if not (math.isfinite(value) and low <= value <= high and not (above_low and value == low)):
         kind = "a whole number" if isinstance(value, int) else "a finite number"
-        raise InvalidArgument(name, value, f"{kind} {'above' if above_low else 'from'} {low:g} to {high:g}{suffix}")
+        span = f"above {low:.16g}, at most {high:.16g}" if above_low else f"from {low:.16g} to {high:.16g}"
+        raise InvalidArgument(name, value, f"{kind} {span}{suffix}")
 
 
 def _check_count(name: str, values: tuple[object, ...] | Mapping[int, float], most: int, noun: str) -> None:

@@ -103,7 +103,7 @@ def from_rpc(error: grpc.RpcError, address: str) -> OutriderError:
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ResourceExhausted(message, detail.retry_after_s or 1.0)
     if code is grpc.StatusCode.UNAVAILABLE and not _answered(call):
-        message = f"no Outrider server answers at {address} ({message}); start one with `outrider serve`"
+        message = f"no Outrider server answers at {address}, or not any more ({message}); start one with `outrider serve`"
     return _PLAIN.get(code, InternalError)(message)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import Any
@@ -101,8 +102,8 @@ class PublicServer:
             await asyncio.sleep(_HEALTH_PERIOD_S)
 
 
-async def serve_public(router: RouterPort, config: PublicServerConfig) -> PublicServer:
-    """Start the public server.
+def check_server(config: PublicServerConfig) -> None:
+    """Check that the server could be started, without starting it.
 
     Raises:
         ConfigurationError: it would be open to others without API keys, or the address cannot be bound.
@@ -112,6 +113,24 @@ async def serve_public(router: RouterPort, config: PublicServerConfig) -> Public
             f"host is {config.host}, which others can reach, but there are no api_key_hashes; "
             "set server.api_key_hashes (outrider hash-key prints one) or bind to 127.0.0.1"
         )
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind((config.host.strip("[]"), config.port))
+        except OSError as error:
+            raise ConfigurationError(
+                f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another server.port"
+            ) from error
+
+
+async def serve_public(router: RouterPort, config: PublicServerConfig) -> PublicServer:
+    """Start the public server.
+
+    Raises:
+        ConfigurationError: see ``check_server``.
+    """
+    check_server(config)
     interceptors = [ApiKeyInterceptor(config.api_key_hashes)] if config.api_key_hashes else []
     server = make_server(
         limits.MAX_PUBLIC_MESSAGE_BYTES, max_concurrent=config.max_concurrent_requests, interceptors=interceptors
@@ -121,12 +140,6 @@ async def serve_public(router: RouterPort, config: PublicServerConfig) -> Public
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     if config.reflection:
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    try:
-        port = bind(server, f"{config.host}:{config.port}", config.tls)
-    except RuntimeError as error:
-        raise ConfigurationError(
-            f"cannot listen on {config.host}:{config.port}: another program uses it, or the host is not ours; "
-            "choose another server.port"
-        ) from error
+    port = bind(server, f"{config.host}:{config.port}", config.tls)
     await server.start()
     return PublicServer(router, server, health_servicer, f"{config.host}:{port}")

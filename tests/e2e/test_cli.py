@@ -83,7 +83,7 @@ def test_serve_then_generate_then_stop(tiny_model: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("generate", "x", "--address", "127.0.0.1:1"), "no Outrider server answers at 127.0.0.1:1"),
+        (("generate", "x", "--address", "127.0.0.1:1"), "no Outrider server answers at 127.0.0.1:1,"),
         (("generate", "x", "--in-process", "--address", "127.0.0.1:1"), "exclude each other"),
         (("plan", "--set", "verifier.dtyp=x"), "unknown setting verifier.dtyp; known here: "),
         (("plan", "--config", "/nonexistent.yaml"), "cannot read the configuration"),
