@@ -41,20 +41,15 @@ Probe = Callable[[], tuple[Row, int]]
 def measure(client: outrider.Client, probe: Probe, strategy: str, tokens: int) -> Row:
     """Milliseconds per step of one strategy over all prompts."""
     before, steps_before = probe()
-    seen, gaps = 0.0, 0
+    start = time.perf_counter()
     for prompt in PROMPTS:
-        last = None
-        for _ in client.stream(messages=[{"role": "user", "content": prompt}], strategy=strategy, max_tokens=tokens):
-            now = time.perf_counter()
-            if last is not None:
-                seen += now - last
-                gaps += 1
-            last = now
+        client.generate(messages=[{"role": "user", "content": prompt}], strategy=strategy, max_tokens=tokens)
+    seen = time.perf_counter() - start
     after, steps_after = probe()
     steps = steps_after - steps_before
     row = {part: 1e3 * (after.get(part, 0.0) - before.get(part, 0.0)) / steps for part in after}
     row["thread hop"] = row.pop("pass_and_verify") - row["forward"] - row["choose"] - row["keep"]
-    row["to the client"] = 1e3 * seen / gaps - sum(row[part] for part in PARTS if part in row)
+    row["to the client"] = 1e3 * seen / steps - sum(row[part] for part in PARTS if part in row)
     return row
 
 
@@ -126,7 +121,7 @@ def show(results: dict[str, dict[str, Row]]) -> None:
     table.add_column("part")
     columns = [(topology, strategy) for topology in results for strategy in STRATEGIES]
     for topology, strategy in columns:
-        table.add_column(f"{topology}\n{strategy}", justify="right")
+        table.add_column(f"{topology}\n{strategy}", justify="right", no_wrap=True)
     for part in PARTS:
         table.add_row(part, *(f"{results[topology][strategy][part]:.2f}" for topology, strategy in columns))
     others = [part for part in PARTS if part != "forward"]
