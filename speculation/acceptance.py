@@ -5,7 +5,7 @@ Glossary: the *pending* token is the last committed one, whose key and value are
 accepted node: every pass yields it, so a pass over an empty tree is plain decoding.
 
 The choice at a node depends on the path to it, on the seed and on the position, never on which other nodes there are.
-That is the whole proof of losslessness (reference/algorithms.md 1.0): a tree decides how many of the target's own tokens
+That is the whole proof of losslessness: a tree decides how many of the target's own tokens
 are at hand after one pass, not which ones they are.
 """
 
@@ -54,7 +54,9 @@ def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> fro
 
 
 def walk(tree: TokenTree, choose_at: Callable[[int], int], stop: StopRule) -> Accepted:
-    """Follow the target's choices down the tree (reference/algorithms.md 1.0, the position-keyed target walk).
+    """Follow the target's choices down the tree.
+
+    With noise keyed by position this is the coupling of Daliri, Musco, Suresh (arXiv 2408.07978), on trees.
 
     Args:
         choose_at: the target's token after a node (``ROOT``: after the pending token). Asked only for visited nodes.

@@ -148,7 +148,7 @@ def prune(tree: TokenTree, max_nodes: int, max_depth: int) -> TokenTree:
 
     Raises:
         ValueError: the tree holds sampled tokens (``proposals``). Leaving some out after they were seen would bias the
-            rejection rule (reference/algorithms.md 1.0).
+            rejection rule: which tokens are left would depend on what they are.
     """
     depth = depths(tree)
     if len(tree) <= max_nodes and (not depth or max(depth) <= max_depth):

@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last few tokens when they occurred before (Saxena 2023; reference/algorithms.md 1.6).
+"""Prompt lookup: what followed the last few tokens when they occurred before (Saxena, "Prompt lookup decoding", 2023).
 
 The longest n-gram that occurred before is followed first, its latest occurrence before its earlier ones; other occurrences
 become branches of the tree. An index from n-gram to positions is kept token by token, so a draft costs a few look-ups.

@@ -134,7 +134,7 @@ def residual_forgotten(oracle: Oracle) -> Output:
 
 
 def wrong_q(oracle: Oracle) -> Output:
-    """Samples from one q and accepts with another (peers.md, pain 4)."""
+    """Samples from one q and accepts with another (a common bug of sampled drafting)."""
     q, p = draft(()), target(())
     sharper = q**2 / (q**2).sum()
     token = oracle.choose(sharper.tolist())
