@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from cluster.config import Settings
 from cluster.models import ResolvedModel
@@ -13,12 +14,15 @@ from services.drafter.service import DrafterService
 from services.links.channel import TlsFiles
 from services.links.in_process import InProcessDraftLink, InProcessVerifierLink
 from services.links.public_server import PublicServerConfig
-from services.router.service import RouterConfig, RouterService
+from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig, check_default
 from services.verifier.config import TargetConfig, VerifierConfig
-from services.verifier.service import VerifierService
 from speculation.config import LoopConfig
 from speculation.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from services.router.service import RouterService
+    from services.verifier.service import VerifierService
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +41,10 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
     Raises:
         ConfigurationError: the settings or the model do not work; says why.
     """
+    # These bring torch and transformers: whoever only reads settings, or drafts, starts much faster without.
+    from services.router.service import RouterService
+    from services.verifier.service import VerifierService
+
     drafter = DrafterService(drafter_config(settings))
     verifier = VerifierService(verifier_config(settings, model), InProcessDraftLink(drafter))
     router = RouterService(router_config(settings, model), InProcessVerifierLink(verifier))

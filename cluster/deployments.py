@@ -26,8 +26,6 @@ from services.drafter.service import DrafterService
 from services.links.codec import verification as codec
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.public_server import serve_public
-from services.router.service import RouterService
-from services.verifier.service import VerifierService
 from speculation.errors import Internal, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 
@@ -69,6 +67,9 @@ class VerifierDeployment(_Process):
         async def resolve() -> str:
             return cast(str, await drafter.address.remote())
 
+        # Imported where it is needed: a drafter without torch starts much faster.
+        from services.verifier.service import VerifierService
+
         link = GrpcDraftLink(resolve, settings.internal_token)
         self._verifier = VerifierService(build.verifier_config(settings, model), link)
         await self._verifier.start()
@@ -107,6 +108,8 @@ class RouterDeployment(_Process):
     """A router with the public gRPC server."""
 
     async def __init__(self, settings: Settings, model: ResolvedModel, verifier: DeploymentHandle) -> None:  # type: ignore[misc]
+        from services.router.service import RouterService
+
         router = RouterService(build.router_config(settings, model), ServeVerifierLink(verifier))
         # Asking what is served waits for the verifier, so that the port opens when requests will be answered.
         await router.models()

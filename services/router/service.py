@@ -8,10 +8,11 @@ import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from services.router.answer import Answer
-from services.router.strategies import STRATEGIES, StrategyConfig, check_default, make_plan
+from services.router.config import RouterConfig
+from services.router.strategies import STRATEGIES, check_default, make_plan
 from services.router.tokens import Tokens
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, PromptTooLong, Unavailable
 from speculation.messages import (
@@ -32,14 +33,6 @@ log = logging.getLogger(__name__)
 
 # Seconds before each further try when a verifier has died.
 _MIGRATION_DELAYS_S = (0.1, 1.0, 3.0)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RouterConfig:
-    """A router: the model's tokeniser, and the default strategy."""
-
-    model_path: str
-    strategy: StrategyConfig = field(default_factory=StrategyConfig)
 
 
 class RouterService:

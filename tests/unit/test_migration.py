@@ -9,7 +9,8 @@ import pytest
 
 from cluster.build import Pipeline
 from services.router import service
-from services.router.service import RouterConfig, RouterService
+from services.router.config import RouterConfig
+from services.router.service import RouterService
 from speculation.errors import Unavailable
 from speculation.messages import ClientRequest, Completion, Finished, GenerationRequest, Progress, TextChunk, VerifierCard
 from speculation.types import SamplingParams
