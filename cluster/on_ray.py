@@ -66,10 +66,12 @@ def running(settings: Settings, model: ResolvedModel, *, verbose: bool = False) 
         serve.start(proxy_location="Disabled", logging_config={"log_level": "INFO" if verbose else "ERROR"})
         _check_resources(settings, ray.cluster_resources())
         handle = serve.run(application(settings, model), name=APPLICATION, route_prefix=None)
-        yield handle.address.remote().result(timeout_s=60)
-        handle.close.remote().result(timeout_s=60)
-        if not own:
-            serve.delete(APPLICATION)
+        try:
+            yield handle.address.remote().result(timeout_s=60)
+            handle.close.remote().result(timeout_s=60)
+        finally:
+            if not own:
+                serve.delete(APPLICATION)
     finally:
         ray.shutdown()
 

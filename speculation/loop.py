@@ -149,6 +149,9 @@ class DecodingLoop:
             max_model_len=self._target.max_model_len,
             max_nodes=self._budget.max_nodes,
         )
+        if (reason := session.ended) is not None:
+            session.finish(reason)
+            return session
         self._waiting.append(session)
         self._wake.set()
         return session

@@ -21,13 +21,14 @@ def check_request(request: GenerationRequest, target: Target) -> None:
         InvalidArgument: no prompt, or a token id outside the vocabulary; names the field.
         PromptTooLong: nothing could follow the prompt.
     """
-    prompt, most, vocab = request.prompt + request.committed, target.max_model_len, target.vocab_size
+    prompt, most, vocab = request.prompt, target.max_model_len, target.vocab_size
     if not prompt:
         raise InvalidArgument("prompt", "empty", "at least one token")
     if len(prompt) >= most:
         raise PromptTooLong("prompt", f"{len(prompt)} tokens", f"at most {most - 1} tokens (max_model_len is {most})")
     for name, ids in (
         ("prompt_token_ids", prompt),
+        ("committed_token_ids", request.committed),
         ("stop_token_ids", request.sampling.stop_token_ids),
         ("logit_bias", request.sampling.logit_bias),
     ):
@@ -87,6 +88,13 @@ class Session:
     def stop_rule(self) -> StopRule:
         """When the answer ends, from where it stands now."""
         return StopRule(stop_token_ids=self._stop_ids, generated=self.generated, room=self._room)
+
+    @property
+    def ended(self) -> FinishReason | None:
+        """Why nothing is left to do, where what an earlier verifier committed is the whole answer."""
+        committed = list(self.request.committed)
+        rule = StopRule(stop_token_ids=self._stop_ids, generated=0, room=self._room)
+        return rule.after(committed) if committed else None
 
     def commit(self, tokens: tuple[int, ...]) -> None:
         """Append what a step decided."""

@@ -73,7 +73,8 @@ async def test_the_answer_goes_on(
     monkeypatch.setattr(service, "_MIGRATION_DELAYS_S", (0.0, 0.0, 0.0))
     async with pipeline(tiny_model) as running:
         expected = await answer(running.router, strategy, **sampling)
-        for after in (0, 1, 7):
+        # At 50 all is said, and only the terminal message is lost.
+        for after in (0, 1, 7, 50):
             router = RouterService(RouterConfig(model_path=str(tiny_model)), Mortal(running, after, lives=3))
             text, tokens, completion = await answer(router, strategy, **sampling)
             assert (text, tokens) == expected[:2]
