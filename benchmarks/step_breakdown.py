@@ -106,7 +106,7 @@ def on_ray(settings: Settings, arguments: argparse.Namespace) -> dict[str, Row]:
         handle = serve.get_deployment_handle("verifier", "outrider")
 
         def probe() -> tuple[Row, int]:
-            times: dict[str, Any] = handle.step_times.remote().result(timeout_s=60)
+            times: dict[str, Any] = handle.loop_stats.remote().result(timeout_s=60)["times"]
             return times["seconds"], times["steps"]
 
         return run(client, probe, arguments)

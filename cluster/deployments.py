@@ -7,6 +7,7 @@ interface, without TLS, without our limits and without the callers' deadlines: d
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import os
 from collections.abc import AsyncGenerator
@@ -92,10 +93,9 @@ class VerifierDeployment(_Process):
         """Requests being decoded or waiting."""
         return self._verifier.loop.running + self._verifier.loop.waiting
 
-    async def step_times(self) -> dict[str, Any]:
-        """Steps since start, and the seconds that each part of them took."""
-        times = self._verifier.loop.stats.times
-        return {"steps": times.steps, "seconds": dict(times.seconds)}
+    async def loop_stats(self) -> dict[str, Any]:
+        """``speculation.stats.LoopStats`` as plain objects."""
+        return dataclasses.asdict(self._verifier.loop.stats)
 
     async def check_health(self) -> None:
         """Fails when the decoding loop has died, so that Serve replaces the replica."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from speculation.ports import Rows, Target
 from speculation.session import Session
-from speculation.timing import StepTimes
+from speculation.stats import StepTimes
 from speculation.types import EMPTY_TREE, TokenTree, Verdict
 from speculation.verify import verify
 

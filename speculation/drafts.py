@@ -68,28 +68,31 @@ class Drafts:
 
     def ready(self, tokens: Sequence[int]) -> bool:
         """Whether a draft for what follows ``tokens`` is at hand."""
-        return any(self._fits(draft, tokens) for draft in self._waiting)
+        return self._find(tokens) is not None
 
     def worth_waiting(self, tokens: Sequence[int]) -> bool:
         """Whether a draft for what follows ``tokens`` is missing and may still come in time."""
         patient = self._misses < _PATIENCE or self._misses % _RETRY_EVERY == 0
         return patient and not self.given_up and self._none_for != len(tokens) and not self.ready(tokens)
 
-    def count_step(self, tokens: Sequence[int]) -> bool:
-        """Note whether the coming step has its draft."""
-        ready = self.ready(tokens)
-        self._misses = 0 if ready else self._misses + 1
-        return ready
+    def count_step(self, tokens: Sequence[int]) -> Draft | None:
+        """Note whether the coming step has its draft, and give it."""
+        draft = self._find(tokens)
+        self._misses = self._misses + 1 if draft is None else 0
+        return draft
 
     def take(self, tokens: Sequence[int], max_nodes: int, max_depth: int) -> TokenTree:
         """The newest tree that grows from exactly ``tokens``, cut to what can be used; else the empty tree."""
-        draft = next((draft for draft in reversed(self._waiting) if self._fits(draft, tokens)), None)
+        draft = self._find(tokens)
         if draft is None:
             return EMPTY_TREE
         if draft.tree.proposals and (len(draft.tree) > max_nodes or max_depth < len(draft.tree)):
             # Sampled tokens must not be left out by looking at them; by their number all of them may.
             return EMPTY_TREE
         return prune(draft.tree, max_nodes, max_depth)
+
+    def _find(self, tokens: Sequence[int]) -> Draft | None:
+        return next((draft for draft in reversed(self._waiting) if self._fits(draft, tokens)), None)
 
     def _fits(self, draft: Draft, tokens: Sequence[int]) -> bool:
         start = draft.base_length

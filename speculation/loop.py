@@ -19,7 +19,6 @@ import time
 from collections import deque
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 from speculation import limits
 from speculation.batch import Part, plan_parts, run_pass
@@ -38,7 +37,7 @@ from speculation.messages import (
 )
 from speculation.ports import DraftLink, Target
 from speculation.session import Session, check_request
-from speculation.timing import StepTimes
+from speculation.stats import LoopStats
 from speculation.tree import validate
 from speculation.types import Verdict
 
@@ -46,16 +45,6 @@ log = logging.getLogger(__name__)
 
 # So many failed steps in a row, and the target is given up for broken.
 _MAX_FAILURES = 3
-
-
-@dataclass(slots=True)
-class LoopStats:
-    """Counts since start."""
-
-    times: StepTimes = field(default_factory=StepTimes)
-    drafts_used: int = 0
-    drafts_missed: int = 0
-    drafts_malformed: int = 0
 
 
 class DecodingLoop:
@@ -220,6 +209,7 @@ class DecodingLoop:
             for part in parts:
                 self._deliver(part)
         times.steps += 1
+        self.stats.count_pass(part.tree for part in parts)
         # Consumers and links get their turn before the next pass takes the processor.
         with times.measure("stream"):
             await asyncio.sleep(0)
@@ -273,10 +263,7 @@ class DecodingLoop:
                 break
             missing = [s for s in missing if s.drafts.worth_waiting(s.tokens) and not s.closed]
         for session in wanting:
-            if session.drafts.count_step(session.tokens):
-                self.stats.drafts_used += 1
-            else:
-                self.stats.drafts_missed += 1
+            self.stats.count_draft(session.drafts.count_step(session.tokens))
 
     def _deliver(self, part: Part) -> None:
         session, verdict = part.session, part.verdict

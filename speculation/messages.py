@@ -193,13 +193,17 @@ DraftingCall = OpenSession | StepReport | CloseSession
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
-    """A tree for the step that follows ``assumed``, which itself follows the prefix (``base_length``, ``base_hash``)."""
+    """A tree for the step that follows ``assumed``, which itself follows the prefix (``base_length``, ``base_hash``).
+
+    ``drafting_s`` is what it took the drafter to make it.
+    """
 
     session_id: str
     base_length: int
     base_hash: int
     assumed: tuple[int, ...] = ()
     tree: TokenTree = EMPTY_TREE
+    drafting_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

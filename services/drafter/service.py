@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import OrderedDict
 from dataclasses import dataclass
 
@@ -77,7 +78,14 @@ class DrafterService:
         return self._sources[name]
 
     def _draft(self, session_id: str, max_nodes: int) -> Draft:
+        start = time.perf_counter()
         session = self._sessions[session_id]
         trees = [source.draft(max_nodes) for source in session.sources]
         tree = trees[0] if len(trees) == 1 else prune(merge(trees), max_nodes, max_nodes)
-        return Draft(session_id=session_id, base_length=session.length, base_hash=session.prefix_hash, tree=tree)
+        return Draft(
+            session_id=session_id,
+            base_length=session.length,
+            base_hash=session.prefix_hash,
+            tree=tree,
+            drafting_s=time.perf_counter() - start,
+        )

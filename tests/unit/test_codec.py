@@ -62,7 +62,7 @@ STEP = StepReport(
         features=Features(data=b"\x01\x02", rows=1, width=1, dtype="float16"),
     ),
 )
-DRAFT = Draft(session_id="s", base_length=5, base_hash=11, assumed=(4, 5), tree=TREE)
+DRAFT = Draft(session_id="s", base_length=5, base_hash=11, assumed=(4, 5), tree=TREE, drafting_s=0.5)
 GENERATION = GenerationRequest(
     request_id="r",
     prompt=(1, 2),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from collections.abc import Sequence
 
 from outrider.internal.v1 import drafting_pb2
@@ -138,6 +140,7 @@ def encode_drafting_reply(message: DraftingReply) -> drafting_pb2.DraftResponse:
         base_hash=message.base_hash,
         assumed=message.assumed,
         tree=encode_tree(message.tree),
+        drafting_s=message.drafting_s,
     )
     return drafting_pb2.DraftResponse(draft=draft)
 
@@ -165,6 +168,8 @@ def decode_drafting_reply(wire: drafting_pb2.DraftResponse) -> DraftingReply:
                 base_hash=draft.base_hash,
                 assumed=tuple(draft.assumed),
                 tree=tree,
+                # A statistic: nonsense in it is no reason to lose the draft.
+                drafting_s=draft.drafting_s if 0 <= draft.drafting_s < math.inf else 0.0,
             )
         case _:
             raise InvalidArgument("event", "unset", "draft or failure")

@@ -298,9 +298,12 @@ class Draft(_message.Message):
     BASE_HASH_FIELD_NUMBER: _builtins.int
     ASSUMED_FIELD_NUMBER: _builtins.int
     TREE_FIELD_NUMBER: _builtins.int
+    DRAFTING_S_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     base_length: _builtins.int
     base_hash: _builtins.int
+    drafting_s: _builtins.float
+    """What it took the drafter to make it."""
     @_builtins.property
     def assumed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that the drafter expects to be committed after the base. At most 512."""
@@ -315,10 +318,11 @@ class Draft(_message.Message):
         base_hash: _builtins.int = ...,
         assumed: _abc.Iterable[_builtins.int] | None = ...,
         tree: _tree_pb2.TokenTree | None = ...,
+        drafting_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assumed", b"assumed", "base_hash", b"base_hash", "base_length", b"base_length", "session_id", b"session_id", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assumed", b"assumed", "base_hash", b"base_hash", "base_length", b"base_length", "drafting_s", b"drafting_s", "session_id", b"session_id", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,62 @@
+"""What the decoding loop counts: where its time goes, and what becomes of the drafts."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+from speculation.messages import Draft
+from speculation.types import TokenTree
+
+
+@dataclass(slots=True)
+class StepTimes:
+    """Seconds spent per part of a step, summed over steps."""
+
+    steps: int = 0
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def measure(self, part: str) -> Iterator[None]:
+        """Add the time that the block takes to ``part``."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+
+
+@dataclass(slots=True)
+class LoopStats:
+    """Counts since start.
+
+    Attributes:
+        drafts_ahead: drafts used that had been made before the step that they follow was decided.
+        drafting_s: what the drafts used took to make, waited for or not.
+        nodes_by_source: tree nodes that were verified.
+    """
+
+    times: StepTimes = field(default_factory=StepTimes)
+    drafts_used: int = 0
+    drafts_ahead: int = 0
+    drafts_missed: int = 0
+    drafts_malformed: int = 0
+    drafting_s: float = 0.0
+    nodes_by_source: dict[str, int] = field(default_factory=dict)
+
+    def count_draft(self, draft: Draft | None) -> None:
+        """Count what a speculating request has for the coming step."""
+        if draft is None:
+            self.drafts_missed += 1
+            return
+        self.drafts_used += 1
+        self.drafts_ahead += bool(draft.assumed)
+        self.drafting_s += draft.drafting_s
+
+    def count_pass(self, trees: Iterable[TokenTree]) -> None:
+        """Count the nodes of a pass."""
+        for tree in trees:
+            for source in tree.sources:
+                self.nodes_by_source[source] = self.nodes_by_source.get(source, 0) + 1
