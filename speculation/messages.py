@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from speculation.types import (
     EMPTY_TREE,
@@ -203,7 +203,7 @@ class Draft:
     base_hash: int
     assumed: tuple[int, ...] = ()
     tree: TokenTree = EMPTY_TREE
-    drafting_s: float = 0.0
+    drafting_s: float = field(default=0.0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

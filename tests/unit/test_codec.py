@@ -166,3 +166,10 @@ def test_a_draft_that_breaks_a_limit_concerns_its_session_only() -> None:
     assert isinstance(reply, DraftFailure)
     assert reply.session_id == "s"
     assert "at most 512" in reply.reason
+
+
+@pytest.mark.parametrize(("sent", "read"), [(0.5, 0.5), (-1.0, 0.0), (float("nan"), 0.0), (float("inf"), 0.0)])
+def test_the_time_a_draft_took_travels_and_nonsense_in_it_counts_as_none(sent: float, read: float) -> None:
+    reply = drafting.decode_drafting_reply(drafting_pb2.DraftResponse(draft=drafting_pb2.Draft(drafting_s=sent)))
+    assert isinstance(reply, Draft)
+    assert reply.drafting_s == read
