@@ -1,4 +1,4 @@
-"""The command line: ``outrider serve | generate | chat | plan | models | hash-key``."""
+"""The command line: ``outrider serve | generate | chat | plan | models | hash-key``, and what ``benchmarks.cli`` adds."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import typer
 from rich.markup import escape
 
 import outrider
+from benchmarks import cli as benchmarks
 from cluster.config import API_KEY_VARIABLE, ServerSettings, Settings, load
 from cluster.service import err, running
 from outrider.requests import Options
@@ -27,6 +28,9 @@ app = typer.Typer(
     help="Outrider serves a language model faster without changing one token: drafters propose, the target chooses.",
     epilog="Try: outrider generate 'Once upon a time' --in-process",
 )
+
+app.add_typer(benchmarks.app, name="bench")
+app.command()(benchmarks.replay)
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="One setting, such as verifier.dtype=bfloat16. Repeatable.")]

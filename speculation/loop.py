@@ -17,8 +17,9 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar, TypeVarTuple, Unpack
 
 from speculation import limits
 from speculation.batch import Part, plan_parts, run_pass
@@ -42,6 +43,9 @@ from speculation.tree import validate
 from speculation.types import Verdict
 
 log = logging.getLogger(__name__)
+
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
 
 # So many failed steps in a row, and the target is given up for broken.
 _MAX_FAILURES = 3
@@ -178,7 +182,7 @@ class DecodingLoop:
         while True:
             try:
                 self._drop_closed()
-                self._admit()
+                await self._admit()
                 if self._live:
                     await self._step()
                     self._failures = 0
@@ -204,7 +208,7 @@ class DecodingLoop:
             max_nodes = self._budget.nodes(len(self._live))
             parts = plan_parts(self._live.values(), max_nodes, self.config.max_batched_tokens)
         with times.measure("pass_and_verify"):
-            await asyncio.get_running_loop().run_in_executor(self._worker, run_pass, self._target, parts, times)
+            await self._in_worker(run_pass, self._target, parts, times)
         with times.measure("deliver"):
             for part in parts:
                 self._deliver(part)
@@ -214,15 +218,22 @@ class DecodingLoop:
         with times.measure("stream"):
             await asyncio.sleep(0)
 
-    def _admit(self) -> None:
+    async def _in_worker(self, function: Callable[[Unpack[_Arguments]], _Result], *arguments: Unpack[_Arguments]) -> _Result:
+        return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
+
+    async def _admit(self) -> None:
         while self._waiting and len(self._live) < self.config.max_num_seqs:
             session = self._waiting[0]
             error: OutriderError | None = None
             try:
-                opened = self._target.open(session.id, session.capacity)
+                opened = await self._in_worker(self._target.open, session.id, session.capacity)
             except Exception:
                 log.exception("no room could be made for %s", session.id)
                 opened, error = False, Internal("the request could not be admitted; the server's log says why")
+            if session.closed:
+                # Its consumer has left meanwhile, and has taken it out of the queue.
+                self._target.close(session.id)
+                continue
             if not opened and error is None:
                 if self._live:
                     return

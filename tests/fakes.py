@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
+import time
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -55,9 +57,13 @@ class ToyTarget:
         self.kept: dict[str, list[int]] = {}
         self.fail_next = False
         self.delay_s = 0.0
+        self.open_delay_s = 0.0
+        self.threads: set[str] = set()
         self._last: dict[str, Rows] = {}
 
     def open(self, session_id: str, capacity: int) -> bool:
+        self.threads.add(threading.current_thread().name)
+        time.sleep(self.open_delay_s)
         if len(self.kept) >= self.rooms:
             return False
         self.kept[session_id] = []
@@ -68,10 +74,8 @@ class ToyTarget:
         self._last.pop(session_id, None)
 
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
-        if self.delay_s:
-            import time
-
-            time.sleep(self.delay_s)
+        self.threads.add(threading.current_thread().name)
+        time.sleep(self.delay_s)
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("planted failure")
@@ -93,6 +97,7 @@ class ToyTarget:
         return torch.stack([toy_logits(tokens) for tokens in wanted]) if wanted else torch.empty(0, VOCAB)
 
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
+        self.threads.add(threading.current_thread().name)
         tokens = self._last[session_id].tokens
         self.kept[session_id] = self.kept[session_id][:context] + [tokens[row] for row in rows]
 

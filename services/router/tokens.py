@@ -29,6 +29,11 @@ class Tokens:
             raise ConfigurationError(f"the tokeniser at {model_path} has no tokenizer.json; convert it to a fast tokeniser")
         self._tokenizer: PreTrainedTokenizerFast = tokenizer
 
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be encoded."""
+        return bool(self._tokenizer.chat_template)
+
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of ``text``, special tokens added as the model's tokeniser does.
 
@@ -50,7 +55,7 @@ class Tokens:
         for index, message in enumerate(messages):
             if not message.role:
                 raise InvalidArgument(f"messages[{index}].role", "empty", "a role, such as user")
-        if not self._tokenizer.chat_template:
+        if not self.has_chat_template:
             raise InvalidArgument("messages", "a conversation", "a prompt or token ids: this model has no chat template")
         conversation = [{"role": message.role, "content": message.content} for message in messages]
         try:

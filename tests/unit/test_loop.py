@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
 
 import pytest
 
@@ -131,6 +132,27 @@ async def test_leaving_frees_everything_within_a_step() -> None:
                 break
         assert not target.kept
         assert not drafter.sessions
+        assert loop.running == loop.waiting == 0
+
+
+async def test_all_that_computes_runs_in_one_thread() -> None:
+    target = ToyTarget()
+    async with decoding(target, InProcessDraftLink(RandomDrafter(mood="good"))) as loop:
+        await asyncio.gather(*(collect(loop, request(name, [1, 2], max_tokens=20)) for name in "abc"))
+    assert len(target.threads) == 1
+    assert threading.current_thread().name not in target.threads
+
+
+async def test_leaving_while_room_is_made() -> None:
+    target = ToyTarget()
+    target.open_delay_s = 0.05
+    async with decoding(target, InProcessDraftLink(RandomDrafter())) as loop:
+        leaving = asyncio.ensure_future(anext(loop.generate(request("a", [1], max_tokens=5))))
+        await asyncio.sleep(0.02)
+        leaving.cancel()
+        await asyncio.gather(leaving, return_exceptions=True)
+        assert len((await collect(loop, request("b", [1], max_tokens=5, ignore_eos=True)))[0]) == 5
+        assert not target.kept
         assert loop.running == loop.waiting == 0
 
 

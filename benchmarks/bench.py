@@ -1,0 +1,244 @@
+"""``outrider bench``: who is how fast, against whom, and whether a token changed."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from benchmarks import differences, environment
+from benchmarks.contestants import PEERS, PLAIN
+from benchmarks.conversation import make_requests
+from benchmarks.lineup import Lineup
+from benchmarks.measure import Measurements, Schedule, measure
+from benchmarks.results import FORMAT, cells_as_objects, cumulative_tokens
+from benchmarks.summary import summarise
+from benchmarks.types import Answer, Cell, ContestantFailed, Load, Prompt, Request
+from cluster.config import Settings
+from cluster.models import ResolvedModel
+from services.router.tokens import Tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BenchConfig:
+    """What to measure.
+
+    Attributes:
+        source: where the prompts are from, as the user said it.
+    """
+
+    source: str
+    prompts: tuple[Prompt, ...]
+    schedule: Schedule
+    seed: int
+
+
+class Bench:
+    """One run. ``results`` may be asked for at any time, also after an interruption."""
+
+    def __init__(
+        self, config: BenchConfig, lineup: Lineup, settings: Settings, model: ResolvedModel, console: Console
+    ) -> None:
+        self.requests: list[Request] = []
+        self._config = config
+        self._lineup = lineup
+        self._settings = settings
+        self._model = model
+        self._console = console
+        self._measured = Measurements()
+        self._checks: list[differences.Check] = []
+        self._differences: list[differences.Difference] = []
+        self._started = datetime.now(UTC)
+        self._environment = environment.describe(lineup.threads)
+
+    def run(self) -> None:
+        """Load everybody, measure, compare.
+
+        Raises:
+            ContestantFailed: Outrider itself does not come up.
+        """
+        self._lineup.load(self._telling)
+        for name, why in self._lineup.missing.items():
+            self._console.print(f"[yellow]{name}[/yellow] takes no part: {why}", soft_wrap=True, highlight=False)
+        tokens = Tokens(str(self._model.path))
+        self.requests = make_requests(self._config.prompts, tokens, self._ask_plain, self._config.seed)
+        self._warm_up()
+        try:
+            with self._progress() as advance:
+                measure(self._lineup.contestants, self.requests, self._config.schedule, self._measured, advance)
+        finally:
+            # After an interruption too: what was measured is compared and kept.
+            self._compare()
+
+    @property
+    def answers(self) -> dict[str, tuple[int, ...]]:
+        """Plain decoding's answer to every request that it has answered."""
+        return differences.answers_by_request(self._cells(PLAIN), self.requests)
+
+    @property
+    def lossless(self) -> bool:
+        """Whether every strategy's answers were plain decoding's, in every cell."""
+        return all(check.lossless for check in self._checks if check.against == "plain" and check.contestant not in PEERS)
+
+    def results(self, *, partial: bool) -> dict[str, Any]:
+        """Everything, for results.json."""
+        measured = [name for name in self._lineup.peers if self._cells(name)]
+        return {
+            "format": FORMAT,
+            "partial": partial,
+            "started": self._started.isoformat(timespec="seconds"),
+            "duration_s": (datetime.now(UTC) - self._started).total_seconds(),
+            "settings": self._settings_object(measured),
+            "environment": self._environment,
+            "contestants": {name: self._contestant_object(name) for name in (*self._lineup.strategies, *self._lineup.peers)},
+            "summary": summarise(self._measured.cells, PLAIN, measured),
+            "lossless": {
+                "checks": [asdict(check) for check in self._checks],
+                "differences": [differences.as_object(difference) for difference in self._differences],
+            },
+            "cumulative_tokens": self._cumulative(),
+            "requests": [
+                {"id": r.id, "task": r.task, "prompt_tokens": len(r.prompt), "seed": r.seed} for r in self.requests
+            ],
+            "cells": cells_as_objects(self._measured.cells),
+        }
+
+    # --- measuring ----------------------------------------------------------------------------------------------
+
+    def _ask_plain(self, requests: Sequence[Request]) -> Sequence[Answer]:
+        with self._telling(f"Answering the first turns of {len(requests)} conversations"):
+            return self._lineup.contestants[0].run(self._order(requests, "conversations")).answers
+
+    def _warm_up(self) -> None:
+        """The first request of a process pays for what later ones find ready."""
+        with self._telling("Warming up"):
+            for contestant in self._lineup.contestants:
+                try:
+                    contestant.run(self._order(self.requests[:1], "warm-up", max_tokens=8))
+                except ContestantFailed as error:
+                    self._measured.failures[contestant.name] = str(error)
+
+    def _order(self, requests: Sequence[Request], tenant: str, max_tokens: int | None = None) -> Load:
+        schedule = self._config.schedule
+        return Load(
+            requests=tuple(requests),
+            concurrency=1,
+            max_tokens=max_tokens or schedule.max_tokens,
+            temperature=schedule.temperature,
+            tenant=tenant,
+        )
+
+    def _compare(self) -> None:
+        greedy = self._config.schedule.temperature == 0
+        # Peers draw with other random numbers: their samples are compared with nothing.
+        comparable = [
+            cell
+            for cell in self._measured.cells
+            if cell.contestant not in PEERS or (greedy and PEERS[cell.contestant].same_weights)
+        ]
+        references = {"plain": (PLAIN, self.answers)}
+        if greedy:
+            references["hf"] = ("hf", differences.answers_by_request(self._cells("hf"), self.requests))
+        for against, (own, reference) in references.items():
+            compared = [cell for cell in comparable if cell.contestant != own or cell.repeat or cell.concurrency > 1]
+            checks, found = differences.check(compared, self.requests, against, reference)
+            self._checks += checks
+            self._differences += self._explain(found, reference)
+
+    def _explain(self, found: list[differences.Difference], reference: differences.Answers) -> list[differences.Difference]:
+        if not found:
+            return []
+        engine = self._lineup.transformers()
+
+        def logits(tokens: Sequence[int], ids: Sequence[int]) -> dict[str, Any]:
+            return engine.order({"do": "logits", "tokens": list(tokens), "ids": list(ids)})
+
+        try:
+            with self._telling(f"Looking at {len(found)} differences"):
+                return differences.explain(found, self.requests, reference, logits)
+        except ContestantFailed as error:
+            self._console.print(f"[yellow]the logits of the differences are unknown:[/yellow] {error}", soft_wrap=True)
+            return found
+
+    # --- results ------------------------------------------------------------------------------------------------
+
+    def _cells(self, contestant: str) -> list[Cell]:
+        return [cell for cell in self._measured.cells if cell.contestant == contestant]
+
+    def _cumulative(self) -> dict[str, list[float]]:
+        least = min(self._config.schedule.concurrency)
+        curves = {}
+        for name in self._lineup.strategies:
+            cells = [cell for cell in self._cells(name) if cell.concurrency == least]
+            if cells:
+                curves[name] = cumulative_tokens([answer for cell in cells for answer in cell.outcome.answers])
+        return curves
+
+    def _settings_object(self, peers: list[str]) -> dict[str, Any]:
+        schedule = self._config.schedule
+        return {
+            "command": shlex.join(["outrider", *sys.argv[1:]]),
+            "model": self._model.name,
+            "dtype": self._settings.verifier.dtype,
+            "device": self._settings.verifier.device,
+            "prompts": self._config.source,
+            "requests": len(self.requests),
+            "base": PLAIN,
+            "strategies": list(self._lineup.strategies),
+            "peers": peers,
+            "seed": self._config.seed,
+            "max_tokens": schedule.max_tokens,
+            "temperature": schedule.temperature,
+            "repeats": schedule.repeats,
+            "concurrency": list(schedule.concurrency),
+        }
+
+    def _contestant_object(self, name: str) -> dict[str, Any]:
+        engine = self._lineup.engine_of(name)
+        failure = self._measured.failures.get(name) or self._lineup.missing.get(name)
+        notes = [failure] if failure else []
+        if name in PEERS and not failure:
+            notes += _limits(name, self._config.schedule)
+        return {
+            "status": ("failed" if name in self._measured.failures else "no part") if failure else "measured",
+            "note": "; ".join(notes),
+            "versions": engine.versions if engine else {},
+            "peak_memory_bytes": engine.peak_memory_bytes if engine else 0,
+        }
+
+    # --- for people ---------------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def _telling(self, what: str) -> Iterator[None]:
+        start = time.perf_counter()
+        with self._console.status(what) if self._console.is_terminal else contextlib.nullcontext():
+            yield
+        self._console.print(f"[dim]{what}: {time.perf_counter() - start:.0f} s[/dim]", highlight=False)
+
+    @contextlib.contextmanager
+    def _progress(self) -> Iterator[Callable[[str], None]]:
+        rounds = len(list(self._config.schedule.rounds(self.requests)))
+        columns = (
+            TextColumn("Measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
+            TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[last]}"),
+        )  # fmt: skip
+        with Progress(*columns, console=self._console) as progress:
+            task = progress.add_task("", total=rounds * len(self._lineup.contestants), last="")
+            yield lambda name: progress.update(task, advance=1, last=name)
+
+
+def _limits(peer: str, schedule: Schedule) -> list[str]:
+    kind, notes = PEERS[peer], []
+    if not kind.same_weights:
+        notes.append("other weights than ours: compared for speed, not for tokens")
+    if kind.most_at_once is not None and max(schedule.concurrency) > kind.most_at_once:
+        notes.append(f"can do {kind.most_at_once} at once, no more")
+    return notes

@@ -1,0 +1,245 @@
+"""``outrider bench``, ``outrider bench compare`` and ``outrider replay``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from benchmarks.measures import FORMULAS
+from speculation.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from benchmarks.bench import Bench
+    from benchmarks.lineup import LineupConfig
+    from benchmarks.measure import Schedule
+    from cluster.config import Settings
+    from cluster.models import ResolvedModel
+
+_FORMULAS = "\n\n".join(("What is measured:", *(f"{name}: {formula}." for name, formula in FORMULAS.items())))
+
+app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
+
+
+@app.callback(epilog=_FORMULAS)
+def bench(
+    context: typer.Context,
+    prompts: Annotated[
+        str, typer.Option(help="builtin, or a file: Spec-Bench's or HumanEval's .jsonl, or text with one prompt per line.")
+    ] = "builtin",
+    strategies: Annotated[
+        str | None, typer.Option(help="Comma-separated. Default: all. autoregressive always takes part.")
+    ] = None,
+    peers: Annotated[
+        str,
+        typer.Option(
+            help="Comma-separated: hf, hf_prompt_lookup, hf_assisted, vllm, vllm_ngram, vllm_suffix, llamacpp; or none."
+        ),
+    ] = "hf",
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0: greedy, and compared with transformers' generate.")] = 0.0,
+    concurrency: Annotated[
+        str, typer.Option(help="Comma-separated: so many requests at a time, one after the other.")
+    ] = "1",
+    repeats: Annotated[int, typer.Option(min=1, help="How often everything is measured, contestants by turns.")] = 3,
+    per_task: Annotated[int | None, typer.Option(min=1, help="Only so many prompts of each task.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Request number n has the seed SEED + n.")] = 1,
+    out: Annotated[
+        Path | None, typer.Option(help="New folder for results.json, report.html, plots, traces and logs.")
+    ] = None,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a contestant hangs, per task.")] = 900.0,
+    assistant: Annotated[Path | None, typer.Option(help="Folder of the draft model for hf_assisted.")] = None,
+    gguf: Annotated[Path | None, typer.Option(help="File for llamacpp. Default: the built-in model's own.")] = None,
+    peer_python: Annotated[
+        list[str] | None, typer.Option(help="Where a peer is installed, such as vllm=/opt/vllm/bin/python. Repeatable.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Hugging Face name, folder or .gguf file.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="One setting, section.key=value. Repeatable.")] = None,
+) -> None:
+    """Measure how fast every strategy is, against plain decoding and against other engines, and whether a token changed.
+
+    All contestants answer the same token ids with the same weights and threads, by turns. A ratio whose repeats disagree is
+    printed as unclear. Exit code 1: some strategy changed a token.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    from benchmarks.lineup import LineupConfig
+    from benchmarks.measure import Schedule
+    from services.router.strategies import STRATEGIES
+
+    schedule = Schedule(
+        concurrency=_numbers("--concurrency", concurrency),
+        repeats=repeats,
+        max_tokens=max_tokens,
+        temperature=temperature,
+    )
+    lineup = LineupConfig(
+        strategies=tuple(STRATEGIES) if strategies is None else _names(strategies),
+        peers=() if peers == "none" else _names(peers),
+        timeout_s=timeout,
+        assistant=assistant,
+        gguf=gguf,
+        peer_pythons=dict(_peer_python(entry) for entry in peer_python or ()),
+    )
+    folder = out or Path(f"outrider-bench-{datetime.now():%Y%m%d-%H%M%S}")
+    _run(prompts, per_task, seed, schedule, lineup, folder, _settings(config, settings, model))
+
+
+@app.command()
+def compare(
+    a: Annotated[Path, typer.Argument(help="Folder or results.json of a run.")],
+    b: Annotated[Path, typer.Argument(help="Folder or results.json of another.")],
+) -> None:
+    """Compare two runs: what changed by more than their repeats differ?"""
+    from rich.console import Console
+
+    from benchmarks.compare import compare as compare_results
+    from benchmarks.results import read_results
+    from benchmarks.tables import render
+
+    for table in compare_results(read_results(a), read_results(b)):
+        Console().print(render(table))
+
+
+def replay(
+    traces: Annotated[Path, typer.Argument(help="jsonl with prompt_ids and output_ids in every line, or a bench folder.")],
+    strategies: Annotated[str | None, typer.Option(help="Comma-separated. Default: all that draft.")] = None,
+    budgets: Annotated[str, typer.Option(help="Comma-separated: most nodes per pass.")] = "3,7,15,31,63",
+    config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="One setting, section.key=value. Repeatable.")] = None,
+) -> None:
+    """Try drafters on recorded answers, without any model: tokens per pass for every strategy and budget, in seconds."""
+    from rich.console import Console
+    from rich.progress import track
+
+    from benchmarks.contestants import check_names
+    from benchmarks.replay import read_traces, table
+    from benchmarks.replay import replay as replay_traces
+    from benchmarks.tables import render
+    from cluster.build import drafter_config
+    from services.router.strategies import STRATEGIES
+
+    names = _names(strategies) if strategies is not None else tuple(name for name, sources in STRATEGIES.items() if sources)
+    check_names(names, ())
+    recorded = read_traces(traces)
+    drafter = drafter_config(_settings(config, settings, None))
+    grid = [(name, budget) for name in names for budget in _numbers("--budgets", budgets, most=512)]
+    results = {}
+    for name, budget in track(grid, "Replaying", console=Console(stderr=True), transient=True):
+        results[name, budget] = replay_traces(recorded, STRATEGIES[name], budget, drafter)
+    Console().print(render(table(results)))
+
+
+def _run(
+    source: str,
+    per_task: int | None,
+    seed: int,
+    schedule: Schedule,
+    lineup_config: LineupConfig,
+    folder: Path,
+    settings: Settings,
+) -> None:
+    from rich.console import Console
+
+    from benchmarks.bench import Bench, BenchConfig
+    from benchmarks.contestants import check_names
+    from benchmarks.lineup import Lineup
+    from benchmarks.plots import check_installed
+    from benchmarks.prompts import read_prompts
+
+    # Everything that can be wrong is found before anything is loaded.
+    check_installed()
+    check_names(lineup_config.strategies, lineup_config.peers)
+    prompts = tuple(read_prompts(source, per_task))
+    _new_folder(folder)
+    console = Console()
+    resolved, lineup_config = _models(settings, lineup_config, console)
+    lineup = Lineup(lineup_config, settings, resolved, folder / "logs")
+    config = BenchConfig(source=source, prompts=prompts, schedule=schedule, seed=seed)
+    bench = Bench(config, lineup, settings, resolved, console)
+    partial = False
+    try:
+        bench.run()
+    except KeyboardInterrupt:
+        partial = True
+        console.print("[yellow]Interrupted: what was measured so far is kept, marked as partial[/yellow]")
+    finally:
+        lineup.close()
+    _write(bench, folder, console, partial=partial)
+    if partial:
+        raise typer.Exit(130)
+    if not bench.lossless:
+        raise typer.Exit(1)
+
+
+def _write(bench: Bench, folder: Path, console: Console, *, partial: bool) -> None:
+    from benchmarks.report import write_report
+    from benchmarks.results import RESULTS, TRACES, write_results, write_traces
+    from benchmarks.tables import all_tables, render
+
+    results = bench.results(partial=partial)
+    write_results(folder / RESULTS, results)
+    write_traces(folder / TRACES, bench.requests, bench.answers)
+    if not results["cells"]:
+        console.print("Nothing was measured.")
+        return
+    for table in all_tables(results):
+        console.print(render(table))
+    write_report(results, folder)
+    console.print(f"Report: {folder / 'report.html'}   everything: {folder}", highlight=False, soft_wrap=True)
+    if not bench.lossless:
+        console.print("[bold red]NOT LOSSLESS: a strategy changed tokens; see 'Answers that differ'[/bold red]")
+
+
+def _models(settings: Settings, lineup: LineupConfig, console: Console) -> tuple[ResolvedModel, LineupConfig]:
+    """The model's folder, and the files that peers want."""
+    from dataclasses import replace
+
+    from cluster.models import gguf_of, resolve
+
+    if lineup.assistant is not None and not (lineup.assistant / "config.json").is_file():
+        raise ConfigurationError(f"--assistant is {lineup.assistant}: must be the folder of a model")
+    if lineup.gguf is not None and not lineup.gguf.is_file():
+        raise ConfigurationError(f"--gguf is {lineup.gguf}: no such file")
+    model = resolve(settings.model, settings.cache_dir, say=console.print)
+    if "llamacpp" in lineup.peers and lineup.gguf is None:
+        lineup = replace(lineup, gguf=gguf_of(settings.model, settings.cache_dir, say=console.print))
+    return model, lineup
+
+
+def _settings(config: Path | None, flags: list[str] | None, model: str | None) -> Settings:
+    from cluster.config import load
+
+    return load(config, [*(flags or []), *([f"model={model}"] if model else [])])
+
+
+def _new_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True)
+    except FileExistsError as error:
+        raise ConfigurationError(f"--out is {folder}: it exists; name a new folder, so that no result is lost") from error
+    except OSError as error:
+        raise ConfigurationError(f"--out is {folder}: {error.strerror}") from error
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))
+
+
+def _numbers(option: str, text: str, most: int = 1024) -> tuple[int, ...]:
+    numbers = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
+    if not all(1 <= number <= most for number in numbers) or len(set(numbers)) < len(numbers):
+        raise ConfigurationError(f"{option} is {text}: must be different numbers from 1 to {most}, comma-separated")
+    return numbers
+
+
+def _peer_python(entry: str) -> tuple[str, Path]:
+    name, _, python = entry.partition("=")
+    if name not in ("vllm", "llamacpp") or not python or not Path(python).is_file():
+        raise ConfigurationError(f"--peer-python is {entry}: must be vllm=PATH or llamacpp=PATH of a Python interpreter")
+    return name, Path(python)

@@ -1,0 +1,129 @@
+"""Is a token changed? Every answer against plain decoding and against transformers' ``generate``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from benchmarks.types import Cell, Request
+
+# Below this, two logits are as good as equal: which is larger depends on the order of summation in float32.
+_NEAR = 1e-3
+
+Answers = Mapping[str, tuple[int, ...]]
+# (tokens before, the two token ids) -> {"logits": [..], "top": [..], "top_logits": [..]}
+Logits = Callable[[Sequence[int], Sequence[int]], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """Where an answer leaves its reference. A token of None: the answer has ended there.
+
+    Attributes:
+        times: in how many cells this was seen.
+        logits: the target's own, of the two tokens, at that place.
+    """
+
+    contestant: str
+    against: str
+    request: str
+    position: int
+    token: int | None
+    reference_token: int | None
+    times: int = 1
+    logits: tuple[float, ...] | None = None
+
+    @property
+    def near_tie(self) -> bool | None:
+        """Whether the two logits are as good as equal; None: unknown."""
+        if self.logits is None or len(self.logits) < 2:
+            return None
+        return abs(self.logits[0] - self.logits[1]) <= _NEAR * max(1.0, abs(self.logits[0]))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Check:
+    """One contestant against one reference, over all of its cells."""
+
+    contestant: str
+    against: str
+    equal: int
+    answers: int
+
+    @property
+    def lossless(self) -> bool:
+        """Not one token differs."""
+        return self.equal == self.answers
+
+
+def answers_by_request(cells: Iterable[Cell], requests: Sequence[Request]) -> dict[str, tuple[int, ...]]:
+    """The first answer to every request."""
+    found: dict[str, tuple[int, ...]] = {}
+    for cell in cells:
+        for request, answer in zip(_of_task(requests, cell.task), cell.outcome.answers, strict=True):
+            found.setdefault(request.id, answer.tokens)
+    return found
+
+
+def check(
+    cells: Sequence[Cell], requests: Sequence[Request], against: str, reference: Answers
+) -> tuple[list[Check], list[Difference]]:
+    """Compare all cells with the reference answers, where there are such."""
+    equal: dict[str, int] = {}
+    total: dict[str, int] = {}
+    differences: dict[tuple[Any, ...], Difference] = {}
+    for cell in cells:
+        for request, answer in zip(_of_task(requests, cell.task), cell.outcome.answers, strict=True):
+            expected = reference.get(request.id)
+            if expected is None:
+                continue
+            total[cell.contestant] = total.get(cell.contestant, 0) + 1
+            if answer.tokens == expected:
+                equal[cell.contestant] = equal.get(cell.contestant, 0) + 1
+                continue
+            found = _difference(cell.contestant, against, request, answer.tokens, expected)
+            key = (found.contestant, found.request, found.position, found.token)
+            seen = differences.get(key)
+            differences[key] = found if seen is None else replace(seen, times=seen.times + 1)
+    checks = [Check(contestant=c, against=against, equal=equal.get(c, 0), answers=n) for c, n in total.items()]
+    return checks, list(differences.values())
+
+
+def explain(
+    found: Iterable[Difference], requests: Sequence[Request], reference: Answers, logits: Logits
+) -> list[Difference]:
+    """Add the target's two logits to every difference between two tokens."""
+    by_key = {request.id: request for request in requests}
+    explained = []
+    for difference in found:
+        if difference.token is not None and difference.reference_token is not None:
+            before = [*by_key[difference.request].prompt, *reference[difference.request][: difference.position]]
+            reply = logits(before, [difference.token, difference.reference_token])
+            difference = replace(difference, logits=tuple(reply["logits"]))
+        explained.append(difference)
+    return explained
+
+
+def as_object(difference: Difference) -> dict[str, Any]:
+    """For results.json."""
+    return asdict(difference) | {"near_tie": difference.near_tie}
+
+
+def _difference(
+    contestant: str, against: str, request: Request, ours: tuple[int, ...], expected: tuple[int, ...]
+) -> Difference:
+    common = min(len(ours), len(expected))
+    at = next((i for i in range(common) if ours[i] != expected[i]), common)
+    return Difference(
+        contestant=contestant,
+        against=against,
+        request=request.id,
+        position=at,
+        token=ours[at] if at < len(ours) else None,
+        reference_token=expected[at] if at < len(expected) else None,
+    )
+
+
+def _of_task(requests: Sequence[Request], task: str) -> list[Request]:
+    return [request for request in requests if request.task == task]

@@ -1,0 +1,63 @@
+"""What a result depends on besides the code: machine, versions, commit, threads."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+_HERE = Path(__file__).parent
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def describe(threads: int) -> dict[str, Any]:
+    """Everything, as plain objects."""
+    return {
+        "outrider": version("outrider-server"),
+        "commit": commit(),
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "processor": _processor(),
+        "cores": cores(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "gpus": _gpus(),
+        "threads": threads,
+        "load_before": os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+    }
+
+
+def commit() -> str | None:
+    """The commit that is checked out, ``+`` behind it where files differ; None outside a repository."""
+    try:
+        name = _output("git", "-C", str(_HERE), "rev-parse", "--short=12", "HEAD")
+        return name + ("+" if _output("git", "-C", str(_HERE), "status", "--porcelain", "-uno") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor()
+
+
+def _gpus() -> list[str]:
+    try:
+        return _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").splitlines()
+    except (OSError, subprocess.CalledProcessError):
+        return []
+
+
+def _output(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout.strip()

@@ -1,0 +1,135 @@
+"""The contestants of a run, and the processes that they live in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import environment
+from benchmarks.contestants import PEERS, PLAIN, Environments, WorkerContestant
+from benchmarks.process import WorkerProcess
+from benchmarks.types import ContestantFailed
+from cluster.config import Settings
+from cluster.models import ResolvedModel
+
+# Peers reserve memory for their longest context; no prompt here comes near this one.
+_LONGEST_CONTEXT = 8192
+_OURS = "outrider"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LineupConfig:
+    """Who takes part, and where they are found.
+
+    Attributes:
+        timeout_s: longest that one task may take.
+        assistant: folder of the draft model of ``hf_assisted``.
+        gguf: the file that llama.cpp loads.
+        peer_pythons: interpreters of peers' environments, by environment; others are looked for under the cache folder.
+    """
+
+    strategies: tuple[str, ...]
+    peers: tuple[str, ...] = ()
+    timeout_s: float = 900.0
+    assistant: Path | None = None
+    gguf: Path | None = None
+    peer_pythons: dict[str, Path] = field(default_factory=dict)
+
+
+class Lineup:
+    """Everybody who could be loaded, plain decoding first: it is what all others are compared with.
+
+    Attributes:
+        contestants: in the order of the command line, strategies before peers.
+        missing: peers that do not take part, and why.
+    """
+
+    def __init__(self, config: LineupConfig, settings: Settings, model: ResolvedModel, logs: Path) -> None:
+        self.contestants: list[WorkerContestant] = []
+        self.missing: dict[str, str] = {}
+        self.strategies = (PLAIN, *(name for name in config.strategies if name != PLAIN))
+        self.peers = config.peers
+        self.threads = settings.verifier.threads or environment.cores()
+        self._config = config
+        self._settings = settings
+        self._model = model
+        self._logs = logs
+        self._engines: dict[str, WorkerProcess] = {}
+
+    def load(self, telling: Callable[[str], AbstractContextManager[None]]) -> None:
+        """Start all processes and load the model into each; ``telling`` surrounds what takes time.
+
+        Raises:
+            ContestantFailed: Outrider itself does not come up.
+        """
+        ours = self._engine(_OURS, Path(sys.executable), "peer_outrider", _OURS)
+        with telling("Loading Outrider"):
+            ours.load()
+        self.contestants = [WorkerContestant(name=name, engine=ours) for name in self.strategies]
+        for name in self.peers:
+            try:
+                with telling(f"Loading {PEERS[name].about}"):
+                    self.contestants.append(self._load_peer(name))
+            except ContestantFailed as error:
+                self.missing[name] = str(error)
+
+    def engine_of(self, contestant: str) -> WorkerProcess | None:
+        """The process of a contestant; None where it never started."""
+        return self._engines.get(PEERS[contestant].engine if contestant in PEERS else _OURS)
+
+    def transformers(self) -> WorkerProcess:
+        """A process that can say what the target's logits are."""
+        return self._engine("hf", Path(sys.executable), "peer_hf", "hf")
+
+    def close(self) -> None:
+        """End all processes."""
+        with contextlib.ExitStack() as stack:
+            for engine in self._engines.values():
+                stack.callback(engine.close)
+
+    def _load_peer(self, name: str) -> WorkerContestant:
+        kind = PEERS[name]
+        if kind.needs and getattr(self._config, kind.needs) is None:
+            raise ContestantFailed(f"it needs --{kind.needs}")
+        environments = Environments(
+            cache_dir=self._settings.cache_dir, device=self._settings.verifier.device, chosen=self._config.peer_pythons
+        )
+        engine = self._engine(kind.engine, environments.python(kind), kind.module, name)
+        engine.load()
+        return WorkerContestant(name=name, engine=engine, most_at_once=kind.most_at_once)
+
+    def _engine(self, key: str, python: Path, module: str, contestant: str) -> WorkerProcess:
+        if key not in self._engines:
+            log = self._logs / f"{key}.log"
+            self._engines[key] = WorkerProcess(python, module, self._spec(contestant), log, self._config.timeout_s)
+        return self._engines[key]
+
+    def _spec(self, contestant: str) -> dict[str, Any]:
+        verifier, config = self._settings.verifier, self._config
+        model = _read_json(self._model.path / "config.json")
+        eos = _read_json(self._model.path / "generation_config.json").get("eos_token_id", model.get("eos_token_id"))
+        longest = min(model.get("max_position_embeddings", _LONGEST_CONTEXT), _LONGEST_CONTEXT)
+        return {
+            "contestant": contestant,
+            "model": self._model.name,
+            "model_path": str(self._model.path),
+            "dtype": verifier.dtype,
+            "device": verifier.device,
+            "threads": self.threads,
+            "max_model_len": verifier.max_model_len or longest,
+            "eos_token_ids": eos if isinstance(eos, list) else [eos] if eos is not None else [],
+            "assistant": str(config.assistant) if config.assistant else None,
+            "gguf": str(config.gguf) if config.gguf else None,
+            "settings": self._settings.model_dump(mode="json"),
+        }
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
+    return content

@@ -1,0 +1,192 @@
+"""What is computed from cells. ``FORMULAS`` is what --help, the report and docs/benchmarks.md say about it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from benchmarks.types import Answer, Cell
+
+FORMULAS = {
+    "tau": "tokens per target pass, the target's own (bonus) one included: committed tokens / passes that committed any",
+    "acceptance at position i": "passes that accepted at least i drafted tokens / passes",
+    "acceptance of a source": "accepted nodes of the source / verified nodes of the source",
+    "nodes per pass": "drafted tokens verified / passes, over all requests of a batch",
+    "tok/s (micro)": "all tokens / all seconds: what a server delivers",
+    "tok/s (macro)": "mean over the tasks of each task's tokens / seconds: every task counts the same",
+    "speed-up": "tok/s of a contestant / tok/s of another, each repeat by itself; the median, and from the least to the most",
+    "TTFT": "time to first token: from sending a request to its first token, waiting included",
+    "ITL": "inter-token latency of a request: (last token's time - first token's) / (tokens - 1)",
+    "longest gap": "99th percentile of the time between two arrivals: tokens of one pass arrive together",
+    "draft share": "what waiting for drafts was spent on drafting: min(waited, drafting) / wall time",
+    "RPC share": "the rest of that waiting: transport, coding, queues / wall time",
+    "verify share": "forward pass, choosing and keeping rows / wall time",
+    "idle share": "no step was under way: clients, router, event loop / wall time",
+    "draft-ahead hits": "drafts used that were made before the step that they follow was decided / drafts used",
+    "peak memory": "most resident memory of the contestant's processes, together (strategies share one engine)",
+}
+
+# A ratio is called unclear where its repeats lie further apart than this, or on both sides of 1 while it says otherwise.
+_WIDEST = 0.25
+_SAME = 0.03
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A median and where its repeats lie. Empty: nothing was measured."""
+
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """Of all repeats."""
+        return statistics.median(self.values) if self.values else float("nan")
+
+    @property
+    def low(self) -> float:
+        """The least."""
+        return min(self.values, default=float("nan"))
+
+    @property
+    def high(self) -> float:
+        """The most."""
+        return max(self.values, default=float("nan"))
+
+    @property
+    def unclear(self) -> str | None:
+        """Why the median, read as a ratio, means little; None: it does not."""
+        if len(self.values) < 2:
+            return "one repeat: no spread is known"
+        if (self.high - self.low) / self.median > _WIDEST:
+            return f"repeats lie more than {_WIDEST:.0%} apart"
+        if self.low < 1 < self.high and abs(self.median - 1) > _SAME:
+            return "repeats lie on both sides of 1"
+        return None
+
+    def as_object(self) -> dict[str, Any]:
+        """For results.json; no numbers where nothing was measured."""
+        if not self.values:
+            return {"median": None, "low": None, "high": None, "values": []}
+        return {"median": self.median, "low": self.low, "high": self.high, "values": list(self.values)}
+
+
+def tokens_of(cells: Iterable[Cell]) -> int:
+    """Tokens of all answers."""
+    return sum(len(answer.tokens) for cell in cells for answer in cell.outcome.answers)
+
+
+def speed(cells: Sequence[Cell]) -> float:
+    """Tokens per second over all of ``cells`` (micro)."""
+    return tokens_of(cells) / sum(cell.outcome.wall_s for cell in cells)
+
+
+def by_repeat(cells: Iterable[Cell], measure: Callable[[list[Cell]], float]) -> Spread:
+    """``measure`` of every repeat by itself."""
+    repeats: dict[int, list[Cell]] = {}
+    for cell in cells:
+        repeats.setdefault(cell.repeat, []).append(cell)
+    return Spread(tuple(measure(repeats[repeat]) for repeat in sorted(repeats)))
+
+
+def macro_speed(cells: Sequence[Cell]) -> float:
+    """Mean over tasks of tokens per second."""
+    tasks: dict[str, list[Cell]] = {}
+    for cell in cells:
+        tasks.setdefault(cell.task, []).append(cell)
+    return statistics.fmean(speed(several) for several in tasks.values())
+
+
+def ratio(ours: Iterable[Cell], theirs: Iterable[Cell]) -> Spread:
+    """Speed of the one over speed of the other, repeat by repeat, over the cells that both have."""
+    a = {(cell.repeat, cell.task, cell.concurrency): cell for cell in ours}
+    b = {(cell.repeat, cell.task, cell.concurrency): cell for cell in theirs}
+    values = []
+    for repeat in sorted({key[0] for key in a.keys() & b.keys()}):
+        both = [key for key in a.keys() & b.keys() if key[0] == repeat]
+        values.append(speed([a[key] for key in both]) / speed([b[key] for key in both]))
+    return Spread(tuple(values))
+
+
+def answers_of(cells: Iterable[Cell]) -> list[Answer]:
+    """All answers that have tokens."""
+    return [answer for cell in cells for answer in cell.outcome.answers if answer.tokens]
+
+
+def tau(answers: Sequence[Answer]) -> float | None:
+    """Tokens per pass; None where a contestant does not say how many passes there were."""
+    steps = sum(sum(answer.histogram) for answer in answers)
+    return sum(len(answer.tokens) for answer in answers if answer.histogram) / steps if steps else None
+
+
+def acceptance_per_position(answers: Sequence[Answer]) -> list[float]:
+    """Share of the passes that accepted at least 1, 2, ... drafted tokens."""
+    longest = max((len(answer.histogram) for answer in answers), default=0)
+    counts = [sum(answer.histogram[a] for answer in answers if a < len(answer.histogram)) for a in range(longest)]
+    return [sum(counts[position:]) / sum(counts) for position in range(1, longest)]
+
+
+def latencies(answers: Sequence[Answer]) -> dict[str, float]:
+    """Seconds: time to first token (median, 95th percentile), inter-token latency (median), longest gap."""
+    first = [answer.arrivals[0][0] for answer in answers]
+    itl = [
+        (answer.arrivals[-1][0] - answer.arrivals[0][0]) / (len(answer.tokens) - answer.arrivals[0][1])
+        for answer in answers
+        if len(answer.tokens) > answer.arrivals[0][1]
+    ]
+    gaps = [later[0] - earlier[0] for answer in answers for earlier, later in pairwise(answer.arrivals)]
+    return {
+        "ttft_median_s": percentile(first, 0.5),
+        "ttft_p95_s": percentile(first, 0.95),
+        "itl_median_s": percentile(itl, 0.5),
+        "gap_p99_s": percentile(gaps, 0.99),
+    }
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that ``share`` of all do not exceed (nearest rank); nan where there is none."""
+    if not values:
+        return float("nan")
+    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+
+
+def loop_counts(cells: Sequence[Cell]) -> dict[str, Any] | None:
+    """What our decoding loop counted: shares of the wall time, nodes, sources, draft-ahead; None for peers."""
+    loops = [cell.outcome.loop for cell in cells if cell.outcome.loop]
+    if not loops:
+        return None
+    wall = sum(cell.outcome.wall_s for cell in cells if cell.outcome.loop)
+    seconds: dict[str, float] = {}
+    nodes: dict[str, int] = {}
+    for loop in loops:
+        _add(seconds, loop["times"]["seconds"])
+        _add(nodes, loop["nodes_by_source"])
+    accepted: dict[str, int] = {}
+    for answer in answers_of(cells):
+        _add(accepted, answer.accepted_by_source)
+    passes = sum(loop["times"]["steps"] for loop in loops)
+    used = sum(loop["drafts_used"] for loop in loops)
+    waited = seconds.get("draft_wait", 0.0)
+    drafting = min(waited, sum(loop["drafting_s"] for loop in loops))
+    verify = sum(seconds.get(part, 0.0) for part in ("forward", "choose", "keep"))
+    steps = sum(seconds.get(part, 0.0) for part in ("draft_wait", "schedule", "pass_and_verify", "deliver", "stream"))
+    return {
+        "passes": passes,
+        "nodes_per_pass": sum(nodes.values()) / passes if passes else 0.0,
+        "acceptance_by_source": {source: accepted.get(source, 0) / count for source, count in nodes.items() if count},
+        "shares": {
+            "draft": drafting / wall,
+            "rpc": (waited - drafting) / wall,
+            "verify": verify / wall,
+            "other": max(0.0, steps - waited - verify) / wall,
+            "idle": max(0.0, wall - steps) / wall,
+        },
+        "draft_ahead_hits": sum(loop["drafts_ahead"] for loop in loops) / used if used else 0.0,
+    }
+
+
+def _add(sums: dict[str, Any], more: dict[str, Any]) -> None:
+    for key, value in more.items():
+        sums[key] = sums.get(key, 0) + value

@@ -1,0 +1,45 @@
+"""A contestant's own process: reads orders as JSON lines on stdin, answers on stdout.
+
+Runs as a script in the peer's environment, ``python worker.py MODULE``, and therefore needs nothing but Python. MODULE is a
+file beside this one with a class ``Peer``: ``Peer(spec)`` loads the model, ``versions()`` names what runs,
+``run(contestant, load)`` answers a load, ``close()`` lets go.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+
+def main() -> None:
+    """Serve orders until stdin ends."""
+    # Libraries print where they like: what they print goes to the log, the answers have a descriptor of their own.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    peer: Any = None
+    for line in sys.stdin:
+        order = json.loads(line)
+        try:
+            if order["do"] == "load":
+                peer = importlib.import_module(sys.argv[1]).Peer(order["spec"])
+                reply = peer.versions()
+            elif order["do"] == "logits":
+                reply = peer.logits(order["tokens"], order["ids"])
+            else:
+                reply = peer.run(order["contestant"], order["load"])
+            answers.write(json.dumps({"ok": reply}) + "\n")
+        except Exception as error:
+            traceback.print_exc()
+            text = str(error).strip().splitlines()
+            answers.write(json.dumps({"error": f"{type(error).__name__}: {text[0] if text else ''}"[:500]}) + "\n")
+        answers.flush()
+    if peer is not None:
+        peer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,148 @@
+"""A worker process: orders out, replies in, a time limit on each, a log, and the memory that it took."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from benchmarks.types import ContestantFailed
+
+_WORKER = Path(__file__).with_name("peers") / "worker.py"
+# Loading may compile kernels: vLLM takes minutes on a small CPU.
+_LOAD_TIMEOUT_S = 900.0
+_CLOSE_TIMEOUT_S = 20.0
+
+
+class WorkerProcess:
+    """Starts with its first order; starts anew after it has died.
+
+    Attributes:
+        versions: what its environment runs, once loaded.
+        peak_memory_bytes: most resident memory of its processes so far.
+    """
+
+    def __init__(self, python: Path, module: str, spec: dict[str, Any], log: Path, timeout_s: float) -> None:
+        self.versions: dict[str, str] = {}
+        self.peak_memory_bytes = 0
+        self._command = [str(python), str(_WORKER), module]
+        self._spec = spec
+        self._log = log
+        self._timeout_s = timeout_s
+        self._process: subprocess.Popen[str] | None = None
+        self._replies: queue.Queue[str | None] = queue.Queue()
+
+    def load(self) -> None:
+        """Start and load the model, unless that is done.
+
+        Raises:
+            ContestantFailed: it does not come up.
+        """
+        if self._process is not None and self._process.poll() is None:
+            return
+        threads = str(self._spec["threads"])
+        environment = os.environ | {
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "TOKENIZERS_PARALLELISM": "false",
+        }
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("a") as log:
+            # A session of its own: Ctrl-C is for us to handle, and it can be killed with all its children.
+            self._process = subprocess.Popen(
+                self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
+                env=environment, start_new_session=True,
+            )  # fmt: skip
+        self._replies = queue.Queue()
+        threading.Thread(target=_read, args=(self._process, self._replies), daemon=True).start()
+        self.versions = self._ask({"do": "load", "spec": self._spec}, _LOAD_TIMEOUT_S)
+
+    def order(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Send an order, wait for the reply.
+
+        Raises:
+            ContestantFailed: it crashed, hung, or says what went wrong.
+        """
+        self.load()
+        reply: dict[str, Any] = self._ask(order, self._timeout_s)
+        self.peak_memory_bytes = max(self.peak_memory_bytes, self._memory())
+        return reply
+
+    def close(self) -> None:
+        """Let it end; kill it if it does not."""
+        process = self._process
+        if process is None:
+            return
+        with contextlib.suppress(OSError):
+            process.stdin.close()  # type: ignore[union-attr]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_CLOSE_TIMEOUT_S)
+        self.kill()
+
+    def kill(self) -> None:
+        """End it and all its children at once."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+            self._process = None
+
+    def _ask(self, order: dict[str, Any], timeout_s: float) -> Any:
+        assert self._process is not None and self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(order) + "\n")
+            self._process.stdin.flush()
+            line = self._replies.get(timeout=timeout_s)
+        except queue.Empty:
+            self.kill()
+            raise ContestantFailed(f"hung: no answer within {timeout_s:g} s (--timeout); log: {self._log}") from None
+        except OSError:
+            line = None
+        if line is None:
+            code = self._process.wait()
+            self.kill()
+            raise ContestantFailed(f"crashed with exit code {code}: {_last_line(self._log)}; log: {self._log}")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise ContestantFailed(f"{reply['error']}; log: {self._log}")
+        return reply["ok"]
+
+    def _memory(self) -> int:
+        """Resident bytes at their most, of the process and its descendants."""
+        if self._process is None:
+            return 0
+        total = 0
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self._process.pid)
+            for member in (process, *process.children(recursive=True)):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    total += _most_resident(member)
+        return total
+
+
+def _read(process: subprocess.Popen[str], replies: queue.Queue[str | None]) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        replies.put(line)
+    replies.put(None)
+
+
+def _most_resident(process: psutil.Process) -> int:
+    with contextlib.suppress(OSError, StopIteration, ValueError):
+        # Linux keeps the high-water mark; elsewhere what it holds now has to do.
+        lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+        return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
+    return int(process.memory_info().rss)
+
+
+def _last_line(log: Path) -> str:
+    lines = [line for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1][:300] if lines else "its log is empty"

@@ -1,0 +1,176 @@
+"""``outrider replay``: drafters against recorded answers, without any model.
+
+The target is replaced by what it said: a drafted node is accepted if the recording goes on with its token, which is just
+what greedy decoding would do. So a drafting idea is tried in seconds. What a forward pass shows besides (the likeliest
+tokens after rejected nodes) is not in a recording: sources that learn from it do a little worse here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from benchmarks.results import TRACES
+from benchmarks.tables import Table
+from services.drafter.config import DrafterConfig
+from services.drafter.service import DrafterService
+from speculation.acceptance import StopRule, walk
+from speculation.errors import ConfigurationError
+from speculation.messages import CloseSession, Draft, DraftFailure, OpenSession, StepReport
+from speculation.prefix import EMPTY_HASH, extend_hash
+from speculation.tree import path_to
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Trace:
+    """A recorded answer."""
+
+    prompt: tuple[int, ...]
+    output: tuple[int, ...]
+    task: str
+
+
+@dataclass(slots=True)
+class Replayed:
+    """What a set of sources would have done with a budget."""
+
+    passes: int = 0
+    tokens: int = 0
+    nodes: int = 0
+    drafting_s: float = 0.0
+    by_task: dict[str, tuple[int, int]] = field(default_factory=dict)
+
+    @property
+    def tau(self) -> float:
+        """Tokens per pass."""
+        return self.tokens / self.passes if self.passes else 0.0
+
+    def count(self, task: str, passes: int, tokens: int) -> None:
+        """Add an answer."""
+        self.passes += passes
+        self.tokens += tokens
+        before = self.by_task.get(task, (0, 0))
+        self.by_task[task] = (before[0] + passes, before[1] + tokens)
+
+
+def read_traces(path: Path) -> list[Trace]:
+    """Recorded answers: a jsonl file with ``prompt_ids`` and ``output_ids`` in every line, or a bench folder that has one.
+
+    Raises:
+        ConfigurationError: no such file, nothing in it, or a line that is not a trace; names the line.
+    """
+    file = path / TRACES if path.is_dir() else path
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigurationError(f"cannot read {file}: {error}; outrider bench records {TRACES}") from error
+    traces = [_read_line(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
+    if not traces:
+        raise ConfigurationError(f"{file}: there is no trace in it")
+    return traces
+
+
+def _read_line(file: Path, number: int, line: str) -> Trace:
+    try:
+        entry: Any = json.loads(line)
+    except ValueError as error:
+        raise ConfigurationError(f"{file}:{number}: not JSON ({error})") from error
+    if isinstance(entry, dict):
+        prompt, output = entry.get("prompt_ids"), entry.get("output_ids")
+        if _ids(prompt) and _ids(output):
+            return Trace(prompt=tuple(prompt), output=tuple(output), task=str(entry.get("task", "text")))
+    raise ConfigurationError(f'{file}:{number}: not a trace ({{"prompt_ids": [token ids], "output_ids": [token ids]}})')
+
+
+def _ids(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token < 2**32 for token in value)
+
+
+def replay(traces: Iterable[Trace], sources: Sequence[str], max_nodes: int, config: DrafterConfig) -> Replayed:
+    """Decode all traces one after the other, as one tenant, with a drafter of its own.
+
+    Raises:
+        ConfigurationError: the drafter refuses.
+    """
+    return asyncio.run(_replay(traces, sources, max_nodes, config))
+
+
+async def _replay(traces: Iterable[Trace], sources: Sequence[str], max_nodes: int, config: DrafterConfig) -> Replayed:
+    drafter = DrafterService(config)
+    result = Replayed()
+    for number, trace in enumerate(traces):
+        await _replay_one(drafter, str(number), trace, sources, max_nodes, result)
+    return result
+
+
+async def _replay_one(
+    drafter: DrafterService, name: str, trace: Trace, sources: Sequence[str], max_nodes: int, result: Replayed
+) -> None:
+    # As in serving: the pass over the prompt gives the first token, before there is anything to draft from.
+    tokens = (*trace.prompt, *trace.output)
+    at, passes = len(trace.prompt), 0
+    prefix_hash = extend_hash(EMPTY_HASH, tokens[:at])
+    message: OpenSession | StepReport = OpenSession(
+        session_id=name, tokens=tokens[:at], prompt_length=at, sources=tuple(sources), max_nodes=max_nodes
+    )
+    while at < len(tokens):
+        start = time.perf_counter()
+        draft = await (drafter.open(message) if isinstance(message, OpenSession) else drafter.step(message))
+        result.drafting_s += time.perf_counter() - start
+        if isinstance(draft, DraftFailure):
+            raise ConfigurationError(f"cannot draft: {draft.reason}")
+        path, committed = _accept(draft, tokens, at)
+        passes += 1
+        at += len(committed)
+        result.nodes += len(draft.tree)
+        prefix_hash = extend_hash(prefix_hash, committed)
+        message = StepReport(
+            session_id=name,
+            committed=committed,
+            length=at,
+            prefix_hash=prefix_hash,
+            accepted_path=path,
+            max_nodes=max_nodes,
+        )
+    drafter.close(CloseSession(session_id=name))
+    result.count(trace.task, passes, len(trace.output))
+
+
+def _accept(draft: Draft, tokens: Sequence[int], at: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Walk the tree along the recording, with the rule that serving uses."""
+    room = len(tokens) - at
+    accepted = walk(
+        draft.tree,
+        lambda node: tokens[at + len(path_to(draft.tree, node))],
+        StopRule(stop_token_ids=frozenset(), generated=0, room=room),
+    )
+    return accepted.path, accepted.tokens
+
+
+def table(results: dict[tuple[str, int], Replayed]) -> Table:
+    """Tokens per pass of every strategy and budget, overall and by task."""
+    tasks = list(dict.fromkeys(task for result in results.values() for task in result.by_task))
+    rows = []
+    for (strategy, budget), result in results.items():
+        by_task = [result.by_task[task][1] / result.by_task[task][0] for task in tasks]
+        rows.append(
+            (
+                strategy,
+                str(budget),
+                f"{result.tau:.2f}",
+                *(f"{tau:.2f}" for tau in by_task),
+                f"{result.nodes / result.passes:.1f}",
+                f"{1e6 * result.drafting_s / result.passes:.0f}",
+                f"{result.tokens / result.drafting_s:,.0f}" if result.drafting_s else "–",
+            )
+        )
+    return Table(
+        title="Replay: tokens per pass",
+        columns=("strategy", "budget", "all", *tasks, "nodes/pass", "drafting us/pass", "tok/s"),
+        rows=tuple(rows),
+    )

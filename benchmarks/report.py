@@ -1,0 +1,79 @@
+"""One HTML file that holds everything, and the same as Markdown."""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, select_autoescape
+from markupsafe import Markup
+
+from benchmarks.measures import FORMULAS
+from benchmarks.plots import draw
+from benchmarks.tables import Table, all_tables, markdown
+
+Results = Mapping[str, Any]
+
+
+def write_report(results: Results, folder: Path) -> None:
+    """Write ``report.html``, ``report.md`` and ``plots/``.
+
+    Raises:
+        ConfigurationError: matplotlib is not installed.
+    """
+    tables = all_tables(results)
+    plots = draw(results, folder / "plots")
+    facts = _facts(results)
+    environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(["html"]))
+    page = environment.get_template("report.html").render(
+        title=_title(results),
+        facts=facts,
+        tables=tables,
+        plots=[(title, Markup(_inline(path, index))) for index, (title, path) in enumerate(plots)],
+        formulas=FORMULAS,
+    )
+    (folder / "report.html").write_text(page)
+    (folder / "report.md").write_text(_markdown(results, facts, tables, plots))
+
+
+def _title(results: Results) -> str:
+    partial = " (partial: interrupted)" if results["partial"] else ""
+    return f"outrider bench: {results['settings']['model']}{partial}"
+
+
+def _facts(results: Results) -> list[tuple[str, str]]:
+    environment, settings = results["environment"], results["settings"]
+    memory = environment["memory_bytes"] / 2**30
+    gpus = ", ".join(environment["gpus"]) or "no GPU"
+    return [
+        ("command", settings["command"]),
+        ("prompts", f"{settings['prompts']}: {settings['requests']} requests, up to {settings['max_tokens']} tokens"),
+        ("sampling", f"temperature {settings['temperature']:g}, seed {settings['seed']}; {settings['dtype']}"),
+        ("repeats", f"{settings['repeats']}, contestants by turns"),
+        ("machine", f"{environment['processor']}, {environment['cores']} cores, {memory:.0f} GiB, {gpus}"),
+        ("threads", str(environment["threads"])),
+        ("system", f"{environment['system']}, Python {environment['python']}"),
+        ("version", f"Outrider {environment['outrider']}, commit {environment['commit'] or 'unknown'}"),
+        ("measured", f"{results['started']}, {results['duration_s'] / 60:.1f} minutes"),
+    ]
+
+
+def _inline(path: Path, index: int) -> str:
+    """An SVG as part of a page: without its prolog, its ids made unique among the page's plots."""
+    svg = path.read_text()
+    svg = svg[svg.index("<svg") :]
+    svg = re.sub(r'\bid="([^"]+)"', rf'id="p{index}-\1"', svg)
+    return re.sub(r'(url\(#|href="#)', rf"\g<1>p{index}-", svg)
+
+
+def _markdown(
+    results: Results, facts: Sequence[tuple[str, str]], tables: Sequence[Table], plots: Sequence[tuple[str, Path]]
+) -> str:
+    parts = [f"## {_title(results)}", ""]
+    parts += [f"- {name}: {value}" for name, value in facts] + [""]
+    parts += [markdown(table) for table in tables]
+    parts += [f"![{html.escape(title)}](plots/{path.name})\n" for title, path in plots]
+    return "\n".join(parts)

@@ -1,0 +1,84 @@
+"""results.json: what was measured, on what, and everything that is needed to measure it again."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.types import Answer, Cell, Request
+from speculation.errors import ConfigurationError
+
+FORMAT = 1
+RESULTS = "results.json"
+TRACES = "traces.jsonl"
+
+
+def cells_as_objects(cells: Iterable[Cell]) -> list[dict[str, Any]]:
+    """Every measurement, with the times of every answer; no text and no tokens."""
+    return [
+        {
+            "contestant": cell.contestant,
+            "task": cell.task,
+            "concurrency": cell.concurrency,
+            "repeat": cell.repeat,
+            "wall_s": cell.outcome.wall_s,
+            "answers": [
+                {"tokens": len(answer.tokens), "ttft_s": answer.arrivals[0][0], "total_s": answer.total_s}
+                for answer in cell.outcome.answers
+            ],
+        }
+        for cell in cells
+    ]
+
+
+def cumulative_tokens(answers: Sequence[Answer]) -> list[float]:
+    """Tokens after 1, 2, ... steps, mean over the requests; who has ended stays where he is (SPECTRA, figure 6)."""
+    longest = max((len(answer.arrivals) for answer in answers), default=0)
+    sums = [0.0] * longest
+    for answer in answers:
+        so_far = 0
+        for step in range(longest):
+            so_far += answer.arrivals[step][1] if step < len(answer.arrivals) else 0
+            sums[step] += so_far
+    return [value / len(answers) for value in sums]
+
+
+def write_traces(path: Path, requests: Sequence[Request], answers: Mapping[str, tuple[int, ...]]) -> None:
+    """Record prompts and answers as token ids, for ``outrider replay``."""
+    with path.open("w") as file:
+        for request in requests:
+            if request.id in answers:
+                line = {"task": request.task, "prompt_ids": request.prompt, "output_ids": answers[request.id]}
+                file.write(json.dumps(line) + "\n")
+
+
+def write_results(path: Path, results: Mapping[str, Any]) -> None:
+    """Write results.json; what is not a number becomes null."""
+    path.write_text(json.dumps(_finite(results), indent=1) + "\n")
+
+
+def read_results(path: Path) -> dict[str, Any]:
+    """Read a results.json, or the one in a folder.
+
+    Raises:
+        ConfigurationError: there is none, or it is not one of ours.
+    """
+    file = path / RESULTS if path.is_dir() else path
+    try:
+        results = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot read {file}: {error}; give the --out folder of an outrider bench run") from error
+    if not isinstance(results, dict) or results.get("format") != FORMAT:
+        raise ConfigurationError(f"{file} is not a result of this version of outrider bench (format {FORMAT})")
+    return results
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,61 @@
+"""From measurements to results.json's summary: one record per contestant and concurrency, plain objects throughout."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import measures
+from benchmarks.types import Cell
+
+Summary = dict[str, Any]
+
+
+def summarise(cells: Sequence[Cell], base: str, peers: Sequence[str]) -> list[Summary]:
+    """A record for every contestant at every concurrency that it was measured at.
+
+    Args:
+        base: the contestant that speed-ups "in the same engine" refer to.
+        peers: those that everybody is compared with besides.
+    """
+    keys = list(dict.fromkeys((cell.contestant, cell.concurrency) for cell in cells))
+    return [_record(cells, name, concurrency, base, peers) for name, concurrency in keys]
+
+
+def _record(cells: Sequence[Cell], name: str, concurrency: int, base: str, peers: Sequence[str]) -> Summary:
+    own = _of(cells, name, concurrency)
+    answers = measures.answers_of(own)
+    tasks = list(dict.fromkeys(cell.task for cell in own))
+    speed_up = {
+        other: measures.ratio(own, _of(cells, other, concurrency)).as_object()
+        for other in (base, *peers)
+        if other != name and _of(cells, other, concurrency)
+    }
+    return {
+        "contestant": name,
+        "concurrency": concurrency,
+        "requests": len(answers),
+        "tokens": measures.tokens_of(own),
+        "tokens_per_second": measures.by_repeat(own, measures.speed).as_object(),
+        "macro_tokens_per_second": measures.by_repeat(own, measures.macro_speed).as_object(),
+        "speed_up": speed_up,
+        "tau": measures.tau(answers),
+        "acceptance_per_position": measures.acceptance_per_position(answers),
+        "latency": measures.latencies(answers),
+        "loop": measures.loop_counts(own),
+        "tasks": {task: _task(cells, name, concurrency, task, base) for task in tasks},
+    }
+
+
+def _task(cells: Sequence[Cell], name: str, concurrency: int, task: str, base: str) -> Summary:
+    own = [cell for cell in _of(cells, name, concurrency) if cell.task == task]
+    others = [cell for cell in _of(cells, base, concurrency) if cell.task == task]
+    return {
+        "tokens_per_second": measures.by_repeat(own, measures.speed).as_object(),
+        "speed_up": measures.ratio(own, others).as_object(),
+        "tau": measures.tau(measures.answers_of(own)),
+    }
+
+
+def _of(cells: Sequence[Cell], name: str, concurrency: int) -> list[Cell]:
+    return [cell for cell in cells if (cell.contestant, cell.concurrency) == (name, concurrency)]
