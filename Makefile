@@ -9,7 +9,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Where `make proto` writes.
 STUBS ?= sdk
 
-.PHONY: help demo test test-fast check fix types imports proto proto-fresh install clean
+.PHONY: help demo test test-fast bench bench-smoke check fix types imports proto proto-fresh install clean
 
 help:  ## List what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -17,11 +17,20 @@ help:  ## List what there is
 demo: install  ## Serve the default model on a local Ray and stream three answers
 	@$(BIN)/python -m cluster.demo
 
-test: check  ## Everything, the slow tests too
+test: check  ## Everything, the slow tests and the benchmark's smoke test too
 	@$(BIN)/pytest
+	@$(MAKE) --no-print-directory bench-smoke
 
 test-fast: install  ## Unit, lossless and contract tests: under a minute
 	@$(BIN)/pytest -m "not slow"
+
+bench: install  ## The full table on this machine, peers that are installed included: under an hour
+	@$(BIN)/outrider bench --per-task 2 --max-tokens 80 --concurrency 1,4,16 --repeats 3 \
+	  --peers hf,hf_prompt_lookup,vllm,vllm_ngram,llamacpp
+
+bench-smoke: install  ## Check the benchmark itself, not the speed: two minutes
+	@rm -rf build/bench-smoke && mkdir -p build
+	@$(BIN)/outrider bench --per-task 1 --max-tokens 8 --repeats 2 --out build/bench-smoke
 
 check: install proto-fresh types imports  ## Style, types, import law, fresh stubs
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -96,14 +96,12 @@ def compare(
     b: Annotated[Path, typer.Argument(help="Folder or results.json of another.")],
 ) -> None:
     """Compare two runs: what changed by more than their repeats differ?"""
-    from rich.console import Console
-
     from benchmarks.compare import compare as compare_results
     from benchmarks.results import read_results
     from benchmarks.tables import render
 
     for table in compare_results(read_results(a), read_results(b)):
-        Console().print(render(table))
+        _console().print(render(table))
 
 
 def replay(
@@ -132,7 +130,7 @@ def replay(
     results = {}
     for name, budget in track(grid, "Replaying", console=Console(stderr=True), transient=True):
         results[name, budget] = replay_traces(recorded, STRATEGIES[name], budget, drafter)
-    Console().print(render(table(results)))
+    _console().print(render(table(results)))
 
 
 def _run(
@@ -144,8 +142,6 @@ def _run(
     folder: Path,
     settings: Settings,
 ) -> None:
-    from rich.console import Console
-
     from benchmarks.bench import Bench, BenchConfig
     from benchmarks.contestants import check_names
     from benchmarks.lineup import Lineup
@@ -157,7 +153,7 @@ def _run(
     check_names(lineup_config.strategies, lineup_config.peers)
     prompts = tuple(read_prompts(source, per_task))
     _new_folder(folder)
-    console = Console()
+    console = _console()
     resolved, lineup_config = _models(settings, lineup_config, console)
     lineup = Lineup(lineup_config, settings, resolved, folder / "logs")
     config = BenchConfig(source=source, prompts=prompts, schedule=schedule, seed=seed)
@@ -194,6 +190,14 @@ def _write(bench: Bench, folder: Path, console: Console, *, partial: bool) -> No
     console.print(f"Report: {folder / 'report.html'}   everything: {folder}", highlight=False, soft_wrap=True)
     if not bench.lossless:
         console.print("[bold red]NOT LOSSLESS: a strategy changed tokens; see 'Answers that differ'[/bold red]")
+
+
+def _console() -> Console:
+    """The terminal at its own width; a file or a pipe gets lines that no table has to be folded for."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
 
 
 def _models(settings: Settings, lineup: LineupConfig, console: Console) -> tuple[ResolvedModel, LineupConfig]:

@@ -68,6 +68,8 @@ def _speeds(a: Results, b: Results) -> Table:
 def _speed_ups(a: Results, b: Results) -> Table:
     rows = []
     for first, second in _pairs(a, b):
+        if first["contestant"] not in a["settings"]["strategies"]:
+            continue
         for other in first["speed_up"].keys() & second["speed_up"].keys():
             one, two = first["speed_up"][other], second["speed_up"][other]
             name = f"{first['contestant']} / {other}"

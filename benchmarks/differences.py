@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from benchmarks.measure import requests_of
 from benchmarks.types import Cell, Request
 
 # Below this, two logits are as good as equal: which is larger depends on the order of summation in float32.
@@ -61,7 +62,7 @@ def answers_by_request(cells: Iterable[Cell], requests: Sequence[Request]) -> di
     """The first answer to every request."""
     found: dict[str, tuple[int, ...]] = {}
     for cell in cells:
-        for request, answer in zip(_of_task(requests, cell.task), cell.outcome.answers, strict=True):
+        for request, answer in zip(requests_of(requests, cell.task), cell.outcome.answers, strict=True):
             found.setdefault(request.id, answer.tokens)
     return found
 
@@ -74,7 +75,7 @@ def check(
     total: dict[str, int] = {}
     differences: dict[tuple[Any, ...], Difference] = {}
     for cell in cells:
-        for request, answer in zip(_of_task(requests, cell.task), cell.outcome.answers, strict=True):
+        for request, answer in zip(requests_of(requests, cell.task), cell.outcome.answers, strict=True):
             expected = reference.get(request.id)
             if expected is None:
                 continue
@@ -123,7 +124,3 @@ def _difference(
         token=ours[at] if at < len(ours) else None,
         reference_token=expected[at] if at < len(expected) else None,
     )
-
-
-def _of_task(requests: Sequence[Request], task: str) -> list[Request]:
-    return [request for request in requests if request.task == task]

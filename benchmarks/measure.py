@@ -1,4 +1,8 @@
-"""Takes the measurements: all contestants by turns, task by task, again and again."""
+"""Takes the measurements: all contestants by turns, again and again.
+
+One request at a time is measured task by task. Several at a time need enough of them to stay together: there a round is all
+requests, tasks mixed as a server's users would.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from benchmarks.types import Cell, Contestant, ContestantFailed, Load, Request
+
+ALL_TASKS = "all tasks"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -18,10 +24,31 @@ class Schedule:
     max_tokens: int
     temperature: float
 
-    def rounds(self, requests: Sequence[Request]) -> Iterator[tuple[int, int, str]]:
-        """(repeat, concurrency, task) in the order of measuring."""
+    def rounds(self, requests: Sequence[Request]) -> Iterator[Round]:
+        """In the order of measuring."""
         tasks = list(dict.fromkeys(request.task for request in requests))
-        return itertools.product(range(self.repeats), self.concurrency, tasks)
+        for repeat, concurrency in itertools.product(range(self.repeats), self.concurrency):
+            for task in tasks if concurrency == 1 else [ALL_TASKS]:
+                yield Round(repeat=repeat, concurrency=concurrency, task=task, requests=tuple(requests_of(requests, task)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Round:
+    """What all contestants do once, by turns."""
+
+    repeat: int
+    concurrency: int
+    task: str
+    requests: tuple[Request, ...]
+
+
+def requests_of(requests: Sequence[Request], task: str) -> list[Request]:
+    """The requests of a task, or those of all tasks, dealt in turn."""
+    if task != ALL_TASKS:
+        return [request for request in requests if request.task == task]
+    tasks = list(dict.fromkeys(request.task for request in requests))
+    dealt = itertools.zip_longest(*(requests_of(requests, name) for name in tasks))
+    return [request for hand in dealt for request in hand if request is not None]
 
 
 @dataclass(slots=True)
@@ -45,26 +72,32 @@ def measure(
     Args:
         on_cell: told the contestant after every measurement, failed ones too.
     """
-    for number, (repeat, concurrency, task) in enumerate(schedule.rounds(requests)):
+    for number, current in enumerate(schedule.rounds(requests)):
         first = number % len(contestants)
         for contestant in (*contestants[first:], *contestants[:first]):
-            if able(contestant, concurrency) and contestant.name not in into.failures:
-                load = Load(
-                    requests=tuple(request for request in requests if request.task == task),
-                    concurrency=concurrency,
-                    max_tokens=schedule.max_tokens,
-                    temperature=schedule.temperature,
-                    tenant=f"{contestant.name} {concurrency} {repeat}",
-                )
+            if able(contestant, current.concurrency) and contestant.name not in into.failures:
                 try:
-                    outcome = contestant.run(load)
+                    into.cells.append(_cell(contestant, current, schedule))
                 except ContestantFailed as error:
                     into.failures[contestant.name] = str(error)
-                else:
-                    into.cells.append(
-                        Cell(contestant=contestant.name, task=task, concurrency=concurrency, repeat=repeat, outcome=outcome)
-                    )
             on_cell(contestant.name)
+
+
+def _cell(contestant: Contestant, current: Round, schedule: Schedule) -> Cell:
+    load = Load(
+        requests=current.requests,
+        concurrency=current.concurrency,
+        max_tokens=schedule.max_tokens,
+        temperature=schedule.temperature,
+        tenant=f"{contestant.name} {current.concurrency} {current.repeat}",
+    )
+    return Cell(
+        contestant=contestant.name,
+        task=current.task,
+        concurrency=current.concurrency,
+        repeat=current.repeat,
+        outcome=contestant.run(load),
+    )
 
 
 def able(contestant: Contestant, concurrency: int) -> bool:

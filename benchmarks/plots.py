@@ -58,7 +58,8 @@ def _first(results: Results) -> list[dict[str, Any]]:
 
 
 def _speed_up(axes: Axes, results: Results) -> bool:
-    records = [record for record in _first(results) if record["contestant"] != results["settings"]["base"]]
+    base = results["settings"]["base"]
+    records = [r for r in results["summary"] if r["concurrency"] == 1 and r["contestant"] != base]
     tasks = list(dict.fromkeys(task for record in records for task in record["tasks"]))
     if not records:
         return False
@@ -73,7 +74,7 @@ def _speed_up(axes: Axes, results: Results) -> bool:
         axes.bar(places, medians, width * 0.9, yerr=(low, high), capsize=2, label=record["contestant"])
     axes.axhline(1, color="black", linewidth=0.8)
     axes.set_xticks(range(len(tasks)), [task.replace("_", "\n") for task in tasks])
-    axes.set_ylabel(f"speed / {results['settings']['base']}")
+    axes.set_ylabel(f"speed / {base}")
     axes.legend(frameon=False, ncols=2, fontsize=8)
     return True
 

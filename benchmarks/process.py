@@ -23,7 +23,10 @@ _CLOSE_TIMEOUT_S = 20.0
 
 
 class WorkerProcess:
-    """Starts with its first order; starts anew after it has died.
+    """Starts with its first order; starts anew after it has died; stands still between orders.
+
+    An engine that waits for requests may well spin on the cores that another one is being measured on, so whoever has no
+    order is stopped by a signal.
 
     Attributes:
         versions: what its environment runs, once loaded.
@@ -64,6 +67,7 @@ class WorkerProcess:
         self._replies = queue.Queue()
         threading.Thread(target=_read, args=(self._process, self._replies), daemon=True).start()
         self.versions = self._ask({"do": "load", "spec": self._spec}, _LOAD_TIMEOUT_S)
+        self._signal(signal.SIGSTOP)
 
     def order(self, order: dict[str, Any]) -> dict[str, Any]:
         """Send an order, wait for the reply.
@@ -72,8 +76,10 @@ class WorkerProcess:
             ContestantFailed: it crashed, hung, or says what went wrong.
         """
         self.load()
+        self._signal(signal.SIGCONT)
         reply: dict[str, Any] = self._ask(order, self._timeout_s)
-        self.peak_memory_bytes = max(self.peak_memory_bytes, self._memory())
+        self.peak_memory_bytes = max(self.peak_memory_bytes, sum(_most_resident(member) for member in self._members()))
+        self._signal(signal.SIGSTOP)
         return reply
 
     def close(self) -> None:
@@ -81,6 +87,7 @@ class WorkerProcess:
         process = self._process
         if process is None:
             return
+        self._signal(signal.SIGCONT)
         with contextlib.suppress(OSError):
             process.stdin.close()  # type: ignore[union-attr]
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -89,11 +96,14 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """End it and all its children at once."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
-            self._process = None
+        if self._process is None:
+            return
+        self._signal(signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            # Children whose parent has crashed are in its group still.
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        self._process = None
 
     def _ask(self, order: dict[str, Any], timeout_s: float) -> Any:
         assert self._process is not None and self._process.stdin is not None
@@ -106,6 +116,10 @@ class WorkerProcess:
             raise ContestantFailed(f"hung: no answer within {timeout_s:g} s (--timeout); log: {self._log}") from None
         except OSError:
             line = None
+        except BaseException:
+            # Its reply would be taken for that to the next order.
+            self.kill()
+            raise
         if line is None:
             code = self._process.wait()
             self.kill()
@@ -115,17 +129,19 @@ class WorkerProcess:
             raise ContestantFailed(f"{reply['error']}; log: {self._log}")
         return reply["ok"]
 
-    def _memory(self) -> int:
-        """Resident bytes at their most, of the process and its descendants."""
+    def _members(self) -> list[psutil.Process]:
+        """The process and its descendants."""
         if self._process is None:
-            return 0
-        total = 0
+            return []
         with contextlib.suppress(psutil.NoSuchProcess):
             process = psutil.Process(self._process.pid)
-            for member in (process, *process.children(recursive=True)):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    total += _most_resident(member)
-        return total
+            return [process, *process.children(recursive=True)]
+        return []
+
+    def _signal(self, number: signal.Signals) -> None:
+        for member in self._members():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.send_signal(number)
 
 
 def _read(process: subprocess.Popen[str], replies: queue.Queue[str | None]) -> None:
@@ -140,7 +156,9 @@ def _most_resident(process: psutil.Process) -> int:
         # Linux keeps the high-water mark; elsewhere what it holds now has to do.
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
         return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
-    return int(process.memory_info().rss)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return int(process.memory_info().rss)
+    return 0
 
 
 def _last_line(log: Path) -> str:

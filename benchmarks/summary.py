@@ -37,7 +37,7 @@ def _record(cells: Sequence[Cell], name: str, concurrency: int, base: str, peers
         "requests": len(answers),
         "tokens": measures.tokens_of(own),
         "tokens_per_second": measures.by_repeat(own, measures.speed).as_object(),
-        "macro_tokens_per_second": measures.by_repeat(own, measures.macro_speed).as_object(),
+        "macro_tokens_per_second": measures.by_repeat(own if concurrency == 1 else (), measures.macro_speed).as_object(),
         "speed_up": speed_up,
         "tau": measures.tau(answers),
         "acceptance_per_position": measures.acceptance_per_position(answers),

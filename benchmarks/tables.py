@@ -32,6 +32,7 @@ def all_tables(results: Results) -> list[Table]:
         records = [record for record in results["summary"] if record["concurrency"] == concurrency]
         if records:
             tables.append(_speed(results, records, concurrency))
+            tables.append(_over_peers(results, records, concurrency))
             tables.append(_inside(records, concurrency))
     tables.append(_by_task(results, "speed_up", "Speed-up over plain decoding, task by task"))
     tables.append(_by_task(results, "tau", "Tokens per pass, task by task"))
@@ -57,7 +58,8 @@ def render(table: Table) -> RichTable:
     """For the terminal."""
     rich = RichTable(title=table.title, title_justify="left", caption=table.note or None, caption_justify="left")
     for index, column in enumerate(table.columns):
-        rich.add_column(column, justify="right" if index else "left", no_wrap=not index, style="bold" if not index else None)
+        style = {"no_wrap": True, "style": "bold"} if index == 0 else {"justify": "right", "overflow": "fold"}
+        rich.add_column(column, **style)
     for row in table.rows:
         rich.add_row(*row)
     return rich
@@ -93,16 +95,16 @@ def _contestants(results: Results) -> Table:
 
 def _speed(results: Results, records: list[dict[str, Any]], concurrency: int) -> Table:
     base = results["settings"]["base"]
-    peers = [name for name in results["settings"]["peers"] if any(record["contestant"] == name for record in records)]
     rows = []
     for record in records:
         speed, latency = record["tokens_per_second"], record["latency"]
         rows.append(
             (
                 record["contestant"],
-                f"{number(speed['median'])} ({number(speed['low'])}–{number(speed['high'])})",
+                number(speed["median"]),
+                f"{number(speed['low'])}–{number(speed['high'])}",
                 number(record["macro_tokens_per_second"]["median"]),
-                *(_against(record, other) for other in (base, *peers)),
+                _against(record, base),
                 number(1e3 * latency["ttft_median_s"], ".0f"),
                 number(1e3 * latency["itl_median_s"]),
                 number(1e3 * latency["gap_p99_s"], ".0f"),
@@ -112,12 +114,20 @@ def _speed(results: Results, records: list[dict[str, Any]], concurrency: int) ->
     return Table(
         title=f"Speed, {concurrency} at once",
         columns=(
-            "contestant", "tok/s", "macro", *(f"vs {other}" for other in (base, *peers)),
-            "TTFT ms", "ITL ms", "gap p99 ms", "= plain", "= hf",
+            "contestant", "tok/s", "repeats", "macro", "vs plain", "TTFT ms", "ITL ms", "gap p99", "= plain", "= hf",
         ),
         rows=tuple(rows),
-        note="medians; in brackets from the least to the most of the repeats",
+        note="medians of the repeats, and from the least to the most; = plain, = hf: answers that are equal token for token",
     )  # fmt: skip
+
+
+def _over_peers(results: Results, records: list[dict[str, Any]], concurrency: int) -> Table:
+    peers = [name for name in results["settings"]["peers"] if any(record["contestant"] == name for record in records)]
+    ours = [record for record in records if record["contestant"] in results["settings"]["strategies"]]
+    rows = tuple((record["contestant"], *(_against(record, peer) for peer in peers)) for record in ours)
+    return Table(
+        title=f"Speed-up over peers, {concurrency} at once", columns=("strategy", *peers), rows=rows if peers else ()
+    )
 
 
 def _against(record: Mapping[str, Any], other: str) -> str:
@@ -165,18 +175,15 @@ def _inside(records: list[dict[str, Any]], concurrency: int) -> Table:
 
 
 def _by_task(results: Results, measure: str, title: str) -> Table:
-    concurrency = min(results["settings"]["concurrency"])
-    records = [record for record in results["summary"] if record["concurrency"] == concurrency]
+    # Only one request at a time is measured task by task.
+    records = [record for record in results["summary"] if record["concurrency"] == 1]
+    if measure == "speed_up":
+        records = [record for record in records if record["contestant"] != results["settings"]["base"]]
+    records = [record for record in records if any(_cell(task[measure]) != "–" for task in record["tasks"].values())]
     tasks = list(dict.fromkeys(task for record in records for task in record["tasks"]))
-    rows = []
-    for record in records:
-        values = [record["tasks"].get(task, {}).get(measure) for task in tasks]
-        if measure == "speed_up" and record["contestant"] == results["settings"]["base"]:
-            continue
-        cells = [_cell(value) for value in values]
-        if any(cell != "–" for cell in cells):
-            rows.append((record["contestant"], *cells))
-    return Table(title=f"{title}, {concurrency} at once", columns=("contestant", *tasks), rows=tuple(rows))
+    rows = [(task, *(_cell(record["tasks"].get(task, {}).get(measure)) for record in records)) for task in tasks]
+    columns = ("task", *(record["contestant"] for record in records))
+    return Table(title=title, columns=columns, rows=tuple(rows))
 
 
 def _cell(value: Any) -> str:

@@ -218,7 +218,7 @@ class DecodingLoop:
         with times.measure("stream"):
             await asyncio.sleep(0)
 
-    async def _in_worker(self, function: Callable[[Unpack[_Arguments]], _Result], *arguments: Unpack[_Arguments]) -> _Result:
+    async def _in_worker(self, function: Callable[[Unpack[_Arguments]], _Result], *arguments: *_Arguments) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
 
     async def _admit(self) -> None:

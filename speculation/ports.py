@@ -64,9 +64,9 @@ class Rows:
 class Target(Protocol):
     """The model and its key-value cache.
 
-    Not thread-safe. ``open``, ``forward`` and ``keep`` are called in one and the same thread: what a library does in parallel
-    gets a team of threads for every thread that asks, and two teams on the same cores halve the speed. The rest computes
-    nothing, and is called between them.
+    Not thread-safe. ``open``, ``forward`` and ``keep`` are called in one and the same thread: what a library does in
+    parallel gets a team of threads for every thread that asks, and two teams on the same cores halve the speed. The rest
+    computes nothing, and is called between them.
     """
 
     @property

