@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from benchmarks.measures import FORMULAS
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, InvalidArgument
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -71,7 +71,12 @@ def bench(
     from benchmarks.lineup import LineupConfig
     from benchmarks.measure import Schedule
     from services.router.strategies import STRATEGIES
+    from speculation.types import SamplingParams
 
+    try:
+        SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    except InvalidArgument as error:
+        raise ConfigurationError(f"--{error}") from error
     schedule = Schedule(
         concurrency=_numbers("--concurrency", concurrency),
         repeats=repeats,

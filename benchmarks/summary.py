@@ -18,8 +18,19 @@ def summarise(cells: Sequence[Cell], base: str, peers: Sequence[str]) -> list[Su
         base: the contestant that speed-ups "in the same engine" refer to.
         peers: those that everybody is compared with besides.
     """
-    keys = list(dict.fromkeys((cell.contestant, cell.concurrency) for cell in cells))
-    return [_record(cells, name, concurrency, base, peers) for name, concurrency in keys]
+    measured = {(cell.contestant, cell.concurrency) for cell in cells}
+    names = [
+        base,
+        *(name for name in dict.fromkeys(cell.contestant for cell in cells) if name not in (base, *peers)),
+        *peers,
+    ]
+    levels = sorted({concurrency for _, concurrency in measured})
+    return [
+        _record(cells, name, concurrency, base, peers)
+        for concurrency in levels
+        for name in names
+        if (name, concurrency) in measured
+    ]
 
 
 def _record(cells: Sequence[Cell], name: str, concurrency: int, base: str, peers: Sequence[str]) -> Summary:

@@ -24,6 +24,11 @@ class Table:
 
 Results = Mapping[str, Any]
 
+_SPEED_NOTE = (
+    "medians of the repeats, and from the least to the most; = plain, = hf: answers that are equal token for token; "
+    "unclear: the repeats lie more than 25 % apart, or on both sides of 1, or there is only one"
+)
+
 
 def all_tables(results: Results) -> list[Table]:
     """Every table that the results have something for."""
@@ -117,7 +122,7 @@ def _speed(results: Results, records: list[dict[str, Any]], concurrency: int) ->
             "contestant", "tok/s", "repeats", "macro", "vs plain", "TTFT ms", "ITL ms", "gap p99", "= plain", "= hf",
         ),
         rows=tuple(rows),
-        note="medians of the repeats, and from the least to the most; = plain, = hf: answers that are equal token for token",
+        note=_SPEED_NOTE,
     )  # fmt: skip
 
 

@@ -1,0 +1,131 @@
+"""``outrider bench`` as a user runs it: real processes, on a tiny model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+OUTRIDER = str(Path(sys.executable).parent / "outrider")
+SMALL = ["--set", "verifier.max_model_len=512", "--set", "verifier.kv_cache_tokens=4096", "--set", "verifier.threads=1"]
+
+
+def bench(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [OUTRIDER, "bench", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    lines = [
+        {"question_id": 1, "category": "copy", "turns": ["the quick brown fox, the quick brown fox, the", "again"]},
+        {"question_id": 2, "category": "talk", "turns": ["prompt lookup copies"]},
+    ]
+    file = tmp_path / "question.jsonl"
+    file.write_text("\n".join(json.dumps(line) for line in lines))
+    return file
+
+
+@pytest.fixture
+def crashing_python(tmp_path: Path) -> Path:
+    """An interpreter in whose environment vLLM is installed, and crashes."""
+    script = tmp_path / "python"
+    script.write_text('#!/bin/sh\n[ "$1" = -c ] && exit 0\necho "cannot allocate 80 GiB" >&2\nexit 9\n')
+    script.chmod(0o755)
+    return script
+
+
+def test_a_whole_run(tiny_model: Path, tmp_path: Path, prompts: Path, crashing_python: Path) -> None:
+    out = tmp_path / "out"
+    done = bench(
+        "--model", str(tiny_model), "--prompts", str(prompts), "--max-tokens", "12", "--repeats", "2", "--concurrency", "1,2",
+        "--peers", "hf,hf_prompt_lookup,hf_assisted,vllm,llamacpp", "--assistant", str(tiny_model),
+        "--peer-python", f"vllm={crashing_python}", "--out", str(out), *SMALL,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = json.loads((out / "results.json").read_text())
+    states = {name: (entry["status"], entry["note"]) for name, entry in results["contestants"].items()}
+    assert [state for state, _ in states.values()] == ["measured"] * 5 + ["no part"] * 2
+    assert "crashed with exit code 9: cannot allocate 80 GiB" in states["vllm"][1]
+    assert "--gguf" in states["llamacpp"][1]
+    assert all(check["equal"] == check["answers"] for check in results["lossless"]["checks"])
+    assert {check["against"] for check in results["lossless"]["checks"]} == {"plain", "hf"}
+    assert results["environment"]["threads"] == 1
+    assert str(prompts) in results["settings"]["command"]
+    assert not results["partial"]
+    page = (out / "report.html").read_text()
+    # No plot of acceptance: a random model never says what was said before.
+    assert page.count("<svg") == len(list((out / "plots").glob("*.svg"))) == 3
+    # Self-contained: nothing is fetched from anywhere.
+    assert not re.findall(r'(?:src|href)="(?!#)', page)
+    assert (out / "report.md").read_text().count("![") == 3
+    assert "crashed" in (out / "report.md").read_text()
+    compared = bench("compare", str(out), str(out))
+    assert compared.returncode == 0
+    assert "same within the spread" in compared.stdout
+    replayed = subprocess.run(
+        [OUTRIDER, "replay", str(out), "--budgets", "8"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert replayed.returncode == 0, replayed.stderr
+    # The same drafter on the same answers saves the same passes, with a model or without.
+    measured = next(r for r in results["summary"] if (r["contestant"], r["concurrency"]) == ("prompt_lookup", 1))
+    row = next(line for line in replayed.stdout.splitlines() if "prompt_lookup" in line)
+    assert float(row.split("│")[3]) == pytest.approx(measured["tau"], abs=0.006)
+
+
+def test_ctrl_c_keeps_what_was_measured(tiny_model: Path, tmp_path: Path, prompts: Path) -> None:
+    out = tmp_path / "out"
+    command = [
+        OUTRIDER, "bench", "--model", str(tiny_model), "--prompts", str(prompts), "--max-tokens", "12", "--repeats", "100000",
+        "--peers", "none", "--out", str(out), *SMALL,
+    ]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
+    try:
+        workers: list[psutil.Process] = []
+        while not workers:
+            time.sleep(0.2)
+            workers = [c for c in psutil.Process(process.pid).children() if "worker.py" in " ".join(c.cmdline())]
+        time.sleep(15)
+        # As a terminal does: the whole foreground group is told.
+        os.killpg(process.pid, signal.SIGINT)
+        said, _ = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 130, said
+    assert "Interrupted" in said
+    results = json.loads((out / "results.json").read_text())
+    assert results["partial"]
+    assert results["cells"]
+    assert "partial" in (out / "report.html").read_text()
+    assert not any(psutil.pid_exists(worker.pid) for worker in workers)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--prompts", "nowhere.jsonl"], "--prompts nowhere.jsonl: No such file"),
+        (["--strategies", "nope"], "--strategies: there is no 'nope'"),
+        (["--peers", "gpt"], "--peers: there is no 'gpt'"),
+        (["--out", "."], "--out is .: it exists"),
+        (["--concurrency", "1,x"], "--concurrency is 1,x"),
+        (["--peers", "hf_assisted", "--assistant", "nowhere"], "--assistant is nowhere"),
+        (["--peer-python", "vllm=nowhere"], "--peer-python is vllm=nowhere"),
+        (["--temperature", "-1"], "--temperature"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_loaded(arguments: list[str], says: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [OUTRIDER, "bench", *arguments], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+    )
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert says in done.stderr

@@ -1,0 +1,211 @@
+"""The benchmark must show what is broken: a drafter that is always wrong, and an acceptance rule that takes anything.
+
+Everything is real but the speed: a pass is made to cost what its rows cost on a slow machine, so that no clock decides.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from benchmarks.bench import Bench, BenchConfig
+from benchmarks.contestants import PEERS, PLAIN, WorkerContestant
+from benchmarks.measure import Schedule
+from benchmarks.peers import peer_hf, peer_outrider
+from benchmarks.tables import all_tables
+from benchmarks.types import Prompt
+from cluster.config import load
+from cluster.models import ResolvedModel
+from services.drafter.prompt_lookup import PromptLookupSession
+from services.verifier.target import TransformersTarget
+from speculation import acceptance, verify
+from speculation.acceptance import Accepted, StopRule
+from speculation.ports import Rows
+from speculation.tree import chain
+from speculation.types import TokenTree
+from tests.service import tiny_settings
+
+pytestmark = pytest.mark.slow
+
+SECONDS_PER_PASS = 0.004
+SECONDS_PER_ROW = 0.001
+
+
+class DirectEngine:
+    """A peer in this process, behind the same JSON as in its own."""
+
+    def __init__(self, peer: Any) -> None:
+        self.versions: dict[str, str] = {}
+        self.peak_memory_bytes = 0
+        self._peer = peer
+
+    def order(self, order: dict[str, Any]) -> Any:
+        order = json.loads(json.dumps(order))
+        if order["do"] == "logits":
+            return self._peer.logits(order["tokens"], order["ids"])
+        return json.loads(json.dumps(self._peer.run(order["contestant"], order["load"])))
+
+
+class DirectLineup:
+    """A ``Lineup`` without processes: Outrider and transformers on the tiny model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = load(flags=tiny_settings(), environ={})
+        spec = {
+            "settings": self.settings.model_dump(mode="json"),
+            "model": "tiny",
+            "model_path": str(folder),
+            "threads": 1,
+            "dtype": "float32",
+            "device": "cpu",
+        }
+        self._outrider = peer_outrider.Peer(spec)
+        self._engines = {"outrider": DirectEngine(self._outrider), "hf": DirectEngine(peer_hf.Peer(spec))}
+        self.strategies = (PLAIN, "prompt_lookup")
+        self.peers = ("hf", "hf_prompt_lookup")
+        self.missing = {"vllm": "not installed"}
+        self.threads = 1
+        self.contestants = [
+            WorkerContestant(name=name, engine=self.engine_of(name), most_at_once=PEERS[name].most_at_once if name in PEERS else None)
+            for name in (*self.strategies, *self.peers)
+        ]  # fmt: skip
+
+    def load(self, telling: Callable[[str], AbstractContextManager[None]]) -> None:
+        pass
+
+    def engine_of(self, name: str) -> Any:
+        return self._engines["hf" if name in PEERS else "outrider"]
+
+    def transformers(self) -> Any:
+        return self._engines["hf"]
+
+    def close(self) -> None:
+        self._outrider.close()
+
+
+@pytest.fixture
+def lineup(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DirectLineup]:
+    forward = TransformersTarget.forward
+
+    def slow(self: TransformersTarget, batch: Sequence[Rows]) -> list[torch.Tensor]:
+        rows = sum(len(rows.tokens) for rows in batch if rows.context)
+        time.sleep(SECONDS_PER_PASS + SECONDS_PER_ROW * rows)
+        return forward(self, batch)
+
+    monkeypatch.setattr(TransformersTarget, "forward", slow)
+    found = DirectLineup(tiny_model)
+    yield found
+    found.close()
+
+
+def run(lineup: DirectLineup, folder: Path, temperature: float = 0.0) -> Bench:
+    prompts = tuple(
+        Prompt(
+            id=str(i), task=task, turns=("the quick brown fox, the quick brown fox, the quick", "and before that")[: i + 1]
+        )
+        for task in ("copy", "talk")
+        for i in range(2)
+    )
+    schedule = Schedule(concurrency=(1, 3), repeats=2, max_tokens=24, temperature=temperature)
+    config = BenchConfig(source="planted", prompts=prompts, schedule=schedule, seed=3)
+    model = ResolvedModel(name="tiny", path=folder)
+    bench = Bench(config, lineup, lineup.settings, model, Console(file=io.StringIO()))  # type: ignore[arg-type]
+    bench.run()
+    return bench
+
+
+def record(results: dict[str, Any], name: str, concurrency: int = 1) -> dict[str, Any]:
+    (found,) = (r for r in results["summary"] if (r["contestant"], r["concurrency"]) == (name, concurrency))
+    return dict(found)
+
+
+def test_what_works_is_lossless(lineup: DirectLineup, tiny_model: Path) -> None:
+    bench = run(lineup, tiny_model)
+    results = bench.results(partial=False)
+    assert bench.lossless
+    assert results["lossless"]["differences"] == []
+    checks = {(c["contestant"], c["against"]): (c["equal"], c["answers"]) for c in results["lossless"]["checks"]}
+    # Six requests (two conversations have a second turn), one and three at a time, twice; plain's own reference left out.
+    assert checks["prompt_lookup", "plain"] == checks["prompt_lookup", "hf"] == checks["hf", "plain"] == (24, 24)
+    assert checks[PLAIN, "plain"] == (18, 18)
+    assert checks["hf_prompt_lookup", "hf"] == (12, 12)
+    assert record(results, PLAIN)["tau"] == 1.0
+    assert set(record(results, "prompt_lookup")["tasks"]) == {"copy", "talk"}
+    assert record(results, "hf")["loop"] is None
+
+
+def test_a_drafter_that_is_always_right_is_faster(
+    lineup: DirectLineup, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = run(lineup, tiny_model)
+    known = [(*request.prompt, *before.answers[request.id]) for request in before.requests]
+
+    def right(self: PromptLookupSession, max_nodes: int) -> TokenTree:
+        so_far = tuple(self._tokens)
+        future = next(tokens[len(so_far) :] for tokens in known if tokens[: len(so_far)] == so_far)
+        return chain(future[: min(4, max_nodes)], "prompt_lookup")
+
+    monkeypatch.setattr(PromptLookupSession, "draft", right)
+    bench = run(lineup, tiny_model)
+    found = record(bench.results(partial=False), "prompt_lookup")
+    assert bench.lossless
+    assert found["tau"] >= 4
+    assert found["speed_up"][PLAIN]["low"] > 1.5
+    assert found["loop"]["acceptance_by_source"]["prompt_lookup"] > 0.9
+
+
+def test_a_drafter_that_is_always_wrong_is_slower_and_still_lossless(
+    lineup: DirectLineup, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(self: PromptLookupSession, max_nodes: int) -> TokenTree:
+        # The model never says this token: it is reserved for another role.
+        return chain([3] * max_nodes, "prompt_lookup")
+
+    monkeypatch.setattr(PromptLookupSession, "draft", wrong)
+    bench = run(lineup, tiny_model)
+    results = bench.results(partial=False)
+    assert bench.lossless
+    found = record(results, "prompt_lookup")
+    assert found["tau"] < 1.05
+    assert found["speed_up"][PLAIN]["high"] < 0.7
+    assert found["loop"]["acceptance_by_source"]["prompt_lookup"] < 0.05
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_an_acceptance_rule_that_takes_anything_is_not_lossless(
+    lineup: DirectLineup, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
+) -> None:
+    def gullible(tree: TokenTree, choose_at: Callable[[int], int], stop: StopRule) -> Accepted:
+        """Accepts the first drafted token unseen."""
+        if not len(tree):
+            return acceptance_walk(tree, choose_at, stop)
+        tokens = [tree.tokens[0]]
+        finish = stop.after(tokens)
+        if finish is None:
+            tokens.append(choose_at(0))
+            finish = stop.after(tokens)
+        return Accepted(path=(0,), tokens=tuple(tokens), finish_reason=finish)
+
+    acceptance_walk = acceptance.walk
+    monkeypatch.setattr(verify.acceptance, "walk", gullible)
+    bench = run(lineup, tiny_model, temperature)
+    results = bench.results(partial=False)
+    assert not bench.lossless
+    differences = [d for d in results["lossless"]["differences"] if d["contestant"] == "prompt_lookup"]
+    assert differences
+    assert all(d["near_tie"] is False and len(d["logits"]) == 2 for d in differences if d["token"] and d["reference_token"])
+    # The reference keeps its word, whatever the rule does with drafts.
+    assert not [d for d in results["lossless"]["differences"] if d["contestant"] == PLAIN]
+    tables = {table.title: table for table in all_tables(results)}
+    row = next(row for row in tables["Speed, 1 at once"].rows if row[0] == "prompt_lookup")
+    assert any(cell.startswith("NO (") for cell in row)
+    assert len(tables["Answers that differ"].rows) == len(results["lossless"]["differences"])
