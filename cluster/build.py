@@ -85,7 +85,6 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
             dtype=verifier.dtype,
             device=verifier.device,
             kv_cache_tokens=verifier.kv_cache_tokens,
-            block_size=verifier.block_size,
             max_model_len=verifier.max_model_len,
             threads=verifier.threads,
         ),

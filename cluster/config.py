@@ -68,14 +68,13 @@ class VerifierSettings(Placed):
     dtype: Literal["float32", "bfloat16"] = _TARGET.dtype
     device: str = _TARGET.device
     kv_cache_tokens: int = Field(_TARGET.kv_cache_tokens, ge=64)
-    block_size: int = Field(_TARGET.block_size, ge=1)
     max_model_len: int | None = Field(_TARGET.max_model_len, ge=2)
     threads: int | None = Field(_TARGET.threads, ge=1)
     max_num_seqs: int = Field(_LOOP.max_num_seqs, ge=1)
     max_waiting: int = Field(_LOOP.max_waiting, ge=0)
     max_batched_tokens: int = Field(_LOOP.max_batched_tokens, ge=1)
     draft_deadline_s: float = Field(_LOOP.draft_deadline_s, ge=0, le=10)
-    max_nodes: int = Field(64, ge=0, le=512, description="most drafted tokens of one request that a step may check")
+    max_nodes: int = Field(64, ge=0, le=128, description="most drafted tokens of one request that a step may check")
 
 
 class DrafterSettings(Placed):

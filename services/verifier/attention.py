@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface
 
-from services.verifier.layout import TILE, Group, Pass
+from services.verifier.kv_pool import TILE
+from services.verifier.layout import Bucket, Heads, Index, Pass
 
 NAME = "outrider"
 
@@ -52,88 +53,138 @@ def attend(
         if given is not None:
             raise NotImplementedError(f"attention with {name} is not supported")
     layer: int = module.layer_idx  # type: ignore[assignment]
-    pool, slots = outrider_pass.pool, outrider_pass.slots
+    pool, tiles, offsets = outrider_pass.pool, outrider_pass.tiles, outrider_pass.offsets
     keys, values = pool.keys[layer], pool.values[layer]
-    keys[:, slots] = key[0]
-    values[:, slots, :-1] = value[0]
+    keys[tiles, :, offsets] = key[0].transpose(0, 1)
+    values[tiles, :, offsets, :-1] = value[0].transpose(0, 1)
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
-    output = torch.zeros_like(query[0])
-    for group in outrider_pass.groups:
-        output[:, group.rows] = _attend_group(group, query[0, :, group.rows] * scale, keys, values, sliding_window)
-    return output.transpose(0, 1)[None], None
+    scaled = (query[0] * scale).transpose(0, 1)
+    results = []
+    for number, bucket in enumerate(outrider_pass.buckets):
+        mask = outrider_pass.masks.get((number, sliding_window))
+        if mask is None:
+            mask = _segments(bucket, sliding_window, query.shape[1] // keys.shape[1])
+            outrider_pass.masks[number, sliding_window] = mask
+        results.append(_attend_bucket(bucket, mask, scaled, keys, values, sliding_window))
+    output = torch.cat(results) if len(results) > 1 else results[0]
+    return output.index_select(0, outrider_pass.source)[None].to(query.dtype), None
 
 
-def _attend_group(
-    group: Group, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, window: int | None
+def _attend_bucket(
+    bucket: Bucket,
+    segments: torch.Tensor,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    window: int | None,
 ) -> torch.Tensor:
-    """Attention of one group: head and tail apart, joined under one maximum.
+    """Attention of one bucket: heads and windows apart, under one maximum, summed tile by tile.
 
     Args:
-        query: [heads, rows, size], scaled.
-        keys: [key-value heads, pool rows, size]; ``values`` one wider.
+        segments: see ``_segments``.
+        query: [rows of the pass, heads, size], scaled.
+        keys: [tiles, key-value heads, TILE, size]; ``values`` one wider.
 
     Returns:
-        [heads, rows, size].
+        [groups * rows, heads, size], float32.
     """
-    heads, rows, size = query.shape
-    kv_heads = keys.shape[0]
-    grouped = query.view(kv_heads, heads // kv_heads, rows, size)
-    tail_scores = _tail_scores(group, grouped, keys).masked_fill(~_seen_in_tail(group, window), float("-inf"))
-    top = tail_scores.amax(-1, keepdim=True)
-    if group.head is None:
-        total = _tail_values(group, (tail_scores - top).exp().to(query.dtype), values)
-    else:
-        head_scores = _product(grouped, keys[:, group.head].transpose(1, 2))
+    kv_heads, size = keys.shape[1], keys.shape[-1]
+    groups, rows = bucket.rows.shape
+    share = query.shape[1] // kv_heads
+    # Queries that share keys side by side: [groups, kv heads, rows * share, size].
+    grouped = query.index_select(0, bucket.rows.flatten()).view(groups, rows, kv_heads, share, size).transpose(1, 2)
+    grouped = _pad_rows(grouped.reshape(groups, kv_heads, rows * share, size))
+    scores = _product(grouped, _window(keys, bucket, groups).transpose(2, 3))
+    scores = scores.masked_fill(~segments.any(0), float("-inf"))
+    top = scores.amax(-1, keepdim=True)
+    total = torch.zeros(groups, kv_heads, grouped.shape[2], size + 1, device=keys.device)
+    if bucket.heads is not None:
+        head_scores = _head_scores(bucket.heads, grouped, keys)
         if window is not None:
-            head_scores = head_scores.masked_fill(~_seen_in_head(group, head_scores.shape[-1], window), float("-inf"))
-        top = torch.maximum(top, head_scores.amax(-1, keepdim=True))
-        total = _product((head_scores - top).exp().to(query.dtype), values[:, group.head])
-        total = total + _tail_values(group, (tail_scores - top).exp().to(query.dtype), values)
-    return (total[..., :-1] / total[..., -1:]).reshape(heads, rows, size).to(query.dtype)
+            head_scores = head_scores.masked_fill(~_seen_in_heads(bucket, window, share, grouped.shape[2]), float("-inf"))
+        best = head_scores.amax(-1, keepdim=True)
+        for of, pairs in bucket.heads.steps:
+            top[of] = torch.maximum(top[of], best[pairs])
+        weights = (head_scores - top.index_select(0, bucket.heads.groups)).exp().to(keys.dtype)
+        sums = _head_values(bucket.heads, weights, values)
+        for of, pairs in bucket.heads.steps:
+            total[of] += sums[pairs]
+    weights = (scores - top).exp().to(keys.dtype)
+    window_values = _window(values, bucket, groups)
+    for segment in segments if len(segments) > 1 else (None,):
+        seen = weights if segment is None else weights.masked_fill(~segment, 0)
+        total += _product(seen, window_values)
+    total = total[:, :, : rows * share]
+    output = (total[..., :-1] / total[..., -1:]).view(groups, kv_heads, rows, share, size)
+    return output.transpose(1, 2).reshape(groups * rows, kv_heads * share, size)
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """[kv heads, group, rows, n] x [kv heads, n, m], with as many rows as the kernels need."""
-    kv_heads, group, rows, _ = left.shape
-    flat = _pad_rows(left.reshape(kv_heads, group * rows, -1))
-    return torch.bmm(flat, right)[:, : group * rows].view(kv_heads, group, rows, -1).float()
+    """[n, kv heads, rows, a] x [n, kv heads, a, b], in float32."""
+    count, kv_heads = left.shape[:2]
+    flat = torch.bmm(left.flatten(0, 1), right.flatten(0, 1))
+    return flat.view(count, kv_heads, *flat.shape[1:]).float()
 
 
-def _tail_scores(group: Group, query: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """[kv heads, group, rows, TILE]."""
-    tail = keys[:, group.tail]
-    if tail.dim() == 3:
-        return _product(query, tail.transpose(1, 2))
-    return _row_product(query, tail.transpose(2, 3))
+def _window(pool: torch.Tensor, bucket: Bucket, groups: int) -> torch.Tensor:
+    """[groups, kv heads, slots, size]: the windows' keys or values."""
+    _, kv_heads, tile, size = pool.shape
+    tiles = _take(pool, bucket.window)
+    count = tiles.shape[0] // groups
+    if count == 1:
+        return tiles
+    return tiles.view(groups, count, kv_heads, tile, size).transpose(1, 2).reshape(groups, kv_heads, count * tile, size)
 
 
-def _tail_values(group: Group, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """[kv heads, group, rows, size + 1]."""
-    tail = values[:, group.tail]
-    return _product(weights, tail) if tail.dim() == 3 else _row_product(weights, tail)
+def _head_scores(heads: Heads, grouped: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """[pairs, kv heads, rows, TILE]."""
+    parts = [_product(_take(grouped, groups), _take(keys, tiles).transpose(2, 3)) for groups, tiles in heads.chunks]
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _row_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """[kv heads, group, rows, n] x [kv heads, rows, n, m]: every row has its own right side."""
-    kv_heads, group, rows, n = left.shape
-    flat = _pad_rows(left.transpose(1, 2).reshape(kv_heads * rows, group, n))
-    product = torch.bmm(flat, right.reshape(kv_heads * rows, n, -1))[:, :group]
-    return product.view(kv_heads, rows, group, -1).transpose(1, 2).float()
+def _head_values(heads: Heads, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """[pairs, kv heads, rows, size + 1]."""
+    parts, done = [], 0
+    for _, tiles in heads.chunks:
+        chunk = _take(values, tiles)
+        parts.append(_product(weights[done : done + len(chunk)], chunk))
+        done += len(chunk)
+    return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+
+def _segments(bucket: Bucket, window: int | None, share: int) -> torch.Tensor:
+    """[segments, groups, 1, padded rows * share, slots]: the slots that each query sees; padding sees what row 0 sees."""
+    segments = bucket.segments
+    if window is not None:
+        distance = bucket.positions[:, :, None] - bucket.slot_positions[:, None]
+        # A padding row must go on seeing something: its position is 0, and slot 0's never below it.
+        segments = segments & (distance < window)
+    segments = segments.repeat_interleave(share, dim=2)
+    padding = -segments.shape[2] % _ROW_MULTIPLE
+    return torch.cat([segments, segments[:, :, :1].expand(-1, -1, padding, -1)], dim=2)[:, :, None]
+
+
+def _seen_in_heads(bucket: Bucket, window: int, share: int, padded: int) -> torch.Tensor:
+    """[pairs, 1, rows * share, TILE]: what of the whole tiles lies in the sliding window."""
+    assert bucket.heads is not None
+    heads = bucket.heads
+    first = torch.cat([torch.full_like(of, step * TILE) for step, (of, _) in enumerate(heads.steps)])
+    pairs = torch.cat([pairs for _, pairs in heads.steps])
+    starts = torch.empty_like(first)
+    starts[pairs] = first
+    slots = starts[:, None] + torch.arange(TILE, device=starts.device)
+    rows = bucket.positions[heads.groups].repeat_interleave(share, dim=1)
+    rows = functional.pad(rows, (0, padded - rows.shape[1]))
+    return (rows[:, :, None] - slots[:, None] < window)[:, None]
+
+
+def _take(tensor: torch.Tensor, index: Index) -> torch.Tensor:
+    """Entries of the first dimension: a view, or a copy that moves whole entries, which plain indexing does not."""
+    return tensor[index] if isinstance(index, slice) else tensor.index_select(0, index)
 
 
 def _pad_rows(matrices: torch.Tensor) -> torch.Tensor:
-    return functional.pad(matrices, (0, 0, 0, -matrices.shape[1] % _ROW_MULTIPLE))
-
-
-def _seen_in_tail(group: Group, window: int | None) -> torch.Tensor:
-    if window is None:
-        return group.visible
-    tail = torch.arange(TILE, device=group.positions.device)
-    return group.visible & (group.positions[:, None] % TILE - tail < window)
-
-
-def _seen_in_head(group: Group, length: int, window: int) -> torch.Tensor:
-    return group.positions[:, None] - torch.arange(length, device=group.positions.device) < window
+    return functional.pad(matrices, (0, 0, 0, -matrices.shape[2] % _ROW_MULTIPLE))
 
 
 def register() -> None:

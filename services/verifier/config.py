@@ -16,7 +16,6 @@ class TargetConfig:
         model_path: a folder with weights in safetensors, its configuration and its tokeniser.
         dtype: of weights and cache. Losslessness is bit for bit in float32.
         kv_cache_tokens: rows of the key-value pool, over all requests.
-        block_size: rows per block of the pool.
         max_model_len: most tokens of prompt and answer; None: what the model was made for.
         threads: of torch; None: one for each core that this process may use.
     """
@@ -25,7 +24,6 @@ class TargetConfig:
     dtype: Literal["float32", "bfloat16"] = "float32"
     device: str = "cpu"
     kv_cache_tokens: int = 16384
-    block_size: int = 16
     max_model_len: int | None = None
     threads: int | None = None
 

@@ -1,43 +1,74 @@
 """Where the rows of one pass lie, and which keys each of them sees.
 
-Every row sees its own request's positions up to its own. They are read in an order that depends on the row's position
-alone: first the *head*, all whole tiles of ``TILE`` positions before the row's own tile, then the *tail*, the row's own
-tile. A tree node's ancestors stand in its tail at their positions, as if they had been committed. So a token's attention is
-the same sum in the same order, bit for bit, whether it is prefilled, decoded alone or checked among other drafts.
+Every row sees its own request's positions up to its own, and sums them up in an order that depends on its position alone:
+tile by tile, the whole tiles before its own first (the *head*), then its own. Within a tile, the sum runs over the positions
+from the first to the last. So a token's attention is the same sum in the same order, bit for bit, whether it is prefilled,
+decoded alone or checked among other drafts.
+
+A tree's nodes lie behind the committed tokens, siblings and cousins among each other. The rows of one request that share a
+tile read a common *window* of slots, from that tile's beginning to the tree's end. A node is shown its ancestors only; they
+come in the order of their positions, and a slot that is not seen has weight zero and changes no sum. Where a tree crosses
+the border of a tile, a node's sum is cut there as well: each *segment* holds what lies in one tile of positions.
+
+Groups of about the same size are stacked into *buckets*, so that a layer is a few large products, however many requests
+there are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from services.verifier.kv_pool import KVPool
+from services.verifier.kv_pool import TILE, KVPool
 from speculation.ports import Rows
 from speculation.tree import ROOT
 
-TILE = 64
+# Most nodes of one request's tree. Up to 192 terms a matrix product adds strictly from the first to the last on the CPUs
+# that we know; a window is a tile and the tree behind it.
+MAX_NODES = 128
+
+Index = slice | torch.Tensor
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Group:
-    """Rows of one request that share a tile.
+class Heads:
+    """The whole tiles that a bucket's groups have behind them, as pairs (group, tile), group by group.
 
     Attributes:
-        rows: index of them in the pass.
-        positions: [rows], in the request.
-        head: index of the head's rows in the pool; None if the tile is the first.
-        tail: index of the tile's rows in the pool: one window for all rows, or [rows, TILE], one list for each.
-        visible: [rows, TILE], which of its tail's keys each row sees.
+        chunks: (groups, tiles) of pairs that are computed together: [pairs] both.
+        groups: [pairs], the group of every pair.
+        steps: the pairs that are each group's first tile, then its second, ...: (groups, pairs).
     """
 
-    rows: slice | torch.Tensor
+    chunks: tuple[tuple[Index, Index], ...]
+    groups: torch.Tensor
+    tiles: torch.Tensor
+    steps: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """Groups of rows, padded to the same number of rows and window tiles.
+
+    Attributes:
+        rows: [groups, rows], their index in the pass; padding repeats row 0.
+        positions: [groups, rows], in the request.
+        window: tiles of all groups, one group after the other.
+        slot_positions: [groups, slots], the position that a slot of the window holds.
+        segments: [segments, groups, rows, slots], which slots a row sees. Padding rows see slot 0.
+    """
+
+    rows: torch.Tensor
     positions: torch.Tensor
-    head: slice | torch.Tensor | None
-    tail: slice | torch.Tensor
-    visible: torch.Tensor
+    window: Index
+    slot_positions: torch.Tensor
+    segments: torch.Tensor
+    heads: Heads | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,31 +77,63 @@ class Pass:
 
     Attributes:
         positions: [rows], of each row in its own request.
-        slots: [rows], where in the pool each row's key and value go.
+        tiles: [rows], where in the pool each row's key and value go, with ``offsets`` within the tile.
+        source: [rows], where each row's result is among those of all buckets.
     """
 
     pool: KVPool
     positions: torch.Tensor
-    slots: torch.Tensor
-    groups: tuple[Group, ...]
+    tiles: torch.Tensor
+    offsets: torch.Tensor
+    buckets: tuple[Bucket, ...]
+    source: torch.Tensor
+    # What the first layer has worked out for the others: masks, by bucket and sliding window.
+    masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True, slots=True)
+class _Group:
+    """Rows of one request that share a tile, the first of them at pass row ``first``."""
+
+    first: int
+    positions: list[int]
+    owned: list[int]
+    tile: int
+    window: list[int]
+    # [rows, slots] and [slots].
+    sees: NDArray[np.bool_]
+    slot_positions: NDArray[np.int64]
 
 
 def lay_out(pool: KVPool, batch: Sequence[Rows], padding: int) -> Pass:
-    """Lay out ``batch``, followed by ``padding`` rows that belong to nobody and see nothing."""
+    """Lay out ``batch``, followed by ``padding`` rows that belong to nobody.
+
+    Raises:
+        ValueError: a tree has more than ``MAX_NODES`` nodes.
+    """
     positions: list[int] = []
-    slots: list[torch.Tensor] = []
-    groups: list[Group] = []
+    tiles: list[int] = []
+    offsets: list[int] = []
+    groups: list[_Group] = []
     for rows in batch:
-        groups += _chain_groups(pool, rows, len(positions))
-        groups += _tree_groups(pool, rows, len(positions) + rows.chain)
-        slots.append(pool.rows_of(rows.session_id)[rows.context : rows.context + len(rows.tokens)])
-        positions += _positions(rows)
-    slots.append(torch.full((padding,), pool.padding_row, dtype=torch.long, device=pool.device))
+        if len(rows.parents) > MAX_NODES:
+            raise ValueError(f"a tree of {len(rows.parents)} nodes: at most {MAX_NODES}")
+        owned = pool.tiles_of(rows.session_id)
+        own_positions = _positions(rows)
+        groups += _groups(pool, rows, own_positions, owned, len(positions))
+        slots = range(rows.context, rows.context + len(rows.tokens))
+        tiles += [owned[slot // TILE] for slot in slots]
+        offsets += [slot % TILE for slot in slots]
+        positions += own_positions
+    buckets, source = _buckets(pool, groups, len(positions) + padding)
+    device = pool.device
     return Pass(
         pool=pool,
-        positions=torch.tensor(positions + [0] * padding, device=pool.device),
-        slots=torch.cat(slots),
-        groups=tuple(groups),
+        positions=torch.tensor(positions + [0] * padding, device=device),
+        tiles=torch.tensor(tiles + [pool.padding_tile] * padding, device=device),
+        offsets=torch.tensor(offsets + [0] * padding, device=device),
+        buckets=buckets,
+        source=torch.tensor(source, device=device),
     )
 
 
@@ -81,77 +144,128 @@ def _positions(rows: Rows) -> list[int]:
     return positions
 
 
-def _chain_groups(pool: KVPool, rows: Rows, start: int) -> list[Group]:
-    """The chain, cut at tile borders; each piece reads its tile straight from the pool."""
+def _groups(pool: KVPool, rows: Rows, positions: list[int], owned: list[int], start: int) -> list[_Group]:
+    """The chain, cut at tile borders; the tree goes with its last piece."""
     groups = []
-    for tile, members in groupby(range(rows.context, rows.context + rows.chain), key=lambda position: position // TILE):
-        positions = torch.tensor(list(members))
-        first = start + int(positions[0]) - rows.context
-        groups.append(
-            Group(
-                rows=slice(first, first + len(positions)),
-                head=pool.window(rows.session_id, 0, tile * TILE) if tile else None,
-                tail=_tail_window(pool, rows.session_id, tile),
-                **_sight(pool, positions, tile),
-            )
-        )
-    return groups
-
-
-def _tail_window(pool: KVPool, owner: str, tile: int) -> slice | torch.Tensor:
-    """A tile's rows. Where the request owns less than the whole tile, the padding row fills up."""
-    owned = pool.rows_of(owner)[tile * TILE : (tile + 1) * TILE]
-    if len(owned) == TILE:
-        return pool.window(owner, tile * TILE, (tile + 1) * TILE)
-    return torch.cat([owned, owned.new_full((TILE - len(owned),), pool.padding_row)])
-
-
-def _tree_groups(pool: KVPool, rows: Rows, start: int) -> list[Group]:
-    """The nodes, by tile and by the ancestors that lie before it; each node has its own list of keys."""
     end = rows.context + rows.chain
-    paths: list[tuple[int, ...]] = []
-    members: dict[tuple[int, tuple[int, ...]], list[int]] = {}
-    for node, parent in enumerate(rows.parents):
-        paths.append((*(paths[parent] if parent != ROOT else ()), node))
-        tile = (end + len(paths[node]) - 1) // TILE
-        members.setdefault((tile, paths[node][: max(0, tile * TILE - end)]), []).append(node)
-    owned = pool.rows_of(rows.session_id)
-    groups = []
-    for (tile, before), nodes in members.items():
-        base = tile * TILE
-        tail = owned.new_full((len(nodes), TILE), pool.padding_row)
-        for row, node in enumerate(nodes):
-            own_path = [end + ancestor for ancestor in paths[node][len(before) :]]
-            keys = torch.cat([owned[base:end], owned[own_path]])
-            tail[row, : len(keys)] = keys
-        positions = torch.tensor([end + len(paths[node]) - 1 for node in nodes])
+    for tile, members in groupby(range(rows.context, end), key=lambda position: position // TILE):
+        chain = len(list(members))
+        first = max(rows.context, tile * TILE)
+        parents = rows.parents if first + chain == end else ()
+        slots = -(-(first + chain + len(parents) - tile * TILE) // TILE) * TILE
+        sees = _sight(first - tile * TILE, chain, parents, slots)
+        at = first - rows.context
+        own = positions[at : at + chain + len(parents)]
+        slot_positions = np.arange(tile * TILE, tile * TILE + slots)
+        slot_positions[end - tile * TILE : end - tile * TILE + len(parents)] = own[chain:]
+        window = owned[tile : tile + slots // TILE]
+        window += [pool.padding_tile] * (slots // TILE - len(window))
         groups.append(
-            Group(
-                rows=_index([start + node for node in nodes]),
-                head=_tree_head(pool, rows, base, [end + node for node in before]),
-                tail=tail,
-                **_sight(pool, positions, tile),
+            _Group(
+                first=start + at,
+                positions=own,
+                owned=owned,
+                tile=tile,
+                window=window,
+                sees=sees,
+                slot_positions=slot_positions,
             )
         )
     return groups
 
 
-def _tree_head(pool: KVPool, rows: Rows, base: int, before: list[int]) -> slice | torch.Tensor | None:
-    """Positions up to ``base``: committed ones, and the nodes ``before`` it where the tree crosses a tile's border."""
-    if base == 0:
+def _sight(before: int, chain: int, parents: Sequence[int], slots: int) -> NDArray[np.bool_]:
+    """[chain + nodes, slots]: every row sees itself, its ancestors, and all ``before`` them."""
+    sees = np.tri(chain + len(parents), slots, before, dtype=np.bool_)
+    committed = before + chain
+    for node, parent in enumerate(parents):
+        row = chain + node
+        sees[row] = sees[chain - 1 if parent == ROOT else chain + parent]
+        sees[row, committed + node] = True
+    return sees
+
+
+def _buckets(pool: KVPool, groups: list[_Group], rows: int) -> tuple[tuple[Bucket, ...], list[int]]:
+    """Stack groups; and for every row of the pass, where its result is."""
+    stacked: dict[tuple[int, int], list[_Group]] = {}
+    for group in groups:
+        # Alone, nothing has to match.
+        size = len(group.positions) if len(groups) == 1 else 1 << (len(group.positions) - 1).bit_length()
+        stacked.setdefault((size, len(group.window)), []).append(group)
+    buckets = []
+    source = [0] * rows
+    done = 0
+    for (size, _), members in stacked.items():
+        for index, group in enumerate(members):
+            at = done + index * size
+            source[group.first : group.first + len(group.positions)] = range(at, at + len(group.positions))
+        done += size * len(members)
+        buckets.append(_bucket(pool, members, size))
+    return tuple(buckets), source
+
+
+def _bucket(pool: KVPool, members: list[_Group], size: int) -> Bucket:
+    slots = len(members[0].slot_positions)
+    rows = np.zeros((len(members), size), dtype=np.int64)
+    positions = np.zeros((len(members), size), dtype=np.int64)
+    sees = np.zeros((len(members), size, slots), dtype=np.bool_)
+    sees[:, :, 0] = True
+    slot_positions = np.stack([group.slot_positions for group in members])
+    for index, group in enumerate(members):
+        count = len(group.positions)
+        rows[index, :count] = range(group.first, group.first + count)
+        positions[index, :count] = group.positions
+        sees[index, :count] = group.sees
+    first_tiles = np.array([group.tile for group in members])
+    tile_of_slot = slot_positions // TILE - first_tiles[:, None]
+    last = max(max(group.positions) // TILE - group.tile for group in members)
+    segments = np.stack([sees & (tile_of_slot == number)[:, None] for number in range(last + 1)])
+    device = pool.device
+    return Bucket(
+        rows=torch.from_numpy(rows).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        window=_index([tile for group in members for tile in group.window], device),
+        slot_positions=torch.from_numpy(slot_positions).to(device),
+        segments=torch.from_numpy(segments).to(device),
+        heads=_heads(members, device),
+    )
+
+
+# From so many tiles on, a group's head is read where it lies; shorter ones are copied together, which costs less than a
+# product of their own.
+_LONG = 4
+
+
+def _heads(members: list[_Group], device: torch.device) -> Heads | None:
+    order = sorted(range(len(members)), key=lambda index: members[index].tile >= _LONG)
+    groups = [index for index in order for _ in range(members[index].tile)]
+    if not groups:
         return None
-    if not before:
-        return pool.window(rows.session_id, 0, base)
-    owned = pool.rows_of(rows.session_id)
-    return torch.cat([owned[: rows.context + rows.chain], owned[before]])
+    tiles = [tile for index in order for tile in members[index].owned[: members[index].tile]]
+    cuts = [sum(members[index].tile for index in order if members[index].tile < _LONG)]
+    for index in order:
+        if members[index].tile >= _LONG:
+            cuts.append(cuts[-1] + members[index].tile)
+    spans = [(a, b) for a, b in zip([0, *cuts], cuts, strict=False) if b > a]
+    steps: list[tuple[list[int], list[int]]] = []
+    counts: dict[int, int] = {}
+    for pair, group in enumerate(groups):
+        step = counts.get(group, 0)
+        counts[group] = step + 1
+        if step == len(steps):
+            steps.append(([], []))
+        steps[step][0].append(group)
+        steps[step][1].append(pair)
+    return Heads(
+        chunks=tuple((_index(groups[a:b], device), _index(tiles[a:b], device)) for a, b in spans),
+        groups=torch.tensor(groups, device=device),
+        tiles=torch.tensor(tiles, device=device),
+        steps=tuple((torch.tensor(of, device=device), torch.tensor(pairs, device=device)) for of, pairs in steps),
+    )
 
 
-def _sight(pool: KVPool, positions: torch.Tensor, tile: int) -> dict[str, torch.Tensor]:
-    tail = torch.arange(tile * TILE, (tile + 1) * TILE)
-    return {"positions": positions.to(pool.device), "visible": (tail <= positions[:, None]).to(pool.device)}
-
-
-def _index(rows: list[int]) -> slice | torch.Tensor:
-    """A slice where ``rows`` are neighbours."""
-    neighbours = rows[-1] - rows[0] == len(rows) - 1
-    return slice(rows[0], rows[-1] + 1) if neighbours else torch.tensor(rows)
+def _index(numbers: list[int], device: torch.device) -> Index:
+    """A slice where ``numbers`` are neighbours."""
+    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return slice(numbers[0], numbers[-1] + 1)
+    return torch.tensor(numbers, device=device)

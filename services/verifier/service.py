@@ -60,6 +60,6 @@ class VerifierService:
             vocab_size=self._target.vocab_size,
             running=self.loop.running,
             waiting=self.loop.waiting,
-            free_blocks=self._target.pool.free_blocks,
-            total_blocks=self._target.pool.total_blocks,
+            free_blocks=self._target.pool.free_tiles,
+            total_blocks=self._target.pool.total_tiles,
         )

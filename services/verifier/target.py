@@ -13,9 +13,8 @@ from services.processors import build_pipeline
 from services.verifier import attention
 from services.verifier.config import TargetConfig
 from services.verifier.kv_pool import KVPool
-from services.verifier.layout import lay_out
+from services.verifier.layout import MAX_NODES, lay_out
 from services.verifier.packed_linear import pack_linears, packing_works
-from speculation import limits
 from speculation.acceptance import stop_token_ids
 from speculation.choose import LogitsPipeline
 from speculation.errors import ConfigurationError
@@ -53,8 +52,7 @@ class TransformersTarget:
             heads=heads,
             head_size=head_size,
             # The largest tree that a step may check lies behind the tokens, so that a full-length request fits too.
-            rows=config.kv_cache_tokens + limits.MAX_TREE_NODES,
-            block_size=config.block_size,
+            rows=config.kv_cache_tokens + MAX_NODES,
             dtype=self._model.dtype,
             device=self._device,
         )
@@ -106,7 +104,9 @@ class TransformersTarget:
         self.open(session, rows)
         try:
             self.forward([Rows(session_id=session, context=0, tokens=tuple(range(1, rows + 1)), parents=(-1, -1), logits=1)])
-            if not bool(self._pool.keys[:, :, : rows - 1].abs().sum(dim=(1, 2, 3)).gt(0).all()):
+            if not bool(
+                self._pool.keys[:, self._pool.tiles_of(session)[0], :, : rows - 1].abs().sum(dim=(1, 2, 3)).gt(0).all()
+            ):
                 raise NotImplementedError("its attention layers do not call transformers' attention interface")
         except Exception as error:
             name = type(self._model).__name__

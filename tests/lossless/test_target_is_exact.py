@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.verifier.config import TargetConfig
+from services.verifier.kv_pool import TILE
 from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from speculation.ports import Rows
@@ -81,7 +82,8 @@ def test_any_tree_at_any_border(target: TransformersTarget, text: list[int], alo
     if scattered:
         fragment(target)
     assert target.open("tree", LENGTH + 16)
-    assert isinstance(target.pool.window("tree", 0, LENGTH), torch.Tensor) == scattered
+    tiles = target.pool.tiles_of("tree")
+    assert (tiles != list(range(tiles[0], tiles[0] + len(tiles)))) == scattered
     position = 1
     target.forward([chunk("tree", 0, text[:1], 0)])
     while position < LENGTH - 5:
@@ -105,16 +107,16 @@ def test_any_tree_at_any_border(target: TransformersTarget, text: list[int], alo
             target.close(f"fill{index}")
 
 
-FILLS = 16
+FILLS = 17
 
 
 def fragment(target: TransformersTarget) -> None:
     """Leave only holes that are too small for a whole request side by side."""
-    blocks, size = target.pool.total_blocks, target.pool.block_size
-    share = blocks // FILLS
-    assert share * size < LENGTH
+    tiles = target.pool.total_tiles
+    share = tiles // FILLS
+    assert share * TILE < LENGTH
     for index in range(FILLS):
-        assert target.open(f"fill{index}", (share if index < FILLS - 1 else blocks - (FILLS - 1) * share) * size)
+        assert target.open(f"fill{index}", (share if index < FILLS - 1 else tiles - (FILLS - 1) * share) * TILE)
     for index in range(1, FILLS, 2):
         target.close(f"fill{index}")
 
@@ -159,7 +161,7 @@ def test_far_into_a_long_text(tmp_path: Path) -> None:
 
 
 def test_everything_is_given_back(target: TransformersTarget) -> None:
-    assert target.pool.free_blocks == target.pool.total_blocks
+    assert target.pool.free_tiles == target.pool.total_tiles
 
 
 def test_sliding_window(tmp_path: Path) -> None:
