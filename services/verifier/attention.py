@@ -104,11 +104,11 @@ def _attend_bucket(
             head_scores = head_scores.masked_fill(~_seen_in_heads(bucket, window, share, grouped.shape[2]), float("-inf"))
         best = head_scores.amax(-1, keepdim=True)
         for of, pairs in bucket.heads.steps:
-            top[of] = torch.maximum(top[of], best[pairs])
+            top[of] = torch.maximum(top[of], _take(best, pairs))
         weights = (head_scores - top.index_select(0, bucket.heads.groups)).exp().to(keys.dtype)
         sums = _head_values(bucket.heads, weights, values)
         for of, pairs in bucket.heads.steps:
-            total[of] += sums[pairs]
+            total[of] += _take(sums, pairs)
     weights = (scores - top).exp().to(keys.dtype)
     window_values = _window(values, bucket, groups)
     for segment in segments if len(segments) > 1 else (None,):
@@ -168,11 +168,7 @@ def _seen_in_heads(bucket: Bucket, window: int, share: int, padded: int) -> torc
     """[pairs, 1, rows * share, TILE]: what of the whole tiles lies in the sliding window."""
     assert bucket.heads is not None
     heads = bucket.heads
-    first = torch.cat([torch.full_like(of, step * TILE) for step, (of, _) in enumerate(heads.steps)])
-    pairs = torch.cat([pairs for _, pairs in heads.steps])
-    starts = torch.empty_like(first)
-    starts[pairs] = first
-    slots = starts[:, None] + torch.arange(TILE, device=starts.device)
+    slots = heads.first_positions[:, None] + torch.arange(TILE, device=heads.first_positions.device)
     rows = bucket.positions[heads.groups].repeat_interleave(share, dim=1)
     rows = functional.pad(rows, (0, padded - rows.shape[1]))
     return (rows[:, :, None] - slots[:, None] < window)[:, None]

@@ -42,13 +42,14 @@ class Heads:
     Attributes:
         chunks: (groups, tiles) of pairs that are computed together: [pairs] both.
         groups: [pairs], the group of every pair.
+        first_positions: [pairs], where the tile begins in the request.
         steps: the pairs that are each group's first tile, then its second, ...: (groups, pairs).
     """
 
     chunks: tuple[tuple[Index, Index], ...]
     groups: torch.Tensor
-    tiles: torch.Tensor
-    steps: tuple[tuple[torch.Tensor, torch.Tensor], ...]
+    first_positions: torch.Tensor
+    steps: tuple[tuple[Index, Index], ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -259,8 +260,8 @@ def _heads(members: list[_Group], device: torch.device) -> Heads | None:
     return Heads(
         chunks=tuple((_index(groups[a:b], device), _index(tiles[a:b], device)) for a, b in spans),
         groups=torch.tensor(groups, device=device),
-        tiles=torch.tensor(tiles, device=device),
-        steps=tuple((torch.tensor(of, device=device), torch.tensor(pairs, device=device)) for of, pairs in steps),
+        first_positions=torch.tensor([TILE * tile for index in order for tile in range(members[index].tile)], device=device),
+        steps=tuple((_index(of, device), _index(pairs, device)) for of, pairs in steps),
     )
 
 
