@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import shlex
 import sys
 import time
@@ -12,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from benchmarks import differences, environment
@@ -25,6 +28,7 @@ from benchmarks.types import Answer, Cell, ContestantFailed, Load, Prompt, Reque
 from cluster.config import Settings
 from cluster.models import ResolvedModel
 from services.router.tokens import Tokens
+from speculation.errors import ConfigurationError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,9 +71,10 @@ class Bench:
         """
         self._lineup.load(self._telling)
         for name, why in self._lineup.missing.items():
-            self._console.print(f"[yellow]{name}[/yellow] takes no part: {why}", soft_wrap=True, highlight=False)
+            self._console.print(f"[yellow]{name}[/yellow] takes no part: {escape(why)}", soft_wrap=True, highlight=False)
         tokens = Tokens(str(self._model.path))
         self.requests = make_requests(self._config.prompts, tokens, self._ask_plain, self._config.seed)
+        self._check_lengths()
         self._warm_up()
         try:
             with self._progress() as advance:
@@ -81,12 +86,23 @@ class Bench:
     @property
     def answers(self) -> dict[str, tuple[int, ...]]:
         """Plain decoding's answer to every request that it has answered."""
-        return differences.answers_by_request(self._cells(PLAIN), self.requests)
+        return differences.answers_by_request(self._cells(PLAIN), self.requests)[0]
+
+    @property
+    def failed(self) -> list[str]:
+        """Our own strategies that failed, or were never measured."""
+        return [name for name in self._lineup.strategies if name in self._measured.failures or not self._cells(name)]
 
     @property
     def lossless(self) -> bool:
         """Whether every strategy's answers were plain decoding's, in every cell."""
         return all(check.lossless for check in self._checks if check.against == "plain" and check.contestant not in PEERS)
+
+    @property
+    def exact(self) -> bool:
+        """Whether plain decoding's very tokens are promised: in float32, under the rule ``walk``."""
+        walks = self._settings.router.acceptance == "walk" or self._config.schedule.temperature == 0
+        return self._settings.verifier.dtype == "float32" and walks
 
     def results(self, *, partial: bool) -> dict[str, Any]:
         """Everything, for results.json."""
@@ -117,6 +133,20 @@ class Bench:
         with self._telling(f"Answering the first turns of {len(requests)} conversations"):
             return self._lineup.contestants[0].run(self._order(requests, "conversations")).answers
 
+    def _check_lengths(self) -> None:
+        """Everybody must have room for the same answer.
+
+        Raises:
+            ConfigurationError: a prompt is too long; names it.
+        """
+        most, wanted = self._lineup.max_model_len, self._config.schedule.max_tokens
+        for request in self.requests:
+            if len(request.prompt) + wanted > most:
+                raise ConfigurationError(
+                    f"prompt {request.id}: its {len(request.prompt)} tokens and --max-tokens {wanted} exceed {most}, "
+                    "the longest context here; leave it out, or lower --max-tokens"
+                )
+
     def _warm_up(self) -> None:
         """The first request of a process pays for what later ones find ready."""
         with self._telling("Warming up"):
@@ -144,14 +174,14 @@ class Bench:
             for cell in self._measured.cells
             if cell.contestant not in PEERS or (greedy and PEERS[cell.contestant].same_weights)
         ]
-        references = {"plain": (PLAIN, self.answers)}
-        if greedy:
-            references["hf"] = ("hf", differences.answers_by_request(self._cells("hf"), self.requests))
-        for against, (own, reference) in references.items():
-            compared = [cell for cell in comparable if cell.contestant != own or cell.repeat or cell.concurrency > 1]
+        for against, name in (("plain", PLAIN), ("hf", "hf")) if greedy else (("plain", PLAIN),):
+            reference, used = differences.answers_by_request(self._cells(name), self.requests)
+            # Nothing is compared with itself.
+            compared = [cell for cell in comparable if not any(cell is own for own in used)]
             checks, found = differences.check(compared, self.requests, against, reference)
             self._checks += checks
-            self._differences += self._explain(found, reference)
+            # What a sampled token was drawn from is not what the model's own logits say.
+            self._differences += self._explain(found, reference) if greedy else found
 
     def _explain(self, found: list[differences.Difference], reference: differences.Answers) -> list[differences.Difference]:
         if not found:
@@ -165,7 +195,9 @@ class Bench:
             with self._telling(f"Looking at {len(found)} differences"):
                 return differences.explain(found, self.requests, reference, logits)
         except ContestantFailed as error:
-            self._console.print(f"[yellow]the logits of the differences are unknown:[/yellow] {error}", soft_wrap=True)
+            self._console.print(
+                f"[yellow]the logits of the differences are unknown:[/yellow] {escape(str(error))}", soft_wrap=True
+            )
             return found
 
     # --- results ------------------------------------------------------------------------------------------------
@@ -185,10 +217,11 @@ class Bench:
     def _settings_object(self, peers: list[str]) -> dict[str, Any]:
         schedule = self._config.schedule
         return {
-            "command": shlex.join(["outrider", *sys.argv[1:]]),
+            "command": shlex.join(["outrider", *map(_without_secret, sys.argv[1:])]),
             "model": self._model.name,
             "dtype": self._settings.verifier.dtype,
             "device": self._settings.verifier.device,
+            "on": "ray" if self._lineup.on_ray else "process",
             "prompts": self._config.source,
             "requests": len(self.requests),
             "base": PLAIN,
@@ -207,6 +240,8 @@ class Bench:
         notes = [failure] if failure else []
         if name in PEERS and not failure:
             notes += _limits(name, self._config.schedule)
+            if self._lineup.on_ray:
+                notes.append("Ray's processes stay up beside it")
         return {
             "status": ("failed" if name in self._measured.failures else "no part") if failure else "measured",
             "note": "; ".join(notes),
@@ -225,14 +260,51 @@ class Bench:
 
     @contextlib.contextmanager
     def _progress(self) -> Iterator[Callable[[str], None]]:
-        rounds = len(list(self._config.schedule.rounds(self.requests)))
+        total = len(list(self._config.schedule.rounds(self.requests))) * len(self._lineup.contestants)
+        if not self._console.is_terminal:
+            yield _Lines(self._console, total)
+            return
         columns = (
             TextColumn("Measuring"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
             TextColumn("left"), TimeRemainingColumn(), TextColumn("{task.fields[last]}"),
         )  # fmt: skip
         with Progress(*columns, console=self._console) as progress:
-            task = progress.add_task("", total=rounds * len(self._lineup.contestants), last="")
+            task = progress.add_task("", total=total, last="")
             yield lambda name: progress.update(task, advance=1, last=name)
+
+
+def _without_secret(argument: str) -> str:
+    """Results are shown around: a token among the settings does not belong into them."""
+    name, separator, _ = argument.partition("=")
+    return f"{name}=..." if separator and ("token" in name.split(".")[-1] or "key" in name) else argument
+
+
+class _Lines:
+    """Progress where there is no terminal: a line for every tenth."""
+
+    def __init__(self, console: Console, total: int) -> None:
+        self._console = console
+        self._total = total
+        self._done = 0
+        self._start = time.perf_counter()
+
+    def __call__(self, contestant: str) -> None:
+        before, self._done = self._done, self._done + 1
+        if 10 * before // self._total < 10 * self._done // self._total:
+            minutes = (time.perf_counter() - self._start) / 60
+            self._console.print(f"Measured {self._done} of {self._total} in {minutes:.1f} minutes", highlight=False)
+
+
+def _request_object(request: Request) -> dict[str, Any]:
+    """What was asked, by its hash: results hold no text."""
+    digest = hashlib.sha256(json.dumps(request.prompt).encode()).hexdigest()[:16]
+    return {
+        "id": request.id,
+        "task": request.task,
+        "prompt_tokens": len(request.prompt),
+        "prompt_sha256": digest,
+        "seed": request.seed,
+    }
 
 
 def _limits(peer: str, schedule: Schedule) -> list[str]:

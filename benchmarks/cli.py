@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -40,6 +42,10 @@ def bench(
             help="Comma-separated: hf, hf_prompt_lookup, hf_assisted, vllm, vllm_ngram, vllm_suffix, llamacpp; or none."
         ),
     ] = "hf",
+    on: Annotated[
+        Literal["process", "ray"],
+        typer.Option(help="process: Outrider's components in one process; ray: on a local Ray, linked by gRPC."),
+    ] = "process",
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 128,
     temperature: Annotated[float, typer.Option(help="0: greedy, and compared with transformers' generate.")] = 0.0,
     concurrency: Annotated[
@@ -51,7 +57,7 @@ def bench(
     out: Annotated[
         Path | None, typer.Option(help="New folder for results.json, report.html, plots, traces and logs.")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds after which a contestant hangs, per task.")] = 900.0,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds per request after which a contestant hangs.")] = 120.0,
     assistant: Annotated[Path | None, typer.Option(help="Folder of the draft model for hf_assisted.")] = None,
     gguf: Annotated[Path | None, typer.Option(help="File for llamacpp. Default: the built-in model's own.")] = None,
     peer_python: Annotated[
@@ -86,6 +92,7 @@ def bench(
     lineup = LineupConfig(
         strategies=tuple(STRATEGIES) if strategies is None else _names(strategies),
         peers=() if peers == "none" else _names(peers),
+        on_ray=on == "ray",
         timeout_s=timeout,
         assistant=assistant,
         gguf=gguf,
@@ -157,13 +164,20 @@ def _run(
     check_installed()
     check_names(lineup_config.strategies, lineup_config.peers)
     prompts = tuple(read_prompts(source, per_task))
-    _new_folder(folder)
+    if lineup_config.on_ray:
+        _check_ray(settings)
+    _check_new(folder)
     console = _console()
     resolved, lineup_config = _models(settings, lineup_config, console)
+    settings = _with_room(settings, max(schedule.concurrency))
+    _make(folder)
     lineup = Lineup(lineup_config, settings, resolved, folder / "logs")
     config = BenchConfig(source=source, prompts=prompts, schedule=schedule, seed=seed)
     bench = Bench(config, lineup, settings, resolved, console)
     partial = False
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        # A closed terminal or a stopped job must not leave contestants behind: it ends like Ctrl-C does.
+        signal.signal(number, signal.default_int_handler)
     try:
         bench.run()
     except KeyboardInterrupt:
@@ -174,11 +188,13 @@ def _run(
     _write(bench, folder, console, partial=partial)
     if partial:
         raise typer.Exit(130)
-    if not bench.lossless:
+    if bench.failed or (bench.exact and not bench.lossless):
         raise typer.Exit(1)
 
 
 def _write(bench: Bench, folder: Path, console: Console, *, partial: bool) -> None:
+    from rich.markup import escape
+
     from benchmarks.report import write_report
     from benchmarks.results import RESULTS, TRACES, write_results, write_traces
     from benchmarks.tables import all_tables, render
@@ -186,6 +202,9 @@ def _write(bench: Bench, folder: Path, console: Console, *, partial: bool) -> No
     results = bench.results(partial=partial)
     write_results(folder / RESULTS, results)
     write_traces(folder / TRACES, bench.requests, bench.answers)
+    for name in bench.failed if not partial else ():
+        why = escape(results["contestants"][name]["note"] or "it was not measured")
+        console.print(f"[bold red]{name} failed:[/bold red] {why}", soft_wrap=True, highlight=False)
     if not results["cells"]:
         console.print("Nothing was measured.")
         return
@@ -193,8 +212,10 @@ def _write(bench: Bench, folder: Path, console: Console, *, partial: bool) -> No
         console.print(render(table))
     write_report(results, folder)
     console.print(f"Report: {folder / 'report.html'}   everything: {folder}", highlight=False, soft_wrap=True)
-    if not bench.lossless:
+    if not bench.lossless and bench.exact:
         console.print("[bold red]NOT LOSSLESS: a strategy changed tokens; see 'Answers that differ'[/bold red]")
+    elif not bench.lossless:
+        console.print("Some answers differ, as they may: the same tokens are promised in float32 and under acceptance: walk")
 
 
 def _console() -> Console:
@@ -227,13 +248,29 @@ def _settings(config: Path | None, flags: list[str] | None, model: str | None) -
     return load(config, [*(flags or []), *([f"model={model}"] if model else [])])
 
 
-def _new_folder(folder: Path) -> None:
+def _check_new(folder: Path) -> None:
+    if folder.exists():
+        raise ConfigurationError(f"--out is {folder}: it exists; name a new folder, so that no result is lost")
+
+
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True)
-    except FileExistsError as error:
-        raise ConfigurationError(f"--out is {folder}: it exists; name a new folder, so that no result is lost") from error
     except OSError as error:
         raise ConfigurationError(f"--out is {folder}: {error.strerror}") from error
+
+
+def _check_ray(settings: Settings) -> None:
+    if "RAY_ADDRESS" in os.environ:
+        raise ConfigurationError("--on ray starts a Ray of its own, but RAY_ADDRESS names a running one: unset RAY_ADDRESS")
+    if settings.verifier.replicas != 1:
+        raise ConfigurationError(f"verifier.replicas is {settings.verifier.replicas}: outrider bench measures one")
+
+
+def _with_room(settings: Settings, at_once: int) -> Settings:
+    """Settings under which so many requests are decoded at once, as the table will say."""
+    verifier = settings.verifier.model_copy(update={"max_num_seqs": max(at_once, settings.verifier.max_num_seqs)})
+    return settings.model_copy(update={"verifier": verifier})
 
 
 def _names(text: str) -> tuple[str, ...]:

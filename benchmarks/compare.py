@@ -10,7 +10,7 @@ from speculation.errors import ConfigurationError
 
 Results = Mapping[str, Any]
 
-_WORKLOAD = ("model", "dtype", "device", "requests", "max_tokens", "temperature", "seed")
+_WORKLOAD = ("model", "dtype", "device", "on", "requests", "max_tokens", "temperature", "seed")
 _MACHINE = ("processor", "cores", "gpus", "threads", "python")
 
 
@@ -20,8 +20,10 @@ def compare(a: Results, b: Results) -> list[Table]:
     Raises:
         ConfigurationError: the two did not do the same work; says in what they differ.
     """
-    apart = [f"{key} {a['settings'][key]} and {b['settings'][key]}" for key in _WORKLOAD if _differ(a, b, "settings", key)]
-    if [request["id"] for request in a["requests"]] != [request["id"] for request in b["requests"]]:
+    apart = [
+        f"{key} {a['settings'].get(key)} and {b['settings'].get(key)}" for key in _WORKLOAD if _differ(a, b, "settings", key)
+    ]
+    if [_identity(request) for request in a["requests"]] != [_identity(request) for request in b["requests"]]:
         apart.append("their prompts")
     if apart:
         raise ConfigurationError(f"the two runs did different work: {', '.join(apart)}")
@@ -34,6 +36,8 @@ def verdict(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
     if not a["values"] or not b["values"]:
         return "–"
     change = f"{b['median'] / a['median']:.2f}x"
+    if min(len(a["values"]), len(b["values"])) < 2:
+        return f"unclear: one repeat ({change})"
     if a["low"] <= b["high"] and b["low"] <= a["high"]:
         return f"same within the spread ({change})"
     return f"B is {'faster' if b['median'] > a['median'] else 'SLOWER'} ({change})"
@@ -88,4 +92,8 @@ def _range(spread: Mapping[str, Any], form: str = ".1f") -> str:
 
 
 def _differ(a: Results, b: Results, section: str, key: str) -> bool:
-    return bool(a[section][key] != b[section][key])
+    return bool(a[section].get(key) != b[section].get(key))
+
+
+def _identity(request: Mapping[str, Any]) -> tuple[str, str]:
+    return request["id"], request["prompt_sha256"]

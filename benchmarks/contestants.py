@@ -99,7 +99,7 @@ class WorkerContestant:
             "tenant": load.tenant,
             "requests": requests,
         }
-        reply = self.engine.order({"do": "run", "contestant": self.name, "load": order})
+        reply = self.engine.order({"do": "run", "contestant": self.name, "load": order}, len(requests))
         answers = tuple(_answer(entry) for entry in reply["answers"])
         if len(answers) != len(requests) or any(not answer.tokens for answer in answers):
             raise ContestantFailed("it left requests unanswered")
@@ -112,7 +112,6 @@ def _answer(entry: dict[str, Any]) -> Answer:
         arrivals=tuple((at, count) for at, count in entry["arrivals"]),
         drafted=entry.get("drafted", 0),
         histogram=tuple(entry.get("histogram", ())),
-        accepted_by_source=entry.get("accepted_by_source", {}),
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 
-_HERE = Path(__file__).parent
+_HERE = Path(__file__).resolve().parent
 
 
 def cores() -> int:
@@ -36,11 +36,13 @@ def describe(threads: int) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit that is checked out, ``+`` behind it where files differ; None outside a repository."""
+    """The commit that is checked out, ``+`` behind it where files differ; None where this is no checkout."""
     try:
+        if Path(_output("git", "-C", str(_HERE), "rev-parse", "--show-toplevel")) != _HERE.parent:
+            return None
         name = _output("git", "-C", str(_HERE), "rev-parse", "--short=12", "HEAD")
         return name + ("+" if _output("git", "-C", str(_HERE), "status", "--porcelain", "-uno") else "")
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return None
 
 
@@ -55,7 +57,7 @@ def _processor() -> str:
 def _gpus() -> list[str]:
     try:
         return _output("nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader").splitlines()
-    except (OSError, subprocess.CalledProcessError):
+    except (OSError, subprocess.SubprocessError):
         return []
 
 

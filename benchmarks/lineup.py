@@ -28,7 +28,8 @@ class LineupConfig:
     """Who takes part, and where they are found.
 
     Attributes:
-        timeout_s: longest that one task may take.
+        on_ray: Outrider's components are processes on a local Ray, linked by gRPC; else all are in one process.
+        timeout_s: longest that a request may take; several, as much longer.
         assistant: folder of the draft model of ``hf_assisted``.
         gguf: the file that llama.cpp loads.
         peer_pythons: interpreters of peers' environments, by environment; others are looked for under the cache folder.
@@ -36,7 +37,8 @@ class LineupConfig:
 
     strategies: tuple[str, ...]
     peers: tuple[str, ...] = ()
-    timeout_s: float = 900.0
+    on_ray: bool = False
+    timeout_s: float = 120.0
     assistant: Path | None = None
     gguf: Path | None = None
     peer_pythons: dict[str, Path] = field(default_factory=dict)
@@ -55,6 +57,7 @@ class Lineup:
         self.missing: dict[str, str] = {}
         self.strategies = (PLAIN, *(name for name in config.strategies if name != PLAIN))
         self.peers = config.peers
+        self.on_ray = config.on_ray
         self.threads = settings.verifier.threads or environment.cores()
         self._config = config
         self._settings = settings
@@ -78,6 +81,13 @@ class Lineup:
                     self.contestants.append(self._load_peer(name))
             except ContestantFailed as error:
                 self.missing[name] = str(error)
+
+    @property
+    def max_model_len(self) -> int:
+        """Most tokens of prompt and answer, for everybody."""
+        model = _read_json(self._model.path / "config.json")
+        longest: int = min(model.get("max_position_embeddings", _LONGEST_CONTEXT), _LONGEST_CONTEXT)
+        return self._settings.verifier.max_model_len or longest
 
     def engine_of(self, contestant: str) -> WorkerProcess | None:
         """The process of a contestant; None where it never started."""
@@ -107,14 +117,17 @@ class Lineup:
     def _engine(self, key: str, python: Path, module: str, contestant: str) -> WorkerProcess:
         if key not in self._engines:
             log = self._logs / f"{key}.log"
-            self._engines[key] = WorkerProcess(python, module, self._spec(contestant), log, self._config.timeout_s)
+            # Ray's parts watch each other by the clock.
+            rests = key != _OURS or not self.on_ray
+            self._engines[key] = WorkerProcess(
+                python, module, self._spec(contestant), log, self._config.timeout_s, rests=rests
+            )
         return self._engines[key]
 
     def _spec(self, contestant: str) -> dict[str, Any]:
         verifier, config = self._settings.verifier, self._config
         model = _read_json(self._model.path / "config.json")
         eos = _read_json(self._model.path / "generation_config.json").get("eos_token_id", model.get("eos_token_id"))
-        longest = min(model.get("max_position_embeddings", _LONGEST_CONTEXT), _LONGEST_CONTEXT)
         return {
             "contestant": contestant,
             "model": self._model.name,
@@ -122,11 +135,12 @@ class Lineup:
             "dtype": verifier.dtype,
             "device": verifier.device,
             "threads": self.threads,
-            "max_model_len": verifier.max_model_len or longest,
+            "max_model_len": self.max_model_len,
             "eos_token_ids": eos if isinstance(eos, list) else [eos] if eos is not None else [],
             "assistant": str(config.assistant) if config.assistant else None,
             "gguf": str(config.gguf) if config.gguf else None,
             "settings": self._settings.model_dump(mode="json"),
+            "on": "ray" if self.on_ray else "process",
         }
 
 

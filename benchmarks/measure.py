@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from benchmarks.types import Cell, Contestant, ContestantFailed, Load, Request
 
-ALL_TASKS = "all tasks"
+ALL_TASKS = "(all tasks)"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -44,11 +44,12 @@ class Round:
 
 def requests_of(requests: Sequence[Request], task: str) -> list[Request]:
     """The requests of a task, or those of all tasks, dealt in turn."""
+    by_task: dict[str, list[Request]] = {}
+    for request in requests:
+        by_task.setdefault(request.task, []).append(request)
     if task != ALL_TASKS:
-        return [request for request in requests if request.task == task]
-    tasks = list(dict.fromkeys(request.task for request in requests))
-    dealt = itertools.zip_longest(*(requests_of(requests, name) for name in tasks))
-    return [request for hand in dealt for request in hand if request is not None]
+        return by_task[task]
+    return [request for hand in itertools.zip_longest(*by_task.values()) for request in hand if request is not None]
 
 
 @dataclass(slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ FORMULAS = {
     "tok/s (macro)": "mean over the tasks of each task's tokens / seconds: every task counts the same (1 at once only)",
     "speed-up": "tok/s of a contestant / tok/s of another in the same repeat; the median, and from the least to the most",
     "TTFT": "time to first token: from sending a request to its first token, waiting included",
-    "ITL": "inter-token latency of a request: (last token's time - first token's) / (tokens - 1)",
+    "ITL": "inter-token latency of a request: (last arrival - first arrival) / tokens that came after the first arrival",
     "longest gap": "99th percentile of the time between two arrivals: tokens of one pass arrive together",
-    "draft share": "what waiting for drafts was spent on drafting: min(waited, drafting) / wall time",
+    "draft share": "of the waiting for drafts what was drafting: min(waited, drafting) / wall time (in one process nobody "
+    "waits, and drafting is among the other parts)",
     "RPC share": "the rest of that waiting: transport, coding, queues / wall time",
     "verify share": "forward pass, choosing and keeping rows / wall time",
     "idle share": "no step was under way: clients, router, event loop / wall time",
@@ -88,7 +90,9 @@ def by_repeat(cells: Iterable[Cell], measure: Callable[[list[Cell]], float]) -> 
     repeats: dict[int, list[Cell]] = {}
     for cell in cells:
         repeats.setdefault(cell.repeat, []).append(cell)
-    return Spread(tuple(measure(repeats[repeat]) for repeat in sorted(repeats)))
+    # A repeat that was cut short is other work than a whole one.
+    whole = max(map(len, repeats.values()), default=0)
+    return Spread(tuple(measure(repeats[repeat]) for repeat in sorted(repeats) if len(repeats[repeat]) == whole))
 
 
 def macro_speed(cells: Sequence[Cell]) -> float:
@@ -103,11 +107,9 @@ def ratio(ours: Iterable[Cell], theirs: Iterable[Cell]) -> Spread:
     """Speed of the one over speed of the other, repeat by repeat, over the cells that both have."""
     a = {(cell.repeat, cell.task, cell.concurrency): cell for cell in ours}
     b = {(cell.repeat, cell.task, cell.concurrency): cell for cell in theirs}
-    values = []
-    for repeat in sorted({key[0] for key in a.keys() & b.keys()}):
-        both = [key for key in a.keys() & b.keys() if key[0] == repeat]
-        values.append(speed([a[key] for key in both]) / speed([b[key] for key in both]))
-    return Spread(tuple(values))
+    both = [cell for key, cell in a.items() if key in b]
+    others = {cell.repeat: [b[key] for key in a if key in b and key[0] == cell.repeat] for cell in both}
+    return by_repeat(both, lambda cells: speed(cells) / speed(others[cells[0].repeat]))
 
 
 def answers_of(cells: Iterable[Cell]) -> list[Answer]:
@@ -149,7 +151,7 @@ def percentile(values: Sequence[float], share: float) -> float:
     """The value that ``share`` of all do not exceed (nearest rank); nan where there is none."""
     if not values:
         return float("nan")
-    return sorted(values)[min(len(values) - 1, int(share * len(values)))]
+    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def loop_counts(cells: Sequence[Cell]) -> dict[str, Any] | None:
@@ -160,12 +162,11 @@ def loop_counts(cells: Sequence[Cell]) -> dict[str, Any] | None:
     wall = sum(cell.outcome.wall_s for cell in cells if cell.outcome.loop)
     seconds: dict[str, float] = {}
     nodes: dict[str, int] = {}
+    accepted: dict[str, int] = {}
     for loop in loops:
         _add(seconds, loop["times"]["seconds"])
         _add(nodes, loop["nodes_by_source"])
-    accepted: dict[str, int] = {}
-    for answer in answers_of(cells):
-        _add(accepted, answer.accepted_by_source)
+        _add(accepted, loop["accepted_by_source"])
     passes = sum(loop["times"]["steps"] for loop in loops)
     used = sum(loop["drafts_used"] for loop in loops)
     waited = seconds.get("draft_wait", 0.0)

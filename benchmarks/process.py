@@ -26,20 +26,23 @@ class WorkerProcess:
     """Starts with its first order; starts anew after it has died; stands still between orders.
 
     An engine that waits for requests may well spin on the cores that another one is being measured on, so whoever has no
-    order is stopped by a signal.
+    order is stopped by a signal. ``rests=False`` spares a process that would take that for the death of its parts.
 
     Attributes:
         versions: what its environment runs, once loaded.
         peak_memory_bytes: most resident memory of its processes so far.
     """
 
-    def __init__(self, python: Path, module: str, spec: dict[str, Any], log: Path, timeout_s: float) -> None:
+    def __init__(
+        self, python: Path, module: str, spec: dict[str, Any], log: Path, timeout_s: float, *, rests: bool = True
+    ) -> None:
         self.versions: dict[str, str] = {}
         self.peak_memory_bytes = 0
         self._command = [str(python), str(_WORKER), module]
         self._spec = spec
         self._log = log
         self._timeout_s = timeout_s
+        self._rests = rests
         self._process: subprocess.Popen[str] | None = None
         self._replies: queue.Queue[str | None] = queue.Queue()
 
@@ -51,6 +54,8 @@ class WorkerProcess:
         """
         if self._process is not None and self._process.poll() is None:
             return
+        # What a dead one has left behind goes first.
+        self.kill()
         threads = str(self._spec["threads"])
         environment = os.environ | {
             "OMP_NUM_THREADS": threads,
@@ -66,20 +71,25 @@ class WorkerProcess:
             )  # fmt: skip
         self._replies = queue.Queue()
         threading.Thread(target=_read, args=(self._process, self._replies), daemon=True).start()
-        self.versions = self._ask({"do": "load", "spec": self._spec}, _LOAD_TIMEOUT_S)
-        self._signal(signal.SIGSTOP)
+        try:
+            self.versions = self._ask({"do": "load", "spec": self._spec}, _LOAD_TIMEOUT_S)
+        except ContestantFailed:
+            # A process without a model would answer the next order with nonsense.
+            self.kill()
+            raise
+        self._rest()
 
-    def order(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Send an order, wait for the reply.
+    def order(self, order: dict[str, Any], requests: int = 1) -> dict[str, Any]:
+        """Send an order of so many requests, wait for the reply.
 
         Raises:
             ContestantFailed: it crashed, hung, or says what went wrong.
         """
         self.load()
         self._signal(signal.SIGCONT)
-        reply: dict[str, Any] = self._ask(order, self._timeout_s)
+        reply: dict[str, Any] = self._ask(order, self._timeout_s * requests)
         self.peak_memory_bytes = max(self.peak_memory_bytes, sum(_most_resident(member) for member in self._members()))
-        self._signal(signal.SIGSTOP)
+        self._rest()
         return reply
 
     def close(self) -> None:
@@ -113,7 +123,8 @@ class WorkerProcess:
             line = self._replies.get(timeout=timeout_s)
         except queue.Empty:
             self.kill()
-            raise ContestantFailed(f"hung: no answer within {timeout_s:g} s (--timeout); log: {self._log}") from None
+            why = "(--timeout a request)" if order["do"] != "load" else "to the order to load its model"
+            raise ContestantFailed(f"hung: no answer within {timeout_s:g} s {why}; log: {self._log}") from None
         except OSError:
             line = None
         except BaseException:
@@ -137,6 +148,10 @@ class WorkerProcess:
             process = psutil.Process(self._process.pid)
             return [process, *process.children(recursive=True)]
         return []
+
+    def _rest(self) -> None:
+        if self._rests:
+            self._signal(signal.SIGSTOP)
 
     def _signal(self, number: signal.Signals) -> None:
         for member in self._members():

@@ -52,6 +52,7 @@ def _facts(results: Results) -> list[tuple[str, str]]:
         ("command", settings["command"]),
         ("prompts", f"{settings['prompts']}: {settings['requests']} requests, up to {settings['max_tokens']} tokens"),
         ("sampling", f"temperature {settings['temperature']:g}, seed {settings['seed']}; {settings['dtype']}"),
+        ("components", {"ray": "on a local Ray, linked by gRPC"}.get(settings.get("on", ""), "in one process")),
         ("repeats", f"{settings['repeats']}, contestants by turns"),
         ("machine", f"{environment['processor']}, {environment['cores']} cores, {memory:.0f} GiB, {gpus}"),
         ("threads", str(environment["threads"])),

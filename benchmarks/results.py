@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.types import Answer, Cell, Request
 from speculation.errors import ConfigurationError
 
-FORMAT = 1
+FORMAT = 2
 RESULTS = "results.json"
 TRACES = "traces.jsonl"
 

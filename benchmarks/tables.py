@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table as RichTable
 
 from benchmarks.measures import Spread
@@ -61,12 +62,14 @@ def number(value: float | None, form: str = ".1f") -> str:
 
 def render(table: Table) -> RichTable:
     """For the terminal."""
-    rich = RichTable(title=table.title, title_justify="left", caption=table.note or None, caption_justify="left")
+    # Names and messages come from files and other programs: nothing in them is markup.
+    caption = escape(table.note) if table.note else None
+    rich = RichTable(title=escape(table.title), title_justify="left", caption=caption, caption_justify="left")
     for index, column in enumerate(table.columns):
         style = {"no_wrap": True, "style": "bold"} if index == 0 else {"justify": "right", "overflow": "fold"}
-        rich.add_column(column, **style)
+        rich.add_column(escape(column), **style)
     for row in table.rows:
-        rich.add_row(*row)
+        rich.add_row(*map(escape, row))
     return rich
 
 

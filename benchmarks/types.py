@@ -42,7 +42,6 @@ class Answer:
     arrivals: tuple[tuple[float, int], ...]
     drafted: int = 0
     histogram: tuple[int, ...] = ()
-    accepted_by_source: dict[str, int] = field(default_factory=dict)
 
     @property
     def total_s(self) -> float:

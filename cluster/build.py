@@ -95,6 +95,9 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
             draft_deadline_s=verifier.draft_deadline_s,
         ),
         max_nodes=verifier.max_nodes,
+        budget=verifier.budget,
+        max_step_s=verifier.max_step_s,
+        costs_dir=settings.cache_dir / "costs",
     )
 
 

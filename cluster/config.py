@@ -75,6 +75,15 @@ class VerifierSettings(Placed):
     max_batched_tokens: int = Field(_LOOP.max_batched_tokens, ge=1)
     draft_deadline_s: float = Field(_LOOP.draft_deadline_s, ge=0, le=10)
     max_nodes: int = Field(64, ge=0, le=128, description="most drafted tokens of one request that a step may check")
+    budget: Literal["measured", "fixed"] = Field(
+        "measured", description="measured: check what pays at the present load; fixed: all that was drafted"
+    )
+    max_step_s: float = Field(
+        0.3,
+        gt=0,
+        le=60,
+        description="seconds that prompts may stretch a step to while others are decoded (budget: measured)",
+    )
 
 
 class DrafterSettings(Placed):

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from speculation.budget import Budget
+from speculation.costs import Load
 from speculation.ports import Rows, Target
 from speculation.session import Session
 from speculation.stats import StepTimes
@@ -23,14 +25,15 @@ class Part:
     error: Exception | None = None
 
 
-def plan_parts(sessions: Iterable[Session], max_nodes: int, prompt_rows: int) -> list[Part]:
+def plan_parts(sessions: Iterable[Session], budget: Budget, prompt_rows: int) -> list[Part]:
     """Every request's rows for the coming pass.
 
     Args:
-        max_nodes: most tree nodes of one request.
         prompt_rows: most rows of prompts, over all requests; who finds none left waits for the next pass.
     """
-    parts = []
+    sessions = list(sessions)
+    prompt_rows = budget.prompt_rows(decoding_load(sessions), prompt_rows)
+    chains: list[tuple[Session, int]] = []
     for session in sessions:
         pending = len(session.tokens) - session.computed
         chain = min(pending, prompt_rows) if pending > 1 else 1
@@ -38,23 +41,47 @@ def plan_parts(sessions: Iterable[Session], max_nodes: int, prompt_rows: int) ->
             continue
         if pending > 1:
             prompt_rows -= chain
-        parts.append(_plan_part(session, chain, max_nodes))
-    return parts
+        chains.append((session, chain))
+    load = Load(
+        rows=sum(chain for _, chain in chains),
+        requests=len(chains),
+        keys=sum(session.computed for session, _ in chains),
+    )
+    trees = [session.take_tree() for session, chain in chains if _verified(session, chain)]
+    chosen = iter(budget.choose(trees, load))
+    return [_part(session, chain, next(chosen) if _verified(session, chain) else EMPTY_TREE) for session, chain in chains]
 
 
-def _plan_part(session: Session, chain: int, max_nodes: int) -> Part:
-    """``chain`` tokens from where the session is computed, and its tree if they reach the pending token."""
+def decoding_load(sessions: Iterable[Session]) -> Load:
+    """What a pass holds of the requests whose prompt is through, without drafts."""
+    keys = [session.computed for session in sessions if len(session.tokens) - session.computed == 1]
+    return Load(rows=len(keys), requests=len(keys), keys=sum(keys))
+
+
+def _verified(session: Session, chain: int) -> bool:
+    """Whether a pass over ``chain`` rows reaches the pending token, so that its logits decide something."""
+    return session.computed + chain == len(session.tokens)
+
+
+def _part(session: Session, chain: int, tree: TokenTree) -> Part:
     end = session.computed + chain
-    verified = end == len(session.tokens)
-    tree = session.take_tree(max_nodes) if verified else EMPTY_TREE
     rows = Rows(
         session_id=session.id,
         context=session.computed,
         tokens=(*session.tokens[session.computed : end], *tree.tokens),
         parents=tree.parents,
-        logits=1 + len(tree) if verified else 0,
+        logits=1 + len(tree) if _verified(session, chain) else 0,
     )
     return Part(session=session, rows=rows, tree=tree)
+
+
+def load_of(parts: Sequence[Part]) -> Load:
+    """What a pass over ``parts`` holds, nodes included."""
+    return Load(
+        rows=sum(len(part.rows.tokens) for part in parts),
+        requests=len(parts),
+        keys=sum(part.rows.context for part in parts),
+    )
 
 
 def run_pass(target: Target, parts: list[Part], times: StepTimes) -> None:

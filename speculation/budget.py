@@ -1,30 +1,154 @@
-"""How many drafted nodes a step may check."""
+"""How many drafted nodes a step checks, and which."""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from speculation.calibration import Calibrator
+from speculation.costs import CostTable, Load
+from speculation.tree import take
+from speculation.types import EMPTY_TREE, TokenTree
+
+# After so many steps without a node a few are waited for and checked all the same: else nobody would ever learn that drafts,
+# or rows, have become better than they were.
+_EXPLORE_EVERY = 32
+_EXPLORED = 2
+# A prompt always gets on by so many rows: they cost little more than one.
+_PROMPT_ROWS = 16
+
 
 class Budget(Protocol):
-    """A policy. 0 means plain decoding."""
+    """A policy. Choosing no node is plain decoding."""
 
     @property
     def max_nodes(self) -> int:
-        """Never more than this."""
+        """Most nodes of one request's tree, ever."""
         ...
 
-    def nodes(self, live_requests: int) -> int:
-        """Most nodes of one request's tree in the coming step, with ``live_requests`` requests in the batch."""
+    def pays(self, load: Load) -> bool:
+        """Whether any draft could be worth its rows beside ``load``; if not, nobody waits for one."""
+        ...
+
+    def prompt_rows(self, load: Load, most: int) -> int:
+        """How many rows of prompts, at most ``most``, the coming step computes beside the decoding requests in ``load``."""
+        ...
+
+    def choose(self, trees: Sequence[TokenTree], load: Load) -> list[TokenTree]:
+        """The part of each tree that the coming step checks, beside ``load``, which counts no node.
+
+        There is one tree, empty or not, for every request that the step gives a token; ``load`` holds prompts besides.
+        """
+        ...
+
+    def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
+        """Take note of a pass: what it held, nodes included, what it took, and each checked tree's accepted path."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedBudget:
-    """The same at any load."""
+    """Everything that was drafted, at any load."""
 
     max_nodes: int
 
-    def nodes(self, live_requests: int) -> int:
+    def pays(self, load: Load) -> bool:
         """See ``Budget``."""
-        return self.max_nodes
+        return self.max_nodes > 0
+
+    def prompt_rows(self, load: Load, most: int) -> int:
+        """See ``Budget``: all."""
+        return most
+
+    def choose(self, trees: Sequence[TokenTree], load: Load) -> list[TokenTree]:
+        """See ``Budget``."""
+        return list(trees)
+
+    def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
+        """See ``Budget``: nothing is learnt."""
+
+
+class MeasuredBudget:
+    """The nodes of all live requests compete for the number of rows that maximises expected tokens per second.
+
+    Expected tokens of a step are one for each request and, for each node, the probability that it is accepted: exactly so,
+    if the probabilities are right. (reference: DSpark's scheduler, with measured costs, on trees)
+
+    Args:
+        max_step_s: longest that a step shall take for the sake of prompts while other requests are being decoded.
+    """
+
+    def __init__(self, costs: CostTable, *, max_nodes: int, max_step_s: float = math.inf) -> None:
+        self.max_nodes = max_nodes
+        self._max_step_s = max_step_s
+        self._costs = costs
+        self._calibrator = Calibrator()
+        self._steps_without = 0
+
+    def pays(self, load: Load) -> bool:
+        """See ``Budget``: whether a node that is certain to be accepted would be."""
+        if not self.max_nodes:
+            return False
+        gain = (load.requests + 1) / max(1, load.requests)
+        return gain * self._costs.seconds(load) > self._costs.seconds(load.plus(1)) or self._explores()
+
+    def prompt_rows(self, load: Load, most: int) -> int:
+        """See ``Budget``: all where nobody is kept waiting by it, else what ``max_step_s`` leaves time for."""
+        least = min(most, _PROMPT_ROWS)
+        if not load.requests or self._costs.seconds(load.plus(most)) <= self._max_step_s:
+            return most
+        return max(
+            least, bisect_right(range(most), self._max_step_s, key=lambda rows: self._costs.seconds(load.plus(rows))) - 1
+        )
+
+    def choose(self, trees: Sequence[TokenTree], load: Load) -> list[TokenTree]:
+        """See ``Budget``. Sampled trees (``proposals``) are taken whole: leaving tokens out after they were seen would bias
+        the rejection rule."""
+        fixed = sum(len(tree) for tree in trees if tree.proposals)
+        load = load.plus(fixed)
+        candidates = [
+            (probability, index, node)
+            for index, tree in enumerate(trees)
+            if not tree.proposals
+            for node, probability in enumerate(self._calibrator.probabilities(tree))
+        ]
+        # Parents come before their children: they are at least as probable, and stand first.
+        candidates.sort(key=lambda candidate: -candidate[0])
+        count = self._best_count(len(trees), [probability for probability, _, _ in candidates], load)
+        self._steps_without = 0 if count else self._steps_without + 1
+        if self._steps_without == _EXPLORE_EVERY:
+            self._steps_without, count = 0, min(_EXPLORED, len(candidates))
+        kept: dict[int, list[int]] = {}
+        for _, index, node in candidates[:count]:
+            kept.setdefault(index, []).append(node)
+        return [
+            tree if tree.proposals or len(kept.get(index, ())) == len(tree) else _part(tree, kept.get(index))
+            for index, tree in enumerate(trees)
+        ]
+
+    def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
+        """See ``Budget``."""
+        self._costs.learn(load, seconds)
+        for tree, accepted_path in outcomes:
+            self._calibrator.learn(tree, accepted_path)
+
+    def _best_count(self, tokens: int, probabilities: Sequence[float], load: Load) -> int:
+        """How many of the likeliest nodes, beside ``tokens`` that are certain, give the most tokens per second."""
+        expected = float(tokens)
+        best, best_rate = 0, expected / self._costs.seconds(load)
+        for count, probability in enumerate(probabilities, 1):
+            expected += probability
+            rate = expected / self._costs.seconds(load.plus(count))
+            if rate > best_rate:
+                best, best_rate = count, rate
+        return best
+
+    def _explores(self) -> bool:
+        return self._steps_without == _EXPLORE_EVERY - 1
+
+
+def _part(tree: TokenTree, nodes: list[int] | None) -> TokenTree:
+    return take(tree, sorted(nodes)) if nodes else EMPTY_TREE

@@ -22,7 +22,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple, Unpack
 
 from speculation import limits
-from speculation.batch import Part, plan_parts, run_pass
+from speculation.batch import Part, decoding_load, load_of, plan_parts, run_pass
 from speculation.budget import Budget
 from speculation.config import LoopConfig
 from speculation.errors import Internal, InvalidArgument, MalformedTree, OutriderError, ResourceExhausted
@@ -205,18 +205,26 @@ class DecodingLoop:
         with times.measure("draft_wait"):
             await self._await_drafts()
         with times.measure("schedule"):
-            max_nodes = self._budget.nodes(len(self._live))
-            parts = plan_parts(self._live.values(), max_nodes, self.config.max_batched_tokens)
+            parts = plan_parts(self._live.values(), self._budget, self.config.max_batched_tokens)
+        before = times.seconds.get("forward", 0.0)
         with times.measure("pass_and_verify"):
             await self._in_worker(run_pass, self._target, parts, times)
+        self._learn(parts, times.seconds["forward"] - before)
         with times.measure("deliver"):
             for part in parts:
                 self._deliver(part)
         times.steps += 1
-        self.stats.count_pass(part.tree for part in parts)
         # Consumers and links get their turn before the next pass takes the processor.
         with times.measure("stream"):
             await asyncio.sleep(0)
+
+    def _learn(self, parts: list[Part], seconds: float) -> None:
+        """Tell the budget what came of a pass. Prompts are another kind of work: what they cost says nothing about nodes."""
+        if all(part.rows.chain == 1 for part in parts):
+            outcomes = [
+                (part.tree, part.verdict.accepted_path) for part in parts if part.verdict is not None and len(part.tree)
+            ]
+            self._budget.learn(load_of(parts), seconds, outcomes)
 
     async def _in_worker(self, function: Callable[[Unpack[_Arguments]], _Result], *arguments: *_Arguments) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
@@ -248,7 +256,7 @@ class DecodingLoop:
 
     def _open_drafting(self, session: Session) -> None:
         if session.request.plan.speculates:
-            self._link.open(session.opening(self._budget.nodes(len(self._live))))
+            self._link.open(session.opening())
 
     def _drop_closed(self) -> None:
         for session in [session for session in self._live.values() if session.closed]:
@@ -263,7 +271,8 @@ class DecodingLoop:
     async def _await_drafts(self) -> None:
         """Wait until every request that will be verified has its draft, but not beyond the deadline."""
         wanting = [s for s in self._live.values() if s.request.plan.speculates and s.computed == len(s.tokens) - 1]
-        missing = [session for session in wanting if session.drafts.worth_waiting(session.tokens)]
+        pays = self._budget.pays(decoding_load(self._live.values()))
+        missing = [session for session in wanting if pays and session.drafts.worth_waiting(session.tokens)]
         deadline = time.perf_counter() + self.config.draft_deadline_s
         while missing and self._link.connected and (left := deadline - time.perf_counter()) > 0:
             self._draft_came.clear()
@@ -274,7 +283,9 @@ class DecodingLoop:
                 break
             missing = [s for s in missing if s.drafts.worth_waiting(s.tokens) and not s.closed]
         for session in wanting:
-            self.stats.count_draft(session.drafts.count_step(session.tokens))
+            # A draft that nobody wanted has not been missed.
+            if pays or session.drafts.ready(session.tokens):
+                self.stats.count_draft(session.drafts.count_step(session.tokens))
 
     def _deliver(self, part: Part) -> None:
         session, verdict = part.session, part.verdict
@@ -289,6 +300,7 @@ class DecodingLoop:
         if verdict is None:
             return
         session.computed += len(verdict.accepted_path)
+        self.stats.count_tree(part.tree, verdict.accepted_path)
         session.commit(verdict.committed)
         session.events.put_nowait(
             Progress(
@@ -312,6 +324,6 @@ class DecodingLoop:
             length=verdict.length,
             prefix_hash=session.drafts.prefix_hash,
             accepted_path=verdict.accepted_path,
-            max_nodes=min(self._budget.nodes(len(self._live)), session.request.plan.max_nodes),
+            max_nodes=session.max_nodes,
             observation=verdict.observation,
         )

@@ -43,6 +43,7 @@ class Session:
     Attributes:
         tokens: prompt and answer so far. Its last one is pending: committed, but not computed.
         computed: tokens whose keys and values the target holds.
+        max_nodes: most nodes of its tree.
         events: what the consumer reads; ends in ``Finished`` or an exception.
         closed: nobody reads any more.
     """
@@ -65,7 +66,7 @@ class Session:
         self.closed = False
         self.submitted_at = time.perf_counter()
         self.queue_s = 0.0
-        self._max_nodes = min(max_nodes, request.plan.max_nodes)
+        self.max_nodes = min(max_nodes, request.plan.max_nodes)
         self._room = min(request.sampling.max_tokens, max_model_len - len(request.prompt))
         self._stop_ids = stop_token_ids(request.sampling, eos_token_ids)
 
@@ -82,7 +83,7 @@ class Session:
     @property
     def capacity(self) -> int:
         """Rows to reserve: every token that may come, and the largest tree behind them."""
-        return len(self.request.prompt) + self._room + self._max_nodes
+        return len(self.request.prompt) + self._room + self.max_nodes
 
     @property
     def stop_rule(self) -> StopRule:
@@ -101,20 +102,20 @@ class Session:
         self.tokens.extend(tokens)
         self.drafts.commit(len(self.tokens), tokens)
 
-    def take_tree(self, max_nodes: int) -> TokenTree:
-        """The tree to check in the coming step."""
+    def take_tree(self) -> TokenTree:
+        """The tree that the coming step may check."""
         # The last token of the answer needs no row: nothing is chosen after it.
         max_depth = self._room - self.generated - 1
-        return self.drafts.take(self.tokens, min(max_nodes, self._max_nodes), max_depth)
+        return self.drafts.take(self.tokens, self.max_nodes, max_depth)
 
-    def opening(self, max_nodes: int) -> OpenSession:
+    def opening(self) -> OpenSession:
         """The message that starts a drafter's session, now or late."""
         return OpenSession(
             session_id=self.id,
             tokens=tuple(self.tokens),
             prompt_length=len(self.request.prompt),
             sources=self.request.plan.sources,
-            max_nodes=min(max_nodes, self._max_nodes),
+            max_nodes=self.max_nodes,
             seed=self.request.sampling.seed,
             temperature=self.request.sampling.temperature,
         )

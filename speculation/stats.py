@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -35,7 +35,7 @@ class LoopStats:
     Attributes:
         drafts_ahead: drafts used that had been made before the step that they follow was decided.
         drafting_s: what the drafts used took to make, waited for or not.
-        nodes_by_source: tree nodes that were verified.
+        nodes_by_source: tree nodes that were verified; ``accepted_by_source``: those of them that were accepted.
     """
 
     times: StepTimes = field(default_factory=StepTimes)
@@ -45,6 +45,7 @@ class LoopStats:
     drafts_malformed: int = 0
     drafting_s: float = 0.0
     nodes_by_source: dict[str, int] = field(default_factory=dict)
+    accepted_by_source: dict[str, int] = field(default_factory=dict)
 
     def count_draft(self, draft: Draft | None) -> None:
         """Count what a speculating request has for the coming step."""
@@ -55,8 +56,12 @@ class LoopStats:
         self.drafts_ahead += bool(draft.assumed)
         self.drafting_s += draft.drafting_s
 
-    def count_pass(self, trees: Iterable[TokenTree]) -> None:
-        """Count the nodes of a pass."""
-        for tree in trees:
-            for source in tree.sources:
-                self.nodes_by_source[source] = self.nodes_by_source.get(source, 0) + 1
+    def count_tree(self, tree: TokenTree, accepted_path: Sequence[int]) -> None:
+        """Count the nodes of a verified tree."""
+        _count(self.nodes_by_source, tree.sources)
+        _count(self.accepted_by_source, [tree.sources[node] for node in accepted_path])
+
+
+def _count(counts: dict[str, int], names: Sequence[str]) -> None:
+    for name in names:
+        counts[name] = counts.get(name, 0) + 1

@@ -168,10 +168,10 @@ def prune(tree: TokenTree, max_nodes: int, max_depth: int) -> TokenTree:
         if depth[node] < max_depth:
             for child in below.get(node, ()):
                 heapq.heappush(heap, (-scores[child], child))
-    return _take(tree, sorted(kept))
+    return take(tree, sorted(kept))
 
 
-def _take(tree: TokenTree, kept: list[int]) -> TokenTree:
+def take(tree: TokenTree, kept: list[int]) -> TokenTree:
     """The sub-tree of ``kept`` nodes, which are in order and hold every kept node's parent."""
     place = {node: index for index, node in enumerate(kept)}
     return TokenTree(

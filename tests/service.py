@@ -14,7 +14,14 @@ from services.links.public_server import PublicServerConfig, serve_public
 
 def tiny_settings(*flags: str) -> list[str]:
     """Settings that fit a tiny model."""
-    return ["server.port=0", "verifier.kv_cache_tokens=4096", "verifier.max_model_len=512", "verifier.threads=1", *flags]
+    return [
+        "server.port=0",
+        "verifier.kv_cache_tokens=4096",
+        "verifier.max_model_len=512",
+        "verifier.threads=1",
+        "verifier.budget=fixed",
+        *flags,
+    ]
 
 
 @asynccontextmanager

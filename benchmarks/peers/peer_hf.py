@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
 # The value that transformers' own documentation uses.
@@ -46,12 +46,12 @@ class Peer:
         dtype = getattr(torch, spec["dtype"])
         self._device = torch.device(spec["device"])
         self._model = AutoModelForCausalLM.from_pretrained(spec["model_path"], dtype=dtype).to(self._device).eval()
-        self._assistant = None
-        if spec.get("assistant"):
-            self._assistant = AutoModelForCausalLM.from_pretrained(spec["assistant"], dtype=dtype).to(self._device).eval()
+        self._spec = spec
+        self._dtype = dtype
+        self._assistant: Any = None
         eos = self._model.generation_config.eos_token_id
-        self._eos = set(eos if isinstance(eos, list) else [eos])
-        self._pad = next((token for token in self._eos if token is not None), 0)
+        self._eos: set[int] = set(eos if isinstance(eos, list) else [eos] if eos is not None else [])
+        self._pad = min(self._eos, default=0)
 
     def versions(self) -> dict[str, str]:
         """What runs."""
@@ -76,10 +76,9 @@ class Peer:
             output = self._model.generate(
                 torch.tensor(ids, device=self._device),
                 attention_mask=torch.tensor(mask, device=self._device),
-                max_new_tokens=load["max_tokens"],
                 streamer=arrivals,
-                pad_token_id=self._pad,
-                **self._how(contestant, load["temperature"], requests[0]["seed"]),
+                generation_config=self._config(load["temperature"], load["max_tokens"], requests[0]["seed"]),
+                **self._how(contestant),
             )
         answers = []
         for row in output[:, longest:].tolist():
@@ -87,16 +86,23 @@ class Peer:
             answers.append({"tokens": row[:end], "arrivals": _first(arrivals.seen, end)})
         return answers
 
-    def _how(self, contestant: str, temperature: float, seed: int) -> dict[str, Any]:
-        how: dict[str, Any] = {"do_sample": False, "temperature": None, "top_p": None, "top_k": None}
-        if temperature > 0:
-            torch.manual_seed(seed)
-            how = {"do_sample": True, "temperature": temperature, "top_p": 1.0, "top_k": 0}
+    def _config(self, temperature: float, max_tokens: int, seed: int) -> GenerationConfig:
+        """What was asked for and nothing else: a model's own file may bring penalties that nobody asked for."""
+        common = {"max_new_tokens": max_tokens, "eos_token_id": sorted(self._eos), "pad_token_id": self._pad}
+        if temperature == 0:
+            return GenerationConfig(do_sample=False, **common)
+        torch.manual_seed(seed)
+        return GenerationConfig(do_sample=True, temperature=temperature, top_p=1.0, top_k=0, **common)
+
+    def _how(self, contestant: str) -> dict[str, Any]:
         if contestant == "hf_prompt_lookup":
-            how["prompt_lookup_num_tokens"] = _LOOKUP_TOKENS
-        elif contestant == "hf_assisted":
-            how["assistant_model"] = self._assistant
-        return how
+            return {"prompt_lookup_num_tokens": _LOOKUP_TOKENS}
+        if contestant == "hf_assisted":
+            if self._assistant is None:
+                model = AutoModelForCausalLM.from_pretrained(self._spec["assistant"], dtype=self._dtype)
+                self._assistant = model.to(self._device).eval()
+            return {"assistant_model": self._assistant}
+        return {}
 
     def logits(self, tokens: list[int], ids: list[int]) -> dict[str, Any]:
         """The target's logits of ``ids`` after ``tokens``, and the two largest."""

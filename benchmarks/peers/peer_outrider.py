@@ -1,24 +1,40 @@
-"""Outrider itself: every strategy on one engine, in one process or on Ray behind gRPC."""
+"""Outrider itself: every strategy on one engine, its components in one process or on a local Ray behind gRPC."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
 import time
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+import outrider
 from cluster import build
-from cluster.config import Settings
+from cluster.config import ServerSettings, Settings
 from cluster.models import ResolvedModel
 from speculation.messages import ClientRequest, Completion, TextChunk
 from speculation.types import SamplingParams
 
+Counts = dict[str, Any]
+
+
+class _Engine(Protocol):
+    """What a topology must do."""
+
+    async def stats(self) -> Counts:
+        """``speculation.stats.LoopStats`` as plain objects."""
+        ...
+
+    def answer(self, strategy: str, request: Counts, load: Counts) -> AsyncIterator[tuple[tuple[int, ...], Counts | None]]:
+        """Token ids as they come, and last the request's counts."""
+        ...
+
 
 class Peer:
-    """The pipeline, components joined in this process.
+    """The pipeline.
 
     Raises:
         ConfigurationError: settings or model do not work.
@@ -26,17 +42,19 @@ class Peer:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         settings = Settings(**spec["settings"])
+        model = ResolvedModel(name=spec["model"], path=Path(spec["model_path"]))
+        open_engine = _on_ray if spec.get("on") == "ray" else _in_process
         self._runner = asyncio.Runner()
         self._stack = AsyncExitStack()
-        model = ResolvedModel(name=spec["model"], path=Path(spec["model_path"]))
-        self._pipeline = self._runner.run(self._stack.enter_async_context(build.in_process(settings, model)))
+        self._engine: _Engine = self._runner.run(self._stack.enter_async_context(open_engine(settings, model)))
 
     def versions(self) -> dict[str, str]:
         """What runs."""
-        import torch
-        import transformers
-
-        return {"outrider": version("outrider-server"), "torch": torch.__version__, "transformers": transformers.__version__}
+        return {
+            "outrider": version("outrider-server"),
+            "torch": version("torch"),
+            "transformers": version("transformers"),
+        }
 
     def run(self, contestant: str, load: dict[str, Any]) -> dict[str, Any]:
         """Answer ``concurrency`` requests at a time; ``contestant`` is the strategy."""
@@ -49,39 +67,101 @@ class Peer:
             async with gate:
                 return await self._answer(strategy, request, load)
 
-        stats = self._pipeline.verifier.loop.stats
-        before = dataclasses.asdict(stats)
+        before = await self._engine.stats()
         start = time.perf_counter()
-        answers = await asyncio.gather(*(one(request) for request in load["requests"]))
+        tasks = [asyncio.ensure_future(one(request)) for request in load["requests"]]
+        try:
+            answers = await asyncio.gather(*tasks)
+        finally:
+            # Where one fails, the others must not go on into the next contestant's time.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         wall_s = time.perf_counter() - start
-        return {"answers": answers, "wall_s": wall_s, "loop": difference(dataclasses.asdict(stats), before)}
+        return {"answers": answers, "wall_s": wall_s, "loop": difference(await self._engine.stats(), before)}
 
     async def _answer(self, strategy: str, request: dict[str, Any], load: dict[str, Any]) -> dict[str, Any]:
-        sampling = SamplingParams(temperature=load["temperature"], max_tokens=load["max_tokens"], seed=request["seed"])
-        message = ClientRequest(
-            input=tuple(request["prompt"]), sampling=sampling, seed_given=True, strategy=strategy, tenant=load["tenant"]
-        )
         start = time.perf_counter()
         tokens: list[int] = []
         arrivals: list[tuple[float, int]] = []
-        async for event in self._pipeline.router.generate(message):
-            if isinstance(event, TextChunk) and event.token_ids:
-                tokens += event.token_ids
-                arrivals.append((time.perf_counter() - start, len(event.token_ids)))
-            elif isinstance(event, Completion):
-                stats = event.stats
-        return {
-            "tokens": tokens,
-            "arrivals": arrivals,
-            "drafted": stats.num_draft_tokens,
-            "histogram": stats.acceptance_histogram,
-            "accepted_by_source": stats.accepted_by_source,
-        }
+        counts: Counts = {}
+        async for new, final in self._engine.answer(strategy, request, load):
+            if new:
+                tokens += new
+                arrivals.append((time.perf_counter() - start, len(new)))
+            counts = final or counts
+        return {"tokens": tokens, "arrivals": arrivals, **counts}
 
     def close(self) -> None:
         """Stop the pipeline."""
         self._runner.run(self._stack.aclose())
         self._runner.close()
+
+
+class _InProcess:
+    def __init__(self, pipeline: build.Pipeline) -> None:
+        self._pipeline = pipeline
+
+    async def stats(self) -> Counts:
+        return dataclasses.asdict(self._pipeline.verifier.loop.stats)
+
+    async def answer(
+        self, strategy: str, request: Counts, load: Counts
+    ) -> AsyncIterator[tuple[tuple[int, ...], Counts | None]]:
+        sampling = SamplingParams(temperature=load["temperature"], max_tokens=load["max_tokens"], seed=request["seed"])
+        message = ClientRequest(
+            input=tuple(request["prompt"]), sampling=sampling, seed_given=True, strategy=strategy, tenant=load["tenant"]
+        )
+        async for event in self._pipeline.router.generate(message):
+            if isinstance(event, TextChunk):
+                yield event.token_ids, None
+            elif isinstance(event, Completion):
+                yield (), {"drafted": event.stats.num_draft_tokens, "histogram": event.stats.acceptance_histogram}
+
+
+@asynccontextmanager
+async def _in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[_Engine]:
+    async with build.in_process(settings, model) as pipeline:
+        yield _InProcess(pipeline)
+
+
+class _OnRay:
+    def __init__(self, client: outrider.AsyncClient, verifier: Any) -> None:
+        self._client = client
+        self._verifier = verifier
+
+    async def stats(self) -> Counts:
+        counts: Counts = await self._verifier.loop_stats.remote()
+        return counts
+
+    async def answer(
+        self, strategy: str, request: Counts, load: Counts
+    ) -> AsyncIterator[tuple[tuple[int, ...], Counts | None]]:
+        options: outrider.requests.Options = {
+            "strategy": strategy,
+            "seed": request["seed"],
+            "temperature": load["temperature"],
+            "max_tokens": load["max_tokens"],
+        }
+        async with self._client.stream(token_ids=request["prompt"], **options) as stream:
+            async for chunk in stream:
+                yield chunk.token_ids, None
+        assert stream.result is not None
+        spec = stream.result.speculative_decoding
+        yield (), {"drafted": spec.num_draft_tokens, "histogram": list(spec.acceptance_histogram)}
+
+
+@asynccontextmanager
+async def _on_ray(settings: Settings, model: ResolvedModel) -> AsyncIterator[_Engine]:
+    from cluster.on_ray import running
+
+    # Nobody but this process is to reach it.
+    private = settings.model_copy(update={"server": ServerSettings(port=0)})
+    with running(private, model) as address:
+        from ray import serve
+
+        async with outrider.AsyncClient(address) as client:
+            yield _OnRay(client, serve.get_deployment_handle("verifier", "outrider"))
 
 
 def difference(after: Any, before: Any) -> Any:

@@ -68,7 +68,14 @@ class Peer:
                 return await self._answer(request, load)
 
         start = time.perf_counter()
-        answers = await asyncio.gather(*(one(request) for request in load["requests"]))
+        tasks = [asyncio.ensure_future(one(request)) for request in load["requests"]]
+        try:
+            answers = await asyncio.gather(*tasks)
+        finally:
+            # Where one fails, the others must not go on into the next contestant's time.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
         return {"answers": answers, "wall_s": time.perf_counter() - start}
 
     async def _answer(self, request: dict[str, Any], load: dict[str, Any]) -> dict[str, Any]:

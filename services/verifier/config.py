@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from speculation.config import LoopConfig
@@ -30,9 +31,19 @@ class TargetConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierConfig:
-    """A verifier: its target, its loop and its budget of drafted nodes per request and step."""
+    """A verifier: its target, its loop and its budget.
+
+    Attributes:
+        max_nodes: most drafted nodes of one request's tree.
+        budget: ``measured`` checks the nodes that maximise tokens per second at the present load; ``fixed`` all of them.
+        max_step_s: longest that a step shall take for the sake of prompts while others are decoded; needs measured costs.
+        costs_dir: where measured costs are kept; None: they are measured at every start.
+    """
 
     model_name: str
     target: TargetConfig
     loop: LoopConfig = field(default_factory=LoopConfig)
     max_nodes: int = 64
+    budget: Literal["measured", "fixed"] = "measured"
+    max_step_s: float = 0.3
+    costs_dir: Path | None = None

@@ -121,7 +121,7 @@ def lay_out(pool: KVPool, batch: Sequence[Rows], padding: int) -> Pass:
             raise ValueError(f"a tree of {len(rows.parents)} nodes: at most {MAX_NODES}")
         owned = pool.tiles_of(rows.session_id)
         own_positions = _positions(rows)
-        groups += _groups(pool, rows, own_positions, owned, len(positions))
+        groups += _groups(rows, own_positions, owned, len(positions))
         slots = range(rows.context, rows.context + len(rows.tokens))
         tiles += [owned[slot // TILE] for slot in slots]
         offsets += [slot % TILE for slot in slots]
@@ -145,7 +145,7 @@ def _positions(rows: Rows) -> list[int]:
     return positions
 
 
-def _groups(pool: KVPool, rows: Rows, positions: list[int], owned: list[int], start: int) -> list[_Group]:
+def _groups(rows: Rows, positions: list[int], owned: list[int], start: int) -> list[_Group]:
     """The chain, cut at tile borders; the tree goes with its last piece."""
     groups = []
     end = rows.context + rows.chain
@@ -159,15 +159,13 @@ def _groups(pool: KVPool, rows: Rows, positions: list[int], owned: list[int], st
         own = positions[at : at + chain + len(parents)]
         slot_positions = np.arange(tile * TILE, tile * TILE + slots)
         slot_positions[end - tile * TILE : end - tile * TILE + len(parents)] = own[chain:]
-        window = owned[tile : tile + slots // TILE]
-        window += [pool.padding_tile] * (slots // TILE - len(window))
         groups.append(
             _Group(
                 first=start + at,
                 positions=own,
                 owned=owned,
                 tile=tile,
-                window=window,
+                window=owned[tile : tile + slots // TILE],
                 sees=sees,
                 slot_positions=slot_positions,
             )

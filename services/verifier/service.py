@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
+from services.verifier.calibrate import costs_of
 from services.verifier.config import VerifierConfig
 from services.verifier.target import TransformersTarget
-from speculation.budget import FixedBudget
+from speculation.budget import Budget, FixedBudget, MeasuredBudget
 from speculation.errors import Unavailable
 from speculation.loop import DecodingLoop
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
@@ -27,7 +28,8 @@ class VerifierService:
         # an OpenMP team of its own, and two teams on the same cores cost a third of the speed (docs/log.md, 2026-11-21).
         worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="target")
         self._target = worker.submit(TransformersTarget, config.target).result()
-        self.loop = DecodingLoop(self._target, link, FixedBudget(max_nodes=config.max_nodes), config.loop, worker)
+        budget = worker.submit(_budget, self._target, config).result()
+        self.loop = DecodingLoop(self._target, link, budget, config.loop, worker)
 
     async def start(self) -> None:
         """Begin to decode."""
@@ -63,3 +65,10 @@ class VerifierService:
             free_blocks=self._target.pool.free_tiles,
             total_blocks=self._target.pool.total_tiles,
         )
+
+
+def _budget(target: TransformersTarget, config: VerifierConfig) -> Budget:
+    if config.budget == "fixed":
+        return FixedBudget(max_nodes=config.max_nodes)
+    costs = costs_of(target, config.target, config.costs_dir)
+    return MeasuredBudget(costs, max_nodes=config.max_nodes, max_step_s=config.max_step_s)

@@ -59,6 +59,11 @@ class TransformersTarget:
         self._probe()
 
     @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self._device
+
+    @property
     def pool(self) -> KVPool:
         """The key-value pool."""
         return self._pool

@@ -17,7 +17,8 @@ import pytest
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 OUTRIDER = str(Path(sys.executable).parent / "outrider")
-SMALL = ["--set", "verifier.max_model_len=512", "--set", "verifier.kv_cache_tokens=4096", "--set", "verifier.threads=1"]
+SMALL = ["--set", "verifier.max_model_len=512", "--set", "verifier.kv_cache_tokens=4096", "--set", "verifier.threads=1",
+         "--set", "verifier.budget=fixed"]  # fmt: skip
 
 
 def bench(*arguments: str) -> subprocess.CompletedProcess[str]:

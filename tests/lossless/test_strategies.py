@@ -7,6 +7,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -39,7 +40,9 @@ SAMPLING: list[dict[str, object]] = [
 
 
 @asynccontextmanager
-async def verifier(folder: Path, drafter: str, link: str) -> AsyncIterator[VerifierService]:
+async def verifier(
+    folder: Path, drafter: str, link: str, budget: Literal["fixed", "measured"]
+) -> AsyncIterator[VerifierService]:
     service = RandomDrafter(vocab=250) if drafter == "random" else DrafterService(DrafterConfig())
     server = None
     if link == "grpc":
@@ -55,6 +58,7 @@ async def verifier(folder: Path, drafter: str, link: str) -> AsyncIterator[Verif
         model_name="tiny",
         target=TargetConfig(model_path=str(folder), kv_cache_tokens=2048, max_model_len=512),
         loop=LoopConfig(max_batched_tokens=50),
+        budget=budget,
     )
     running = VerifierService(config, draft_link)
     await running.start()
@@ -67,10 +71,17 @@ async def verifier(folder: Path, drafter: str, link: str) -> AsyncIterator[Verif
 
 
 async def answers(
-    folder: Path, drafter: str, link: str, plan: Plan, sampling: dict[str, object], *, together: bool
+    folder: Path,
+    drafter: str,
+    link: str,
+    plan: Plan,
+    sampling: dict[str, object],
+    *,
+    together: bool,
+    budget: Literal["fixed", "measured"] = "fixed",
 ) -> list[list[int]]:
     wanted = [request(f"r{i}", prompt, plan, max_tokens=60, ignore_eos=True, **sampling) for i, prompt in enumerate(PROMPTS)]
-    async with verifier(folder, drafter, link) as running:
+    async with verifier(folder, drafter, link, budget) as running:
         if together:
             results = await asyncio.gather(*(collect(running.loop, one) for one in wanted))
         else:
@@ -90,6 +101,17 @@ async def test_every_strategy_on_every_link(tiny_model: Path, sampling: dict[str
                 assert result == plain, (link, source, together)
         garbage = Plan(strategy="random", sources=("random",), max_nodes=8)
         assert await answers(tiny_model, "random", link, garbage, sampling, together=True) == plain, (link, "random")
+
+
+@pytest.mark.parametrize("link", ["in_process", "grpc"])
+async def test_the_measured_budget_changes_no_token(tiny_model: Path, link: str) -> None:
+    sampling: dict[str, object] = {"temperature": 0.8, "top_p": 0.9, "seed": 3}
+    plain = await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=False)
+    for drafter, source in (("real", "prompt_lookup"), ("random", "random")):
+        plan = Plan(strategy=source, sources=(source,), max_nodes=8)
+        for together in (False, True):
+            result = await answers(tiny_model, drafter, link, plan, sampling, together=together, budget="measured")
+            assert result == plain, (drafter, together)
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.4])

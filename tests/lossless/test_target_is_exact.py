@@ -11,6 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from services.verifier.config import TargetConfig
 from services.verifier.kv_pool import TILE
+from services.verifier.layout import MAX_NODES
 from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from speculation.ports import Rows
@@ -61,12 +62,14 @@ def test_any_chunking_of_the_prompt(target: TransformersTarget, text: list[int],
     assert torch.equal(torch.cat(rows), alone)
 
 
-def tree_around(text: list[int], start: int, source: random.Random, vocab: int) -> tuple[list[int], list[int], list[int]]:
+def tree_around(
+    text: list[int], start: int, source: random.Random, vocab: int, depth: int = 4
+) -> tuple[list[int], list[int], list[int]]:
     """Tokens, parents and the nodes of the true continuation, wrong siblings and cousins strewn in."""
     tokens: list[int] = []
     parents: list[int] = []
     path: list[int] = []
-    for true in text[start : start + 4]:
+    for true in text[start : start + depth]:
         for _ in range(source.randint(0, 2)):
             parents.append(source.randint(-1, len(tokens) - 1))
             tokens.append(source.randrange(vocab))
@@ -105,6 +108,47 @@ def test_any_tree_at_any_border(target: TransformersTarget, text: list[int], alo
     if scattered:
         for index in range(0, FILLS, 2):
             target.close(f"fill{index}")
+
+
+def test_trees_of_several_requests_in_one_pass(target: TransformersTarget, text: list[int], alone: torch.Tensor) -> None:
+    """Groups of other sizes and windows beside each other: stacked, padded, cut at borders."""
+    source = random.Random(5)
+    # The third crosses two borders of tiles and is as large as a tree may be.
+    wanted = {"a": (40, 4), "b": (62, 5), "c": (60, 75), "d": (130, 3), "e": (126, 2)}
+    batch, paths = [], []
+    for name, (start, depth) in wanted.items():
+        assert target.open(name, LENGTH + 130)
+        target.forward([chunk(name, 0, text[:start], 0)])
+        tokens, parents, path = tree_around(text, start + 1, source, target.vocab_size, depth)
+        while depth > 70 and len(tokens) < MAX_NODES:
+            parents.append(source.randint(-1, len(tokens) - 1))
+            tokens.append(source.randrange(target.vocab_size))
+        tokens, parents = tokens[:MAX_NODES], parents[:MAX_NODES]
+        paths.append([node for node in path if node < MAX_NODES])
+        batch.append(
+            Rows(
+                session_id=name,
+                context=start,
+                tokens=(text[start], *tokens),
+                parents=tuple(parents),
+                logits=1 + len(tokens),
+            )
+        )
+    assert target.open("prompt", LENGTH)
+    logits = target.forward([chunk("prompt", 0, text[:100], 100), *batch])
+    assert torch.equal(logits[0], alone[:100])
+    for result, path, (start, _) in zip(logits[1:], paths, wanted.values(), strict=True):
+        assert torch.equal(result[[0, *(node + 1 for node in path)]], alone[start : start + 1 + len(path)]), start
+    for name in (*wanted, "prompt"):
+        target.close(name)
+
+
+def test_a_tree_that_is_too_large_is_refused(target: TransformersTarget) -> None:
+    assert target.open("a", 200)
+    rows = Rows(session_id="a", context=0, tokens=(1,) * (MAX_NODES + 2), parents=(-1,) * (MAX_NODES + 1), logits=1)
+    with pytest.raises(ValueError, match="at most 128"):
+        target.forward([rows])
+    target.close("a")
 
 
 FILLS = 17

@@ -121,7 +121,7 @@ def test_what_is_not_installed_says_how_to_install_it(tmp_path: Path) -> None:
 
 def test_an_output_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="it exists"):
-        cli._new_folder(tmp_path)
+        cli._check_new(tmp_path)
 
 
 def test_results_that_are_none(tmp_path: Path) -> None:

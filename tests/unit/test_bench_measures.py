@@ -58,7 +58,7 @@ def test_acceptance_per_position_is_the_share_of_passes_that_reach_it() -> None:
 
 def test_latencies() -> None:
     found = measures.latencies([answer((0.5, 1), (0.7, 2), (1.1, 1)), answer((0.3, 4))])
-    assert found["ttft_median_s"] == 0.5
+    assert found["ttft_median_s"] == 0.3
     # The second answer came at once: it has no latency between tokens.
     assert found["itl_median_s"] == pytest.approx(0.6 / 3)
     assert found["gap_p99_s"] == pytest.approx(0.4)
@@ -67,7 +67,8 @@ def test_latencies() -> None:
 def test_a_ratio_is_taken_repeat_by_repeat_over_what_both_have() -> None:
     ours = [cell("a", 1.0), cell("a", 2.0, repeat=1), cell("a", 1.0, task="b")]
     theirs = [cell("b", 2.0), cell("b", 8.0, repeat=1)]
-    assert measures.ratio(ours, theirs).values == (2.0, 4.0)
+    assert measures.ratio(ours[:2], theirs).values == (2.0, 4.0)
+    assert measures.ratio([*ours, cell("a", 1.0, repeat=1, task="b")], theirs).values == (2.0, 4.0)
     assert measures.ratio(ours, []).values == ()
 
 
@@ -99,11 +100,12 @@ def test_shares_of_the_wall_time_add_up() -> None:
     loop = {
         "times": {"steps": 10, "seconds": seconds},
         "nodes_by_source": {"s": 40},
+        "accepted_by_source": {"s": 10},
         "drafts_used": 8,
         "drafts_ahead": 2,
         "drafting_s": 0.5,
     }
-    answers = (Answer(tokens=(1,), arrivals=((1.0, 1),), accepted_by_source={"s": 10}),)
+    answers = (answer((1.0, 1)),)
     outcome = Outcome(answers=answers, wall_s=10.0, loop=loop)
     counts = measures.loop_counts([Cell(contestant="c", task="t", concurrency=1, repeat=0, outcome=outcome)])
     assert counts is not None
@@ -156,7 +158,7 @@ def test_a_difference_is_found_at_its_first_position() -> None:
 
 def result(*cells: Cell, **settings: object) -> dict[str, object]:
     base = {
-        "model": "m", "dtype": "float32", "device": "cpu", "requests": 1, "max_tokens": 8, "temperature": 0.0, "seed": 1,
+        "model": "m", "dtype": "float32", "device": "cpu", "on": "process", "requests": 1, "max_tokens": 8, "temperature": 0.0, "seed": 1,
         "strategies": ["a", "plain"],
     }  # fmt: skip
     environment = {"commit": "c", "processor": "p", "cores": 2, "gpus": [], "threads": 2, "python": "3"}
@@ -188,3 +190,20 @@ def test_only_what_does_not_overlap_is_a_change() -> None:
 def test_runs_of_different_work_are_not_compared() -> None:
     with pytest.raises(ConfigurationError, match="max_tokens 8 and 16"):
         compare(result(cell("a", 1.0)), result(cell("a", 1.0), max_tokens=16))
+
+
+def test_one_repeat_tells_no_change() -> None:
+    one = result(cell("a", 1.0), cell("plain", 2.0))
+    assert all("unclear: one repeat" in row[-1] for table in compare(one, one)[1:] for row in table.rows)
+
+
+def test_a_repeat_that_was_cut_short_does_not_count() -> None:
+    cells = [cell("a", 1.0), cell("a", 1.0, task="b"), cell("a", 5.0, repeat=1)]
+    assert measures.by_repeat(cells, measures.speed).values == (10.0,)
+    assert measures.ratio(cells, cells).values == (1.0,)
+
+
+def test_percentiles_are_nearest_ranks() -> None:
+    values = [float(i) for i in range(1, 101)]
+    assert [measures.percentile(values, share) for share in (0.01, 0.5, 0.95, 0.99, 1.0)] == [1.0, 50.0, 95.0, 99.0, 100.0]
+    assert measures.percentile([1.0, 2.0], 0.5) == 1.0

@@ -74,7 +74,7 @@ def test_a_crash_is_reported_and_the_next_order_starts_anew(worker: WorkerProces
 
 def test_a_hang_is_reported_and_killed(worker: WorkerProcess) -> None:
     pid = run(worker, "ok")["pid"]
-    with pytest.raises(ContestantFailed, match=r"hung: no answer within 3 s \(--timeout\)"):
+    with pytest.raises(ContestantFailed, match=r"hung: no answer within 3 s \(--timeout a request\)"):
         run(worker, "hang")
     assert not psutil.pid_exists(pid)
 

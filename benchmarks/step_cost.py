@@ -1,0 +1,131 @@
+"""What a pass of the target costs by its rows, beside transformers' own modules, by turns.
+
+    python -m benchmarks.step_cost [--model FOLDER] [--rows 1,8,16] [--context 256] [--device cuda --dtype bfloat16] [--json]
+
+Needs torch and transformers and nothing else, so that it can be carried to any machine with a GPU. Rows are a chain of
+drafted tokens behind --context committed ones. --json prints one object, its milliseconds_by_rows {rows: median} ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from cluster.models import BUILT_IN, resolve
+from services.verifier.config import TargetConfig
+from services.verifier.layout import MAX_NODES
+from services.verifier.target import TransformersTarget
+from speculation.ports import Rows
+
+Pass = Callable[[int], None]
+
+
+def ours(config: TargetConfig, context: int) -> Pass:
+    """A pass through our target over so many rows."""
+    target = TransformersTarget(config)
+    target.open("cost", context + MAX_NODES + 1)
+
+    def run(rows: int) -> None:
+        parents = tuple(range(-1, rows - 2))
+        target.forward([Rows(session_id="cost", context=context, tokens=(1,) * rows, parents=parents, logits=rows)])
+
+    return run
+
+
+def theirs(config: TargetConfig, context: int) -> Pass:
+    """The same through transformers' modules and cache."""
+    dtype = getattr(torch, config.dtype)
+    model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=dtype).to(config.device).eval()
+    cache = DynamicCache(config=model.config)
+
+    @torch.inference_mode()
+    def run(rows: int) -> None:
+        model(torch.ones(1, rows, dtype=torch.long, device=config.device), past_key_values=cache)
+        cache.crop(-rows)
+
+    with torch.inference_mode():
+        model(torch.ones(1, context, dtype=torch.long, device=config.device), past_key_values=cache)
+    return run
+
+
+def measure(passes: dict[str, Pass], rows: list[int], repeats: int, device: str) -> dict[str, dict[int, float]]:
+    """Median milliseconds, {who: {rows: ms}}; everybody by turns."""
+    times: dict[str, dict[int, list[float]]] = {name: {count: [] for count in rows} for name in passes}
+    for repeat in range(repeats + 1):
+        for count in rows:
+            for name, run in passes.items():
+                _wait(device)
+                start = time.perf_counter()
+                run(count)
+                _wait(device)
+                # The first time pays for what later ones find ready.
+                if repeat:
+                    times[name][count].append(1e3 * (time.perf_counter() - start))
+    return {name: {count: statistics.median(of) for count, of in by_rows.items()} for name, by_rows in times.items()}
+
+
+def _wait(device: str) -> None:
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+
+
+def show(results: dict[str, dict[int, float]], context: int) -> None:
+    """A plain table: rich may not be at hand."""
+    rows = list(results["outrider"])
+    print(f"milliseconds per pass, behind {context} tokens")
+    print("rows".ljust(16) + "".join(f"{count:>9}" for count in rows))
+    for name, by_rows in results.items():
+        print(name.ljust(16) + "".join(f"{by_rows[count]:>9.1f}" for count in rows))
+    first = results["outrider"][rows[0]]
+    print(f"cost / cost({rows[0]})".ljust(16) + "".join(f"{results['outrider'][count] / first:>9.2f}" for count in rows))
+
+
+def main() -> None:
+    """Run it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default=BUILT_IN, help="folder of a model; default: the built-in one")
+    parser.add_argument("--rows", default="1,2,4,8,16,32,64,128", help="comma-separated, at most 128")
+    parser.add_argument("--context", type=int, default=256, help="committed tokens before the rows")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--threads", type=int, help="of torch; default: every core")
+    parser.add_argument("--repeats", type=int, default=7)
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments = parser.parse_args()
+    rows = [int(count) if count.isdecimal() else 0 for count in arguments.rows.split(",")]
+    if not all(1 <= count <= MAX_NODES for count in rows):
+        parser.error(f"--rows is {arguments.rows}: must be numbers from 1 to {MAX_NODES}, comma-separated")
+    if arguments.context < 1 or arguments.repeats < 1:
+        parser.error("--context and --repeats must be at least 1")
+    model = resolve(arguments.model, Path.home() / ".cache" / "outrider", say=lambda text: print(text, file=sys.stderr))
+    config = TargetConfig(
+        model_path=str(model.path),
+        dtype=arguments.dtype,
+        device=arguments.device,
+        kv_cache_tokens=arguments.context + MAX_NODES + 1,
+        threads=arguments.threads,
+    )
+    passes = {"outrider": ours(config, arguments.context), "transformers": theirs(config, arguments.context)}
+    results = measure(passes, rows, arguments.repeats, arguments.device)
+    if arguments.json:
+        about = {
+            "model": arguments.model,
+            "device": arguments.device,
+            "dtype": arguments.dtype,
+            "context": arguments.context,
+        }
+        print(json.dumps({"milliseconds_by_rows": results["outrider"], "transformers": results["transformers"], **about}))
+    else:
+        show(results, arguments.context)
+
+
+if __name__ == "__main__":
+    main()

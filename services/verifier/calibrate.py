@@ -1,0 +1,161 @@
+"""Times the target's passes at start, and keeps what it found for the next start on the same machine."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import platform
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.verifier.config import TargetConfig
+from services.verifier.kv_pool import TILE
+from services.verifier.layout import MAX_NODES
+from services.verifier.target import TransformersTarget
+from speculation.costs import CostTable
+from speculation.ports import Rows
+
+log = logging.getLogger(__name__)
+
+_FORMAT = 1
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+_REQUESTS = 8
+_CONTEXT = 256
+_REPEATS = 3
+
+
+def costs_of(target: TransformersTarget, config: TargetConfig, folder: Path | None) -> CostTable:
+    """The target's cost table, from the file that an earlier start has left in ``folder``, or measured: a few seconds.
+
+    A file that is damaged, or of another model, machine or setting, is measured anew and replaced.
+    """
+    plan = _plan(target)
+    about = _about(target, config, plan)
+    file = None
+    if folder is not None:
+        name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
+        file = folder / f"{name}.json"
+        if (found := _read(file, about)) is not None:
+            return found
+    start = time.perf_counter()
+    table = measure(target, plan)
+    log.info("measured what passes cost in %.1f s: %s", time.perf_counter() - start, table.as_object())
+    if file is not None:
+        _write(file, {"format": _FORMAT, "about": about, "costs": table.as_object()})
+    return table
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """What is measured: passes over so many rows behind ``context`` tokens, and one row behind ``longer``."""
+
+    rows: tuple[int, ...]
+    context: int
+    longer: int
+
+
+def _plan(target: TransformersTarget) -> _Plan:
+    """As much as the pool and the model's positions allow."""
+    most = min(target.max_model_len, target.pool.total_tiles * TILE) - MAX_NODES - 1
+    context = max(1, min(_CONTEXT, most // 2))
+    # Some models have no positions beyond their longest context.
+    rows = tuple(rows for rows in _ROWS if rows == 1 or context + rows <= target.max_model_len)
+    return _Plan(rows=rows, context=context, longer=max(context, min(4 * _CONTEXT, most)))
+
+
+def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
+    """Time passes over one request's tree, over several requests, and behind a longer context.
+
+    Nothing is computed before: what the keys are does not change what they cost.
+    """
+    names = [f"calibration {number}" for number in range(_REQUESTS)]
+    rooms = [plan.longer, *[plan.context] * (_REQUESTS - 1)]
+    # Whoever finds no room is left out: a pool may be small.
+    opened = [name for name, room in zip(names, rooms, strict=True) if target.open(name, room + MAX_NODES + 1)]
+    try:
+        by_rows = {rows: _seconds(target, [_chain(opened[0], plan.context, rows)]) for rows in plan.rows}
+        together = _seconds(target, [_chain(name, plan.context, 1) for name in opened])
+        behind = _seconds(target, [_chain(opened[0], plan.longer, 1)])
+    finally:
+        for name in opened:
+            target.close(name)
+    # Too short a way, and the difference is all noise.
+    way = plan.longer - plan.context
+    per_key = max(0.0, behind - by_rows[1]) / way if way >= _CONTEXT else 0.0
+    same_rows = CostTable(by_rows=by_rows, per_request=0.0, per_key=0.0).of_rows(len(opened))
+    others = len(opened) - 1
+    per_request = (together - same_rows) / others - per_key * plan.context if others else 0.0
+    # What was measured behind a context holds the cost of its keys.
+    bare = {rows: max(seconds - per_key * plan.context, 0.1 * seconds) for rows, seconds in by_rows.items()}
+    return CostTable(by_rows=bare, per_request=per_request, per_key=per_key)
+
+
+def _chain(name: str, context: int, rows: int) -> Rows:
+    return Rows(session_id=name, context=context, tokens=(0,) * rows, parents=tuple(range(-1, rows - 2)), logits=rows)
+
+
+def _seconds(target: TransformersTarget, batch: Sequence[Rows]) -> float:
+    times = []
+    for _ in range(1 + _REPEATS):
+        start = time.perf_counter()
+        target.forward(batch)
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[1:])
+
+
+def _about(target: TransformersTarget, config: TargetConfig, plan: _Plan) -> dict[str, Any]:
+    """Everything that a pass's cost, and what is measured of it, depends on."""
+    model = Path(config.model_path) / "config.json"
+    gpu = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else None
+    return {
+        "model": hashlib.sha256(model.read_bytes()).hexdigest() if model.is_file() else config.model_path,
+        "dtype": config.dtype,
+        "device": gpu or f"{platform.machine()} {_processor()} {os.cpu_count()}",
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "rows": list(plan.rows),
+        "context": plan.context,
+        "longer": plan.longer,
+    }
+
+
+def _processor() -> str:
+    """The processor's name; platform.processor() knows none on many a Linux."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return platform.processor()
+
+
+def _read(file: Path, about: dict[str, Any]) -> CostTable | None:
+    if not file.is_file():
+        return None
+    try:
+        content = json.loads(file.read_text())
+        if content["format"] != _FORMAT or content["about"] != about:
+            raise ValueError("it is of another model, machine or version")
+        return CostTable.from_object(content["costs"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        log.warning("cannot use the cost table %s, measuring anew: %s", file, error)
+        return None
+
+
+def _write(file: Path, content: dict[str, Any]) -> None:
+    building = file.with_suffix(f".{os.getpid()}.part")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        building.write_text(json.dumps(content, indent=1))
+        building.replace(file)
+    except OSError as error:
+        log.warning("cannot keep the cost table %s: %s", file, error)
+        with contextlib.suppress(OSError):
+            building.unlink(missing_ok=True)

@@ -1,0 +1,103 @@
+"""What a pass costs: measured at start, corrected while running (architecture: "the budget is measured")."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+# Share of a new measurement that goes into the machine's present speed, and into the shape of the table.
+_SPEED_WEIGHT = 0.2
+_SHAPE_WEIGHT = 0.02
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Load:
+    """What a pass holds.
+
+    Attributes:
+        rows: token rows, of all requests.
+        requests: how many they are of.
+        keys: committed tokens that they attend to, of all requests.
+    """
+
+    rows: int
+    requests: int
+    keys: int
+
+    def plus(self, rows: int) -> Load:
+        """The same with ``rows`` more rows."""
+        return Load(rows=self.rows + rows, requests=self.requests, keys=self.keys)
+
+
+class CostTable:
+    """Seconds of a pass by its number of rows, and what each further request and each key add.
+
+    Args:
+        by_rows: seconds of a pass of one request, by rows; at least one entry.
+        per_request: seconds that a further request adds, its rows counted apart.
+        per_key: seconds that a committed token adds for being attended to.
+    """
+
+    def __init__(self, *, by_rows: Mapping[int, float], per_request: float, per_key: float) -> None:
+        self._rows = sorted(by_rows)
+        self._seconds = [by_rows[rows] for rows in self._rows]
+        # More rows never cost less: where a measurement says so, it is noise that would buy rows for nothing.
+        for index in range(1, len(self._seconds)):
+            self._seconds[index] = max(self._seconds[index], self._seconds[index - 1])
+        self._per_request = max(0.0, per_request)
+        self._per_key = max(0.0, per_key)
+        self._speed = 1.0
+
+    def seconds(self, load: Load) -> float:
+        """The expected duration of a pass, on the machine as it is now."""
+        return self._speed * self._at_full_speed(load)
+
+    def learn(self, load: Load, seconds: float) -> None:
+        """Take note of what a pass has taken.
+
+        A machine that others share is slower at times, for all loads alike: most of a surprise is that. What stays belongs
+        to the number of rows.
+        """
+        expected = self._at_full_speed(load)
+        # A pass that was interrupted says nothing about the next one.
+        ratio = min(4.0, max(0.25, seconds / (self._speed * expected)))
+        self._speed *= ratio**_SPEED_WEIGHT
+        surprise = seconds / self._speed - expected
+        index = min(bisect_left(self._rows, load.rows), len(self._rows) - 1)
+        bound = 0.1 * self._seconds[index]
+        self._seconds[index] += _SHAPE_WEIGHT * min(bound, max(-bound, surprise))
+
+    def _at_full_speed(self, load: Load) -> float:
+        return self.of_rows(load.rows) + self._per_request * max(0, load.requests - 1) + self._per_key * load.keys
+
+    def of_rows(self, rows: int) -> float:
+        """Seconds of a pass of one request, without keys: linear between the measured points, and beyond them."""
+        known, seconds = self._rows, self._seconds
+        if len(known) == 1 or rows <= known[0]:
+            return seconds[0]
+        right = min(max(1, bisect_left(known, rows)), len(known) - 1)
+        slope = (seconds[right] - seconds[right - 1]) / (known[right] - known[right - 1])
+        return seconds[right - 1] + max(0.0, slope) * (rows - known[right - 1])
+
+    def as_object(self) -> dict[str, Any]:
+        """Plain numbers, for a file."""
+        by_rows = dict(zip(map(str, self._rows), self._seconds, strict=True))
+        return {"by_rows": by_rows, "per_request": self._per_request, "per_key": self._per_key}
+
+    @classmethod
+    def from_object(cls, content: Any) -> Self:
+        """Read what ``as_object`` gave.
+
+        Raises:
+            ValueError: it is something else.
+        """
+        try:
+            by_rows = {int(rows): float(seconds) for rows, seconds in content["by_rows"].items()}
+            table = cls(by_rows=by_rows, per_request=float(content["per_request"]), per_key=float(content["per_key"]))
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"not a cost table ({error!r})") from error
+        if not by_rows or not all(rows > 0 and 0 < seconds < 3600 for rows, seconds in by_rows.items()):
+            raise ValueError("not a cost table: rows and seconds must be above 0")
+        return table

@@ -1,0 +1,165 @@
+"""The budget: what is measured, what sources claim, and which nodes are worth their rows."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from speculation.budget import FixedBudget, MeasuredBudget
+from speculation.calibration import Calibrator
+from speculation.costs import CostTable, Load
+from speculation.tree import chain, depths
+from speculation.types import TokenTree
+
+# Up to eight rows cost what one does; then each costs as much as a quarter of a pass.
+CHEAP_ROWS = {1: 1.0, 8: 1.0, 9: 1.25, 16: 3.0}
+# Every row costs a pass.
+DEAR_ROWS = {1: 1.0, 16: 16.0}
+
+
+def load(rows: int = 1, keys: int = 0) -> Load:
+    return Load(rows=rows, requests=rows, keys=keys)
+
+
+def costs(by_rows: dict[int, float], per_request: float = 0.0, per_key: float = 0.0) -> CostTable:
+    return CostTable(by_rows=by_rows, per_request=per_request, per_key=per_key)
+
+
+def tree(*scores: float, source: str = "s") -> TokenTree:
+    """A chain whose nodes claim these probabilities."""
+    return chain(range(len(scores)), source, scores)
+
+
+def test_costs_are_linear_between_and_beyond_what_was_measured() -> None:
+    table = costs({2: 1.0, 4: 2.0}, per_request=0.5, per_key=0.01)
+    assert [table.seconds(Load(rows=rows, requests=1, keys=0)) for rows in (1, 2, 3, 4, 6)] == [1.0, 1.0, 1.5, 2.0, 3.0]
+    assert table.seconds(Load(rows=2, requests=3, keys=100)) == pytest.approx(1.0 + 1.0 + 1.0)
+
+
+def test_noise_that_makes_more_rows_cheaper_is_not_believed() -> None:
+    assert costs({1: 2.0, 2: 1.0}).seconds(load(2)) == 2.0
+    assert costs({1: 1.0}, per_request=-1.0, per_key=-1.0).seconds(Load(rows=1, requests=9, keys=9)) == 1.0
+
+
+def test_a_machine_that_slows_down_changes_no_decision() -> None:
+    table = costs(CHEAP_ROWS)
+    before = table.seconds(load(16)) / table.seconds(load(1))
+    for _ in range(50):
+        table.learn(load(1), 3.0)
+    assert table.seconds(load(1)) == pytest.approx(3.0, rel=0.05)
+    assert table.seconds(load(16)) / table.seconds(load(1)) == pytest.approx(before, rel=0.1)
+
+
+def test_a_shape_that_was_measured_wrongly_is_corrected() -> None:
+    table = costs(CHEAP_ROWS)
+    for _ in range(2000):
+        table.learn(load(1), 1.0)
+        table.learn(load(8), 2.0)
+    assert table.seconds(load(8)) / table.seconds(load(1)) == pytest.approx(2.0, rel=0.1)
+
+
+def test_a_cost_table_survives_a_file() -> None:
+    table = costs(CHEAP_ROWS, per_request=0.5, per_key=0.01)
+    again = CostTable.from_object(table.as_object())
+    assert again.as_object() == table.as_object()
+    for wrong in (
+        {},
+        [],
+        {"by_rows": {}, "per_request": 0, "per_key": 0},
+        {"by_rows": {"1": -1}, "per_request": 0, "per_key": 0},
+    ):
+        with pytest.raises(ValueError, match="not a cost table"):
+            CostTable.from_object(wrong)
+
+
+def test_scores_become_frequencies() -> None:
+    calibrator = Calibrator()
+    source = random.Random(1)
+    assert calibrator.probabilities(tree(0.8, 0.4)) == pytest.approx([0.8, 0.4])
+    for _ in range(2000):
+        calibrator.learn(tree(0.8), [0] if source.random() < 0.3 else [])
+    assert calibrator.probabilities(tree(0.8))[0] == pytest.approx(0.3, abs=0.05)
+    # Another source, and another score of the same one, are other tables.
+    assert calibrator.probabilities(tree(0.8, source="t")) == [0.8]
+    assert calibrator.probabilities(tree(0.1)) == pytest.approx([0.1])
+
+
+def test_a_child_is_never_likelier_than_its_parent() -> None:
+    calibrator = Calibrator()
+    for _ in range(200):
+        calibrator.learn(tree(0.2), [0])
+        calibrator.learn(tree(0.9), [])
+    first, second = calibrator.probabilities(tree(0.9, 0.2))
+    assert first < 0.2
+    assert second <= first
+
+
+def test_without_scores_every_further_token_claims_half() -> None:
+    assert Calibrator().probabilities(chain([1, 2, 3], "s")) == [0.5, 0.25, 0.125]
+
+
+def test_cheap_rows_are_filled_and_dear_ones_are_not() -> None:
+    scores = [0.9 * 0.8**i for i in range(16)]
+    (cheap,) = MeasuredBudget(costs(CHEAP_ROWS), max_nodes=64).choose([tree(*scores)], load())
+    (dear,) = MeasuredBudget(costs(DEAR_ROWS), max_nodes=64).choose([tree(*scores)], load())
+    # Seven nodes are free beside the request's own row; an eighth would have to bring a quarter of a pass.
+    assert len(cheap) == 7
+    assert len(dear) == 0
+
+
+def test_requests_compete_by_probability() -> None:
+    sure, unsure = tree(0.9, 0.8, 0.7, 0.6, 0.5), tree(0.3, 0.2, 0.1, 0.05)
+    chosen = MeasuredBudget(costs({1: 1.0, 6: 1.0, 7: 9.0}), max_nodes=64).choose([unsure, sure], load(2))
+    assert [len(part) for part in chosen] == [0, 4]
+    assert chosen[1].tokens == sure.tokens[:4]
+
+
+def test_what_is_chosen_is_the_best_number_of_nodes_and_always_a_tree() -> None:
+    source = random.Random(2)
+    for _ in range(200):
+        parents = [source.randint(-1, node - 1) for node in range(source.randint(1, 12))]
+        scores: list[float] = []
+        for parent in parents:
+            scores.append(source.random() * (1.0 if parent == -1 else scores[parent]))
+        drafted = TokenTree(
+            tokens=tuple(range(len(parents))), parents=tuple(parents), sources=("s",) * len(parents), scores=tuple(scores)
+        )
+        table = costs({1: 1.0, 4: 1.0 + source.random(), 16: 3.0 + source.random()})
+        (chosen,) = MeasuredBudget(table, max_nodes=64).choose([drafted], load())
+        depths(chosen)
+        best = max(range(len(scores) + 1), key=lambda k: (1 + sum(sorted(scores)[::-1][:k])) / table.seconds(load().plus(k)))
+        assert len(chosen) == best
+
+
+def test_sampled_trees_are_taken_whole() -> None:
+    from speculation.types import Proposal
+
+    sampled = TokenTree(
+        tokens=(1,), parents=(-1,), sources=("s",), proposals=(Proposal(token_ids=(1, 2), probabilities=(0.5, 0.5)),)
+    )
+    assert MeasuredBudget(costs(DEAR_ROWS), max_nodes=64).choose([sampled], load()) == [sampled]
+
+
+def test_what_does_not_pay_is_tried_again_once_in_a_while() -> None:
+    budget = MeasuredBudget(costs(DEAR_ROWS), max_nodes=64)
+    lengths = [len(budget.choose([tree(0.5, 0.4, 0.3)], load())[0]) for _ in range(96)]
+    assert sum(length > 0 for length in lengths) == 3
+    assert max(lengths) == 2
+
+
+def test_nobody_waits_for_drafts_that_could_not_pay() -> None:
+    assert MeasuredBudget(costs(CHEAP_ROWS), max_nodes=64).pays(load())
+    assert not MeasuredBudget(costs({1: 1.0, 8: 1.0, 9: 5.0}), max_nodes=64).pays(load(8))
+    assert not MeasuredBudget(costs(CHEAP_ROWS), max_nodes=0).pays(load())
+    assert FixedBudget(max_nodes=4).pays(load(8))
+
+
+def test_a_long_prompt_stretches_a_step_only_so_far() -> None:
+    budget = MeasuredBudget(costs({1: 1.0, 101: 2.0}), max_nodes=64, max_step_s=1.5)
+    assert budget.prompt_rows(Load(rows=0, requests=0, keys=0), 256) == 256
+    # One decoding request has a row already; fifty more take the pass to a second and a half.
+    assert budget.prompt_rows(load(), 256) == 50
+    assert budget.prompt_rows(load(), 40) == 40
+    crowded = MeasuredBudget(costs({1: 1.0, 2: 2.0}), max_nodes=64, max_step_s=1.5)
+    assert crowded.prompt_rows(load(), 256) == 16
