@@ -121,9 +121,7 @@ class Bench:
                 "differences": [differences.as_object(difference) for difference in self._differences],
             },
             "cumulative_tokens": self._cumulative(),
-            "requests": [
-                {"id": r.id, "task": r.task, "prompt_tokens": len(r.prompt), "seed": r.seed} for r in self.requests
-            ],
+            "requests": [_request_object(request) for request in self.requests],
             "cells": cells_as_objects(self._measured.cells),
         }
 

@@ -79,7 +79,7 @@ class VerifierSettings(Placed):
         "measured", description="measured: check what pays at the present load; fixed: all that was drafted"
     )
     max_step_s: float = Field(
-        0.3,
+        0.5,
         gt=0,
         le=60,
         description="seconds that prompts may stretch a step to while others are decoded (budget: measured)",

@@ -45,5 +45,5 @@ class VerifierConfig:
     loop: LoopConfig = field(default_factory=LoopConfig)
     max_nodes: int = 64
     budget: Literal["measured", "fixed"] = "measured"
-    max_step_s: float = 0.3
+    max_step_s: float = 0.5
     costs_dir: Path | None = None
