@@ -6,13 +6,13 @@ import asyncio
 import dataclasses
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Protocol
 
 import outrider
-from cluster import build
+from cluster import build, on_ray
 from cluster.config import ServerSettings, Settings
 from cluster.models import ResolvedModel
 from speculation.messages import ClientRequest, Completion, TextChunk
@@ -43,10 +43,15 @@ class Peer:
     def __init__(self, spec: dict[str, Any]) -> None:
         settings = Settings(**spec["settings"])
         model = ResolvedModel(name=spec["model"], path=Path(spec["model_path"]))
-        open_engine = _on_ray if spec.get("on") == "ray" else _in_process
+        self._outer = ExitStack()
         self._runner = asyncio.Runner()
         self._stack = AsyncExitStack()
-        self._engine: _Engine = self._runner.run(self._stack.enter_async_context(open_engine(settings, model)))
+        opening: AbstractAsyncContextManager[_Engine] = _in_process(settings, model)
+        if spec.get("on") == "ray":
+            # Nobody but this process is to reach it. Serve's calls at start and end want a thread without an event loop.
+            private = settings.model_copy(update={"server": ServerSettings(port=0)})
+            opening = _on_ray(self._outer.enter_context(on_ray.running(private, model)))
+        self._engine: _Engine = self._runner.run(self._stack.enter_async_context(opening))
 
     def versions(self) -> dict[str, str]:
         """What runs."""
@@ -96,6 +101,7 @@ class Peer:
         """Stop the pipeline."""
         self._runner.run(self._stack.aclose())
         self._runner.close()
+        self._outer.close()
 
 
 class _InProcess:
@@ -152,16 +158,11 @@ class _OnRay:
 
 
 @asynccontextmanager
-async def _on_ray(settings: Settings, model: ResolvedModel) -> AsyncIterator[_Engine]:
-    from cluster.on_ray import running
+async def _on_ray(address: str) -> AsyncIterator[_Engine]:
+    from ray import serve
 
-    # Nobody but this process is to reach it.
-    private = settings.model_copy(update={"server": ServerSettings(port=0)})
-    with running(private, model) as address:
-        from ray import serve
-
-        async with outrider.AsyncClient(address) as client:
-            yield _OnRay(client, serve.get_deployment_handle("verifier", "outrider"))
+    async with outrider.AsyncClient(address) as client:
+        yield _OnRay(client, serve.get_deployment_handle("verifier", "outrider"))
 
 
 def difference(after: Any, before: Any) -> Any:
