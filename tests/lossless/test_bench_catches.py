@@ -36,8 +36,8 @@ from tests.service import tiny_settings
 
 pytestmark = pytest.mark.slow
 
-SECONDS_PER_PASS = 0.004
-SECONDS_PER_ROW = 0.001
+SECONDS_PER_PASS = 0.015
+SECONDS_PER_ROW = 0.004
 
 
 class DirectEngine:
