@@ -110,7 +110,6 @@ def _answer(entry: dict[str, Any]) -> Answer:
     return Answer(
         tokens=tuple(entry["tokens"]),
         arrivals=tuple((at, count) for at, count in entry["arrivals"]),
-        drafted=entry.get("drafted", 0),
         histogram=tuple(entry.get("histogram", ())),
     )
 

@@ -14,7 +14,7 @@ from benchmarks.types import Cell, Request
 _NEAR = 3e-4
 
 Answers = Mapping[str, tuple[int, ...]]
-# (tokens before, the two token ids) -> {"logits": [..], "top": [..], "top_logits": [..]}
+# (tokens before, the two token ids) -> {"logits": [..]}
 Logits = Callable[[Sequence[int], Sequence[int]], dict[str, Any]]
 
 

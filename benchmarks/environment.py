@@ -11,12 +11,9 @@ from typing import Any
 
 import psutil
 
+from services.machine import cores, processor
+
 _HERE = Path(__file__).resolve().parent
-
-
-def cores() -> int:
-    """Processor cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def describe(threads: int) -> dict[str, Any]:
@@ -26,7 +23,7 @@ def describe(threads: int) -> dict[str, Any]:
         "commit": commit(),
         "python": platform.python_version(),
         "system": platform.platform(),
-        "processor": _processor(),
+        "processor": processor(),
         "cores": cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": _gpus(),
@@ -44,14 +41,6 @@ def commit() -> str | None:
         return name + ("+" if _output("git", "-C", str(_HERE), "status", "--porcelain", "-uno") else "")
     except (OSError, subprocess.SubprocessError):
         return None
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()
 
 
 def _gpus() -> list[str]:

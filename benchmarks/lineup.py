@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import environment
 from benchmarks.contestants import PEERS, PLAIN, Environments, WorkerContestant
 from benchmarks.process import WorkerProcess
 from benchmarks.types import ContestantFailed
 from cluster.config import Settings
 from cluster.models import ResolvedModel
+from services.machine import cores
 
 # Peers reserve memory for their longest context; no prompt here comes near this one.
 _LONGEST_CONTEXT = 8192
@@ -58,7 +58,7 @@ class Lineup:
         self.strategies = (PLAIN, *(name for name in config.strategies if name != PLAIN))
         self.peers = config.peers
         self.on_ray = config.on_ray
-        self.threads = settings.verifier.threads or environment.cores()
+        self.threads = settings.verifier.threads or cores()
         self._config = config
         self._settings = settings
         self._model = model

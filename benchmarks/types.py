@@ -34,13 +34,11 @@ class Answer:
     Attributes:
         tokens: ids, an end-of-sequence token included.
         arrivals: (seconds since the request was sent, tokens that came then).
-        drafted: tokens that were proposed.
         histogram: ``histogram[a]`` steps accepted exactly ``a`` drafted tokens; empty where the contestant does not say.
     """
 
     tokens: tuple[int, ...]
     arrivals: tuple[tuple[float, int], ...]
-    drafted: int = 0
     histogram: tuple[int, ...] = ()
 
     @property

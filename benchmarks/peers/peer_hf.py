@@ -105,11 +105,10 @@ class Peer:
         return {}
 
     def logits(self, tokens: list[int], ids: list[int]) -> dict[str, Any]:
-        """The target's logits of ``ids`` after ``tokens``, and the two largest."""
+        """The target's logits of ``ids`` after ``tokens``."""
         with torch.inference_mode():
             row = self._model(torch.tensor([tokens], device=self._device)).logits[0, -1].float()
-        top = row.topk(2)
-        return {"logits": row[ids].tolist(), "top": top.indices.tolist(), "top_logits": top.values.tolist()}
+        return {"logits": row[ids].tolist()}
 
     def close(self) -> None:
         """Nothing to let go of."""

@@ -122,7 +122,7 @@ class _InProcess:
             if isinstance(event, TextChunk):
                 yield event.token_ids, None
             elif isinstance(event, Completion):
-                yield (), {"drafted": event.stats.num_draft_tokens, "histogram": event.stats.acceptance_histogram}
+                yield (), {"histogram": event.stats.acceptance_histogram}
 
 
 @asynccontextmanager
@@ -153,8 +153,7 @@ class _OnRay:
             async for chunk in stream:
                 yield chunk.token_ids, None
         assert stream.result is not None
-        spec = stream.result.speculative_decoding
-        yield (), {"drafted": spec.num_draft_tokens, "histogram": list(spec.acceptance_histogram)}
+        yield (), {"histogram": list(stream.result.speculative_decoding.acceptance_histogram)}
 
 
 @asynccontextmanager

@@ -63,7 +63,7 @@ def attend(
     for number, bucket in enumerate(outrider_pass.buckets):
         mask = outrider_pass.masks.get((number, sliding_window))
         if mask is None:
-            mask = _segments(bucket, sliding_window, query.shape[1] // keys.shape[1])
+            mask = _hidden(bucket, sliding_window, query.shape[1] // keys.shape[1])
             outrider_pass.masks[number, sliding_window] = mask
         results.append(_attend_bucket(bucket, mask, scaled, keys, values, sliding_window))
     output = torch.cat(results) if len(results) > 1 else results[0]
@@ -72,7 +72,7 @@ def attend(
 
 def _attend_bucket(
     bucket: Bucket,
-    segments: torch.Tensor,
+    hidden: torch.Tensor,
     query: torch.Tensor,
     keys: torch.Tensor,
     values: torch.Tensor,
@@ -81,7 +81,7 @@ def _attend_bucket(
     """Attention of one bucket: heads and windows apart, under one maximum, summed tile by tile.
 
     Args:
-        segments: see ``_segments``.
+        hidden: see ``_hidden``.
         query: [rows of the pass, heads, size], scaled.
         keys: [tiles, key-value heads, TILE, size]; ``values`` one wider.
 
@@ -95,7 +95,7 @@ def _attend_bucket(
     grouped = query.index_select(0, bucket.rows.flatten()).view(groups, rows, kv_heads, share, size).transpose(1, 2)
     grouped = _pad_rows(grouped.reshape(groups, kv_heads, rows * share, size))
     scores = _product(grouped, _window(keys, bucket, groups).transpose(2, 3))
-    scores = scores.masked_fill(~segments.any(0), float("-inf"))
+    scores = scores.masked_fill(hidden[0] if len(hidden) == 1 else hidden.all(0), float("-inf"))
     top = scores.amax(-1, keepdim=True)
     total = torch.zeros(groups, kv_heads, grouped.shape[2], size + 1, device=keys.device)
     if bucket.heads is not None:
@@ -111,8 +111,9 @@ def _attend_bucket(
             total[of] += _take(sums, pairs)
     weights = (scores - top).exp().to(keys.dtype)
     window_values = _window(values, bucket, groups)
-    for segment in segments if len(segments) > 1 else (None,):
-        seen = weights if segment is None else weights.masked_fill(~segment, 0)
+    # A single segment is what the scores were masked with.
+    for unseen in hidden if len(hidden) > 1 else (None,):
+        seen = weights if unseen is None else weights.masked_fill(unseen, 0)
         total += _product(seen, window_values)
     total = total[:, :, : rows * share]
     output = (total[..., :-1] / total[..., -1:]).view(groups, kv_heads, rows, share, size)
@@ -152,8 +153,8 @@ def _head_values(heads: Heads, weights: torch.Tensor, values: torch.Tensor) -> t
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _segments(bucket: Bucket, window: int | None, share: int) -> torch.Tensor:
-    """[segments, groups, 1, padded rows * share, slots]: the slots that each query sees; padding sees what row 0 sees."""
+def _hidden(bucket: Bucket, window: int | None, share: int) -> torch.Tensor:
+    """[segments, groups, 1, padded rows * share, slots]: slots that a query does not see; padding sees what row 0 sees."""
     segments = bucket.segments
     if window is not None:
         distance = bucket.positions[:, :, None] - bucket.slot_positions[:, None]
@@ -161,7 +162,7 @@ def _segments(bucket: Bucket, window: int | None, share: int) -> torch.Tensor:
         segments = segments & (distance < window)
     segments = segments.repeat_interleave(share, dim=2)
     padding = -segments.shape[2] % _ROW_MULTIPLE
-    return torch.cat([segments, segments[:, :, :1].expand(-1, -1, padding, -1)], dim=2)[:, :, None]
+    return ~torch.cat([segments, segments[:, :, :1].expand(-1, -1, padding, -1)], dim=2)[:, :, None]
 
 
 def _seen_in_heads(bucket: Bucket, window: int, share: int, padded: int) -> torch.Tensor:

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from services.machine import processor
 from services.verifier.config import TargetConfig
 from services.verifier.kv_pool import TILE
 from services.verifier.layout import MAX_NODES
@@ -119,21 +120,13 @@ def _about(target: TransformersTarget, config: TargetConfig, plan: _Plan) -> dic
     return {
         "model": hashlib.sha256(model.read_bytes()).hexdigest() if model.is_file() else config.model_path,
         "dtype": config.dtype,
-        "device": gpu or f"{platform.machine()} {_processor()} {os.cpu_count()}",
+        "device": gpu or f"{platform.machine()} {processor()} {os.cpu_count()}",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
         "rows": list(plan.rows),
         "context": plan.context,
         "longer": plan.longer,
     }
-
-
-def _processor() -> str:
-    """The processor's name; platform.processor() knows none on many a Linux."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return platform.processor()
 
 
 def _read(file: Path, about: dict[str, Any]) -> CostTable | None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
 
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
+from services.machine import cores
 from services.processors import build_pipeline
 from services.verifier import attention
 from services.verifier.config import TargetConfig
@@ -36,7 +36,7 @@ class TransformersTarget:
 
     def __init__(self, config: TargetConfig) -> None:
         # Said outright, since a cluster may have set OMP_NUM_THREADS to what it reserved rather than what there is.
-        torch.set_num_threads(config.threads or _cores())
+        torch.set_num_threads(config.threads or cores())
         attention.register()
         self._device = torch.device(config.device)
         self._model = _load(config)
@@ -118,12 +118,6 @@ class TransformersTarget:
             raise ConfigurationError(f"{name} cannot be served: {error}") from error
         finally:
             self.close(session)
-
-
-def _cores() -> int:
-    """Cores that this process may use."""
-    affinity = getattr(os, "sched_getaffinity", None)
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _wanted_rows(batch: Sequence[Rows]) -> tuple[list[int], list[int]]:
