@@ -20,8 +20,8 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from cluster.models import BUILT_IN, resolve
+from services.verifier.attention import MAX_NODES
 from services.verifier.config import TargetConfig
-from services.verifier.layout import MAX_NODES
 from services.verifier.target import TransformersTarget
 from speculation.ports import Rows
 

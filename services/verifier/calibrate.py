@@ -18,9 +18,9 @@ from typing import Any
 import torch
 
 from services.machine import processor
+from services.verifier.attention import MAX_NODES
 from services.verifier.config import TargetConfig
 from services.verifier.kv_pool import TILE
-from services.verifier.layout import MAX_NODES
 from services.verifier.target import TransformersTarget
 from speculation.costs import CostTable
 from speculation.ports import Rows
@@ -123,6 +123,7 @@ def _about(target: TransformersTarget, config: TargetConfig, plan: _Plan) -> dic
         "device": gpu or f"{platform.machine()} {processor()} {os.cpu_count()}",
         "threads": torch.get_num_threads(),
         "torch": torch.__version__,
+        "kernels": target.kernels,
         "rows": list(plan.rows),
         "context": plan.context,
         "longer": plan.longer,

@@ -14,8 +14,9 @@ TILE = 64
 class KVPool:
     """Tiles for every layer's keys and values.
 
-    ``keys`` is [layers, tiles, key-value heads, TILE, head size]; ``values`` is one wider, its last column always 1, so that
-    one product with the attention weights gives their weighted sum and their plain sum. Position p of a request lies in its
+    ``keys`` is [layers, tiles, key-value heads, head size, TILE]: a query's scores of a whole tile come out side by side.
+    ``values`` is [layers, tiles, key-value heads, TILE, head size + 1], its last column always 1, so that one product with
+    the attention weights gives their weighted sum and their plain sum. Position p of a request lies in its
     tile number p // TILE; tiles lie side by side where the pool has such a run, so that they can be read as a view.
     """
 
@@ -26,9 +27,9 @@ class KVPool:
         self.device = device
         # One tile more than requests can own takes what padding rows write; nobody is shown what it holds.
         self.padding_tile = self.total_tiles
-        shape = (layers, self.total_tiles + 1, heads, TILE)
-        self.keys = torch.zeros(*shape, head_size, dtype=dtype, device=device)
-        self.values = torch.zeros(*shape, head_size + 1, dtype=dtype, device=device)
+        shape = (layers, self.total_tiles + 1, heads)
+        self.keys = torch.zeros(*shape, head_size, TILE, dtype=dtype, device=device)
+        self.values = torch.zeros(*shape, TILE, head_size + 1, dtype=dtype, device=device)
         self.values[..., -1] = 1
         self._free = list(range(self.total_tiles))
         self._tiles: dict[str, list[int]] = {}
@@ -78,8 +79,8 @@ class KVPool:
             return
         from_tiles, from_offsets = self._places(owner, sources[offset:])
         to_tiles, to_offsets = self._places(owner, range(start + offset, start + len(sources)))
-        for pool in (self.keys, self.values):
-            pool[:, to_tiles, :, to_offsets] = pool[:, from_tiles, :, from_offsets]
+        self.keys[:, to_tiles, :, :, to_offsets] = self.keys[:, from_tiles, :, :, from_offsets]
+        self.values[:, to_tiles, :, to_offsets] = self.values[:, from_tiles, :, from_offsets]
 
     def _places(self, owner: str, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         tiles = self._tiles[owner]

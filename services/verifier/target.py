@@ -11,10 +11,12 @@ from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from services.machine import cores
 from services.processors import build_pipeline
 from services.verifier import attention
+from services.verifier.attention import MAX_NODES
 from services.verifier.config import TargetConfig
 from services.verifier.kv_pool import KVPool
-from services.verifier.layout import MAX_NODES, lay_out
-from services.verifier.packed_linear import pack_linears, packing_works
+from services.verifier.linears import best_linear, pack_linears
+from services.verifier.native import attention as native_attention
+from services.verifier.tiled_attention import TiledPass
 from speculation.acceptance import stop_token_ids
 from speculation.choose import LogitsPipeline
 from speculation.errors import ConfigurationError
@@ -23,7 +25,7 @@ from speculation.types import SamplingParams
 
 log = logging.getLogger(__name__)
 
-# With a single row, matrix products take another path through the libraries, with other rounding: see packed_linear.
+# With a single row, torch's matrix products take another path, with other rounding.
 _MIN_ROWS = 2
 
 
@@ -40,6 +42,7 @@ class TransformersTarget:
         attention.register()
         self._device = torch.device(config.device)
         self._model = _load(config)
+        self._min_rows = _pack(self._model, config)
         model_config = self._model.config.get_text_config()
         _refuse_unsupported(model_config)
         self.vocab_size: int = model_config.vocab_size
@@ -56,12 +59,18 @@ class TransformersTarget:
             dtype=self._model.dtype,
             device=self._device,
         )
+        self._kernel = native_attention.kernel_for(self._pool, model_config.num_attention_heads)
         self._probe()
 
     @property
     def device(self) -> torch.device:
         """Where the model is."""
         return self._device
+
+    @property
+    def kernels(self) -> str:
+        """Whose arithmetic: ``native`` or ``torch``."""
+        return "torch" if self._kernel is None else "native"
 
     @property
     def pool(self) -> KVPool:
@@ -82,13 +91,17 @@ class TransformersTarget:
 
     @torch.inference_mode()
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
-        """See ``Target``."""
+        """See ``Target``.
+
+        Raises:
+            ValueError: a tree has more than ``MAX_NODES`` nodes.
+        """
         tokens = [token for rows in batch for token in rows.tokens]
-        padding = max(0, _MIN_ROWS - len(tokens))
-        layout = lay_out(self._pool, batch, padding)
+        padding = max(0, self._min_rows - len(tokens))
+        layout = self._lay_out(batch, padding)
         wanted, counts = _wanted_rows(batch)
-        # One row more than asked for keeps the output layer at two rows or more as well.
-        kept = wanted + [len(tokens) + padding - 1] * max(0, _MIN_ROWS - len(wanted))
+        # As many rows as a layer may get, in the output layer as well.
+        kept = wanted + [len(tokens) + padding - 1] * max(0, self._min_rows - len(wanted))
         logits = self._model(
             input_ids=torch.tensor([tokens + [0] * padding], device=self._device),
             position_ids=layout.positions[None],
@@ -97,6 +110,14 @@ class TransformersTarget:
             outrider_pass=layout,
         ).logits[0, : len(wanted)]
         return list(logits.float().cpu().split(counts))
+
+    def _lay_out(self, batch: Sequence[Rows], padding: int) -> attention.Pass:
+        largest = max(len(rows.parents) for rows in batch)
+        if largest > MAX_NODES:
+            raise ValueError(f"a tree of {largest} nodes: at most {MAX_NODES}")
+        if self._kernel is not None:
+            return native_attention.lay_out(self._kernel, self._pool, batch, padding)
+        return TiledPass(self._pool, batch, padding)
 
     def pipeline(self, params: SamplingParams, prompt_length: int) -> LogitsPipeline | None:
         """See ``Target``."""
@@ -110,7 +131,7 @@ class TransformersTarget:
         try:
             self.forward([Rows(session_id=session, context=0, tokens=tuple(range(1, rows + 1)), parents=(-1, -1), logits=1)])
             if not bool(
-                self._pool.keys[:, self._pool.tiles_of(session)[0], :, : rows - 1].abs().sum(dim=(1, 2, 3)).gt(0).all()
+                self._pool.keys[:, self._pool.tiles_of(session)[0], :, :, : rows - 1].abs().sum(dim=(1, 2, 3)).gt(0).all()
             ):
                 raise NotImplementedError("its attention layers do not call transformers' attention interface")
         except Exception as error:
@@ -144,9 +165,16 @@ def _load(config: TargetConfig) -> PreTrainedModel:
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot load the model at {config.model_path}: {error}") from error
     model.eval().requires_grad_(False).to(config.device)
-    if config.device == "cpu" and config.dtype == "float32" and packing_works():
-        log.info("packed %d linear layers", pack_linears(model))
     return model
+
+
+def _pack(model: PreTrainedModel, config: TargetConfig) -> int:
+    """Put faster linear layers in; returns how few rows a pass may have."""
+    if config.device == "cpu" and config.dtype == "float32" and (best := best_linear()) is not None:
+        make, min_rows = best
+        log.info("packed %d linear layers", pack_linears(model, make))
+        return min_rows
+    return _MIN_ROWS
 
 
 def _eos_token_ids(model_path: str, model_config: object) -> frozenset[int]:

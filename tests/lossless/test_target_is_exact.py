@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from services.verifier import linears
+from services.verifier.attention import MAX_NODES
 from services.verifier.config import TargetConfig
 from services.verifier.kv_pool import TILE
-from services.verifier.layout import MAX_NODES
+from services.verifier.native import attention as native_attention
 from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from speculation.ports import Rows
@@ -21,9 +25,23 @@ from tests.tiny import make_tiny_model
 LENGTH = 200
 
 
+@pytest.fixture(scope="module", params=["native", "torch"], autouse=True)
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """With our own kernels, which need a C compiler, and without."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "torch":
+            for module in (native_attention, linears):
+                patch.setattr(module, "library", lambda: None)
+        elif shutil.which("cc") is None:
+            pytest.skip("no C compiler here")
+        yield request.param
+
+
 @pytest.fixture(scope="module")
-def target(tiny_model: Path) -> TransformersTarget:
-    return TransformersTarget(TargetConfig(model_path=str(tiny_model), kv_cache_tokens=2048, max_model_len=512))
+def target(tiny_model: Path, kernels: str) -> TransformersTarget:
+    made = TransformersTarget(TargetConfig(model_path=str(tiny_model), kv_cache_tokens=2048, max_model_len=512))
+    assert made.kernels == kernels
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -228,6 +246,13 @@ def test_sliding_window(tmp_path: Path) -> None:
         reference = model(torch.tensor([text])).logits[0]
     assert torch.allclose(logits, reference, atol=2e-4)
     assert torch.equal(target.forward([chunk("a", 149, text[149:])])[0][0], logits[149])
+    for start in (60, 125, 140):
+        tokens, parents, path = tree_around(text, start + 1, source, 300)
+        nodes = (text[start], *tokens)
+        rows = Rows(session_id="a", context=start, tokens=nodes, parents=tuple(parents), logits=len(nodes))
+        checked = target.forward([rows])[0][[0, *(node + 1 for node in path)]]
+        assert torch.equal(checked, logits[start : start + 5]), start
+        target.forward([chunk("a", start, text[start : start + 10], 0)])
 
 
 def test_models_that_cannot_be_served_are_refused_at_start(tmp_path: Path) -> None:

@@ -1,18 +1,25 @@
-"""Linear layers whose weights are packed once, in oneDNN's own layout.
+"""Linear layers whose weights are packed once, when the model is loaded: by our own kernels, or else in oneDNN's layout.
 
 Two gains on a CPU. Speed: torch's default repacks the weights at every call, which makes 2 to 16 rows cost twice what one
-row costs. Exactness: with two rows or more, a row's result does not depend, bit for bit, on how many other rows share the
-pass, so a token checked in a tree sees the very numbers that it would have seen alone (docs/log.md, 2026-11-21).
+row costs. Exactness: a row's result does not depend, bit for bit, on how many other rows share the pass, so a token checked
+in a tree sees the very numbers that it would have seen alone (docs/log.md, 2026-11-21).
 
 Layers that are asked the same thing one after the other (query, key and value; gate and up) share one product.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+
+from services.verifier.native.library import library
+from services.verifier.native.linear import NativeLinear
+
+# From weight and bias.
+MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
 
 # Row count that the packed layout is laid out for; any number of rows works.
 _TYPICAL_ROWS = 16
@@ -21,7 +28,7 @@ _TYPICAL_ROWS = 16
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
-class PackedLinear(nn.Module):
+class OneDnnLinear(nn.Module):
     """Drop-in for ``nn.Linear`` in inference: float32, CPU. Needs two rows or more for row-exact results."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
@@ -39,14 +46,14 @@ class PackedLinear(nn.Module):
 class _Shared:
     """One product for several layers; remembers it from the first of them to the last."""
 
-    def __init__(self, linears: Sequence[nn.Linear]) -> None:
+    def __init__(self, linears: Sequence[nn.Linear], make: MakeLinear) -> None:
         self.sizes = [linear.out_features for linear in linears]
         bias = None
         if any(linear.bias is not None for linear in linears):
             bias = torch.cat(
                 [torch.zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears]
             )
-        self._packed = PackedLinear(torch.cat([linear.weight for linear in linears]), bias)
+        self._packed = make(torch.cat([linear.weight for linear in linears]), bias)
         self._input: torch.Tensor | None = None
         self._results: tuple[torch.Tensor, ...] = ()
 
@@ -74,31 +81,37 @@ class SharedLinear(nn.Module):
         return self._shared.result(rows, self._index)
 
 
-def packing_works() -> bool:
-    """Whether this build of torch can pack weights."""
+def best_linear() -> tuple[MakeLinear, int] | None:
+    """What makes the fastest layers for float32 on this CPU, and how few rows they may get; None: nothing beats torch's."""
+    kernels = library()
+    if kernels is not None:
+        return functools.partial(NativeLinear, kernels), 1
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    return available and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if available and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        # With a single row oneDNN takes another kernel, with other rounding.
+        return OneDnnLinear, 2
+    return None
 
 
-def pack_linears(model: nn.Module) -> int:
+def pack_linears(model: nn.Module, make: MakeLinear) -> int:
     """Replace every ``nn.Linear`` below ``model``; returns how many."""
     replaced = 0
     for parent in list(model.modules()):
         for names in _SIBLINGS:
-            replaced += _share(parent, names)
+            replaced += _share(parent, names, make)
         for name, child in list(parent.named_children()):
             if type(child) is nn.Linear:
-                setattr(parent, name, PackedLinear(child.weight, child.bias))
+                setattr(parent, name, make(child.weight, child.bias))
                 replaced += 1
     return replaced
 
 
-def _share(parent: nn.Module, names: Sequence[str]) -> int:
+def _share(parent: nn.Module, names: Sequence[str], make: MakeLinear) -> int:
     linears = [getattr(parent, name, None) for name in names]
     found = [linear for linear in linears if type(linear) is nn.Linear]
     if len(found) < len(names) or len({linear.in_features for linear in found}) > 1:
         return 0
-    shared = _Shared(found)
+    shared = _Shared(found, make)
     for index, (name, linear) in enumerate(zip(names, found, strict=True)):
         setattr(parent, name, SharedLinear(shared, index, linear.in_features))
     return len(found)

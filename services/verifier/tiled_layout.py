@@ -17,7 +17,7 @@ there are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
@@ -27,10 +27,6 @@ from numpy.typing import NDArray
 from services.verifier.kv_pool import TILE, KVPool
 from speculation.ports import Rows
 from speculation.tree import ROOT
-
-# Most nodes of one request's tree. Up to 192 terms a matrix product adds strictly from the first to the last on the CPUs
-# that we know; a window is a tile and the tree behind it.
-MAX_NODES = 128
 
 Index = slice | torch.Tensor
 
@@ -73,8 +69,8 @@ class Bucket:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Pass:
-    """What one forward pass needs besides its token ids.
+class Layout:
+    """Where the rows of one forward pass lie.
 
     Attributes:
         positions: [rows], of each row in its own request.
@@ -88,8 +84,6 @@ class Pass:
     offsets: torch.Tensor
     buckets: tuple[Bucket, ...]
     source: torch.Tensor
-    # What the first layer has worked out for the others: masks, by bucket and sliding window.
-    masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -106,19 +100,13 @@ class _Group:
     slot_positions: NDArray[np.int64]
 
 
-def lay_out(pool: KVPool, batch: Sequence[Rows], padding: int) -> Pass:
-    """Lay out ``batch``, followed by ``padding`` rows that belong to nobody.
-
-    Raises:
-        ValueError: a tree has more than ``MAX_NODES`` nodes.
-    """
+def lay_out(pool: KVPool, batch: Sequence[Rows], padding: int) -> Layout:
+    """Lay out ``batch``, followed by ``padding`` rows that belong to nobody."""
     positions: list[int] = []
     tiles: list[int] = []
     offsets: list[int] = []
     groups: list[_Group] = []
     for rows in batch:
-        if len(rows.parents) > MAX_NODES:
-            raise ValueError(f"a tree of {len(rows.parents)} nodes: at most {MAX_NODES}")
         owned = pool.tiles_of(rows.session_id)
         own_positions = _positions(rows)
         groups += _groups(rows, own_positions, owned, len(positions))
@@ -128,7 +116,7 @@ def lay_out(pool: KVPool, batch: Sequence[Rows], padding: int) -> Pass:
         positions += own_positions
     buckets, source = _buckets(pool, groups, len(positions) + padding)
     device = pool.device
-    return Pass(
+    return Layout(
         pool=pool,
         positions=torch.tensor(positions + [0] * padding, device=device),
         tiles=torch.tensor(tiles + [pool.padding_tile] * padding, device=device),

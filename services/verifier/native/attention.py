@@ -1,0 +1,158 @@
+"""Tree attention on a CPU by a kernel of our own; see tree_attention.c."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+
+from services.verifier.kv_pool import TILE, KVPool
+from services.verifier.native.library import library
+from speculation.ports import Rows
+from speculation.tree import ROOT
+
+# As in the source.
+_LANES = 16
+_LARGEST_HEAD = 512
+# Queries (a row under one head) that share what is read of a tile. More need more memory than a core's own cache has.
+_BLOCK_QUERIES = 24
+
+_INTEGERS = ("rows", "heads", "kv_heads", "size", "value_width", "blocks", "slots", "scratch_per_thread")
+_ARRAYS = ("tiles", "row_tiles", "own_slot", "position", "straight", "path", "row_path", "block_rows", "scratch")
+_STRIDES = ("query_head", "query_row", "key_head", "key_row", "value_head", "value_row")
+
+
+class _Layout(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in _INTEGERS] + [(name, ctypes.c_void_p) for name in _ARRAYS]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("query", "key", "value")],
+        *[(name, ctypes.c_int64) for name in _STRIDES],
+        *[(name, ctypes.c_void_p) for name in ("keys", "values", "out")],
+        ("scale", ctypes.c_float),
+        ("window", ctypes.c_int64),
+    ]
+
+
+class Kernel:
+    """The compiled kernel, for one model's heads."""
+
+    def __init__(self, library: ctypes.CDLL, heads: int) -> None:
+        self.heads = heads
+        self.attend = library.outrider_attend
+        self.attend.argtypes = [ctypes.POINTER(_Layout), ctypes.POINTER(_Layer)]
+        self.attend.restype = None
+
+
+def kernel_for(pool: KVPool, heads: int) -> Kernel | None:
+    """The kernel for a model with so many query heads; None where it cannot be had."""
+    size = pool.keys.shape[3]
+    if pool.device.type != "cpu" or pool.keys.dtype != torch.float32 or size % _LANES or size > _LARGEST_HEAD:
+        return None
+    kernels = library()
+    return None if kernels is None else Kernel(kernels, heads)
+
+
+@dataclass(kw_only=True, slots=True)
+class NativePass:
+    """What one forward pass needs besides its token ids; implements ``attention.Pass``.
+
+    Attributes:
+        positions: [rows], of each row in its own request.
+    """
+
+    kernel: Kernel
+    pool: KVPool
+    positions: torch.Tensor
+    layout: _Layout
+    # What ``layout`` points to.
+    held: list[torch.Tensor] = field(default_factory=list)
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
+    ) -> torch.Tensor:
+        """See ``attention.Pass``."""
+        query, key, value = (_rows_whole(tensor) for tensor in (query, key, value))
+        out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
+        strides = [stride for tensor in (query, key, value) for stride in tensor.stride()[:2]]
+        arguments = _Layer(
+            query.data_ptr(), key.data_ptr(), value.data_ptr(),
+            *strides,
+            self.pool.keys[layer].data_ptr(), self.pool.values[layer].data_ptr(), out.data_ptr(),
+            scale, window or 0,
+        )  # fmt: skip
+        self.kernel.attend(self.layout, arguments)
+        return out
+
+
+def _rows_whole(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor if tensor.stride(2) == 1 else tensor.contiguous()
+
+
+def lay_out(kernel: Kernel, pool: KVPool, batch: Sequence[Rows], padding: int) -> NativePass:
+    """Lay out ``batch``, followed by ``padding`` rows that belong to nobody."""
+    tables = _Tables()
+    for rows in batch:
+        tables.add(rows, pool.tiles_of(rows.session_id))
+    for _ in range(padding):
+        tables.add(Rows(session_id="", context=0, tokens=(0,), logits=0), [pool.padding_tile])
+    _, _, kv_heads, size, _ = pool.keys.shape
+    block_rows = tables.block_rows(max(1, _BLOCK_QUERIES * kv_heads // kernel.heads))
+    slots = (max(tables.own_slot) // TILE + 1) * TILE
+    queries = max(b - a for a, b in pairwise(block_rows)) * kernel.heads // kv_heads
+    per_thread = queries * (slots + 2 * size + 1)
+    arrays = [
+        torch.tensor(numbers, dtype=torch.int64)
+        for numbers in (
+            tables.tiles, tables.row_tiles, tables.own_slot, tables.position, tables.straight, tables.path, tables.row_path,
+            block_rows,
+        )
+    ]  # fmt: skip
+    arrays.append(torch.empty(torch.get_num_threads() * per_thread))
+    width = pool.values.shape[-1]
+    integers = (len(tables.position), kernel.heads, kv_heads, size, width, len(block_rows) - 1, slots, per_thread)
+    layout = _Layout(*integers, *[array.data_ptr() for array in arrays])
+    return NativePass(kernel=kernel, pool=pool, positions=arrays[3], layout=layout, held=arrays)
+
+
+class _Tables:
+    """The kernel's tables, as they grow; names as in the source."""
+
+    def __init__(self) -> None:
+        self.tiles: list[int] = []
+        self.row_tiles: list[int] = []
+        self.own_slot: list[int] = []
+        self.position: list[int] = []
+        self.straight: list[int] = []
+        self.path: list[int] = []
+        self.row_path: list[int] = []
+        self._requests: list[int] = []
+
+    def add(self, rows: Rows, owned: list[int]) -> None:
+        """One request's rows."""
+        self._requests.append(len(self.position))
+        count, end = len(rows.tokens), rows.context + rows.chain
+        self.row_tiles += [len(self.tiles)] * count
+        # As far as the rows reach: a request may own many more.
+        self.tiles += owned[: (rows.context + count - 1) // TILE + 1]
+        self.own_slot += range(rows.context, rows.context + count)
+        self.position += range(rows.context, end)
+        self.straight += [end] * count
+        self.row_path += [len(self.path)] * rows.chain
+        paths: list[tuple[int, ...]] = []
+        for node, parent in enumerate(rows.parents):
+            paths.append((*(() if parent == ROOT else paths[parent]), end + node))
+            self.row_path.append(len(self.path))
+            self.path += paths[-1]
+            self.position.append(end + len(paths[-1]) - 1)
+
+    def block_rows(self, most: int) -> list[int]:
+        """Where blocks of at most ``most`` neighbouring rows of one request begin, and where the last one ends."""
+        ends = [*self._requests[1:], len(self.position)]
+        starts = [row for start, end in zip(self._requests, ends, strict=True) for row in range(start, end, most)]
+        return [*starts, len(self.position)]

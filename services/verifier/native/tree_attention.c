@@ -1,0 +1,228 @@
+/* Tree attention over the key-value pool: float32, one layer, every core of the caller's OpenMP team.
+ *
+ * Why in C: between its matrix products, a pass over one token spends as long on dispatching small torch operations as on
+ * reading the keys, and a pass over many requests copies their tiles together before each product (docs/log.md).
+ *
+ * Exactness: whatever a row's answer is summed up from is added strictly in the order of positions, by fused multiply-adds,
+ * one element at a time. How rows are grouped into blocks, passes or threads changes no bit. A tree's nodes lie behind the
+ * committed tokens in any order; a node's ancestors are brought into the order of their positions first.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+enum { TILE = 64, LANES = 16, QUERIES = 4, LARGEST_HEAD = 512, LONGEST_PATH = 256 };
+
+typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
+typedef int32_t ivec __attribute__((vector_size(LANES * sizeof(int32_t)), aligned(4)));
+
+/* What all layers of a pass share; mirrored by attention.py. Rows of one request are neighbours; a block is some of them. */
+struct layout {
+    int64_t rows, heads, kv_heads, size, value_width, blocks, slots, scratch_per_thread;
+    const int64_t *tiles;       /* tile numbers of all requests, one request after the other */
+    const int64_t *row_tiles;   /* [rows] where the row's request begins in tiles */
+    const int64_t *own_slot;    /* [rows] where the row's own key goes */
+    const int64_t *position;    /* [rows] */
+    const int64_t *straight;    /* [rows] below it, positions are slots */
+    const int64_t *path;        /* slots of ancestors and selves at positions from straight on */
+    const int64_t *row_path;    /* [rows] where the row begins in path */
+    const int64_t *block_rows;  /* [blocks + 1] */
+    float *scratch;             /* [threads, scratch_per_thread] */
+};
+
+/* One layer's tensors: query [heads, rows, size], key and value [kv heads, rows, size], by strides; out [rows, heads, size]. */
+struct layer {
+    const float *query, *key, *value;
+    int64_t query_head, query_row, key_head, key_row, value_head, value_row;
+    float *keys;   /* [tiles, kv heads, size, TILE] */
+    float *values; /* [tiles, kv heads, TILE, value_width] */
+    float *out;
+    float scale;
+    int64_t window; /* 0: none */
+};
+
+int omp_get_thread_num(void);
+
+/* c[q][at..] += sum over k of a[q][k] * b[k][at..], in the order of k. Inlined with constant `count` and `vecs`. */
+static inline __attribute__((always_inline)) void multiply_some(int count, int vecs, const float *a, int64_t lda,
+                                                                const float *const *b, int64_t depth, float *c,
+                                                                int64_t ldc, int64_t at) {
+    vec sum[QUERIES][2];
+    for (int q = 0; q < count; q++)
+        for (int v = 0; v < vecs; v++) sum[q][v] = *(const vec *)(c + q * ldc + at + v * LANES);
+    for (int64_t k = 0; k < depth; k++)
+        for (int q = 0; q < count; q++)
+            for (int v = 0; v < vecs; v++) sum[q][v] += a[q * lda + k] * *(const vec *)(b[k] + at + v * LANES);
+    for (int q = 0; q < count; q++)
+        for (int v = 0; v < vecs; v++) *(vec *)(c + q * ldc + at + v * LANES) = sum[q][v];
+}
+
+/* The same for any count of rows and any width that is a multiple of LANES. */
+static void multiply(int64_t count, const float *a, int64_t lda, const float *const *b, int64_t depth, float *c,
+                     int64_t ldc, int64_t width) {
+    for (int64_t q = 0; q < count; q += QUERIES, a += QUERIES * lda, c += QUERIES * ldc) {
+        int64_t at = 0;
+        for (; at + 2 * LANES <= width; at += 2 * LANES) switch (count - q) {
+                case 1: multiply_some(1, 2, a, lda, b, depth, c, ldc, at); break;
+                case 2: multiply_some(2, 2, a, lda, b, depth, c, ldc, at); break;
+                case 3: multiply_some(3, 2, a, lda, b, depth, c, ldc, at); break;
+                default: multiply_some(QUERIES, 2, a, lda, b, depth, c, ldc, at);
+            }
+        for (; at < width; at += LANES)
+            for (int row = 0; row < QUERIES && row < count - q; row++)
+                multiply_some(1, 1, a + row * lda, lda, b, depth, c + row * ldc, ldc, at);
+    }
+}
+
+/* e^x for x <= 0, to about 1 unit in the last place (Cephes' polynomial); 0 below -87. */
+static vec exponential(vec x) {
+    const vec zero = {0}, low = zero - 87.0f;
+    ivec small = x < low;
+    x = (vec)((small & (ivec)low) | (~small & (ivec)x));
+    ivec n = __builtin_convertvector(x * 1.44269504088896341f - 0.5f, ivec);
+    vec whole = __builtin_convertvector(n, vec);
+    vec r = x - whole * 0.693359375f;
+    r = r - whole * -2.12194440e-4f;
+    vec y = zero + 1.9875691500e-4f;
+    y = y * r + 1.3981999507e-3f;
+    y = y * r + 8.3334519073e-3f;
+    y = y * r + 4.1665795894e-2f;
+    y = y * r + 1.6666665459e-1f;
+    y = y * r + 5.0000001201e-1f;
+    y = y * r * r + r + 1.0f;
+    y = y * (vec)((n + 127) << 23);
+    return (vec)(~small & (ivec)y);
+}
+
+/* Scores of a row under one head, by slot, become weights, by position; what it does not see gets 0. Returns their sum.
+ * All run over [begin, end), multiples of TILE; the row sees [from, position]. */
+static float weigh(float *scores, int64_t begin, int64_t from, int64_t position, int64_t end, int64_t straight,
+                   const int64_t *path) {
+    float moved[LONGEST_PATH];
+    for (int64_t p = straight; p <= position; p++) moved[p - straight] = scores[path[p - straight]];
+    for (int64_t p = straight; p <= position; p++) scores[p] = moved[p - straight];
+    for (int64_t p = begin; p < from; p++) scores[p] = -INFINITY;
+    for (int64_t p = position + 1; p < end; p++) scores[p] = -INFINITY;
+    float top = scores[from];
+    for (int64_t p = from; p <= position; p++) top = scores[p] > top ? scores[p] : top;
+    vec sums = {0};
+    for (int64_t p = begin; p < end; p += LANES) {
+        vec weights = exponential(*(const vec *)(scores + p) - top);
+        *(vec *)(scores + p) = weights;
+        sums += weights;
+    }
+    float sum = 0;
+    for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
+    return sum;
+}
+
+static void store(const struct layout *pass, const struct layer *layer, int64_t row, int64_t head) {
+    int64_t slot = pass->own_slot[row], size = pass->size;
+    int64_t tile = pass->tiles[pass->row_tiles[row] + slot / TILE] * pass->kv_heads + head;
+    const float *key = layer->key + head * layer->key_head + row * layer->key_row;
+    const float *value = layer->value + head * layer->value_head + row * layer->value_row;
+    float *column = layer->keys + tile * size * TILE + slot % TILE;
+    for (int64_t d = 0; d < size; d++) column[d * TILE] = key[d];
+    memcpy(layer->values + (tile * TILE + slot % TILE) * pass->value_width, value, (size_t)size * sizeof(float));
+}
+
+/* First position that a row sees. */
+static int64_t first_seen(const struct layer *layer, int64_t position) {
+    return layer->window && position >= layer->window ? position - layer->window + 1 : 0;
+}
+
+/* A block's share of the scratch memory, all of it by query: a row under one head. */
+struct block {
+    int64_t first, count, share, queries, begin, end; /* rows; tiles that any of them sees or owns a slot in */
+    const int64_t *tiles;
+    float *scores, *query, *sums, *totals;
+};
+
+static struct block open_block(const struct layout *pass, const struct layer *layer, int64_t number, int64_t head,
+                               float *scratch) {
+    struct block block = {.first = pass->block_rows[number], .begin = INT64_MAX, .scores = scratch};
+    block.count = pass->block_rows[number + 1] - block.first;
+    block.share = pass->heads / pass->kv_heads;
+    block.queries = block.count * block.share;
+    block.tiles = pass->tiles + pass->row_tiles[block.first];
+    block.query = block.scores + block.queries * pass->slots;
+    block.sums = block.query + block.queries * pass->size;
+    block.totals = block.sums + block.queries * pass->size;
+    memset(block.sums, 0, (size_t)(block.queries * pass->size) * sizeof(float));
+    for (int64_t r = 0; r < block.count; r++) {
+        int64_t row = block.first + r, begin = first_seen(layer, pass->position[row]) / TILE;
+        int64_t end = pass->own_slot[row] / TILE + 1;
+        if (begin < block.begin) block.begin = begin;
+        if (end > block.end) block.end = end;
+        for (int64_t h = 0; h < block.share; h++) {
+            const float *own = layer->query + (head * block.share + h) * layer->query_head + row * layer->query_row;
+            float *scaled = block.query + (r * block.share + h) * pass->size;
+            for (int64_t d = 0; d < pass->size; d++) scaled[d] = own[d] * layer->scale;
+        }
+    }
+    return block;
+}
+
+/* Where a tile's values lie for a row, by position. Returns 1 if any lies elsewhere than at its position's slot. */
+static int value_lines(const struct layout *pass, const struct layer *layer, const struct block *block, int64_t row,
+                       int64_t head, int64_t tile, const float **lines) {
+    int64_t position = pass->position[row], straight = pass->straight[row], begin = tile * TILE, end = begin + TILE;
+    const int64_t *path = pass->path + pass->row_path[row];
+    const float *values = layer->values + (block->tiles[tile] * pass->kv_heads + head) * TILE * pass->value_width;
+    for (int64_t p = 0; p < TILE; p++) lines[p] = values + p * pass->value_width;
+    if (position < straight || end <= straight) return 0;
+    for (int64_t p = straight > begin ? straight : begin; p < end && p <= position; p++) {
+        int64_t slot = path[p - straight], at = block->tiles[slot / TILE] * pass->kv_heads + head;
+        lines[p - begin] = layer->values + (at * TILE + slot % TILE) * pass->value_width;
+    }
+    return 1;
+}
+
+/* A block's rows under the query heads that share the key-value head `head`. */
+static void attend_block(const struct layout *pass, const struct layer *layer, int64_t number, int64_t head, float *scratch) {
+    const struct block block = open_block(pass, layer, number, head, scratch);
+    const int64_t size = pass->size, slots = pass->slots, share = block.share;
+    const float *lines[LARGEST_HEAD];
+    for (int64_t tile = block.begin; tile < block.end; tile++) {
+        float *scores = block.scores + tile * TILE;
+        for (int64_t d = 0; d < size; d++)
+            lines[d] = layer->keys + ((block.tiles[tile] * pass->kv_heads + head) * size + d) * TILE;
+        for (int64_t q = 0; q < block.queries; q++) memset(scores + q * slots, 0, TILE * sizeof(float));
+        multiply(block.queries, block.query, size, lines, size, scores, slots, TILE);
+    }
+    for (int64_t q = 0; q < block.queries; q++) {
+        int64_t row = block.first + q / share, position = pass->position[row];
+        block.totals[q] = weigh(block.scores + q * slots, block.begin * TILE, first_seen(layer, position), position,
+                                block.end * TILE, pass->straight[row], pass->path + pass->row_path[row]);
+    }
+    for (int64_t tile = block.begin; tile < block.end; tile++) {
+        /* Rows whose values lie straight share a product. */
+        for (int64_t r = 0, rows; r < block.count; r += rows) {
+            const float *others[TILE];
+            int moved = value_lines(pass, layer, &block, block.first + r, head, tile, lines);
+            for (rows = 1; !moved && r + rows < block.count; rows++)
+                if (value_lines(pass, layer, &block, block.first + r + rows, head, tile, others)) break;
+            multiply(rows * share, block.scores + r * share * slots + tile * TILE, slots, lines, TILE,
+                     block.sums + r * share * size, size, size);
+        }
+    }
+    for (int64_t q = 0; q < block.queries; q++) {
+        float *out = layer->out + ((block.first + q / share) * pass->heads + head * share + q % share) * size;
+        for (int64_t d = 0; d < size; d++) out[d] = block.sums[q * size + d] / block.totals[q];
+    }
+}
+
+/* Store the rows' keys and values, then let every row attend. */
+void outrider_attend(const struct layout *pass, const struct layer *layer) {
+#pragma omp parallel
+    {
+#pragma omp for collapse(2)
+        for (int64_t row = 0; row < pass->rows; row++)
+            for (int64_t head = 0; head < pass->kv_heads; head++) store(pass, layer, row, head);
+        float *scratch = pass->scratch + omp_get_thread_num() * pass->scratch_per_thread;
+#pragma omp for collapse(2) schedule(dynamic)
+        for (int64_t block = 0; block < pass->blocks; block++)
+            for (int64_t head = 0; head < pass->kv_heads; head++) attend_block(pass, layer, block, head, scratch);
+    }
+}
+
