@@ -42,11 +42,12 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
         ConfigurationError: the settings or the model do not work; says why.
     """
     # These bring torch and transformers: whoever only reads settings, or drafts, starts much faster without.
+    from cluster.stages import launch_child
     from services.router.service import RouterService
     from services.verifier.service import VerifierService
 
     drafter = DrafterService(drafter_config(settings))
-    verifier = VerifierService(verifier_config(settings, model), InProcessDraftLink(drafter))
+    verifier = VerifierService(verifier_config(settings, model), InProcessDraftLink(drafter), launch_child)
     router = RouterService(router_config(settings, model), InProcessVerifierLink(verifier))
     await verifier.start()
     try:
@@ -87,6 +88,9 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
             kv_cache_tokens=verifier.kv_cache_tokens,
             max_model_len=verifier.max_model_len,
             threads=verifier.threads,
+            enable_prefix_caching=verifier.enable_prefix_caching,
+            stages=verifier.stages,
+            stage_host=verifier.stage_host,
         ),
         loop=LoopConfig(
             max_num_seqs=verifier.max_num_seqs,

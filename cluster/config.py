@@ -39,6 +39,11 @@ class Placed(_Section):
     num_cpus: float = Field(0.25, ge=0, description="cores that Ray sets aside for each")
     num_gpus: float = Field(0, ge=0, description="GPUs that Ray sets aside for each")
 
+    @property
+    def processes(self) -> int:
+        """Of each replica; each gets its cores and GPUs."""
+        return 1
+
 
 class ServerSettings(_Section):
     """The public gRPC server."""
@@ -70,6 +75,11 @@ class VerifierSettings(Placed):
     kv_cache_tokens: int = Field(_TARGET.kv_cache_tokens, ge=64)
     max_model_len: int | None = Field(_TARGET.max_model_len, ge=2)
     threads: int | None = Field(_TARGET.threads, ge=1)
+    enable_prefix_caching: bool = Field(
+        _TARGET.enable_prefix_caching, description="requests of one API key share the cache of what they begin with"
+    )
+    stages: int = Field(_TARGET.stages, ge=1, description="processes that the model's layers are split over")
+    stage_host: str = Field(_TARGET.stage_host, description="address of the interface on which the stages find each other")
     max_num_seqs: int = Field(_LOOP.max_num_seqs, ge=1)
     max_waiting: int = Field(_LOOP.max_waiting, ge=0)
     max_batched_tokens: int = Field(_LOOP.max_batched_tokens, ge=1)
@@ -84,6 +94,11 @@ class VerifierSettings(Placed):
         le=60,
         description="seconds that prompts may stretch a step to while others are decoded (budget: measured)",
     )
+
+    @property
+    def processes(self) -> int:
+        """See ``Placed``."""
+        return self.stages
 
 
 class DrafterSettings(Placed):

@@ -18,6 +18,7 @@ from ray import serve
 from ray.exceptions import RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
+from ray.util import get_current_placement_group
 
 from cluster import build
 from cluster.config import Placed, Settings
@@ -72,7 +73,14 @@ class VerifierDeployment(_Process):
         from services.verifier.service import VerifierService
 
         link = GrpcDraftLink(resolve, settings.internal_token)
-        self._verifier = VerifierService(build.verifier_config(settings, model), link)
+        config = build.verifier_config(settings, model)
+        own = settings.verifier
+        launch = None
+        if own.stages > 1:
+            from cluster.stages import launcher_in
+
+            launch = launcher_in(get_current_placement_group(), num_cpus=own.num_cpus, num_gpus=own.num_gpus)
+        self._verifier = VerifierService(config, link, launch)
         await self._verifier.start()
 
     async def generate(self, request: bytes) -> AsyncGenerator[bytes, None]:
@@ -184,4 +192,9 @@ def application(settings: Settings, model: ResolvedModel) -> serve.Application:
 
 def _placed(deployment: Any, component: Placed) -> serve.Deployment:
     resources = {"num_cpus": component.num_cpus, "num_gpus": component.num_gpus}
-    return cast(serve.Deployment, deployment.options(num_replicas=component.replicas, ray_actor_options=resources))
+    options: dict[str, Any] = {"num_replicas": component.replicas, "ray_actor_options": resources}
+    if component.processes > 1:
+        bundle = {"CPU": component.num_cpus, "GPU": component.num_gpus}
+        bundles = [{name: amount for name, amount in bundle.items() if amount}] * component.processes
+        options |= {"placement_group_bundles": bundles, "placement_group_strategy": "PACK"}
+    return cast(serve.Deployment, deployment.options(**options))

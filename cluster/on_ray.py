@@ -84,11 +84,11 @@ def _check_resources(settings: Settings, available: Mapping[str, float]) -> None
     """
     components = (settings.router, settings.drafter, settings.verifier)
     for name, wanted in (
-        ("CPU", sum(component.num_cpus * component.replicas for component in components)),
-        ("GPU", sum(component.num_gpus * component.replicas for component in components)),
+        ("CPU", sum(component.num_cpus * component.processes * component.replicas for component in components)),
+        ("GPU", sum(component.num_gpus * component.processes * component.replicas for component in components)),
     ):
         if wanted > available.get(name, 0):
             raise ConfigurationError(
                 f"the components ask for {wanted:g} {name}s, but Ray has {available.get(name, 0):g}; "
-                f"lower num_{name.lower()}s or replicas of router, drafter or verifier"
+                f"lower num_{name.lower()}s, replicas or stages of router, drafter or verifier"
             )

@@ -84,13 +84,13 @@ def load_of(parts: Sequence[Part]) -> Load:
     )
 
 
-def run_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
-    """Forward and verify; runs in the target's thread and touches only the target and the parts.
+def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
+    """Finish the oldest pass and verify; runs in the target's thread and touches only the target and the parts.
 
     What goes wrong with one request's verdict is noted in its part; what goes wrong with the pass is raised.
     """
     with times.measure("forward"):
-        logits = target.forward([part.rows for part in parts])
+        logits = target.finish()
     for part, part_logits in zip(parts, logits, strict=True):
         rows = list(range(part.rows.chain))
         if part.rows.logits:

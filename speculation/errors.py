@@ -89,6 +89,10 @@ class Unavailable(OutriderError):
     """A component is starting, stopping or gone; a retry may reach another."""
 
 
+class TargetLost(Unavailable):
+    """A part of the target has died, or holds other tokens than the rest: it must be built anew."""
+
+
 class DeadlineExceeded(OutriderError):
     """The caller's deadline has passed."""
 
@@ -117,6 +121,7 @@ STATUS: dict[type[OutriderError], Status] = {
     NotFound: Status("NOT_FOUND", 404),
     ResourceExhausted: Status("RESOURCE_EXHAUSTED", 429),
     Unavailable: Status("UNAVAILABLE", 503),
+    TargetLost: Status("UNAVAILABLE", 503),
     DeadlineExceeded: Status("DEADLINE_EXCEEDED", 504),
     Cancelled: Status("CANCELLED", 499),
     Internal: Status("INTERNAL", 500),

@@ -4,10 +4,11 @@ One step, for all requests at once:
 
 1. admit   requests that wait, as far as the target has room
 2. draft   take the trees that lie ready; wait for missing ones at most until the step's deadline
-3. forward one pass over every request's rows: a chunk of its prompt, or its pending token and its tree
-4. verify  walk each tree, keep the accepted rows
+3. begin   a pass over every request's rows: a chunk of its prompt, or its pending token and its tree
+4. finish  the oldest pass, walk each tree, keep the accepted rows
 5. deliver tokens to the consumers, reports to the drafters; free what has ended
 
+A target of several stages has as many passes under way, each with its share of the requests, so that all stages work.
 Steps 3 and 4 run in a worker thread, so that the event loop keeps serving links and clients meanwhile.
 """
 
@@ -22,10 +23,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple, Unpack
 
 from speculation import limits
-from speculation.batch import Part, decoding_load, load_of, plan_parts, run_pass
+from speculation.admission import Admission
+from speculation.batch import Part, decoding_load, finish_pass, load_of, plan_parts
 from speculation.budget import Budget
 from speculation.config import LoopConfig
-from speculation.errors import Internal, InvalidArgument, MalformedTree, OutriderError, ResourceExhausted
+from speculation.errors import Internal, MalformedTree, OutriderError, TargetLost
 from speculation.errors import Unavailable as UnavailableError
 from speculation.messages import (
     CloseSession,
@@ -66,11 +68,12 @@ class DecodingLoop:
         self._target = target
         self._link = link
         self._budget = budget
-        self._waiting: deque[Session] = deque()
-        self._live: dict[str, Session] = {}
+        self._requests = Admission(target, config, self.stats)
+        self._under_way: deque[list[Part]] = deque()
         self._wake = asyncio.Event()
         self._draft_came = asyncio.Event()
         self._failures = 0
+        self._recovering = False
         self._worker = worker
         self._task: asyncio.Task[None] | None = None
 
@@ -87,9 +90,6 @@ class DecodingLoop:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         gone = UnavailableError("the verifier is shutting down")
-        for session in self._waiting:
-            session.fail(gone)
-        self._waiting.clear()
         # A pass may still be under way in the worker: only when it is over may its rows be freed.
         await asyncio.to_thread(self._worker.shutdown)
         self._fail_all(gone)
@@ -98,17 +98,18 @@ class DecodingLoop:
     @property
     def healthy(self) -> bool:
         """Whether the loop runs, and its steps succeed."""
-        return self._task is not None and not self._task.done() and self._failures < _MAX_FAILURES
+        running = self._task is not None and not self._task.done()
+        return running and not self._recovering and self._failures < _MAX_FAILURES
 
     @property
     def running(self) -> int:
         """Requests being decoded."""
-        return len(self._live)
+        return len(self._requests.live)
 
     @property
     def waiting(self) -> int:
         """Requests that wait for room."""
-        return len(self._waiting)
+        return len(self._requests.waiting)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         """Decode one request; see ``VerifierPort.generate``."""
@@ -123,18 +124,14 @@ class DecodingLoop:
                     return
         finally:
             session.closed = True
-            if session in self._waiting:
-                self._waiting.remove(session)
             self._wake.set()
 
     def _submit(self, request: GenerationRequest) -> Session:
-        if not self.healthy:
+        # While the target is being restarted, requests wait for it.
+        if not (self.healthy or self._recovering):
             raise UnavailableError("the verifier is not running")
         check_request(request, self._target)
-        if request.request_id in self._live or any(session.id == request.request_id for session in self._waiting):
-            raise InvalidArgument("request_id", request.request_id, "unused")
-        if len(self._waiting) >= self.config.max_waiting + max(0, self.config.max_num_seqs - len(self._live)):
-            raise ResourceExhausted(f"{self.config.max_waiting} requests are waiting already (max_waiting)")
+        self._requests.check(request)
         session = Session(
             request,
             self._target.pipeline(request.sampling, len(request.prompt)),
@@ -145,7 +142,7 @@ class DecodingLoop:
         if (reason := session.ended) is not None:
             session.finish(reason)
             return session
-        self._waiting.append(session)
+        self._requests.waiting.append(session)
         self._wake.set()
         return session
 
@@ -153,7 +150,7 @@ class DecodingLoop:
 
     def on_reply(self, reply: DraftingReply) -> None:
         """See ``DraftReceiver``. A malformed draft is dropped: it may cost speed, nothing else."""
-        session = self._live.get(reply.session_id)
+        session = self._requests.live.get(reply.session_id)
         if session is None:
             return
         if isinstance(reply, Draft):
@@ -172,7 +169,7 @@ class DecodingLoop:
 
     def on_connected(self) -> None:
         """See ``DraftReceiver``: tell a drafter that joins late what is committed."""
-        for session in self._live.values():
+        for session in self._requests.live.values():
             session.drafts.start_over()
             self._open_drafting(session)
 
@@ -182,33 +179,97 @@ class DecodingLoop:
         while True:
             try:
                 self._drop_closed()
-                await self._admit()
-                if self._live:
-                    await self._step()
+                for session in self._requests.admit():
+                    self._open_drafting(session)
+                await self._fill()
+                if self._under_way:
+                    await self._complete(self._under_way.popleft())
                     self._failures = 0
                     continue
-            except Exception:
+            except TargetLost as error:
+                await self._recover(error)
+                continue
+            except Exception as error:
                 log.exception("a decoding step failed")
                 self._failures += 1
-                self._fail_all(Internal("the decoding step failed; the server's log says why"))
+                await self._abandon()
+                unknown = Internal("the decoding step failed; the server's log says why")
+                self._fail_live(error if isinstance(error, OutriderError) else unknown)
+                continue
+            if self._requests.live or self._requests.waiting:
+                await asyncio.sleep(0)
                 continue
             self._wake.clear()
             await self._wake.wait()
 
-    def _fail_all(self, error: OutriderError) -> None:
-        for session in list(self._live.values()):
+    async def _recover(self, lost: TargetLost) -> None:
+        """Build the target anew. Whoever asks for the requests' answers may ask again: nothing committed is lost."""
+        log.error("the target is lost and built anew: %s", lost)
+        self._recovering = True
+        self._under_way.clear()
+        for session in list(self._requests.live.values()):
+            session.fail(UnavailableError("the target is being restarted; try again"))
+            self._forget(session)
+        try:
+            await self._in_worker(self._target.recover)
+            self._failures += 1
+        except Exception:
+            log.exception("the target cannot be built anew")
+            self._failures = _MAX_FAILURES
+            self._fail_all(UnavailableError("the target is lost"))
+        finally:
+            self._recovering = False
+
+    async def _abandon(self) -> None:
+        """Finish what is under way, for nobody."""
+        while self._under_way:
+            self._under_way.popleft()
+            try:
+                await self._in_worker(self._target.finish)
+            except TargetLost as error:
+                await self._recover(error)
+            except Exception:
+                log.exception("a pass failed after another had")
+
+    def _fail_live(self, error: OutriderError) -> None:
+        for session in list(self._requests.live.values()):
             session.fail(error)
             self._release(session)
 
-    async def _step(self) -> None:
+    def _fail_all(self, error: OutriderError) -> None:
+        self._fail_live(error)
+        while self._requests.waiting:
+            self._requests.waiting.popleft().fail(error)
+
+    async def _fill(self) -> None:
+        """Begin passes until there is one for every stage; requests that are in one share none of the others."""
+        while len(self._under_way) < self._target.depth:
+            share = -(-len(self._requests.live) // self._target.depth)
+            idle = [session for session in self._requests.live.values() if not session.in_pass]
+            sessions = self._requests.make_room(idle[:share], wait=bool(self._under_way))
+            if not sessions:
+                return
+            times = self.stats.times
+            with times.measure("draft_wait"):
+                await self._await_drafts(sessions)
+            with times.measure("schedule"):
+                parts = plan_parts(sessions, self._budget, self.config.max_batched_tokens)
+            for part in parts:
+                part.session.in_pass = True
+            with times.measure("begin"):
+                await self._in_worker(self._target.begin, [part.rows for part in parts])
+            self._under_way.append(parts)
+
+    async def _complete(self, parts: list[Part]) -> None:
+        """Finish a pass and give everybody what it brought."""
         times = self.stats.times
-        with times.measure("draft_wait"):
-            await self._await_drafts()
-        with times.measure("schedule"):
-            parts = plan_parts(self._live.values(), self._budget, self.config.max_batched_tokens)
         before = times.seconds.get("forward", 0.0)
-        with times.measure("pass_and_verify"):
-            await self._in_worker(run_pass, self._target, parts, times)
+        try:
+            with times.measure("pass_and_verify"):
+                await self._in_worker(finish_pass, self._target, parts, times)
+        finally:
+            for part in parts:
+                part.session.in_pass = False
         self._learn(parts, times.seconds["forward"] - before)
         with times.measure("deliver"):
             for part in parts:
@@ -229,49 +290,27 @@ class DecodingLoop:
     async def _in_worker(self, function: Callable[[Unpack[_Arguments]], _Result], *arguments: *_Arguments) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
 
-    async def _admit(self) -> None:
-        while self._waiting and len(self._live) < self.config.max_num_seqs:
-            session = self._waiting[0]
-            error: OutriderError | None = None
-            try:
-                opened = await self._in_worker(self._target.open, session.id, session.capacity)
-            except Exception:
-                log.exception("no room could be made for %s", session.id)
-                opened, error = False, Internal("the request could not be admitted; the server's log says why")
-            if session.closed:
-                # Its consumer has left meanwhile, and has taken it out of the queue.
-                self._target.close(session.id)
-                continue
-            if not opened and error is None:
-                if self._live:
-                    return
-                error = InvalidArgument("max_tokens", session.capacity, "small enough for the key-value cache")
-            self._waiting.popleft()
-            if error is not None:
-                session.fail(error)
-                continue
-            session.queue_s = time.perf_counter() - session.submitted_at
-            self._live[session.id] = session
-            self._open_drafting(session)
-
     def _open_drafting(self, session: Session) -> None:
         if session.request.plan.speculates:
             self._link.open(session.opening())
 
     def _drop_closed(self) -> None:
-        for session in [session for session in self._live.values() if session.closed]:
+        for session in self._requests.left():
             self._release(session)
 
     def _release(self, session: Session) -> None:
-        self._live.pop(session.id, None)
         self._target.close(session.id)
+        self._forget(session)
+
+    def _forget(self, session: Session) -> None:
+        self._requests.forget(session)
         if session.request.plan.speculates:
             self._link.close(CloseSession(session_id=session.id))
 
-    async def _await_drafts(self) -> None:
+    async def _await_drafts(self, sessions: list[Session]) -> None:
         """Wait until every request that will be verified has its draft, but not beyond the deadline."""
-        wanting = [s for s in self._live.values() if s.request.plan.speculates and s.computed == len(s.tokens) - 1]
-        pays = self._budget.pays(decoding_load(self._live.values()))
+        wanting = [s for s in sessions if s.request.plan.speculates and s.computed == len(s.tokens) - 1]
+        pays = self._budget.pays(decoding_load(sessions))
         missing = [session for session in wanting if pays and session.drafts.worth_waiting(session.tokens)]
         deadline = time.perf_counter() + self.config.draft_deadline_s
         while missing and self._link.connected and (left := deadline - time.perf_counter()) > 0:

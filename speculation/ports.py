@@ -61,13 +61,26 @@ class Rows:
         return len(self.tokens) - len(self.parents)
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prefix:
+    """What a request begins with, and whose it is: requests of one tenant may share what is computed of it."""
+
+    tokens: Sequence[int]
+    tenant: str = ""
+
+
 class Target(Protocol):
     """The model and its key-value cache.
 
-    Not thread-safe. ``open``, ``forward`` and ``keep`` are called in one and the same thread: what a library does in
-    parallel gets a team of threads for every thread that asks, and two teams on the same cores halve the speed. The rest
-    computes nothing, and is called between them.
+    Not thread-safe. What computes (``begin``, ``finish``, ``keep``, ``recover``) is called in one and the same thread: what
+    a library does in parallel gets a team of threads for every thread that asks, and two teams on the same cores halve the
+    speed. The rest computes nothing, and is called between them.
     """
+
+    @property
+    def depth(self) -> int:
+        """How many passes should be under way at a time: one for each stage."""
+        ...
 
     @property
     def vocab_size(self) -> int:
@@ -84,20 +97,47 @@ class Target(Protocol):
         """The model's own end-of-text tokens."""
         ...
 
-    def open(self, session_id: str, capacity: int) -> bool:
-        """Reserve room for ``capacity`` rows; False if there is none now."""
+    def open(self, session_id: str, rows: int, prefix: Prefix | None = None, *, spare: int = 0) -> bool:
+        """Make room for ``rows`` rows; False if there is none now, or not with ``spare`` rows left over for others.
+
+        Without a prefix nothing is shared.
+        """
         ...
 
-    def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
-        """One pass. Returns for each entry its logits, [``logits``, vocabulary], float32, on the CPU."""
+    def computed(self, session_id: str) -> int:
+        """How many of the session's tokens need not be computed any more."""
+        ...
+
+    def grow(self, session_id: str, rows: int) -> bool:
+        """Make room for ``rows`` rows in all; False if there is none now."""
+        ...
+
+    def begin(self, batch: Sequence[Rows]) -> None:
+        """Start a pass. A session has its rows in one pass at a time."""
+        ...
+
+    def finish(self) -> list[torch.Tensor]:
+        """End the oldest pass. Returns for each entry its logits, [``logits``, vocabulary], float32, on the CPU.
+
+        Raises:
+            TargetLost: nothing can be done before ``recover``.
+        """
         ...
 
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
-        """Of the pass just made keep ``rows`` (indices into ``Rows.tokens``, ascending) right behind ``context``."""
+        """Of the session's pass, just finished, keep ``rows`` (indices into its tokens, ascending) behind ``context``."""
         ...
 
     def close(self, session_id: str) -> None:
-        """Free what the session holds."""
+        """Free what the session holds. Its rows are in no pass."""
+        ...
+
+    def recover(self) -> None:
+        """Build everything anew after ``TargetLost``, without any session."""
+        ...
+
+    def shutdown(self) -> None:
+        """Let go of everything beyond this process."""
         ...
 
     def pipeline(self, params: SamplingParams, prompt_length: int) -> LogitsPipeline | None:

@@ -46,6 +46,8 @@ class Session:
         max_nodes: most nodes of its tree.
         events: what the consumer reads; ends in ``Finished`` or an exception.
         closed: nobody reads any more.
+        admitted: it has been let in, though it may have had to step back.
+        in_pass: a pass that is under way holds its rows.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class Session:
         self.drafts = Drafts(self.tokens)
         self.events: asyncio.Queue[Progress | Finished | BaseException] = asyncio.Queue()
         self.closed = False
+        self.admitted = False
+        self.in_pass = False
         self.submitted_at = time.perf_counter()
         self.queue_s = 0.0
         self.max_nodes = min(max_nodes, request.plan.max_nodes)
@@ -79,11 +83,6 @@ class Session:
     def generated(self) -> int:
         """Tokens of the answer so far."""
         return len(self.tokens) - len(self.request.prompt)
-
-    @property
-    def capacity(self) -> int:
-        """Rows to reserve: every token that may come, and the largest tree behind them."""
-        return len(self.request.prompt) + self._room + self.max_nodes
 
     @property
     def stop_rule(self) -> StopRule:

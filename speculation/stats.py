@@ -35,6 +35,9 @@ class LoopStats:
     Attributes:
         drafts_ahead: drafts used that had been made before the step that they follow was decided.
         drafting_s: what the drafts used took to make, waited for or not.
+        preemptions: how often a request had to step back for want of memory.
+        prompt_tokens: tokens of admitted requests, what was committed before a step back included;
+            ``prompt_tokens_cached``: those of them that were in the cache already.
         nodes_by_source: tree nodes that were verified; ``accepted_by_source``: those of them that were accepted.
     """
 
@@ -44,6 +47,9 @@ class LoopStats:
     drafts_missed: int = 0
     drafts_malformed: int = 0
     drafting_s: float = 0.0
+    preemptions: int = 0
+    prompt_tokens: int = 0
+    prompt_tokens_cached: int = 0
     nodes_by_source: dict[str, int] = field(default_factory=dict)
     accepted_by_source: dict[str, int] = field(default_factory=dict)
 

@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from speculation.acceptance import stop_token_ids
 from speculation.budget import FixedBudget
 from speculation.choose import LogitsPipeline
 from speculation.config import LoopConfig
+from speculation.errors import TargetLost
 from speculation.loop import DecodingLoop
 from speculation.messages import (
     CloseSession,
@@ -29,7 +31,7 @@ from speculation.messages import (
     Progress,
     StepReport,
 )
-from speculation.ports import DraftLink, Rows
+from speculation.ports import DraftLink, Prefix, Rows
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.types import Plan, SamplingParams, TokenTree
 
@@ -52,33 +54,64 @@ class ToyTarget:
     max_model_len = 512
     eos_token_ids = frozenset({EOS})
 
-    def __init__(self, rooms: int = 64) -> None:
+    def __init__(self, rooms: int = 64, depth: int = 1, rows: int = 1_000_000) -> None:
         self.rooms = rooms
+        self.depth = depth
+        self.rows = rows
+        self.granted: dict[str, int] = {}
+        self.under_way: deque[Sequence[Rows]] = deque()
+        self.most_under_way = 0
+        self.recovered = 0
+        self.lose_next = False
         self.kept: dict[str, list[int]] = {}
         self.fail_next = False
         self.delay_s = 0.0
-        self.open_delay_s = 0.0
         self.threads: set[str] = set()
         self._last: dict[str, Rows] = {}
 
-    def open(self, session_id: str, capacity: int) -> bool:
-        self.threads.add(threading.current_thread().name)
-        time.sleep(self.open_delay_s)
-        if len(self.kept) >= self.rooms:
+    def open(self, session_id: str, rows: int, prefix: Prefix | None = None, *, spare: int = 0) -> bool:
+        if len(self.kept) >= self.rooms or not self._fits(session_id, rows + spare):
             return False
         self.kept[session_id] = []
+        self.granted[session_id] = rows
         return True
+
+    def computed(self, session_id: str) -> int:
+        return 0
+
+    def grow(self, session_id: str, rows: int) -> bool:
+        if not self._fits(session_id, rows):
+            return False
+        self.granted[session_id] = max(rows, self.granted[session_id])
+        return True
+
+    def _fits(self, session_id: str, rows: int) -> bool:
+        return sum(self.granted.values()) - self.granted.get(session_id, 0) + rows <= self.rows
 
     def close(self, session_id: str) -> None:
         self.kept.pop(session_id, None)
+        assert not any(rows.session_id == session_id for batch in self.under_way for rows in batch), "closed in mid-pass"
         self._last.pop(session_id, None)
+        self.granted.pop(session_id, None)
 
-    def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
+    def begin(self, batch: Sequence[Rows]) -> None:
+        self.threads.add(threading.current_thread().name)
+        busy = {rows.session_id for other in self.under_way for rows in other}
+        assert not busy & {rows.session_id for rows in batch}, "a session is in two passes"
+        assert all(self.granted[rows.session_id] >= rows.context + len(rows.tokens) for rows in batch), "beyond its room"
+        self.under_way.append(batch)
+        self.most_under_way = max(self.most_under_way, len(self.under_way))
+
+    def finish(self) -> list[torch.Tensor]:
+        batch = self.under_way.popleft()
         self.threads.add(threading.current_thread().name)
         time.sleep(self.delay_s)
         if self.fail_next:
             self.fail_next = False
             raise RuntimeError("planted failure")
+        if self.lose_next:
+            self.lose_next = False
+            raise TargetLost("planted loss")
         return [self._forward(rows) for rows in batch]
 
     def _forward(self, rows: Rows) -> torch.Tensor:
@@ -100,6 +133,16 @@ class ToyTarget:
         self.threads.add(threading.current_thread().name)
         tokens = self._last[session_id].tokens
         self.kept[session_id] = self.kept[session_id][:context] + [tokens[row] for row in rows]
+
+    def recover(self) -> None:
+        self.kept.clear()
+        self.granted.clear()
+        self.under_way.clear()
+        self._last.clear()
+        self.recovered += 1
+
+    def shutdown(self) -> None:
+        pass
 
     def pipeline(self, params: SamplingParams, prompt_length: int) -> LogitsPipeline | None:
         return build_pipeline(params, prompt_length=prompt_length, stop_ids=stop_token_ids(params, self.eos_token_ids))

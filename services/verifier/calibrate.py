@@ -66,7 +66,7 @@ class _Plan:
 
 def _plan(target: TransformersTarget) -> _Plan:
     """As much as the pool and the model's positions allow."""
-    most = min(target.max_model_len, target.pool.total_tiles * TILE) - MAX_NODES - 1
+    most = min(target.max_model_len, target.tiles.total * TILE) - MAX_NODES - 1
     context = max(1, min(_CONTEXT, most // 2))
     # Some models have no positions beyond their longest context.
     rows = tuple(rows for rows in _ROWS if rows == 1 or context + rows <= target.max_model_len)
@@ -83,8 +83,11 @@ def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
     # Whoever finds no room is left out: a pool may be small.
     opened = [name for name, room in zip(names, rooms, strict=True) if target.open(name, room + MAX_NODES + 1)]
     try:
+        for name in opened:
+            _pretend(target, name, plan.context)
         by_rows = {rows: _seconds(target, [_chain(opened[0], plan.context, rows)]) for rows in plan.rows}
         together = _seconds(target, [_chain(name, plan.context, 1) for name in opened])
+        _pretend(target, opened[0], plan.longer)
         behind = _seconds(target, [_chain(opened[0], plan.longer, 1)])
     finally:
         for name in opened:
@@ -102,6 +105,11 @@ def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
 
 def _chain(name: str, context: int, rows: int) -> Rows:
     return Rows(session_id=name, context=context, tokens=(0,) * rows, parents=tuple(range(-1, rows - 2)), logits=rows)
+
+
+def _pretend(target: TransformersTarget, name: str, context: int) -> None:
+    """Let every stage believe that the session has computed so many tokens."""
+    target.keep(name, 0, range(context))
 
 
 def _seconds(target: TransformersTarget, batch: Sequence[Rows]) -> float:
@@ -122,6 +130,7 @@ def _about(target: TransformersTarget, config: TargetConfig, plan: _Plan) -> dic
         "dtype": config.dtype,
         "device": gpu or f"{platform.machine()} {processor()} {os.cpu_count()}",
         "threads": torch.get_num_threads(),
+        "stages": config.stages,
         "torch": torch.__version__,
         "kernels": target.kernels,
         "rows": list(plan.rows),

@@ -18,7 +18,10 @@ class TargetConfig:
         dtype: of weights and cache. Losslessness is bit for bit in float32.
         kv_cache_tokens: rows of the key-value pool, over all requests.
         max_model_len: most tokens of prompt and answer; None: what the model was made for.
-        threads: of torch; None: one for each core that this process may use.
+        threads: of torch, in each stage; None: the cores that a process may use, shared by the stages.
+        enable_prefix_caching: requests of one tenant share the cache of what they begin with.
+        stages: processes that the layers are split over.
+        stage_host: where the stages find each other: the address of one of this machine's interfaces.
     """
 
     model_path: str
@@ -27,6 +30,9 @@ class TargetConfig:
     kv_cache_tokens: int = 16384
     max_model_len: int | None = None
     threads: int | None = None
+    enable_prefix_caching: bool = True
+    stages: int = 1
+    stage_host: str = "127.0.0.1"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

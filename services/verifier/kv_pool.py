@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
 
 import torch
@@ -12,17 +11,26 @@ TILE = 64
 
 
 class KVPool:
-    """Tiles for every layer's keys and values.
+    """Tiles for the keys and values of every layer, or of some: those from ``first_layer`` on.
 
     ``keys`` is [layers, tiles, key-value heads, head size, TILE]: a query's scores of a whole tile come out side by side.
     ``values`` is [layers, tiles, key-value heads, TILE, head size + 1], its last column always 1, so that one product with
     the attention weights gives their weighted sum and their plain sum. Position p of a request lies in its
-    tile number p // TILE; tiles lie side by side where the pool has such a run, so that they can be read as a view.
+    tile number p // TILE; ``tiles.TileAllocator`` says which tile of the pool that is.
     """
 
     def __init__(
-        self, *, layers: int, heads: int, head_size: int, rows: int, dtype: torch.dtype, device: torch.device
+        self,
+        *,
+        layers: int,
+        heads: int,
+        head_size: int,
+        rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        first_layer: int = 0,
     ) -> None:
+        self.first_layer = first_layer
         self.total_tiles = -(-rows // TILE)
         self.device = device
         # One tile more than requests can own takes what padding rows write; nobody is shown what it holds.
@@ -31,42 +39,24 @@ class KVPool:
         self.keys = torch.zeros(*shape, head_size, TILE, dtype=dtype, device=device)
         self.values = torch.zeros(*shape, TILE, head_size + 1, dtype=dtype, device=device)
         self.values[..., -1] = 1
-        self._free = list(range(self.total_tiles))
         self._tiles: dict[str, list[int]] = {}
+        self._unclean: list[int] = []
 
-    @property
-    def free_tiles(self) -> int:
-        """Tiles that nobody owns."""
-        return len(self._free)
+    def assign(self, owner: str, tiles: Sequence[int], fresh: int) -> None:
+        """Let ``owner`` have ``tiles`` behind those that it has; the last ``fresh`` ones hold nothing of its own yet."""
+        self._tiles.setdefault(owner, []).extend(tiles)
+        self._unclean += tiles[len(tiles) - fresh :]
 
-    def allocate(self, owner: str, rows: int) -> bool:
-        """Give ``owner`` room for ``rows`` rows; False if there is not enough.
+    def clean(self) -> None:
+        """Wipe tiles that have got a new owner: rows that are not written yet are read with weight zero, and zero times what
+        an overflow left behind is not zero."""
+        if self._unclean:
+            self.values[:, torch.tensor(self._unclean, device=self.device), :, :, :-1] = 0
+            self._unclean = []
 
-        Raises:
-            ValueError: it has room already.
-        """
-        if owner in self._tiles:
-            raise ValueError(f"{owner} holds rows already")
-        count = -(-rows // TILE)
-        if count > len(self._free):
-            return False
-        tiles = self._take_run(count)
-        self._tiles[owner] = tiles
-        # Rows that are not written yet are read with weight zero, and zero times what an overflow left behind is not zero.
-        self.values[:, torch.tensor(tiles, device=self.device), :, :, :-1] = 0
-        return True
-
-    def _take_run(self, count: int) -> list[int]:
-        """``count`` free tiles: the first run of neighbours, or else the lowest ones."""
-        free = self._free
-        start = next((i for i in range(len(free) - count + 1) if free[i + count - 1] - free[i] == count - 1), 0)
-        taken = free[start : start + count]
-        del free[start : start + count]
-        return taken
-
-    def release(self, owner: str) -> None:
-        """Take back what ``owner`` holds; nothing if it holds nothing."""
-        self._free = list(heapq.merge(self._free, self._tiles.pop(owner, [])))
+    def forget(self, owner: str) -> None:
+        """``owner`` has no tiles any more; nothing if it has none."""
+        self._tiles.pop(owner, None)
 
     def tiles_of(self, owner: str) -> list[int]:
         """``owner``'s tiles, in the order of its positions."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
 from services.verifier.calibrate import costs_of
 from services.verifier.config import VerifierConfig
+from services.verifier.stages import Launch
 from services.verifier.target import TransformersTarget
 from speculation.budget import Budget, FixedBudget, MeasuredBudget
 from speculation.errors import Unavailable
@@ -18,16 +20,20 @@ from speculation.ports import DraftLink
 class VerifierService:
     """Implements ``speculation.ports.VerifierPort``.
 
+    Args:
+        launch: starts the processes of the target's other stages, where it has any.
+
     Raises:
         ConfigurationError: the model cannot be served; says why.
+        TargetLost: a stage died while it was loading.
     """
 
-    def __init__(self, config: VerifierConfig, link: DraftLink) -> None:
+    def __init__(self, config: VerifierConfig, link: DraftLink, launch: Launch | None = None) -> None:
         self._config = config
         # Everything that torch does in parallel happens in this one thread, loading included: each further thread would get
         # an OpenMP team of its own, and two teams on the same cores cost a third of the speed (docs/log.md, 2026-11-21).
         worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="target")
-        self._target = worker.submit(TransformersTarget, config.target).result()
+        self._target = worker.submit(TransformersTarget, config.target, launch).result()
         budget = worker.submit(_budget, self._target, config).result()
         self.loop = DecodingLoop(self._target, link, budget, config.loop, worker)
 
@@ -38,6 +44,7 @@ class VerifierService:
     async def stop(self) -> None:
         """End every request and let go of everything."""
         await self.loop.stop()
+        await asyncio.to_thread(self._target.shutdown)
 
     @property
     def healthy(self) -> bool:
@@ -62,8 +69,8 @@ class VerifierService:
             vocab_size=self._target.vocab_size,
             running=self.loop.running,
             waiting=self.loop.waiting,
-            free_blocks=self._target.pool.free_tiles,
-            total_blocks=self._target.pool.total_tiles,
+            free_blocks=self._target.tiles.available,
+            total_blocks=self._target.tiles.total,
         )
 
 

@@ -1,123 +1,172 @@
-"""The target: a transformers causal language model over our own key-value pool."""
+"""The target: a transformers causal language model over our own key-value pool, in one process or in several stages."""
 
 from __future__ import annotations
 
 import logging
+from collections import deque
 from collections.abc import Sequence
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig
 
-from services.machine import cores
 from services.processors import build_pipeline
-from services.verifier import attention
-from services.verifier.attention import MAX_NODES
 from services.verifier.config import TargetConfig
-from services.verifier.kv_pool import KVPool
-from services.verifier.linears import best_linear, pack_linears
-from services.verifier.native import attention as native_attention
-from services.verifier.tiled_attention import TiledPass
+from services.verifier.kv_pool import TILE, KVPool
+from services.verifier.loading import read_config, split_layers
+from services.verifier.model_slice import ModelSlice, refuse_unsupported
+from services.verifier.stages import Launch, Upstream
+from services.verifier.tiles import TileAllocator
 from speculation.acceptance import stop_token_ids
 from speculation.choose import LogitsPipeline
-from speculation.errors import ConfigurationError
-from speculation.ports import Rows
+from speculation.errors import ConfigurationError, OutriderError
+from speculation.ports import Prefix, Rows
 from speculation.types import SamplingParams
 
 log = logging.getLogger(__name__)
 
-# With a single row, torch's matrix products take another path, with other rounding.
-_MIN_ROWS = 2
-
 
 class TransformersTarget:
-    """Implements ``speculation.ports.Target``.
+    """Implements ``speculation.ports.Target``. The last stage is in this process; ``launch`` starts the others.
 
     Raises:
         ConfigurationError: the model cannot be loaded or served; says why.
+        TargetLost: a stage died while it was loading.
     """
 
-    def __init__(self, config: TargetConfig) -> None:
-        # Said outright, since a cluster may have set OMP_NUM_THREADS to what it reserved rather than what there is.
-        torch.set_num_threads(config.threads or cores())
-        attention.register()
-        self._device = torch.device(config.device)
-        self._model = _load(config)
-        self._min_rows = _pack(self._model, config)
-        model_config = self._model.config.get_text_config()
-        _refuse_unsupported(model_config)
+    def __init__(self, config: TargetConfig, launch: Launch | None = None) -> None:
+        if config.device.startswith("cuda") and not torch.cuda.is_available():
+            raise ConfigurationError(f"device is {config.device}, but torch sees no GPU here; use device: cpu")
+        model_config = read_config(config).get_text_config()
+        refuse_unsupported(model_config)
+        # Refuses a wrong number of stages before any is started.
+        split_layers(config)
         self.vocab_size: int = model_config.vocab_size
         self.eos_token_ids = _eos_token_ids(config.model_path, model_config)
         self.max_model_len = _max_model_len(config, model_config)
-        heads: int = getattr(model_config, "num_key_value_heads", None) or model_config.num_attention_heads
-        head_size = getattr(model_config, "head_dim", None) or model_config.hidden_size // model_config.num_attention_heads
-        self._pool = KVPool(
-            layers=model_config.num_hidden_layers,
-            heads=heads,
-            head_size=head_size,
-            # The largest tree that a step may check lies behind the tokens, so that a full-length request fits too.
-            rows=config.kv_cache_tokens + MAX_NODES,
-            dtype=self._model.dtype,
-            device=self._device,
-        )
-        self._kernel = native_attention.kernel_for(self._pool, model_config.num_attention_heads)
-        self._probe()
+        self.depth = config.stages
+        self._config = config
+        self._launch = launch
+        self._under_way: deque[Sequence[Rows]] = deque()
+        # What each session that shares has computed and kept; its rows in the pass under way, or in the last one.
+        self._tokens: dict[str, list[int]] = {}
+        self._rows: dict[str, Rows] = {}
+        self._upstream: Upstream | None = None
+        self._build()
+
+    def _build(self) -> None:
+        config = self._config
+        if config.stages > 1:
+            if self._launch is None:
+                raise ConfigurationError(f"stages is {config.stages}: nothing here starts processes for them")
+            self._upstream = Upstream(config, self._launch)
+        try:
+            self._part = ModelSlice(config, config.stages - 1)
+            self.tiles = TileAllocator(self.pool.total_tiles)
+            if self._upstream is not None:
+                self._upstream.join()
+            self._probe()
+        except BaseException:
+            self.shutdown()
+            raise
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
-        return self._device
+        """Where the last stage is."""
+        return self._part.device
 
     @property
     def kernels(self) -> str:
         """Whose arithmetic: ``native`` or ``torch``."""
-        return "torch" if self._kernel is None else "native"
+        return self._part.kernels
 
     @property
     def pool(self) -> KVPool:
-        """The key-value pool."""
-        return self._pool
+        """The last stage's key-value pool; the others' hold the same requests."""
+        return self._part.pool
 
-    def open(self, session_id: str, capacity: int) -> bool:
+    def open(self, session_id: str, rows: int, prefix: Prefix | None = None, *, spare: int = 0) -> bool:
         """See ``Target``."""
-        return self._pool.allocate(session_id, capacity)
+        given = Prefix(tokens=()) if prefix is None else prefix
+        tenant = None if prefix is None or not self._config.enable_prefix_caching else prefix.tenant
+        shared = self.tiles.open(session_id, rows, given.tokens, tenant)
+        if shared is not None and spare > self.tiles.available * TILE:
+            self.tiles.release(session_id)
+            shared = None
+        if shared is None:
+            return False
+        tiles = self.tiles.tiles_of(session_id)
+        self.pool.assign(session_id, tiles, len(tiles) - shared)
+        if self._upstream is not None:
+            self._upstream.orders.open(session_id, shared, tiles)
+        if tenant is not None:
+            self._tokens[session_id] = list(given.tokens[: shared * TILE])
+        return True
+
+    def grow(self, session_id: str, rows: int) -> bool:
+        """See ``Target``."""
+        taken = self.tiles.grow(session_id, rows)
+        if taken:
+            self.pool.assign(session_id, taken, len(taken))
+            if self._upstream is not None:
+                self._upstream.orders.grow(session_id, taken)
+        return taken is not None
+
+    def computed(self, session_id: str) -> int:
+        """See ``Target``."""
+        return len(self._tokens.get(session_id, ()))
 
     def close(self, session_id: str) -> None:
         """See ``Target``."""
-        self._pool.release(session_id)
+        self.tiles.release(session_id)
+        self.pool.forget(session_id)
+        self._tokens.pop(session_id, None)
+        self._rows.pop(session_id, None)
+        if self._upstream is not None:
+            self._upstream.orders.close(session_id)
 
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
         """See ``Target``."""
-        self._pool.move(session_id, [context + row for row in rows], context)
+        self.pool.move(session_id, [context + row for row in rows], context)
+        if self._upstream is not None:
+            self._upstream.orders.keep(session_id, context, rows)
+        tokens = self._tokens.get(session_id)
+        if tokens is not None:
+            computed = self._rows[session_id].tokens
+            tokens += [computed[row] for row in rows]
+            self.tiles.seal(session_id, tokens)
 
-    @torch.inference_mode()
+    def begin(self, batch: Sequence[Rows]) -> None:
+        """See ``Target``."""
+        if self._upstream is not None:
+            self._upstream.begin(batch)
+        self._under_way.append(batch)
+        self._rows.update((rows.session_id, rows) for rows in batch)
+
+    def finish(self) -> list[torch.Tensor]:
+        """See ``Target``."""
+        batch = self._under_way.popleft()
+        hidden = self._upstream.finish(self._part.hidden_size, self._part.dtype) if self._upstream is not None else None
+        logits = self._part.run(batch, hidden)
+        return list(torch.split(logits, [rows.logits for rows in batch]))
+
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
-        """See ``Target``.
+        """``begin`` and ``finish``."""
+        self.begin(batch)
+        return self.finish()
 
-        Raises:
-            ValueError: a tree has more than ``MAX_NODES`` nodes.
-        """
-        tokens = [token for rows in batch for token in rows.tokens]
-        padding = max(0, self._min_rows - len(tokens))
-        layout = self._lay_out(batch, padding)
-        wanted, counts = _wanted_rows(batch)
-        # As many rows as a layer may get, in the output layer as well.
-        kept = wanted + [len(tokens) + padding - 1] * max(0, self._min_rows - len(wanted))
-        logits = self._model(
-            input_ids=torch.tensor([tokens + [0] * padding], device=self._device),
-            position_ids=layout.positions[None],
-            use_cache=False,
-            logits_to_keep=torch.tensor(kept, device=self._device),
-            outrider_pass=layout,
-        ).logits[0, : len(wanted)]
-        return list(logits.float().cpu().split(counts))
+    def recover(self) -> None:
+        """See ``Target``."""
+        self.shutdown()
+        self._under_way.clear()
+        self._tokens.clear()
+        self._rows.clear()
+        self._build()
 
-    def _lay_out(self, batch: Sequence[Rows], padding: int) -> attention.Pass:
-        largest = max(len(rows.parents) for rows in batch)
-        if largest > MAX_NODES:
-            raise ValueError(f"a tree of {largest} nodes: at most {MAX_NODES}")
-        if self._kernel is not None:
-            return native_attention.lay_out(self._kernel, self._pool, batch, padding)
-        return TiledPass(self._pool, batch, padding)
+    def shutdown(self) -> None:
+        """See ``Target``."""
+        if self._upstream is not None:
+            self._upstream.stop()
+            self._upstream = None
 
     def pipeline(self, params: SamplingParams, prompt_length: int) -> LogitsPipeline | None:
         """See ``Target``."""
@@ -130,51 +179,14 @@ class TransformersTarget:
         self.open(session, rows)
         try:
             self.forward([Rows(session_id=session, context=0, tokens=tuple(range(1, rows + 1)), parents=(-1, -1), logits=1)])
-            if not bool(
-                self._pool.keys[:, self._pool.tiles_of(session)[0], :, :, : rows - 1].abs().sum(dim=(1, 2, 3)).gt(0).all()
-            ):
-                raise NotImplementedError("its attention layers do not call transformers' attention interface")
+            self._part.check(session, rows)
+        except OutriderError:
+            raise
         except Exception as error:
-            name = type(self._model).__name__
+            name = type(self._part.model).__name__
             raise ConfigurationError(f"{name} cannot be served: {error}") from error
         finally:
             self.close(session)
-
-
-def _wanted_rows(batch: Sequence[Rows]) -> tuple[list[int], list[int]]:
-    """Indices of the rows whose logits are asked for, and how many of them each request asked for."""
-    wanted: list[int] = []
-    end = 0
-    for rows in batch:
-        end += len(rows.tokens)
-        wanted += range(end - rows.logits, end)
-    return wanted, [rows.logits for rows in batch]
-
-
-def _load(config: TargetConfig) -> PreTrainedModel:
-    try:
-        if config.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ConfigurationError(f"device is {config.device}, but torch sees no GPU here; use device: cpu")
-        model = AutoModelForCausalLM.from_pretrained(
-            config.model_path,
-            dtype=getattr(torch, config.dtype),
-            attn_implementation=attention.NAME,
-            trust_remote_code=False,
-            use_safetensors=True,
-        )
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot load the model at {config.model_path}: {error}") from error
-    model.eval().requires_grad_(False).to(config.device)
-    return model
-
-
-def _pack(model: PreTrainedModel, config: TargetConfig) -> int:
-    """Put faster linear layers in; returns how few rows a pass may have."""
-    if config.device == "cpu" and config.dtype == "float32" and (best := best_linear()) is not None:
-        make, min_rows = best
-        log.info("packed %d linear layers", pack_linears(model, make))
-        return min_rows
-    return _MIN_ROWS
 
 
 def _eos_token_ids(model_path: str, model_config: object) -> frozenset[int]:
@@ -185,16 +197,6 @@ def _eos_token_ids(model_path: str, model_config: object) -> frozenset[int]:
     if eos is None:
         return frozenset()
     return frozenset([eos] if isinstance(eos, int) else eos)
-
-
-def _refuse_unsupported(model_config: object) -> None:
-    """Refuse what would be computed without an error, but not as the model means it."""
-    if getattr(model_config, "attention_chunk_size", None):
-        raise ConfigurationError("models with chunked attention (attention_chunk_size) are not supported")
-    rope = getattr(model_config, "rope_parameters", None) or {}
-    if "longrope" in str(rope.get("rope_type", "")):
-        # transformers chooses its factors by the longest position of the pass: one request would change another's tokens.
-        raise ConfigurationError("models with longrope positions are not supported")
 
 
 def _max_model_len(config: TargetConfig, model_config: object) -> int:

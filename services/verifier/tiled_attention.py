@@ -33,8 +33,8 @@ class TiledPass:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
     ) -> torch.Tensor:
         """See ``attention.Pass``."""
-        layout = self._layout
-        keys, values = self._pool.keys[layer], self._pool.values[layer]
+        layout, own = self._layout, layer - self._pool.first_layer
+        keys, values = self._pool.keys[own], self._pool.values[own]
         keys[layout.tiles, :, :, layout.offsets] = key.transpose(0, 1)
         values[layout.tiles, :, layout.offsets, :-1] = value.transpose(0, 1)
         scaled = (query * scale).transpose(0, 1)

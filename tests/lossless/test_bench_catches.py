@@ -26,7 +26,7 @@ from benchmarks.types import Prompt
 from cluster.config import load
 from cluster.models import ResolvedModel
 from services.drafter.prompt_lookup import PromptLookupSession
-from services.verifier.target import TransformersTarget
+from services.verifier.model_slice import ModelSlice
 from speculation import acceptance, verify
 from speculation.acceptance import Accepted, StopRule
 from speculation.ports import Rows
@@ -96,14 +96,14 @@ class DirectLineup:
 
 @pytest.fixture
 def lineup(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DirectLineup]:
-    forward = TransformersTarget.forward
+    run = ModelSlice.run
 
-    def slow(self: TransformersTarget, batch: Sequence[Rows]) -> list[torch.Tensor]:
+    def slow(self: ModelSlice, batch: Sequence[Rows], hidden: torch.Tensor | None) -> torch.Tensor:
         rows = sum(len(rows.tokens) for rows in batch if rows.context)
         time.sleep(SECONDS_PER_PASS + SECONDS_PER_ROW * rows)
-        return forward(self, batch)
+        return run(self, batch, hidden)
 
-    monkeypatch.setattr(TransformersTarget, "forward", slow)
+    monkeypatch.setattr(ModelSlice, "run", slow)
     found = DirectLineup(tiny_model)
     yield found
     found.close()

@@ -174,7 +174,7 @@ FILLS = 17
 
 def fragment(target: TransformersTarget) -> None:
     """Leave only holes that are too small for a whole request side by side."""
-    tiles = target.pool.total_tiles
+    tiles = target.tiles.total
     share = tiles // FILLS
     assert share * TILE < LENGTH
     for index in range(FILLS):
@@ -223,7 +223,7 @@ def test_far_into_a_long_text(tmp_path: Path) -> None:
 
 
 def test_everything_is_given_back(target: TransformersTarget) -> None:
-    assert target.pool.free_tiles == target.pool.total_tiles
+    assert target.tiles.available == target.tiles.total
 
 
 def test_sliding_window(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import pytest
 from services.links.in_process import InProcessDraftLink
 from speculation.errors import Internal, InvalidArgument, PromptTooLong, ResourceExhausted, Unavailable
 from speculation.messages import DraftFailure, Finished, GenerationRequest, OpenSession
+from speculation.ports import Prefix
 from speculation.types import FinishReason, Plan
 from tests.fakes import EOS, PLAIN, VOCAB, RandomDrafter, ToyTarget, collect, decoding, request, toy_logits
 
@@ -143,17 +144,67 @@ async def test_all_that_computes_runs_in_one_thread() -> None:
     assert threading.current_thread().name not in target.threads
 
 
-async def test_leaving_while_room_is_made() -> None:
-    target = ToyTarget()
-    target.open_delay_s = 0.05
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("mood", ["good", "random", "silent", "stale"])
+async def test_several_passes_under_way_change_no_token(depth: int, mood: str) -> None:
+    names = "abcde"
+    wanted = [(await answer("silent", request(name, [1, 2, index], max_tokens=30)))[0] for index, name in enumerate(names)]
+    target = ToyTarget(depth=depth)
+    async with decoding(target, InProcessDraftLink(RandomDrafter(mood=mood))) as loop:
+        asked = [collect(loop, request(name, [1, 2, index], max_tokens=30)) for index, name in enumerate(names)]
+        answers = await asyncio.gather(*asked)
+    assert [tokens for tokens, _, _ in answers] == wanted
+    assert target.most_under_way == depth
+    assert not target.kept
+
+
+async def test_leaving_while_a_pass_is_under_way() -> None:
+    target = ToyTarget(depth=2)
+    target.delay_s = 0.01
     async with decoding(target, InProcessDraftLink(RandomDrafter())) as loop:
-        leaving = asyncio.ensure_future(anext(loop.generate(request("a", [1], max_tokens=5))))
-        await asyncio.sleep(0.02)
-        leaving.cancel()
-        await asyncio.gather(leaving, return_exceptions=True)
-        assert len((await collect(loop, request("b", [1], max_tokens=5, ignore_eos=True)))[0]) == 5
+        staying = asyncio.create_task(collect(loop, request("a", [1], max_tokens=40, ignore_eos=True)))
+        for number in range(5):
+            leaving = asyncio.ensure_future(collect(loop, request(f"leaves{number}", [1], max_tokens=40, ignore_eos=True)))
+            await asyncio.sleep(0.015)
+            leaving.cancel()
+            await asyncio.gather(leaving, return_exceptions=True)
+        assert len((await staying)[0]) == 40
+        await asyncio.sleep(0.05)
         assert not target.kept
         assert loop.running == loop.waiting == 0
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+async def test_who_steps_back_for_want_of_memory_loses_nothing(depth: int) -> None:
+    names = "abcd"
+    wanted = [
+        (await answer("silent", request(name, [1, 2, index], max_tokens=60, ignore_eos=True)))[0]
+        for index, name in enumerate(names)
+    ]
+    # Room for two whole answers, and for the beginnings of all four.
+    target = ToyTarget(depth=depth, rows=230)
+    async with decoding(target, InProcessDraftLink(RandomDrafter(mood="good"))) as loop:
+        asked = [
+            collect(loop, request(name, [1, 2, index], max_tokens=60, ignore_eos=True)) for index, name in enumerate(names)
+        ]
+        answers = await asyncio.gather(*asked)
+        assert loop.stats.preemptions > 0
+    assert [tokens for tokens, _, _ in answers] == wanted
+    assert not target.kept
+
+
+async def test_a_target_that_is_lost_is_built_anew() -> None:
+    target = ToyTarget(depth=2)
+    async with decoding(target, InProcessDraftLink(RandomDrafter())) as loop:
+        target.lose_next = True
+        answers = await asyncio.gather(
+            *(collect(loop, request(name, [1], max_tokens=9)) for name in "ab"), return_exceptions=True
+        )
+        assert all(isinstance(answer, Unavailable) for answer in answers)
+        # Who comes while it is being built waits for it.
+        assert len((await collect(loop, request("c", [1], max_tokens=9, ignore_eos=True)))[0]) == 9
+        assert target.recovered == 1
+        assert loop.healthy
 
 
 async def test_leaving_the_queue() -> None:
@@ -283,10 +334,10 @@ async def test_a_target_that_keeps_failing_is_unhealthy_until_it_works() -> None
 
 async def test_what_cannot_be_admitted_fails_alone() -> None:
     class Cramped(ToyTarget):
-        def open(self, session_id: str, capacity: int) -> bool:
+        def open(self, session_id: str, rows: int, prefix: Prefix | None = None, *, spare: int = 0) -> bool:
             if session_id == "cursed":
                 raise RuntimeError("planted failure")
-            return super().open(session_id, capacity)
+            return super().open(session_id, rows, prefix, spare=spare)
 
     async with decoding(Cramped(), InProcessDraftLink(RandomDrafter())) as loop:
         good = asyncio.create_task(collect(loop, request("good", [1], max_tokens=50, ignore_eos=True)))

@@ -78,12 +78,13 @@ class NativePass:
     ) -> torch.Tensor:
         """See ``attention.Pass``."""
         query, key, value = (_rows_whole(tensor) for tensor in (query, key, value))
+        own = layer - self.pool.first_layer
         out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
         strides = [stride for tensor in (query, key, value) for stride in tensor.stride()[:2]]
         arguments = _Layer(
             query.data_ptr(), key.data_ptr(), value.data_ptr(),
             *strides,
-            self.pool.keys[layer].data_ptr(), self.pool.values[layer].data_ptr(), out.data_ptr(),
+            self.pool.keys[own].data_ptr(), self.pool.values[own].data_ptr(), out.data_ptr(),
             scale, window or 0,
         )  # fmt: skip
         self.kernel.attend(self.layout, arguments)

@@ -1,0 +1,141 @@
+"""Tensors from stage to stage: torch.distributed's gloo, point to point, in a group of its own.
+
+Nothing is unpickled: what travels are tensors of a known type and size. Whoever can reach the address can join the group, so
+it binds to one interface, loopback unless told otherwise (SECURITY.md).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not exported in their types
+
+from speculation.errors import ConfigurationError, TargetLost
+
+# A pass that takes longer than this has lost a stage.
+_PASS_TIMEOUT = timedelta(seconds=60)
+_IDLE_TIMEOUT = timedelta(days=365)
+_JOIN_TIMEOUT = timedelta(seconds=60)
+_POLL_S = 0.05
+
+
+class Sent:
+    """A tensor on its way. It must not change before ``wait`` has returned."""
+
+    def __init__(self, work: dist.Work, tensor: torch.Tensor, rank: int) -> None:
+        self._work, self._tensor, self._rank = work, tensor, rank
+
+    def wait(self) -> None:
+        """Until it has arrived.
+
+        Raises:
+            TargetLost: it cannot.
+        """
+        try:
+            self._work.wait()
+        except RuntimeError as error:
+            raise TargetLost(f"stage {self._rank} cannot be reached") from error
+
+
+class Exchange:
+    """A member of a group of ``size`` stages. Rank 0 is the first stage; the last one is the verifier itself."""
+
+    def __init__(self, store: TCPStore, rank: int, size: int, timeout: timedelta) -> None:
+        self.rank, self.size = rank, size
+        # Its own methods are missing in torch's types.
+        self._group: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+
+    def send(self, tensor: torch.Tensor, rank: int) -> Sent:
+        """Begin to send a contiguous tensor on the CPU; it is sent when the other side receives it.
+
+        Raises:
+            TargetLost: the other side is gone.
+        """
+        try:
+            return Sent(self._group.send([tensor], rank, 0), tensor, rank)
+        except RuntimeError as error:
+            raise TargetLost(f"stage {rank} cannot be reached") from error
+
+    def receive(self, tensor: torch.Tensor, rank: int) -> None:
+        """Fill ``tensor``.
+
+        Raises:
+            TargetLost: the other side is gone, or takes longer than any pass.
+        """
+        try:
+            self._group.recv([tensor], rank, 0).wait()
+        except RuntimeError as error:
+            raise TargetLost(f"stage {rank} does not answer") from error
+
+
+class Meeting:
+    """Where the stages of one target find each other; held by the verifier."""
+
+    def __init__(self, host: str) -> None:
+        listener = _listen(host)
+        self.host, self.port = host, int(listener.getsockname()[1])
+        self._store = TCPStore(
+            host, self.port, None, True, _JOIN_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
+        )
+
+    def join(self, size: int, alive: Callable[[int], bool]) -> Exchange:
+        """Wait until every stage has loaded its layers, however long that takes.
+
+        Args:
+            alive: whether a stage's process still runs.
+
+        Raises:
+            ConfigurationError: a stage says that it cannot serve; with its reason.
+            TargetLost: a stage has died.
+        """
+        for rank in range(size - 1):
+            while not self._store.check([f"ready/{rank}"]):
+                if not alive(rank):
+                    raise TargetLost(f"stage {rank} has died while it was loading; its log says why")
+                time.sleep(_POLL_S)
+            if reason := self._store.get(f"ready/{rank}").decode():
+                raise ConfigurationError(f"stage {rank}: {reason}")
+        _choose_interface(self.host)
+        return Exchange(self._store, size - 1, size, _PASS_TIMEOUT)
+
+
+def attend_meeting(host: str, port: int, rank: int, size: int, refusal: str = "") -> Exchange:
+    """A stage's side of ``Meeting.join``; with a ``refusal`` the others are told, and nothing else happens.
+
+    Raises:
+        TargetLost: there is nobody.
+    """
+    _choose_interface(host)
+    try:
+        store = TCPStore(host, port, None, False, _JOIN_TIMEOUT)
+        store.set(f"ready/{rank}", refusal)
+        if refusal:
+            raise TargetLost(refusal)
+        return Exchange(store, rank, size, _IDLE_TIMEOUT)
+    except RuntimeError as error:
+        raise TargetLost(f"nobody at {host}:{port}") from error
+
+
+def _listen(host: str) -> socket.socket:
+    family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.bind((host, 0))
+    listener.listen(64)
+    return listener
+
+
+def _choose_interface(host: str) -> None:
+    """Gloo would listen wherever this machine's name points to. It reads the variable when a group is made."""
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(address.address.partition("%")[0] == host for address in addresses):
+            os.environ["GLOO_SOCKET_IFNAME"] = name
+            return

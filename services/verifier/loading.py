@@ -1,0 +1,185 @@
+"""A model's weights from its folder: all of them, or those of a few layers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from services.verifier import attention
+from services.verifier.config import TargetConfig
+from speculation.errors import ConfigurationError
+
+
+def load_whole(config: TargetConfig) -> PreTrainedModel:
+    """The whole model, on the CPU.
+
+    Raises:
+        ConfigurationError: it cannot be loaded; says why.
+    """
+    attention.register()
+    try:
+        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+            config.model_path,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=attention.NAME,
+            trust_remote_code=False,
+            use_safetensors=True,
+        )
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot load the model at {config.model_path}: {error}") from error
+    return model
+
+
+def read_config(config: TargetConfig) -> PreTrainedConfig:
+    """The model's own configuration.
+
+    Raises:
+        ConfigurationError: there is none, or it is of no known architecture.
+    """
+    try:
+        found: PreTrainedConfig = AutoConfig.from_pretrained(config.model_path, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot load the model at {config.model_path}: {error}") from error
+    return found
+
+
+def split_layers(config: TargetConfig) -> list[range]:
+    """Each stage's layers. The output layer counts for as many layers as it has weights of.
+
+    Raises:
+        ConfigurationError: there are more stages than layers.
+    """
+    text = read_config(config).get_text_config()
+    count: int = text.num_hidden_layers
+    if not 1 <= config.stages <= count:
+        raise ConfigurationError(f"stages is {config.stages}: the model has {count} layers, so 1 to {count} are possible")
+    if config.stages == 1:
+        return [range(count)]
+    decoder = _skeleton(config).get_decoder()
+    head = text.vocab_size * text.hidden_size / sum(parameter.numel() for parameter in decoder.layers[0].parameters())
+    share = (count + head) / config.stages
+    # Whatever the output layer weighs, every stage gets a layer.
+    ends = [
+        min(max(round(share * (stage + 1)), stage + 1), count - (config.stages - 1 - stage))
+        for stage in range(config.stages)
+    ]
+    ends[-1] = count
+    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
+    """A model that holds ``layers`` alone; the embeddings come before the first layer, the output layer behind the last.
+
+    No other weight is read. (The layers keep their numbers: ``KVPool.first_layer`` is the first one's.)
+
+    Raises:
+        ConfigurationError: the model cannot be split like that; says why.
+    """
+    model = _skeleton(config)
+    decoder, text = model.get_decoder(), model.config.get_text_config()
+    first, last = layers.start == 0, layers.stop == len(decoder.layers)
+    decoder.layers = nn.ModuleList(decoder.layers[layers.start : layers.stop])
+    text.num_hidden_layers = len(layers)
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[layers.start : layers.stop]
+    if not first:
+        decoder.embed_tokens = nn.Identity()
+    if not last:
+        decoder.norm = nn.Identity()
+        model.lm_head = nn.Identity()
+    dtype = getattr(torch, config.dtype)
+    _read_weights(model, config, f"{model.base_model_prefix}.layers.", layers.start)
+    # Computed, not stored: made again, since a skeleton computes nothing.
+    decoder.rotary_emb = type(decoder.rotary_emb)(text)
+    hollow = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
+    if hollow:
+        raise ConfigurationError(
+            f"stages is {config.stages}: {type(model).__name__} cannot be split, {hollow[0]} is not stored"
+        )
+    _check_passes_through(model, dtype)
+    return model
+
+
+def _skeleton(config: TargetConfig) -> PreTrainedModel:
+    """The model without weights.
+
+    Raises:
+        ConfigurationError: it is not built like those that can be split.
+    """
+    attention.register()
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            read_config(config), dtype=getattr(torch, config.dtype), attn_implementation=attention.NAME
+        )
+    decoder = model.get_decoder()
+    if not all(hasattr(decoder, name) for name in ("layers", "norm", "embed_tokens", "rotary_emb")):
+        raise ConfigurationError(f"stages is {config.stages}: {type(model).__name__} cannot be split, use stages: 1")
+    return model
+
+
+def _read_weights(model: PreTrainedModel, config: TargetConfig, layer_prefix: str, offset: int) -> None:
+    """Read what the skeleton still has from the files, by its name in the whole model."""
+    files = weight_files(Path(config.model_path))
+    dtype = getattr(torch, config.dtype)
+    tied = f"{model.base_model_prefix}.embed_tokens.weight"
+    state: dict[str, torch.Tensor] = {}
+    with ExitStack() as stack:
+        opened = {path: stack.enter_context(safe_open(path, framework="pt")) for path in set(files.values())}
+        for name in model.state_dict():
+            stored = name
+            if name.startswith(layer_prefix):
+                number, _, rest = name.removeprefix(layer_prefix).partition(".")
+                stored = f"{layer_prefix}{int(number) + offset}.{rest}"
+            if stored not in files and stored == "lm_head.weight":
+                stored = tied
+            if stored not in files:
+                raise ConfigurationError(
+                    f"stages is {config.stages}: {type(model).__name__} cannot be split, its files hold no {stored}"
+                )
+            state[name] = opened[files[stored]].get_tensor(stored).to(dtype)
+    model.load_state_dict(state, assign=True)
+
+
+def weight_files(folder: Path) -> Mapping[str, Path]:
+    """Which file holds which weight.
+
+    Raises:
+        ConfigurationError: the folder has no safetensors.
+    """
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        return {name: folder / file for name, file in names.items()}
+    single = folder / "model.safetensors"
+    if not single.is_file():
+        raise ConfigurationError(f"cannot load the model at {folder}: no model.safetensors there")
+    with safe_open(single, framework="pt") as file:
+        return dict.fromkeys(file.keys(), single)
+
+
+@torch.inference_mode()
+def _check_passes_through(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Hidden states must enter and leave the layers as they are: some models scale them before the first one.
+
+    Raises:
+        ConfigurationError: they do not.
+    """
+    decoder, text = model.get_decoder(), model.config.get_text_config()
+    layers, norm, count = decoder.layers, decoder.norm, text.num_hidden_layers
+    decoder.layers, decoder.norm, text.num_hidden_layers = nn.ModuleList(), nn.Identity(), 0
+    try:
+        given = torch.randn(1, 2, text.hidden_size, dtype=dtype)
+        made = decoder(inputs_embeds=given, position_ids=torch.arange(2)[None], use_cache=False).last_hidden_state
+    finally:
+        decoder.layers, decoder.norm, text.num_hidden_layers = layers, norm, count
+    if not torch.equal(made, given):
+        raise ConfigurationError(
+            f"{type(model).__name__} cannot be split: it changes what enters its first layer; use stages: 1"
+        )

@@ -1,0 +1,156 @@
+"""The layers that one stage of a target computes: all of them, where there is a single stage."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from services.machine import cores
+from services.verifier import attention
+from services.verifier.attention import MAX_NODES
+from services.verifier.config import TargetConfig
+from services.verifier.kv_pool import KVPool
+from services.verifier.linears import best_linear, pack_linears
+from services.verifier.loading import load_layers, load_whole, split_layers
+from services.verifier.native import attention as native_attention
+from services.verifier.tiled_attention import TiledPass
+from speculation.errors import ConfigurationError
+from speculation.ports import Rows
+
+log = logging.getLogger(__name__)
+
+# With a single row, torch's matrix products take another path, with other rounding.
+_MIN_ROWS = 2
+
+
+class ModelSlice:
+    """Stage ``stage`` of the target, with its part of the key-value cache.
+
+    Raises:
+        ConfigurationError: the model cannot be loaded or served; says why.
+    """
+
+    def __init__(self, config: TargetConfig, stage: int) -> None:
+        # Said outright, since a cluster may have set OMP_NUM_THREADS to what it reserved rather than what there is.
+        torch.set_num_threads(config.threads or max(1, cores() // config.stages))
+        self.is_first, self.is_last = stage == 0, stage == config.stages - 1
+        self.device = torch.device(config.device)
+        layers = split_layers(config)[stage]
+        self.model: PreTrainedModel = load_whole(config) if config.stages == 1 else load_layers(config, layers)
+        self.model.eval().requires_grad_(False).to(self.device)
+        self._min_rows = _pack(self.model, config)
+        model_config = self.model.config.get_text_config()
+        heads: int = model_config.num_attention_heads
+        self.hidden_size: int = model_config.hidden_size
+        self.dtype: torch.dtype = getattr(torch, config.dtype)
+        self.pool = KVPool(
+            first_layer=layers.start,
+            layers=len(layers),
+            heads=getattr(model_config, "num_key_value_heads", None) or heads,
+            head_size=getattr(model_config, "head_dim", None) or self.hidden_size // heads,
+            # The largest tree that a step may check lies behind the tokens, so that a full-length request fits too.
+            rows=config.kv_cache_tokens + MAX_NODES,
+            dtype=self.dtype,
+            device=self.device,
+        )
+        self._kernel = native_attention.kernel_for(self.pool, heads)
+
+    @property
+    def kernels(self) -> str:
+        """Whose arithmetic: ``native`` or ``torch``."""
+        return "torch" if self._kernel is None else "native"
+
+    @torch.inference_mode()
+    def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None) -> torch.Tensor:
+        """One pass through the slice.
+
+        Args:
+            hidden: [rows, hidden size], what the stage before has made of them; None for the first.
+
+        Returns:
+            [rows, hidden size] for the next stage; from the last one [rows asked for, vocabulary] logits in float32. On the
+            CPU.
+
+        Raises:
+            ValueError: a tree has more than ``MAX_NODES`` nodes.
+        """
+        self.pool.clean()
+        tokens = [token for rows in batch for token in rows.tokens]
+        padding = max(0, self._min_rows - len(tokens))
+        layout = self._lay_out(batch, padding)
+        given: dict[str, torch.Tensor] = {}
+        if hidden is None:
+            given["input_ids"] = torch.tensor([tokens + [0] * padding], device=self.device)
+        else:
+            given["inputs_embeds"] = nn.functional.pad(hidden.to(self.device), (0, 0, 0, padding))[None]
+        if not self.is_last:
+            decoder = self.model.get_decoder()
+            out = decoder(**given, position_ids=layout.positions[None], use_cache=False, outrider_pass=layout)
+            made: torch.Tensor = out.last_hidden_state[0, : len(tokens)].cpu()
+            return made
+        wanted = _wanted_rows(batch)
+        # No fewer rows than a layer may get, in the output layer as well.
+        kept = wanted + [len(tokens) + padding - 1] * max(0, self._min_rows - len(wanted))
+        logits: torch.Tensor = self.model(
+            **given,
+            position_ids=layout.positions[None],
+            use_cache=False,
+            logits_to_keep=torch.tensor(kept, device=self.device),
+            outrider_pass=layout,
+        ).logits[0, : len(wanted)]
+        return logits.float().cpu()
+
+    def check(self, session_id: str, rows: int) -> None:
+        """After a first pass over ``rows`` rows: has the model gone through our attention?
+
+        Raises:
+            NotImplementedError: it has not.
+        """
+        keys = self.pool.keys[:, self.pool.tiles_of(session_id)[0], :, :, : rows - 1]
+        if not bool(keys.abs().sum(dim=(1, 2, 3)).gt(0).all()):
+            raise NotImplementedError("its attention layers do not call transformers' attention interface")
+
+    def _lay_out(self, batch: Sequence[Rows], padding: int) -> attention.Pass:
+        largest = max(len(rows.parents) for rows in batch)
+        if largest > MAX_NODES:
+            raise ValueError(f"a tree of {largest} nodes: at most {MAX_NODES}")
+        if self._kernel is not None:
+            return native_attention.lay_out(self._kernel, self.pool, batch, padding)
+        return TiledPass(self.pool, batch, padding)
+
+
+def _wanted_rows(batch: Sequence[Rows]) -> list[int]:
+    """Indices of the rows whose logits are asked for."""
+    wanted: list[int] = []
+    end = 0
+    for rows in batch:
+        end += len(rows.tokens)
+        wanted += range(end - rows.logits, end)
+    return wanted
+
+
+def _pack(model: PreTrainedModel, config: TargetConfig) -> int:
+    """Put faster linear layers in; returns how few rows a pass may have."""
+    if config.device == "cpu" and config.dtype == "float32" and (best := best_linear()) is not None:
+        make, min_rows = best
+        log.info("packed %d linear layers", pack_linears(model, make))
+        return min_rows
+    return _MIN_ROWS
+
+
+def refuse_unsupported(model_config: object) -> None:
+    """Refuse what would be computed without an error, but not as the model means it.
+
+    Raises:
+        ConfigurationError: the model needs it.
+    """
+    if getattr(model_config, "attention_chunk_size", None):
+        raise ConfigurationError("models with chunked attention (attention_chunk_size) are not supported")
+    rope = getattr(model_config, "rope_parameters", None) or {}
+    if "longrope" in str(rope.get("rope_type", "")):
+        # transformers chooses its factors by the longest position of the pass: one request would change another's tokens.
+        raise ConfigurationError("models with longrope positions are not supported")

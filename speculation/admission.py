@@ -1,0 +1,122 @@
+"""Who waits, who is being decoded, and who has to step back when memory runs out."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+
+from speculation.config import LoopConfig
+from speculation.errors import Internal, InvalidArgument, ResourceExhausted
+from speculation.messages import GenerationRequest
+from speculation.ports import Prefix, Target
+from speculation.session import Session
+from speculation.stats import LoopStats
+
+log = logging.getLogger(__name__)
+
+# Rows that every request which is being decoded may need soon: new ones are admitted beside that much room, so that they do
+# not push out those that are there.
+_HEADROOM = 64
+
+
+class Admission:
+    """Requests of one loop, first come, first served.
+
+    Memory is given out as answers grow. When there is none left, the request that was admitted last steps back: it waits in
+    front of all others, and what it has committed is computed anew when there is room. Nothing of its answer is lost, and
+    the one that was admitted first always gets on.
+
+    Attributes:
+        waiting: not admitted yet, or not any more.
+        live: by id, in the order of admission.
+    """
+
+    def __init__(self, target: Target, config: LoopConfig, stats: LoopStats) -> None:
+        self.waiting: deque[Session] = deque()
+        self.live: dict[str, Session] = {}
+        self._target = target
+        self._config = config
+        self._stats = stats
+
+    def check(self, request: GenerationRequest) -> None:
+        """Whether it may wait.
+
+        Raises:
+            InvalidArgument: its id is in use.
+            ResourceExhausted: too many wait already.
+        """
+        if request.request_id in self.live or any(session.id == request.request_id for session in self.waiting):
+            raise InvalidArgument("request_id", request.request_id, "unused")
+        most = self._config.max_waiting
+        if len(self.waiting) >= most + max(0, self._config.max_num_seqs - len(self.live)):
+            raise ResourceExhausted(f"{most} requests are waiting already (max_waiting)")
+
+    def admit(self) -> list[Session]:
+        """Let in whom there is room for; gives those that drafters do not know yet."""
+        new = []
+        while self.waiting and len(self.live) < self._config.max_num_seqs:
+            session = self.waiting[0]
+            rows = len(session.tokens) + session.max_nodes
+            prefix = Prefix(tokens=session.tokens, tenant=session.request.tenant)
+            try:
+                opened = self._target.open(session.id, rows, prefix, spare=_HEADROOM * len(self.live))
+            except Exception:
+                log.exception("no room could be made for %s", session.id)
+                self.waiting.popleft().fail(Internal("the request could not be admitted; the server's log says why"))
+                continue
+            if not opened and self.live:
+                break
+            self.waiting.popleft()
+            if not opened:
+                # Not even alone: the pool is smaller than a request may be.
+                most = "small enough for the key-value cache"
+                session.fail(InvalidArgument("max_tokens", session.request.sampling.max_tokens, most))
+                continue
+            session.computed = self._target.computed(session.id)
+            self._stats.prompt_tokens += len(session.tokens)
+            self._stats.prompt_tokens_cached += session.computed
+            self.live[session.id] = session
+            if not session.admitted:
+                session.admitted = True
+                session.queue_s = time.perf_counter() - session.submitted_at
+                new.append(session)
+        return new
+
+    def make_room(self, sessions: list[Session], *, wait: bool) -> list[Session]:
+        """Those of ``sessions`` that have the memory for their next pass.
+
+        Args:
+            wait: passes are under way, whose end may free memory.
+        """
+        for session in sessions:
+            while session.id in self.live and not self._has_room(session):
+                last = next(other for other in reversed(self.live.values()) if not other.in_pass)
+                if last is session and (wait or len(self.live) == 1):
+                    break
+                self._preempt(last)
+        return [session for session in sessions if session.id in self.live and self._has_room(session)]
+
+    def _has_room(self, session: Session) -> bool:
+        """For all that is committed, and the largest tree behind it."""
+        return self._target.grow(session.id, len(session.tokens) + session.max_nodes)
+
+    def left(self) -> list[Session]:
+        """Those whose consumers have gone, and that no pass holds."""
+        for session in [session for session in self.waiting if session.closed and not session.admitted]:
+            self.waiting.remove(session)
+        return [session for session in (*self.live.values(), *self.waiting) if session.closed and not session.in_pass]
+
+    def forget(self, session: Session) -> None:
+        """It has ended."""
+        self.live.pop(session.id, None)
+        if session in self.waiting:
+            self.waiting.remove(session)
+
+    def _preempt(self, session: Session) -> None:
+        log.info("%s steps back after %d tokens: the cache is full", session.id, len(session.tokens))
+        self._stats.preemptions += 1
+        self._target.close(session.id)
+        session.computed = 0
+        del self.live[session.id]
+        self.waiting.appendleft(session)

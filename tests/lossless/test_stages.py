@@ -1,0 +1,212 @@
+"""A target split over processes: the same bits as in one, under every strategy; a stage that dies or disagrees is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from cluster.build import Pipeline
+from cluster.stages import launch_child
+from services.drafter.catalogue import SOURCES
+from services.verifier.config import TargetConfig
+from services.verifier.loading import split_layers
+from services.verifier.stage import spec_from_json, spec_to_json
+from services.verifier.stages import Op, Orders, StageSpec, read_orders
+from services.verifier.target import TransformersTarget
+from speculation.errors import ConfigurationError, TargetLost
+from speculation.messages import ClientRequest, TextChunk
+from speculation.ports import Rows
+from speculation.types import SamplingParams
+from tests.service import pipeline
+from tests.tiny import make_tiny_model
+
+LAYERS = 5
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), num_hidden_layers=LAYERS)
+
+
+def config(model: Path, stages: int, **options: object) -> TargetConfig:
+    return TargetConfig(
+        model_path=str(model),
+        kv_cache_tokens=2048,
+        max_model_len=512,
+        threads=1,
+        stages=stages,
+        **options,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture
+def whole(model: Path) -> TransformersTarget:
+    return TransformersTarget(config(model, 1))
+
+
+@pytest.fixture
+def split(model: Path) -> Iterator[TransformersTarget]:
+    target = TransformersTarget(config(model, 2), launch_child)
+    yield target
+    target.shutdown()
+
+
+def test_every_stage_gets_a_share_of_the_layers(model: Path) -> None:
+    for stages in range(1, LAYERS + 1):
+        shares = split_layers(config(model, stages))
+        assert [layer for share in shares for layer in share] == list(range(LAYERS))
+        assert len(shares) == stages
+        assert all(shares)
+
+
+def test_more_stages_than_layers(model: Path) -> None:
+    with pytest.raises(ConfigurationError, match="stages is 6: the model has 5 layers, so 1 to 5 are possible"):
+        TransformersTarget(config(model, 6), launch_child)
+
+
+def test_a_model_that_changes_what_enters_its_layers_cannot_be_split(tmp_path: Path) -> None:
+    from transformers import GemmaConfig, GemmaForCausalLM
+
+    gemma = GemmaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=512,
+    )  # fmt: skip
+    GemmaForCausalLM(gemma).save_pretrained(tmp_path)
+    with pytest.raises(ConfigurationError, match="cannot be split"):
+        TransformersTarget(config(tmp_path, 2), launch_child)
+
+
+def test_orders_survive_the_way() -> None:
+    orders = Orders()
+    orders.open("a", 1, [4, 5])
+    orders.open("b", 0, [7])
+    orders.grow("b", [9])
+    orders.keep("b", 3, [0, 2])
+    batch = (
+        Rows(session_id="b", context=3, tokens=(1, 2, 3), parents=(-1, 0), logits=2),
+        Rows(session_id="a", context=64, tokens=(8,), logits=1),
+    )
+    orders.run(batch)
+    orders.close("b")
+    orders.close("unknown")
+    read = list(read_orders(orders.take().tolist()))
+    assert [op for op, _, _ in read] == [Op.OPEN, Op.OPEN, Op.GROW, Op.KEEP, Op.PASS, Op.CLOSE]
+    assert [arguments for _, arguments, _ in read] == [(0, 1, 4, 5), (1, 0, 7), (1, 9), (1, 3, 0, 2), (), (1,)]
+    assert [(rows.session_id, rows.context, rows.tokens, rows.parents) for rows in read[4][2]] == [
+        ("1", 3, (1, 2, 3), (-1, 0)),
+        ("0", 64, (8,), ()),
+    ]
+    for broken in ([99], [Op.KEEP, 1, 2, 3, 0], [Op.PASS, 1, 0]):
+        with pytest.raises(ValueError):
+            list(read_orders(broken))
+
+
+def test_a_specification_survives_the_way(model: Path) -> None:
+    spec = StageSpec(config=config(model, 3), stage=1, host="127.0.0.1", port=5)
+    assert spec_from_json(spec_to_json(spec)) == spec
+
+
+def passes(target: TransformersTarget) -> torch.Tensor:
+    """A prompt in two chunks beside another request, a tree, what is kept of it, and what follows."""
+    made = []
+    assert target.open("a", 200)
+    assert target.open("b", 200)
+    target.begin([Rows(session_id="a", context=0, tokens=tuple(range(5, 75)), logits=1)])
+    target.begin([Rows(session_id="b", context=0, tokens=tuple(range(90, 20, -1)), logits=1)])
+    made += [target.finish()[0], target.finish()[0]]
+    target.keep("a", 0, range(70))
+    target.keep("b", 0, range(70))
+    tree = Rows(session_id="a", context=70, tokens=(9, 1, 2, 3, 4), parents=(-1, -1, 1, 2), logits=5)
+    made += target.forward([tree, Rows(session_id="b", context=70, tokens=(3, 4, 5), logits=3)])
+    target.keep("a", 70, [0, 2, 3])
+    target.keep("b", 70, [0, 1, 2])
+    made += target.forward([Rows(session_id="a", context=73, tokens=(6,), logits=1)])
+    target.close("a")
+    target.close("b")
+    return torch.cat(made)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [2, 3, LAYERS])
+def test_the_same_bits(model: Path, whole: TransformersTarget, stages: int) -> None:
+    target = TransformersTarget(config(model, stages), launch_child)
+    try:
+        assert torch.equal(passes(target), passes(whole))
+        assert target.pool.keys.shape[0] < LAYERS
+    finally:
+        target.shutdown()
+
+
+@pytest.mark.slow
+def test_stages_that_disagree_on_a_length_stop(split: TransformersTarget, whole: TransformersTarget) -> None:
+    split.open("a", 100)
+    split.forward([Rows(session_id="a", context=0, tokens=(1, 2, 3), logits=1)])
+    split.keep("a", 0, [0, 1])
+    with pytest.raises(TargetLost, match="disagree"):
+        split.forward([Rows(session_id="a", context=3, tokens=(4,), logits=1)])
+    split.recover()
+    assert torch.equal(passes(split), passes(whole))
+
+
+@pytest.mark.slow
+def test_a_pass_that_fails_in_a_stage_fails_alone(split: TransformersTarget, whole: TransformersTarget) -> None:
+    from speculation.errors import Internal
+
+    split.open("a", 100)
+    with pytest.raises(Internal, match="its log says why"):
+        split.forward([Rows(session_id="a", context=0, tokens=(10**6,), logits=1)])
+    split.close("a")
+    assert torch.equal(passes(split), passes(whole))
+
+
+@asynccontextmanager
+async def served(model: Path, stages: int) -> AsyncIterator[Pipeline]:
+    async with pipeline(model, f"verifier.stages={stages}") as running:
+        yield running
+
+
+async def ask(running: Pipeline, strategy: str, number: int, **sampling: object) -> list[int]:
+    prompt = tuple([40 + number, 41, 42] * 12)
+    params = SamplingParams(max_tokens=60, ignore_eos=True, seed=number, **sampling)  # type: ignore[arg-type]
+    request = ClientRequest(input=prompt, sampling=params, seed_given=True, strategy=strategy)
+    events = running.router.generate(request)
+    return [token async for event in events if isinstance(event, TextChunk) for token in event.token_ids]
+
+
+@pytest.mark.slow
+async def test_every_strategy_says_the_same(model: Path) -> None:
+    strategies = ["autoregressive", *SOURCES]
+    wanted = {}
+    async with pipeline(model) as running:
+        for number in range(4):
+            for temperature in (0.0, 1.0):
+                wanted[number, temperature] = await ask(running, "autoregressive", number, temperature=temperature)
+    for stages in (2, 3):
+        async with served(model, stages) as running:
+            for strategy in strategies:
+                keys = list(wanted)
+                answers = await asyncio.gather(*(ask(running, strategy, n, temperature=t) for n, t in keys))
+                assert dict(zip(keys, answers, strict=True)) == wanted, (stages, strategy)
+
+
+@pytest.mark.slow
+async def test_a_stage_that_is_killed_comes_back_and_no_token_is_lost(model: Path) -> None:
+    async with pipeline(model) as running:
+        wanted = [await ask(running, "prompt_lookup", number) for number in range(3)]
+    async with served(model, 2) as running:
+        children = [child for child in psutil.Process().children() if "services.verifier.stage" in child.cmdline()]
+        asked = [asyncio.create_task(ask(running, "prompt_lookup", number)) for number in range(3)]
+        while not running.verifier.loop.running:
+            await asyncio.sleep(0.005)
+        os.kill(children[-1].pid, signal.SIGKILL)
+        assert await asyncio.gather(*asked) == wanted
+        assert running.verifier.healthy
+        assert (await running.verifier.describe()).free_blocks == (await running.verifier.describe()).total_blocks

@@ -1,0 +1,158 @@
+"""Who owns which tile: room, sharing within a tenant, eviction, nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from pathlib import Path
+
+import pytest
+
+from services.verifier.kv_pool import TILE
+from services.verifier.tiles import TileAllocator
+from speculation.messages import ClientRequest, TextChunk
+from speculation.types import SamplingParams
+from tests.service import pipeline
+
+TEXT = list(range(3 * TILE + 10))
+
+
+def opened(tiles: TileAllocator, owner: str, tokens: list[int], tenant: str | None = "t") -> int | None:
+    """Open, and compute everything."""
+    shared = tiles.open(owner, len(tokens), tokens, tenant)
+    if shared is not None:
+        tiles.seal(owner, tokens)
+    return shared
+
+
+def test_room_is_given_and_taken_back() -> None:
+    tiles = TileAllocator(4)
+    assert tiles.open("a", 2 * TILE + 1) == 0
+    assert tiles.tiles_of("a") == [0, 1, 2]
+    assert tiles.open("b", TILE + 1) is None
+    assert tiles.available == 1
+    assert tiles.grow("a", 3 * TILE) == []
+    assert tiles.grow("a", 4 * TILE) == [3]
+    assert tiles.grow("a", 5 * TILE) is None
+    with pytest.raises(ValueError, match="holds rows already"):
+        tiles.open("a", 1)
+    tiles.release("a")
+    tiles.release("a")
+    assert tiles.available == 4
+
+
+def test_a_tenant_shares_what_its_requests_begin_with() -> None:
+    tiles = TileAllocator(12)
+    assert opened(tiles, "a", TEXT) == 0
+    assert opened(tiles, "b", [*TEXT[: 2 * TILE], 7, 7, 7]) == 2
+    assert tiles.tiles_of("b")[:2] == tiles.tiles_of("a")[:2]
+    assert tiles.tiles_of("b")[2] != tiles.tiles_of("a")[2]
+    # The last token's logits are wanted, so its tile is computed.
+    assert opened(tiles, "c", TEXT[: 2 * TILE]) == 1
+    tiles.release("a")
+    assert opened(tiles, "d", TEXT) == 3
+    for owner in "bcd":
+        tiles.release(owner)
+    assert tiles.available == 12
+    assert opened(tiles, "e", TEXT) == 3
+
+
+def test_never_across_tenants_nor_without_one() -> None:
+    tiles = TileAllocator(20)
+    opened(tiles, "a", TEXT, "one")
+    assert opened(tiles, "b", TEXT, "two") == 0
+    assert opened(tiles, "c", TEXT, None) == 0
+    assert opened(tiles, "d", TEXT, None) == 0
+    assert not set(tiles.tiles_of("a")) & set(tiles.tiles_of("b"))
+
+
+def test_a_tile_in_the_middle_is_not_enough() -> None:
+    tiles = TileAllocator(20)
+    opened(tiles, "a", TEXT)
+    assert opened(tiles, "b", [1, *TEXT[1:]]) == 0
+
+
+def test_what_has_been_idle_for_longest_goes_first_and_ends_before_beginnings() -> None:
+    tiles = TileAllocator(7)
+    opened(tiles, "old", TEXT[: 2 * TILE])
+    opened(tiles, "new", [5] * 2 * TILE)
+    tiles.release("old")
+    tiles.release("new")
+    assert tiles.cached == 4
+    tiles.open("x", 4 * TILE)
+    tiles.release("x")
+    # One tile had to go: the end of the old text.
+    assert tiles.cached == 3
+    assert opened(tiles, "a", [*TEXT[: 2 * TILE], 1]) == 1
+    tiles.release("a")
+    assert opened(tiles, "b", [*[5] * 2 * TILE, 1]) == 2
+
+
+def test_any_order_of_requests_loses_no_tile() -> None:
+    source = random.Random(0)
+    tiles = TileAllocator(16)
+    living: dict[str, list[int]] = {}
+    for number in range(2000):
+        if living and source.random() < 0.5:
+            owner = source.choice(list(living))
+            if source.random() < 0.5:
+                tiles.release(owner)
+                del living[owner]
+            else:
+                more = living[owner] + [source.randrange(2)] * source.randrange(100)
+                if tiles.grow(owner, len(more)) is not None:
+                    tiles.seal(owner, more)
+                    living[owner] = more
+        else:
+            text = [source.randrange(2)] * source.randrange(1, 300)
+            if opened(tiles, str(number), text, source.choice("ab")) is not None:
+                living[str(number)] = text
+        used = {tile for owner in living for tile in tiles.tiles_of(owner)}
+        assert len(used) + tiles.available == 16
+        assert all(len(tiles.tiles_of(owner)) * TILE >= len(text) for owner, text in living.items())
+    for owner in living:
+        tiles.release(owner)
+    assert tiles.available == 16
+
+
+async def say(running: object, tenant: str, prompt: list[int]) -> list[int]:
+    request = ClientRequest(
+        input=tuple(prompt),
+        sampling=SamplingParams(max_tokens=30, ignore_eos=True, temperature=1.0, seed=4),
+        seed_given=True,
+        strategy="prompt_lookup",
+        tenant=tenant,
+    )
+    events = running.router.generate(request)  # type: ignore[attr-defined]
+    return [token async for event in events if isinstance(event, TextChunk) for token in event.token_ids]
+
+
+@pytest.mark.parametrize("caching", [True, False])
+async def test_sharing_changes_no_token(tiny_model: Path, caching: bool) -> None:
+    long = [5, 6, 7, 8, 9] * 40
+    async with pipeline(tiny_model, f"verifier.enable_prefix_caching={caching}") as running:
+        stats = running.verifier.loop.stats
+        first = await say(running, "a", long)
+        assert stats.prompt_tokens_cached == 0
+        assert await say(running, "b", long) == first
+        assert stats.prompt_tokens_cached == 0
+        assert await say(running, "a", long) == first
+        assert stats.prompt_tokens_cached == (3 * TILE if caching else 0)
+        # What was answered is shared as well, by a conversation that goes on.
+        onward = [*long, *first, 5, 6]
+        before = stats.prompt_tokens_cached
+        told = await say(running, "a", onward)
+        assert stats.prompt_tokens_cached - before == (3 * TILE if caching else 0)
+        assert told == await say(running, "fresh", onward)
+
+
+async def test_a_small_cache_makes_requests_step_back_and_changes_no_token(tiny_model: Path) -> None:
+    prompts = [[40 + number, 41, 42] * 10 for number in range(6)]
+    async with pipeline(tiny_model) as running:
+        wanted = [await say(running, "a", prompt) for prompt in prompts]
+    flags = ["verifier.kv_cache_tokens=192", "verifier.max_model_len=128", "verifier.max_nodes=16"]
+    async with pipeline(tiny_model, *flags) as running:
+        assert await asyncio.gather(*(say(running, "a", prompt) for prompt in prompts)) == wanted
+        assert running.verifier.loop.stats.preemptions > 0
+        card = await running.verifier.describe()
+        assert card.free_blocks == card.total_blocks
