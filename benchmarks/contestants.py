@@ -100,13 +100,14 @@ class WorkerContestant:
             "requests": requests,
         }
         reply = self.engine.order({"do": "run", "contestant": self.name, "load": order}, len(requests))
-        answers = tuple(_answer(entry) for entry in reply["answers"])
+        answers = tuple(answer_of(entry) for entry in reply["answers"])
         if len(answers) != len(requests) or any(not answer.tokens for answer in answers):
             raise ContestantFailed("it left requests unanswered")
         return Outcome(answers=answers, wall_s=reply["wall_s"], loop=reply.get("loop", {}))
 
 
-def _answer(entry: dict[str, Any]) -> Answer:
+def answer_of(entry: dict[str, Any]) -> Answer:
+    """An answer as a worker reports it."""
     return Answer(
         tokens=tuple(entry["tokens"]),
         arrivals=tuple((at, count) for at, count in entry["arrivals"]),

@@ -32,7 +32,8 @@ def plan_parts(sessions: Iterable[Session], budget: Budget, prompt_rows: int) ->
         prompt_rows: most rows of prompts, over all requests; who finds none left waits for the next pass.
     """
     sessions = list(sessions)
-    prompt_rows = budget.prompt_rows(decoding_load(sessions), prompt_rows)
+    farthest = max((session.computed for session in sessions if len(session.tokens) - session.computed > 1), default=0)
+    prompt_rows = budget.prompt_rows(decoding_load(sessions), prompt_rows, farthest)
     chains: list[tuple[Session, int]] = []
     for session in sessions:
         pending = len(session.tokens) - session.computed
@@ -46,6 +47,7 @@ def plan_parts(sessions: Iterable[Session], budget: Budget, prompt_rows: int) ->
         rows=sum(chain for _, chain in chains),
         requests=len(chains),
         keys=sum(session.computed for session, _ in chains),
+        row_keys=sum(session.computed * chain for session, chain in chains),
     )
     trees = [session.take_tree() for session, chain in chains if _verified(session, chain)]
     chosen = iter(budget.choose(trees, load))
@@ -55,7 +57,7 @@ def plan_parts(sessions: Iterable[Session], budget: Budget, prompt_rows: int) ->
 def decoding_load(sessions: Iterable[Session]) -> Load:
     """What a pass holds of the requests whose prompt is through, without drafts."""
     keys = [session.computed for session in sessions if len(session.tokens) - session.computed == 1]
-    return Load(rows=len(keys), requests=len(keys), keys=sum(keys))
+    return Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
 
 
 def _verified(session: Session, chain: int) -> bool:
@@ -81,6 +83,7 @@ def load_of(parts: Sequence[Part]) -> Load:
         rows=sum(len(part.rows.tokens) for part in parts),
         requests=len(parts),
         keys=sum(part.rows.context for part in parts),
+        row_keys=sum(part.rows.context * len(part.rows.tokens) for part in parts),
     )
 
 

@@ -19,6 +19,10 @@ _EXPLORE_EVERY = 32
 _EXPLORED = 2
 # A prompt always gets on by so many rows: they cost little more than one.
 _PROMPT_ROWS = 16
+# Steps with prompts are planned for this share of ``max_step_s``: the rest is for what the machine does meanwhile.
+_PROMPT_SHARE = 0.8
+# Weight of a new measurement of what prompts cost.
+_PROMPT_WEIGHT = 0.5
 
 
 class Budget(Protocol):
@@ -33,8 +37,11 @@ class Budget(Protocol):
         """Whether any draft could be worth its rows beside ``load``; if not, nobody waits for one."""
         ...
 
-    def prompt_rows(self, load: Load, most: int) -> int:
-        """How many rows of prompts, at most ``most``, the coming step computes beside the decoding requests in ``load``."""
+    def prompt_rows(self, load: Load, most: int, keys: int) -> int:
+        """How many rows of prompts, at most ``most``, the coming step computes beside the decoding requests in ``load``.
+
+        ``keys`` tokens of the prompt that has got farthest are computed already.
+        """
         ...
 
     def choose(self, trees: Sequence[TokenTree], load: Load) -> list[TokenTree]:
@@ -48,6 +55,10 @@ class Budget(Protocol):
         """Take note of a pass: what it held, nodes included, what it took, and each checked tree's accepted path."""
         ...
 
+    def learn_prompts(self, load: Load, seconds: float) -> None:
+        """Take note of a pass that computed prompts: another kind of work, which says nothing about nodes."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedBudget:
@@ -59,7 +70,7 @@ class FixedBudget:
         """See ``Budget``."""
         return self.max_nodes > 0
 
-    def prompt_rows(self, load: Load, most: int) -> int:
+    def prompt_rows(self, load: Load, most: int, keys: int) -> int:
         """See ``Budget``: all."""
         return most
 
@@ -68,6 +79,9 @@ class FixedBudget:
         return list(trees)
 
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
+        """See ``Budget``: nothing is learnt."""
+
+    def learn_prompts(self, load: Load, seconds: float) -> None:
         """See ``Budget``: nothing is learnt."""
 
 
@@ -87,6 +101,8 @@ class MeasuredBudget:
         self._costs = costs
         self._calibrator = Calibrator()
         self._steps_without = 0
+        # What a pass with prompts takes, measured against what the table expects.
+        self._prompt_factor = 1.0
 
     def pays(self, load: Load) -> bool:
         """See ``Budget``: whether a node that is certain to be accepted would be."""
@@ -95,14 +111,18 @@ class MeasuredBudget:
         gain = (load.requests + 1) / max(1, load.requests)
         return gain * self._costs.seconds(load) > self._costs.seconds(load.plus(1)) or self._explores()
 
-    def prompt_rows(self, load: Load, most: int) -> int:
+    def prompt_rows(self, load: Load, most: int, keys: int) -> int:
         """See ``Budget``: all where nobody is kept waiting by it, else what ``max_step_s`` leaves time for."""
         least = min(most, _PROMPT_ROWS)
-        if not load.requests or self._costs.seconds(load.plus(most)) <= self._max_step_s:
+
+        def seconds(rows: int) -> float:
+            # The rows of a chunk see each other too.
+            return self._prompt_factor * self._costs.seconds(load.plus_request(rows, keys + rows // 2))
+
+        limit = _PROMPT_SHARE * self._max_step_s
+        if not load.requests or seconds(most) <= limit:
             return most
-        return max(
-            least, bisect_right(range(most), self._max_step_s, key=lambda rows: self._costs.seconds(load.plus(rows))) - 1
-        )
+        return max(least, bisect_right(range(most), limit, key=seconds) - 1)
 
     def choose(self, trees: Sequence[TokenTree], load: Load) -> list[TokenTree]:
         """See ``Budget``. Sampled trees (``proposals``) are taken whole: leaving tokens out after they were seen would bias
@@ -134,6 +154,11 @@ class MeasuredBudget:
         self._costs.learn(load, seconds)
         for tree, accepted_path in outcomes:
             self._calibrator.learn(tree, accepted_path)
+
+    def learn_prompts(self, load: Load, seconds: float) -> None:
+        """See ``Budget``."""
+        ratio = min(4.0, max(0.25, seconds / self._costs.seconds(load)))
+        self._prompt_factor += _PROMPT_WEIGHT * (ratio - self._prompt_factor)
 
     def _best_count(self, tokens: int, probabilities: Sequence[float], load: Load) -> int:
         """How many of the likeliest nodes, beside ``tokens`` that are certain, give the most tokens per second."""

@@ -20,27 +20,42 @@ class Load:
         rows: token rows, of all requests.
         requests: how many they are of.
         keys: committed tokens that they attend to, of all requests.
+        row_keys: each request's rows times its keys, of all requests.
     """
 
     rows: int
     requests: int
     keys: int
+    row_keys: int = 0
 
     def plus(self, rows: int) -> Load:
-        """The same with ``rows`` more rows."""
-        return Load(rows=self.rows + rows, requests=self.requests, keys=self.keys)
+        """The same with ``rows`` more rows of a request like the others."""
+        more = rows * self.keys // max(1, self.requests)
+        return Load(rows=self.rows + rows, requests=self.requests, keys=self.keys, row_keys=self.row_keys + more)
+
+    def plus_request(self, rows: int, keys: int) -> Load:
+        """The same with one more request."""
+        return Load(
+            rows=self.rows + rows,
+            requests=self.requests + 1,
+            keys=self.keys + keys,
+            row_keys=self.row_keys + rows * keys,
+        )
 
 
 class CostTable:
-    """Seconds of a pass by its number of rows, and what each further request and each key add.
+    """Seconds of a pass by its number of rows, and what each further request, each key, and each row for each key add.
 
     Args:
         by_rows: seconds of a pass of one request, by rows; at least one entry.
         per_request: seconds that a further request adds, its rows counted apart.
-        per_key: seconds that a committed token adds for being attended to.
+        per_key: seconds that a committed token adds for being read.
+        per_row_key: seconds that it adds for every row that attends to it.
     """
 
-    def __init__(self, *, by_rows: Mapping[int, float], per_request: float, per_key: float) -> None:
+    def __init__(
+        self, *, by_rows: Mapping[int, float], per_request: float, per_key: float, per_row_key: float = 0.0
+    ) -> None:
         self._rows = sorted(by_rows)
         self._seconds = [by_rows[rows] for rows in self._rows]
         # More rows never cost less: where a measurement says so, it is noise that would buy rows for nothing.
@@ -48,6 +63,7 @@ class CostTable:
             self._seconds[index] = max(self._seconds[index], self._seconds[index - 1])
         self._per_request = max(0.0, per_request)
         self._per_key = max(0.0, per_key)
+        self._per_row_key = max(0.0, per_row_key)
         self._speed = 1.0
 
     def seconds(self, load: Load) -> float:
@@ -70,7 +86,8 @@ class CostTable:
         self._seconds[index] += _SHAPE_WEIGHT * min(bound, max(-bound, surprise))
 
     def _at_full_speed(self, load: Load) -> float:
-        return self.of_rows(load.rows) + self._per_request * max(0, load.requests - 1) + self._per_key * load.keys
+        requests = self._per_request * max(0, load.requests - 1)
+        return self.of_rows(load.rows) + requests + self._per_key * load.keys + self._per_row_key * load.row_keys
 
     def of_rows(self, rows: int) -> float:
         """Seconds of a pass of one request, without keys: linear between the measured points, and beyond them."""
@@ -84,7 +101,12 @@ class CostTable:
     def as_object(self) -> dict[str, Any]:
         """Plain numbers, for a file."""
         by_rows = dict(zip(map(str, self._rows), self._seconds, strict=True))
-        return {"by_rows": by_rows, "per_request": self._per_request, "per_key": self._per_key}
+        return {
+            "by_rows": by_rows,
+            "per_request": self._per_request,
+            "per_key": self._per_key,
+            "per_row_key": self._per_row_key,
+        }
 
     @classmethod
     def from_object(cls, content: Any) -> Self:
@@ -95,7 +117,8 @@ class CostTable:
         """
         try:
             by_rows = {int(rows): float(seconds) for rows, seconds in content["by_rows"].items()}
-            table = cls(by_rows=by_rows, per_request=float(content["per_request"]), per_key=float(content["per_key"]))
+            others = {name: float(content[name]) for name in ("per_request", "per_key", "per_row_key")}
+            table = cls(by_rows=by_rows, **others)
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"not a cost table ({error!r})") from error
         if not by_rows or not all(rows > 0 and 0 < seconds < 3600 for rows, seconds in by_rows.items()):

@@ -11,6 +11,7 @@
     ├── Unauthenticated           no API key, or not one of ours
     ├── ResourceExhausted         the queue is full; says when to retry
     ├── Unavailable               a component is starting, stopping or gone
+    │   └── TargetLost            a part of the target died: it is built anew
     ├── DeadlineExceeded          the caller's deadline has passed
     ├── Cancelled                 the caller went away
     └── Internal                  a bug of ours

@@ -280,12 +280,12 @@ class DecodingLoop:
             await asyncio.sleep(0)
 
     def _learn(self, parts: list[Part], seconds: float) -> None:
-        """Tell the budget what came of a pass. Prompts are another kind of work: what they cost says nothing about nodes."""
-        if all(part.rows.chain == 1 for part in parts):
-            outcomes = [
-                (part.tree, part.verdict.accepted_path) for part in parts if part.verdict is not None and len(part.tree)
-            ]
-            self._budget.learn(load_of(parts), seconds, outcomes)
+        """Tell the budget what came of a pass."""
+        if any(part.rows.chain > 1 for part in parts):
+            self._budget.learn_prompts(load_of(parts), seconds)
+            return
+        outcomes = [(part.tree, part.verdict.accepted_path) for part in parts if part.verdict is not None and len(part.tree)]
+        self._budget.learn(load_of(parts), seconds, outcomes)
 
     async def _in_worker(self, function: Callable[[Unpack[_Arguments]], _Result], *arguments: *_Arguments) -> _Result:
         return await asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)

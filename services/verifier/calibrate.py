@@ -27,10 +27,11 @@ from speculation.ports import Rows
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 1
+_FORMAT = 2
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _REQUESTS = 8
 _CONTEXT = 256
+_LONGER = 4096
 _REPEATS = 3
 
 
@@ -70,7 +71,7 @@ def _plan(target: TransformersTarget) -> _Plan:
     context = max(1, min(_CONTEXT, most // 2))
     # Some models have no positions beyond their longest context.
     rows = tuple(rows for rows in _ROWS if rows == 1 or context + rows <= target.max_model_len)
-    return _Plan(rows=rows, context=context, longer=max(context, min(4 * _CONTEXT, most)))
+    return _Plan(rows=rows, context=context, longer=max(context, min(_LONGER, most)))
 
 
 def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
@@ -88,19 +89,27 @@ def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
         by_rows = {rows: _seconds(target, [_chain(opened[0], plan.context, rows)]) for rows in plan.rows}
         together = _seconds(target, [_chain(name, plan.context, 1) for name in opened])
         _pretend(target, opened[0], plan.longer)
-        behind = _seconds(target, [_chain(opened[0], plan.longer, 1)])
+        behind = {rows: _seconds(target, [_chain(opened[0], plan.longer, rows)]) for rows in (1, plan.rows[-1])}
     finally:
         for name in opened:
             target.close(name)
     # Too short a way, and the difference is all noise.
     way = plan.longer - plan.context
-    per_key = max(0.0, behind - by_rows[1]) / way if way >= _CONTEXT else 0.0
+    # What a key adds to a pass of one row, and of many: the reading of it, and then every row's share.
+    added = {rows: max(0.0, behind[rows] - by_rows[rows]) / way if way >= _CONTEXT else 0.0 for rows in behind}
+    most = plan.rows[-1]
+    per_row_key = max(0.0, added[most] - added[1]) / (most - 1) if most > 1 else 0.0
+    per_key = max(0.0, added[1] - per_row_key)
     same_rows = CostTable(by_rows=by_rows, per_request=0.0, per_key=0.0).of_rows(len(opened))
     others = len(opened) - 1
-    per_request = (together - same_rows) / others - per_key * plan.context if others else 0.0
+    keys = plan.context * (per_key + per_row_key)
+    per_request = (together - same_rows) / others - keys if others else 0.0
     # What was measured behind a context holds the cost of its keys.
-    bare = {rows: max(seconds - per_key * plan.context, 0.1 * seconds) for rows, seconds in by_rows.items()}
-    return CostTable(by_rows=bare, per_request=per_request, per_key=per_key)
+    bare = {
+        rows: max(seconds - plan.context * (per_key + rows * per_row_key), 0.1 * seconds)
+        for rows, seconds in by_rows.items()
+    }
+    return CostTable(by_rows=bare, per_request=per_request, per_key=per_key, per_row_key=per_row_key)
 
 
 def _chain(name: str, context: int, rows: int) -> Rows:

@@ -66,8 +66,8 @@ def test_a_cost_table_survives_a_file() -> None:
     for wrong in (
         {},
         [],
-        {"by_rows": {}, "per_request": 0, "per_key": 0},
-        {"by_rows": {"1": -1}, "per_request": 0, "per_key": 0},
+        {"by_rows": {}, "per_request": 0, "per_key": 0, "per_row_key": 0},
+        {"by_rows": {"1": -1}, "per_request": 0, "per_key": 0, "per_row_key": 0},
     ):
         with pytest.raises(ValueError, match="not a cost table"):
             CostTable.from_object(wrong)
@@ -156,10 +156,20 @@ def test_nobody_waits_for_drafts_that_could_not_pay() -> None:
 
 
 def test_a_long_prompt_stretches_a_step_only_so_far() -> None:
-    budget = MeasuredBudget(costs({1: 1.0, 101: 2.0}), max_nodes=64, max_step_s=1.5)
-    assert budget.prompt_rows(Load(rows=0, requests=0, keys=0), 256) == 256
+    budget = MeasuredBudget(costs({1: 1.0, 101: 2.0}), max_nodes=64, max_step_s=1.875)
+    assert budget.prompt_rows(Load(rows=0, requests=0, keys=0), 256, 0) == 256
     # One decoding request has a row already; fifty more take the pass to a second and a half.
-    assert budget.prompt_rows(load(), 256) == 50
-    assert budget.prompt_rows(load(), 40) == 40
-    crowded = MeasuredBudget(costs({1: 1.0, 2: 2.0}), max_nodes=64, max_step_s=1.5)
-    assert crowded.prompt_rows(load(), 256) == 16
+    assert budget.prompt_rows(load(), 256, 0) == 50
+    assert budget.prompt_rows(load(), 40, 0) == 40
+    crowded = MeasuredBudget(costs({1: 1.0, 2: 2.0}), max_nodes=64, max_step_s=1.875)
+    assert crowded.prompt_rows(load(), 256, 0) == 16
+
+
+def test_far_into_a_long_prompt_chunks_get_shorter() -> None:
+    table = CostTable(by_rows={1: 0.1, 101: 0.2}, per_request=0.0, per_key=0.0, per_row_key=1e-6)
+    budget = MeasuredBudget(table, max_nodes=8, max_step_s=0.3)
+    beginning, end = (budget.prompt_rows(load(), 256, keys) for keys in (0, 5000))
+    assert 16 < end < beginning
+    for rows, keys in ((beginning, 0), (end, 5000)):
+        assert table.seconds(load().plus_request(rows, keys + rows // 2)) <= 0.24
+        assert table.seconds(load().plus_request(rows + 2, keys + rows // 2 + 1)) > 0.24
