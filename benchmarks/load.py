@@ -3,8 +3,8 @@
     python -m benchmarks.load [--strategies autoregressive,prompt_lookup] [--concurrency 1,2,4,8,16,32] [--repeats 3]
     python -m benchmarks.load --long-prompt 6000         (a long prompt arrives beside four streams)
 
-Everything runs in this process, strategies by turns, one after the other at every concurrency, plain decoding among them. What
-the columns mean, `outrider bench --help` says; ratios are of tokens per second to plain decoding in the same repeat.
+Everything runs in this process, strategies by turns at every concurrency, plain decoding among them. What the columns mean,
+`outrider bench --help` says; ratios are of tokens per second to plain decoding in the same repeat.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
+from rich.table import Column, Table
 
 from benchmarks.contestants import PLAIN, answer_of
 from benchmarks.conversation import make_requests
@@ -69,7 +69,8 @@ def users(settings: Settings, model: ResolvedModel, arguments: argparse.Namespac
     contestants = [Direct(name=name, peer=peer) for name in arguments.strategies]
     found = Measurements()
     try:
-        pool = make_requests(read_prompts(arguments.prompts), tokens, lambda _: (), seed=0)
+        first_turns = [replace(prompt, turns=prompt.turns[:1]) for prompt in read_prompts(arguments.prompts)]
+        pool = make_requests(first_turns, tokens, lambda _: (), seed=0)
         contestants[0].run(_warm_up(pool))
         for concurrency in track(arguments.concurrency, "Measuring", console=console):
             schedule = Schedule(
@@ -131,7 +132,7 @@ async def beside_a_long_prompt(settings: Settings, model: ResolvedModel, length:
                     into.append(time.perf_counter())
 
         streams = [asyncio.create_task(stream((40 + i, 41, 42) * 12, 10_000, into)) for i, into in enumerate(arrivals)]
-        while min(map(len, arrivals)) < 40:
+        while min(map(len, arrivals)) < 40:  # noqa: ASYNC110  # a benchmark may look at the clock
             await asyncio.sleep(0.05)
         first: list[float] = []
         started = time.perf_counter()
@@ -156,7 +157,18 @@ async def beside_a_long_prompt(settings: Settings, model: ResolvedModel, length:
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
     """A table on the terminal."""
-    table = Table("at once", "strategy", "tok/s", "/ plain", "TTFT", "95th", "ITL", "longest gap", "equal", box=None)
+    table = Table(
+        "at once",
+        Column("strategy", no_wrap=True),
+        "tok/s",
+        Column("/ plain", no_wrap=True),
+        "TTFT",
+        "95th",
+        "ITL",
+        "longest gap",
+        "equal",
+        box=None,
+    )
     for row in rows:
         over = row["over_plain"]
         table.add_row(

@@ -50,7 +50,9 @@ def plan_parts(sessions: Iterable[Session], budget: Budget, prompt_rows: int) ->
         row_keys=sum(session.computed * chain for session, chain in chains),
     )
     trees = [session.take_tree() for session, chain in chains if _verified(session, chain)]
-    chosen = iter(budget.choose(trees, load))
+    keys = [session.computed for session, chain in chains if _verified(session, chain)]
+    decoding = Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
+    chosen = iter(budget.choose(trees, load, decoding))
     return [_part(session, chain, next(chosen) if _verified(session, chain) else EMPTY_TREE) for session, chain in chains]
 
 

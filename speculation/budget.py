@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -44,10 +44,11 @@ class Budget(Protocol):
         """
         ...
 
-    def choose(self, trees: Sequence[TokenTree], load: Load) -> list[TokenTree]:
+    def choose(self, trees: Sequence[TokenTree], load: Load, decoding: Load) -> list[TokenTree]:
         """The part of each tree that the coming step checks, beside ``load``, which counts no node.
 
-        There is one tree, empty or not, for every request that the step gives a token; ``load`` holds prompts besides.
+        There is one tree, empty or not, for every request that the step gives a token. ``load`` holds prompts besides;
+        ``decoding`` is what it would be without them.
         """
         ...
 
@@ -74,7 +75,7 @@ class FixedBudget:
         """See ``Budget``: all."""
         return most
 
-    def choose(self, trees: Sequence[TokenTree], load: Load) -> list[TokenTree]:
+    def choose(self, trees: Sequence[TokenTree], load: Load, decoding: Load) -> list[TokenTree]:
         """See ``Budget``."""
         return list(trees)
 
@@ -124,11 +125,11 @@ class MeasuredBudget:
             return most
         return max(least, bisect_right(range(most), limit, key=seconds) - 1)
 
-    def choose(self, trees: Sequence[TokenTree], load: Load) -> list[TokenTree]:
+    def choose(self, trees: Sequence[TokenTree], load: Load, decoding: Load) -> list[TokenTree]:
         """See ``Budget``. Sampled trees (``proposals``) are taken whole: leaving tokens out after they were seen would bias
         the rejection rule."""
         fixed = sum(len(tree) for tree in trees if tree.proposals)
-        load = load.plus(fixed)
+        load, decoding = load.plus(fixed), decoding.plus(fixed)
         candidates = [
             (probability, index, node)
             for index, tree in enumerate(trees)
@@ -137,7 +138,7 @@ class MeasuredBudget:
         ]
         # Parents come before their children: they are at least as probable, and stand first.
         candidates.sort(key=lambda candidate: -candidate[0])
-        count = self._best_count(len(trees), [probability for probability, _, _ in candidates], load)
+        count = self._best_count(len(trees), [probability for probability, _, _ in candidates], load, decoding)
         self._steps_without = 0 if count else self._steps_without + 1
         if self._steps_without == _EXPLORE_EVERY:
             self._steps_without, count = 0, min(_EXPLORED, len(candidates))
@@ -160,16 +161,27 @@ class MeasuredBudget:
         ratio = min(4.0, max(0.25, seconds / self._costs.seconds(load)))
         self._prompt_factor += _PROMPT_WEIGHT * (ratio - self._prompt_factor)
 
-    def _best_count(self, tokens: int, probabilities: Sequence[float], load: Load) -> int:
-        """How many of the likeliest nodes, beside ``tokens`` that are certain, give the most tokens per second."""
+    def _best_count(self, tokens: int, probabilities: Sequence[float], load: Load, decoding: Load) -> int:
+        """How many of the likeliest nodes, beside ``tokens`` that are certain, are worth their rows.
+
+        What a second of the target is worth, steps without prompts say: the most tokens that one could give in it. Prompts
+        take the same time whether nodes are checked beside them or not; that a step is long makes no node cheaper.
+        """
+        worth = max(self._rates(tokens, probabilities, decoding))
+        gains, before = [0.0], self._costs.seconds(load)
+        for count, probability in enumerate(probabilities, 1):
+            after = self._costs.seconds(load.plus(count))
+            gains.append(gains[-1] + probability - worth * (after - before))
+            before = after
+        return max(range(len(gains)), key=gains.__getitem__)
+
+    def _rates(self, tokens: int, probabilities: Sequence[float], load: Load) -> Iterator[float]:
+        """Tokens per second of a step with no node, with the likeliest, with the two likeliest, ..."""
         expected = float(tokens)
-        best, best_rate = 0, expected / self._costs.seconds(load)
+        yield expected / self._costs.seconds(load)
         for count, probability in enumerate(probabilities, 1):
             expected += probability
-            rate = expected / self._costs.seconds(load.plus(count))
-            if rate > best_rate:
-                best, best_rate = count, rate
-        return best
+            yield expected / self._costs.seconds(load.plus(count))
 
     def _explores(self) -> bool:
         return self._steps_without == _EXPLORE_EVERY - 1

@@ -101,8 +101,8 @@ def test_without_scores_every_further_token_claims_half() -> None:
 
 def test_cheap_rows_are_filled_and_dear_ones_are_not() -> None:
     scores = [0.9 * 0.8**i for i in range(16)]
-    (cheap,) = MeasuredBudget(costs(CHEAP_ROWS), max_nodes=64).choose([tree(*scores)], load())
-    (dear,) = MeasuredBudget(costs(DEAR_ROWS), max_nodes=64).choose([tree(*scores)], load())
+    (cheap,) = MeasuredBudget(costs(CHEAP_ROWS), max_nodes=64).choose([tree(*scores)], load(), load())
+    (dear,) = MeasuredBudget(costs(DEAR_ROWS), max_nodes=64).choose([tree(*scores)], load(), load())
     # Seven nodes are free beside the request's own row; an eighth would have to bring a quarter of a pass.
     assert len(cheap) == 7
     assert len(dear) == 0
@@ -110,7 +110,7 @@ def test_cheap_rows_are_filled_and_dear_ones_are_not() -> None:
 
 def test_requests_compete_by_probability() -> None:
     sure, unsure = tree(0.9, 0.8, 0.7, 0.6, 0.5), tree(0.3, 0.2, 0.1, 0.05)
-    chosen = MeasuredBudget(costs({1: 1.0, 6: 1.0, 7: 9.0}), max_nodes=64).choose([unsure, sure], load(2))
+    chosen = MeasuredBudget(costs({1: 1.0, 6: 1.0, 7: 9.0}), max_nodes=64).choose([unsure, sure], load(2), load(2))
     assert [len(part) for part in chosen] == [0, 4]
     assert chosen[1].tokens == sure.tokens[:4]
 
@@ -126,7 +126,7 @@ def test_what_is_chosen_is_the_best_number_of_nodes_and_always_a_tree() -> None:
             tokens=tuple(range(len(parents))), parents=tuple(parents), sources=("s",) * len(parents), scores=tuple(scores)
         )
         table = costs({1: 1.0, 4: 1.0 + source.random(), 16: 3.0 + source.random()})
-        (chosen,) = MeasuredBudget(table, max_nodes=64).choose([drafted], load())
+        (chosen,) = MeasuredBudget(table, max_nodes=64).choose([drafted], load(), load())
         depths(chosen)
         best = max(range(len(scores) + 1), key=lambda k: (1 + sum(sorted(scores)[::-1][:k])) / table.seconds(load().plus(k)))
         assert len(chosen) == best
@@ -138,12 +138,12 @@ def test_sampled_trees_are_taken_whole() -> None:
     sampled = TokenTree(
         tokens=(1,), parents=(-1,), sources=("s",), proposals=(Proposal(token_ids=(1, 2), probabilities=(0.5, 0.5)),)
     )
-    assert MeasuredBudget(costs(DEAR_ROWS), max_nodes=64).choose([sampled], load()) == [sampled]
+    assert MeasuredBudget(costs(DEAR_ROWS), max_nodes=64).choose([sampled], load(), load()) == [sampled]
 
 
 def test_what_does_not_pay_is_tried_again_once_in_a_while() -> None:
     budget = MeasuredBudget(costs(DEAR_ROWS), max_nodes=64)
-    lengths = [len(budget.choose([tree(0.5, 0.4, 0.3)], load())[0]) for _ in range(96)]
+    lengths = [len(budget.choose([tree(0.5, 0.4, 0.3)], load(), load())[0]) for _ in range(96)]
     assert sum(length > 0 for length in lengths) == 3
     assert max(lengths) == 2
 
@@ -173,3 +173,14 @@ def test_far_into_a_long_prompt_chunks_get_shorter() -> None:
     for rows, keys in ((beginning, 0), (end, 5000)):
         assert table.seconds(load().plus_request(rows, keys + rows // 2)) <= 0.24
         assert table.seconds(load().plus_request(rows + 2, keys + rows // 2 + 1)) > 0.24
+
+
+def test_a_step_that_is_long_for_a_prompt_makes_no_node_cheaper() -> None:
+    """Beside a prompt, the step's own tokens per second are few: the likeliest node would seem worth any row."""
+    table = costs({1: 1.0, 2: 1.5, 100: 50.5})
+    beside = load().plus_request(90, 0)
+    for score in (0.4, 0.6):
+        alone, with_prompt = (
+            MeasuredBudget(table, max_nodes=8).choose([tree(score)], given, load())[0] for given in (load(), beside)
+        )
+        assert len(alone) == len(with_prompt) == (score > 0.5)
