@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from services.drafter.config import PromptLookupConfig
 from services.links.public_server import PublicServerConfig
 from services.router.strategies import StrategyConfig
-from services.verifier.config import TargetConfig
+from services.verifier.config import Dtype, TargetConfig
 from speculation.config import LoopConfig
 from speculation.errors import ConfigurationError
 
@@ -70,7 +70,7 @@ class VerifierSettings(Placed):
     """The target model and the decoding loop."""
 
     num_cpus: float = Field(1, ge=0, description="cores that Ray sets aside for each")
-    dtype: Literal["float32", "bfloat16"] = _TARGET.dtype
+    dtype: Dtype = _TARGET.dtype
     device: str = _TARGET.device
     kv_cache_tokens: int = Field(_TARGET.kv_cache_tokens, ge=64)
     max_model_len: int | None = Field(_TARGET.max_model_len, ge=2)

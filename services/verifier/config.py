@@ -8,6 +8,8 @@ from typing import Literal
 
 from speculation.config import LoopConfig
 
+Dtype = Literal["float32", "bfloat16", "int8"]
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetConfig:
@@ -15,7 +17,8 @@ class TargetConfig:
 
     Attributes:
         model_path: a folder with weights in safetensors, its configuration and its tokeniser.
-        dtype: of weights and cache. Losslessness is bit for bit in float32.
+        dtype: of weights and cache. Losslessness is bit for bit in float32. int8 means the weights of linear layers;
+            the rest, and all arithmetic, is float32 on a CPU and bfloat16 on a GPU.
         kv_cache_tokens: rows of the key-value pool, over all requests.
         max_model_len: most tokens of prompt and answer; None: what the model was made for.
         threads: of torch, in each stage; None: the cores that a process may use, shared by the stages.
@@ -25,7 +28,7 @@ class TargetConfig:
     """
 
     model_path: str
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Dtype = "float32"
     device: str = "cpu"
     kv_cache_tokens: int = 16384
     max_model_len: int | None = None

@@ -17,6 +17,7 @@ from torch import nn
 
 from services.verifier.native.library import library
 from services.verifier.native.linear import NativeLinear
+from speculation.errors import ConfigurationError
 
 # From weight and bias.
 MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
@@ -81,16 +82,33 @@ class SharedLinear(nn.Module):
         return self._shared.result(rows, self._index)
 
 
-def best_linear() -> tuple[MakeLinear, int] | None:
-    """What makes the fastest layers for float32 on this CPU, and how few rows they may get; None: nothing beats torch's."""
+def best_linear(dtype: str = "float32") -> tuple[MakeLinear, int] | None:
+    """What makes the fastest layers on this CPU, and how few rows they may get; None: nothing beats torch's.
+
+    Args:
+        dtype: of the weights, float32 or int8; the rows are float32. Only our own kernels know int8.
+    """
     kernels = library()
     if kernels is not None:
-        return functools.partial(NativeLinear, kernels), 1
+        return functools.partial(NativeLinear, kernels, dtype=getattr(torch, dtype)), 1
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
     if available and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         # With a single row oneDNN takes another kernel, with other rounding.
         return OneDnnLinear, 2
     return None
+
+
+def quantize(model: nn.Module) -> None:
+    """Give every ``nn.Linear`` of a model on a GPU int8 weights, by torchao.
+
+    Raises:
+        ConfigurationError: torchao is not installed.
+    """
+    try:
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    except ImportError as error:
+        raise ConfigurationError("dtype is int8: needs torchao: pip install 'outrider-server[int8]'") from error
+    quantize_(model, Int8WeightOnlyConfig())
 
 
 def pack_linears(model: nn.Module, make: MakeLinear) -> int:

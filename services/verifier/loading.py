@@ -14,7 +14,16 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, Pre
 
 from services.verifier import attention
 from services.verifier.config import TargetConfig
+from services.verifier.memory import Shape, available_bytes, check_fits
 from speculation.errors import ConfigurationError
+
+
+def load_dtype(config: TargetConfig) -> torch.dtype:
+    """What weights are loaded as: those that become int8 as they are stored."""
+    if config.dtype == "int8":
+        return read_config(config).dtype or torch.float32
+    loaded: torch.dtype = getattr(torch, config.dtype)
+    return loaded
 
 
 def load_whole(config: TargetConfig) -> PreTrainedModel:
@@ -27,7 +36,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             config.model_path,
-            dtype=getattr(torch, config.dtype),
+            dtype=load_dtype(config),
             attn_implementation=attention.NAME,
             trust_remote_code=False,
             use_safetensors=True,
@@ -48,6 +57,30 @@ def read_config(config: TargetConfig) -> PreTrainedConfig:
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot load the model at {config.model_path}: {error}") from error
     return found
+
+
+def check_memory(config: TargetConfig) -> None:
+    """Whether the model fits, as it is configured.
+
+    Raises:
+        ConfigurationError: it does not; says what would.
+    """
+    skeleton = _build(config)
+    text = skeleton.config.get_text_config()
+    decoder = skeleton.get_decoder()
+    if not hasattr(decoder, "layers"):
+        return
+    total = sum(parameter.numel() for parameter in skeleton.parameters())
+    in_layers = sum(parameter.numel() for parameter in decoder.layers.parameters())
+    # A tied output layer is packed apart from the embeddings.
+    others = total - in_layers + (text.vocab_size * text.hidden_size if text.tie_word_embeddings else 0)
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    layers = len(decoder.layers)
+    shape = Shape(
+        layers=layers, per_layer=in_layers // layers, others=others, cache_values_per_token=2 * layers * heads * size
+    )
+    check_fits(config, shape, available_bytes(torch.device(config.device)))
 
 
 def split_layers(config: TargetConfig) -> list[range]:
@@ -94,7 +127,7 @@ def load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
     if not last:
         decoder.norm = nn.Identity()
         model.lm_head = nn.Identity()
-    dtype = getattr(torch, config.dtype)
+    dtype = load_dtype(config)
     _read_weights(model, config, f"{model.base_model_prefix}.layers.", layers.start)
     # Computed, not stored: made again, since a skeleton computes nothing.
     decoder.rotary_emb = type(decoder.rotary_emb)(text)
@@ -113,21 +146,26 @@ def _skeleton(config: TargetConfig) -> PreTrainedModel:
     Raises:
         ConfigurationError: it is not built like those that can be split.
     """
-    attention.register()
-    with torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            read_config(config), dtype=getattr(torch, config.dtype), attn_implementation=attention.NAME
-        )
+    model = _build(config)
     decoder = model.get_decoder()
     if not all(hasattr(decoder, name) for name in ("layers", "norm", "embed_tokens", "rotary_emb")):
         raise ConfigurationError(f"stages is {config.stages}: {type(model).__name__} cannot be split, use stages: 1")
     return model
 
 
+def _build(config: TargetConfig) -> PreTrainedModel:
+    attention.register()
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            read_config(config), dtype=load_dtype(config), attn_implementation=attention.NAME
+        )
+    return model
+
+
 def _read_weights(model: PreTrainedModel, config: TargetConfig, layer_prefix: str, offset: int) -> None:
     """Read what the skeleton still has from the files, by its name in the whole model."""
     files = weight_files(Path(config.model_path))
-    dtype = getattr(torch, config.dtype)
+    dtype = load_dtype(config)
     tied = f"{model.base_model_prefix}.embed_tokens.weight"
     state: dict[str, torch.Tensor] = {}
     with ExitStack() as stack:

@@ -14,7 +14,7 @@ from services.verifier import attention
 from services.verifier.attention import MAX_NODES
 from services.verifier.config import TargetConfig
 from services.verifier.kv_pool import KVPool
-from services.verifier.linears import best_linear, pack_linears
+from services.verifier.linears import best_linear, pack_linears, quantize
 from services.verifier.loading import load_layers, load_whole, split_layers
 from services.verifier.native import attention as native_attention
 from services.verifier.tiled_attention import TiledPass
@@ -41,12 +41,15 @@ class ModelSlice:
         self.device = torch.device(config.device)
         layers = split_layers(config)[stage]
         self.model: PreTrainedModel = load_whole(config) if config.stages == 1 else load_layers(config, layers)
-        self.model.eval().requires_grad_(False).to(self.device)
+        self.model.eval().requires_grad_(False)
         self._min_rows = _pack(self.model, config)
+        self.dtype = _dtype(config)
+        self.model.to(self.device)
+        if config.dtype == "int8":
+            self.model.to(self.dtype)
         model_config = self.model.config.get_text_config()
         heads: int = model_config.num_attention_heads
         self.hidden_size: int = model_config.hidden_size
-        self.dtype: torch.dtype = getattr(torch, config.dtype)
         self.pool = KVPool(
             first_layer=layers.start,
             layers=len(layers),
@@ -135,11 +138,21 @@ def _wanted_rows(batch: Sequence[Rows]) -> list[int]:
 
 def _pack(model: PreTrainedModel, config: TargetConfig) -> int:
     """Put faster linear layers in; returns how few rows a pass may have."""
-    if config.device == "cpu" and config.dtype == "float32" and (best := best_linear()) is not None:
+    if config.device != "cpu" and config.dtype == "int8":
+        quantize(model)
+    if config.device == "cpu" and config.dtype != "bfloat16" and (best := best_linear(config.dtype)) is not None:
         make, min_rows = best
         log.info("packed %d linear layers", pack_linears(model, make))
         return min_rows
     return _MIN_ROWS
+
+
+def _dtype(config: TargetConfig) -> torch.dtype:
+    """Of hidden states and cache."""
+    if config.dtype == "int8":
+        return torch.float32 if config.device == "cpu" else torch.bfloat16
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
 
 
 def refuse_unsupported(model_config: object) -> None:

@@ -12,8 +12,9 @@ from transformers import GenerationConfig
 from services.processors import build_pipeline
 from services.verifier.config import TargetConfig
 from services.verifier.kv_pool import TILE, KVPool
-from services.verifier.loading import read_config, split_layers
+from services.verifier.loading import check_memory, read_config, split_layers
 from services.verifier.model_slice import ModelSlice, refuse_unsupported
+from services.verifier.native.library import library
 from services.verifier.stages import Launch, Upstream
 from services.verifier.tiles import TileAllocator
 from speculation.acceptance import stop_token_ids
@@ -34,12 +35,12 @@ class TransformersTarget:
     """
 
     def __init__(self, config: TargetConfig, launch: Launch | None = None) -> None:
-        if config.device.startswith("cuda") and not torch.cuda.is_available():
-            raise ConfigurationError(f"device is {config.device}, but torch sees no GPU here; use device: cpu")
+        _check_device(config)
         model_config = read_config(config).get_text_config()
         refuse_unsupported(model_config)
         # Refuses a wrong number of stages before any is started.
         split_layers(config)
+        check_memory(config)
         self.vocab_size: int = model_config.vocab_size
         self.eos_token_ids = _eos_token_ids(config.model_path, model_config)
         self.max_model_len = _max_model_len(config, model_config)
@@ -187,6 +188,23 @@ class TransformersTarget:
             raise ConfigurationError(f"{name} cannot be served: {error}") from error
         finally:
             self.close(session)
+
+
+def _check_device(config: TargetConfig) -> None:
+    """Refuse what this machine, or its software, cannot do.
+
+    Raises:
+        ConfigurationError: names the setting and what is possible.
+    """
+    kind = config.device.partition(":")[0]
+    if kind not in ("cpu", "cuda"):
+        raise ConfigurationError(f"device is {config.device}: must be cpu, cuda or cuda:NUMBER")
+    if kind == "cuda" and not torch.cuda.is_available():
+        raise ConfigurationError(f"device is {config.device}, but torch sees no GPU here; use device: cpu")
+    if kind == "cuda" and torch.device(config.device).index not in (None, *range(torch.cuda.device_count())):
+        raise ConfigurationError(f"device is {config.device}: there are {torch.cuda.device_count()} GPUs, from cuda:0 on")
+    if config.dtype == "int8" and kind == "cpu" and library() is None:
+        raise ConfigurationError("dtype is int8: on a CPU that needs a C compiler (cc); use float32 or bfloat16")
 
 
 def _eos_token_ids(model_path: str, model_config: object) -> frozenset[int]:

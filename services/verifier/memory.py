@@ -1,0 +1,83 @@
+"""Whether a target fits into memory, found before its weights are read."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+import torch
+
+from services.verifier.config import Dtype, TargetConfig
+from speculation.errors import ConfigurationError
+
+_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
+_GIB = 2**30
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shape:
+    """What a model's size depends on: parameters in its layers and outside of them, and a token's part of the cache."""
+
+    layers: int
+    per_layer: int
+    others: int
+    cache_values_per_token: int
+
+    def weights(self, config: TargetConfig) -> float:
+        """Bytes of the largest stage's weights; norms and embeddings of an int8 model are float32."""
+        size = _BYTES[config.dtype]
+        embeddings = self.others * (4 if config.dtype == "int8" else size)
+        return self.per_layer * -(-self.layers // config.stages) * size + embeddings
+
+    def cache(self, config: TargetConfig) -> float:
+        """Bytes of the largest stage's cache."""
+        size = 2 if config.dtype == "bfloat16" else 4
+        return self.cache_values_per_token * config.kv_cache_tokens * size / config.stages
+
+
+def check_fits(config: TargetConfig, shape: Shape, available: float) -> None:
+    """Compare.
+
+    Args:
+        available: bytes, for one stage.
+
+    Raises:
+        ConfigurationError: it does not fit; says what would.
+    """
+
+    def fits(other: TargetConfig) -> bool:
+        return shape.weights(other) + shape.cache(other) <= available
+
+    if fits(config):
+        return
+    smaller = [config.kv_cache_tokens >> halvings for halvings in range(1, 12)]
+    tokens = next((count for count in smaller if fits(replace(config, kv_cache_tokens=count))), None)
+    stages = next((n for n in range(config.stages + 1, shape.layers + 1) if fits(replace(config, stages=n))), None)
+    dtypes = [dtype for dtype in _BYTES if _BYTES[dtype] < _BYTES[config.dtype] and fits(replace(config, dtype=dtype))]
+    ways = [f"kv_cache_tokens: {tokens}"] if tokens else []
+    ways += [f"dtype: {dtype}" for dtype in dtypes]
+    ways += [f"stages: {stages}, on other machines or GPUs"] if stages else []
+    raise ConfigurationError(
+        f"the model does not fit: {shape.weights(config) / _GIB:.1f} GiB of weights ({config.dtype}) and "
+        f"{shape.cache(config) / _GIB:.1f} GiB of cache (kv_cache_tokens: {config.kv_cache_tokens}) in each of "
+        f"{config.stages} stages, {available / _GIB:.1f} GiB are free; "
+        + (
+            f"one of these would fit: {'; '.join(ways)}"
+            if ways
+            else "no one of dtype, stages and kv_cache_tokens helps alone"
+        )
+    )
+
+
+def available_bytes(device: torch.device) -> float:
+    """Free memory of a device, or of this machine within the limits that a container sets."""
+    if device.type == "cuda":
+        return float(torch.cuda.mem_get_info(device)[0])
+    free = float(psutil.virtual_memory().available)
+    # Where there is no such limit, the file is missing, or says "max".
+    with contextlib.suppress(OSError, ValueError):
+        free = min(free, int((_CGROUP / "memory.max").read_text()) - int((_CGROUP / "memory.current").read_text()))
+    return free

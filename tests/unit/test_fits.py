@@ -1,0 +1,85 @@
+"""What a machine cannot do is refused before weights are read, with what it could do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.verifier import target as target_module
+from services.verifier.config import TargetConfig
+from services.verifier.memory import Shape, check_fits
+from services.verifier.native.library import library
+from services.verifier.target import TransformersTarget
+from speculation.errors import ConfigurationError
+from speculation.ports import Rows
+
+GIB = 2**30
+# 10 layers of 1 GiB each in float32, 1 GiB besides, and a cache of 64 KiB a token.
+SHAPE = Shape(layers=10, per_layer=GIB // 4, others=GIB // 4, cache_values_per_token=2**14)
+CONFIG = TargetConfig(model_path="", kv_cache_tokens=65536)
+
+
+def test_a_model_that_fits() -> None:
+    check_fits(CONFIG, SHAPE, 15.1 * GIB)
+    check_fits(replace(CONFIG, stages=5), SHAPE, 4 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("free", "ways"),
+    [
+        (14.0, r"kv_cache_tokens: 32768; dtype: bfloat16; dtype: int8; stages: 2, on other machines or GPUs$"),
+        (8.0, r"dtype: bfloat16; dtype: int8; stages: 2, on other machines or GPUs$"),
+        (4.0, r"stages: 5, on other machines or GPUs$"),
+        (1.0, r"no one of dtype, stages and kv_cache_tokens helps alone$"),
+    ],
+)
+def test_one_that_does_not(free: float, ways: str) -> None:
+    with pytest.raises(ConfigurationError, match=ways) as caught:
+        check_fits(CONFIG, SHAPE, free * GIB)
+    assert "11.0 GiB of weights (float32) and 4.0 GiB of cache (kv_cache_tokens: 65536)" in str(caught.value)
+    assert f"{free:.1f} GiB are free" in str(caught.value)
+
+
+def test_the_whole_way(tiny_model: Path) -> None:
+    huge = TargetConfig(model_path=str(tiny_model), kv_cache_tokens=10**12, max_model_len=512)
+    with pytest.raises(ConfigurationError, match="the model does not fit"):
+        TransformersTarget(huge)
+
+
+@pytest.mark.parametrize("device", ["tpu", "meta", "cuda", "cuda:7"])
+def test_devices_that_are_not_there(tiny_model: Path, device: str) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here")
+    with pytest.raises(ConfigurationError, match=f"device is {device}"):
+        TransformersTarget(TargetConfig(model_path=str(tiny_model), device=device))
+
+
+def test_int8_needs_the_kernels(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(target_module, "library", lambda: None)
+    with pytest.raises(ConfigurationError, match="dtype is int8: on a CPU that needs a C compiler"):
+        TransformersTarget(TargetConfig(model_path=str(tiny_model), dtype="int8"))
+
+
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_other_dtypes_are_close_to_float32(tiny_model: Path, dtype: str) -> None:
+    if dtype == "int8" and library() is None:
+        pytest.skip("no C compiler here")
+    text = tuple(range(5, 65))
+    made = []
+    for name in ("float32", dtype):
+        target = TransformersTarget(
+            TargetConfig(model_path=str(tiny_model), kv_cache_tokens=512, dtype=name)  # type: ignore[arg-type]
+        )
+        target.open("a", 100)
+        made.append(target.forward([Rows(session_id="a", context=0, tokens=text, logits=60)])[0])
+    error = (made[0] - made[1]).std() / made[0].std()
+    assert 0 < error < 0.1
+    if dtype == "int8":
+        # One token after the other, and all at once: the same bits, as in float32.
+        target.open("b", 100)
+        for at, token in enumerate(text[:20]):
+            alone = target.forward([Rows(session_id="b", context=at, tokens=(token,), logits=1)])[0]
+            assert torch.equal(alone[0], made[1][at])
