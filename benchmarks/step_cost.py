@@ -2,8 +2,10 @@
 
     python -m benchmarks.step_cost [--model FOLDER] [--rows 1,8,16] [--context 256] [--device cuda --dtype bfloat16] [--json]
 
-Needs torch and transformers and nothing else, so that it can be carried to any machine with a GPU. Rows are a chain of
-drafted tokens behind --context committed ones. --json prints one object, its milliseconds_by_rows {rows: median} ours.
+Needs torch and transformers and nothing else, so that it can be carried to any machine with a GPU (benchmarks.inflate makes
+a model of its size). Rows are a chain of drafted tokens behind --context committed ones. The floor is what reading the
+weights and the keys once takes, as fast as this machine sums up memory. --json prints one object, its milliseconds_by_rows
+{rows: median} ours.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from cluster.models import BUILT_IN, resolve
 from services.verifier.attention import MAX_NODES
 from services.verifier.config import TargetConfig
+from services.verifier.loading import shape_of
 from services.verifier.target import TransformersTarget
 from speculation.ports import Rows
 
@@ -42,7 +45,8 @@ def ours(config: TargetConfig, context: int) -> Pass:
 
 def theirs(config: TargetConfig, context: int) -> Pass:
     """The same through transformers' modules and cache."""
-    dtype = getattr(torch, config.dtype)
+    # transformers knows no int8 without further packages: it is compared as it would run.
+    dtype = torch.float32 if config.dtype == "int8" else getattr(torch, config.dtype)
     model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=dtype).to(config.device).eval()
     cache = DynamicCache(config=model.config)
 
@@ -77,7 +81,22 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def show(results: dict[str, dict[int, float]], context: int) -> None:
+def floor(config: TargetConfig, context: int) -> float:
+    """Milliseconds that reading all weights and ``context`` tokens' keys and values takes."""
+    shape = shape_of(config)
+    cached = shape.cache(config) * context / config.kv_cache_tokens
+    memory = torch.ones(2**28, dtype=torch.float32, device=config.device)
+    times = []
+    for _ in range(7):
+        _wait(config.device)
+        start = time.perf_counter()
+        memory.sum()
+        _wait(config.device)
+        times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times) * (shape.read_per_pass(config) + cached) / (4 * len(memory))
+
+
+def show(results: dict[str, dict[int, float]], context: int, floor_ms: float) -> None:
     """A plain table: rich may not be at hand."""
     rows = list(results["outrider"])
     print(f"milliseconds per pass, behind {context} tokens")
@@ -85,6 +104,7 @@ def show(results: dict[str, dict[int, float]], context: int) -> None:
     for name, by_rows in results.items():
         print(name.ljust(16) + "".join(f"{by_rows[count]:>9.1f}" for count in rows))
     first = results["outrider"][rows[0]]
+    print("floor".ljust(16) + f"{floor_ms:>9.1f}")
     print(f"cost / cost({rows[0]})".ljust(16) + "".join(f"{results['outrider'][count] / first:>9.2f}" for count in rows))
 
 
@@ -95,7 +115,7 @@ def main() -> None:
     parser.add_argument("--rows", default="1,2,4,8,16,32,64,128", help="comma-separated, at most 128")
     parser.add_argument("--context", type=int, default=256, help="committed tokens before the rows")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "int8"))
     parser.add_argument("--threads", type=int, help="of torch; default: every core")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -115,16 +135,18 @@ def main() -> None:
     )
     passes = {"outrider": ours(config, arguments.context), "transformers": theirs(config, arguments.context)}
     results = measure(passes, rows, arguments.repeats, arguments.device)
+    floor_ms = floor(config, arguments.context)
     if arguments.json:
         about = {
             "model": arguments.model,
             "device": arguments.device,
             "dtype": arguments.dtype,
             "context": arguments.context,
+            "floor_milliseconds": floor_ms,
         }
         print(json.dumps({"milliseconds_by_rows": results["outrider"], "transformers": results["transformers"], **about}))
     else:
-        show(results, arguments.context)
+        show(results, arguments.context, floor_ms)
 
 
 if __name__ == "__main__":

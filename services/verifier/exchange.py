@@ -14,7 +14,6 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
-import psutil
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not exported in their types
@@ -135,6 +134,9 @@ def _listen(host: str) -> socket.socket:
 
 def _choose_interface(host: str) -> None:
     """Gloo would listen wherever this machine's name points to. It reads the variable when a group is made."""
+    # Here, so that a target of one stage needs torch and transformers alone (benchmarks/step_cost.py).
+    import psutil
+
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address.partition("%")[0] == host for address in addresses):
             os.environ["GLOO_SOCKET_IFNAME"] = name

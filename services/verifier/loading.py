@@ -65,22 +65,32 @@ def check_memory(config: TargetConfig) -> None:
     Raises:
         ConfigurationError: it does not; says what would.
     """
+    check_fits(config, shape_of(config), available_bytes(torch.device(config.device)))
+
+
+def shape_of(config: TargetConfig) -> Shape:
+    """What the model's size depends on.
+
+    Raises:
+        ConfigurationError: there is no model.
+    """
     skeleton = _build(config)
     text = skeleton.config.get_text_config()
-    decoder = skeleton.get_decoder()
-    if not hasattr(decoder, "layers"):
-        return
+    # Of an architecture without a list of layers, all counts as outside of them.
+    layers = getattr(skeleton.get_decoder(), "layers", nn.ModuleList())
+    embeddings = text.vocab_size * text.hidden_size
     total = sum(parameter.numel() for parameter in skeleton.parameters())
-    in_layers = sum(parameter.numel() for parameter in decoder.layers.parameters())
-    # A tied output layer is packed apart from the embeddings.
-    others = total - in_layers + (text.vocab_size * text.hidden_size if text.tie_word_embeddings else 0)
+    in_layers = sum(parameter.numel() for parameter in layers.parameters())
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    layers = len(decoder.layers)
-    shape = Shape(
-        layers=layers, per_layer=in_layers // layers, others=others, cache_values_per_token=2 * layers * heads * size
+    return Shape(
+        layers=max(1, len(layers)),
+        per_layer=in_layers // max(1, len(layers)),
+        # A tied output layer is packed apart from the embeddings.
+        others=total - in_layers + (embeddings if text.tie_word_embeddings else 0),
+        embeddings=embeddings,
+        cache_values_per_token=2 * text.num_hidden_layers * heads * size,
     )
-    check_fits(config, shape, available_bytes(torch.device(config.device)))
 
 
 def split_layers(config: TargetConfig) -> list[range]:

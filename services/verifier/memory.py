@@ -6,7 +6,6 @@ import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import psutil
 import torch
 
 from services.verifier.config import Dtype, TargetConfig
@@ -19,11 +18,15 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """What a model's size depends on: parameters in its layers and outside of them, and a token's part of the cache."""
+    """What a model's size depends on: parameters in its layers and outside of them, and a token's part of the cache.
+
+    ``embeddings`` are among ``others``: of them a pass reads its tokens' rows alone.
+    """
 
     layers: int
     per_layer: int
     others: int
+    embeddings: int
     cache_values_per_token: int
 
     def weights(self, config: TargetConfig) -> float:
@@ -31,6 +34,10 @@ class Shape:
         size = _BYTES[config.dtype]
         embeddings = self.others * (4 if config.dtype == "int8" else size)
         return self.per_layer * -(-self.layers // config.stages) * size + embeddings
+
+    def read_per_pass(self, config: TargetConfig) -> float:
+        """Bytes of weights that all stages together read in a pass."""
+        return (self.per_layer * self.layers + self.others - self.embeddings) * _BYTES[config.dtype]
 
     def cache(self, config: TargetConfig) -> float:
         """Bytes of the largest stage's cache."""
@@ -72,11 +79,19 @@ def check_fits(config: TargetConfig, shape: Shape, available: float) -> None:
     )
 
 
+def _free_memory() -> float:
+    """As Linux says; without limit elsewhere."""
+    with contextlib.suppress(OSError, StopIteration):
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        return 1024.0 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
+    return float("inf")
+
+
 def available_bytes(device: torch.device) -> float:
     """Free memory of a device, or of this machine within the limits that a container sets."""
     if device.type == "cuda":
         return float(torch.cuda.mem_get_info(device)[0])
-    free = float(psutil.virtual_memory().available)
+    free = _free_memory()
     # Where there is no such limit, the file is missing, or says "max".
     with contextlib.suppress(OSError, ValueError):
         free = min(free, int((_CGROUP / "memory.max").read_text()) - int((_CGROUP / "memory.current").read_text()))

@@ -13,6 +13,7 @@ from services.machine import cores
 from services.verifier import attention
 from services.verifier.attention import MAX_NODES
 from services.verifier.config import TargetConfig
+from services.verifier.graphs import Graphs
 from services.verifier.kv_pool import KVPool
 from services.verifier.linears import best_linear, pack_linears, quantize
 from services.verifier.loading import load_layers, load_whole, split_layers
@@ -61,6 +62,7 @@ class ModelSlice:
             device=self.device,
         )
         self._kernel = native_attention.kernel_for(self.pool, heads)
+        self._graphs = self._captured() if self.device.type == "cuda" and self.dtype != torch.float32 else None
 
     @property
     def kernels(self) -> str:
@@ -82,6 +84,8 @@ class ModelSlice:
             ValueError: a tree has more than ``MAX_NODES`` nodes.
         """
         self.pool.clean()
+        if self._graphs is not None and (captured := self._graphs.run(batch, hidden)) is not None:
+            return captured[_wanted_rows(batch)].float().cpu() if self.is_last else captured.cpu()
         tokens = [token for rows in batch for token in rows.tokens]
         padding = max(0, self._min_rows - len(tokens))
         layout = self._lay_out(batch, padding)
@@ -116,6 +120,24 @@ class ModelSlice:
         keys = self.pool.keys[:, self.pool.tiles_of(session_id)[0], :, :, : rows - 1]
         if not bool(keys.abs().sum(dim=(1, 2, 3)).gt(0).all()):
             raise NotImplementedError("its attention layers do not call transformers' attention interface")
+
+    def _captured(self) -> Graphs:
+        """Passes whose shapes depend on their bucket alone: every row's logits are computed, wanted or not."""
+
+        def run(laid_out: attention.Pass, given: torch.Tensor) -> torch.Tensor:
+            name = "input_ids" if self.is_first else "inputs_embeds"
+            inputs = {name: given[None], "position_ids": laid_out.positions[None]}
+            if self.is_last:
+                logits: torch.Tensor = self.model(**inputs, use_cache=False, outrider_pass=laid_out).logits[0]
+                return logits
+            hidden: torch.Tensor = self.model.get_decoder()(
+                **inputs, use_cache=False, outrider_pass=laid_out
+            ).last_hidden_state[0]
+            return hidden
+
+        of_rows = () if self.is_first else (self.hidden_size,)
+        dtype = torch.int64 if self.is_first else self.dtype
+        return Graphs(self.pool, run, torch.empty(0, *of_rows, dtype=dtype, device=self.device))
 
     def _lay_out(self, batch: Sequence[Rows], padding: int) -> attention.Pass:
         largest = max(len(rows.parents) for rows in batch)

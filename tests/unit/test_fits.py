@@ -18,7 +18,7 @@ from speculation.ports import Rows
 
 GIB = 2**30
 # 10 layers of 1 GiB each in float32, 1 GiB besides, and a cache of 64 KiB a token.
-SHAPE = Shape(layers=10, per_layer=GIB // 4, others=GIB // 4, cache_values_per_token=2**14)
+SHAPE = Shape(layers=10, per_layer=GIB // 4, others=GIB // 4, embeddings=0, cache_values_per_token=2**14)
 CONFIG = TargetConfig(model_path="", kv_cache_tokens=65536)
 
 

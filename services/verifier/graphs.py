@@ -1,0 +1,101 @@
+"""Captured passes: on a GPU, a small pass costs what its memory reads cost, once nobody launches its kernels one by one.
+
+Not run on a GPU yet (docs/log.md): there, ``Graphs`` falls back to launching kernels where capturing fails.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from services.verifier.kv_pool import TILE, KVPool
+from services.verifier.static_attention import StaticPass
+from speculation.ports import Rows
+
+log = logging.getLogger(__name__)
+
+# Passes of more rows compute for longer than their launches take.
+_MOST_ROWS = 256
+# Their mask and the gathered keys would outgrow what a graph may hold on to.
+_MOST_TILES = 1024
+_WARM_UP = 2
+
+# Runs the model over a pass whose tokens, or hidden states, lie in the tensor: [rows] or [rows, hidden size].
+RunModel = Callable[[StaticPass, torch.Tensor], torch.Tensor]
+
+
+@dataclass(kw_only=True, slots=True)
+class _Captured:
+    """A bucket's buffers and its graph; without a graph, kernels are launched."""
+
+    laid_out: StaticPass
+    given: torch.Tensor
+    made: torch.Tensor | None = None
+    graph: torch.cuda.CUDAGraph | None = None
+
+
+class Graphs:
+    """One graph for every bucket of rows and tiles, captured when it is first needed.
+
+    Args:
+        run: the model, without anything that depends on what the pass holds.
+        given: an empty tensor like the rows that ``run`` gets: [0] token ids, or [0, hidden size].
+    """
+
+    def __init__(self, pool: KVPool, run: RunModel, given: torch.Tensor) -> None:
+        self._pool = pool
+        self._run = run
+        self._given = given
+        self._buckets: dict[tuple[int, int], _Captured] = {}
+        self._captures = pool.device.type == "cuda"
+
+    def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None) -> torch.Tensor | None:
+        """What the model makes of the pass: [rows, ...], in memory that the next pass overwrites. None: it is too large."""
+        rows = sum(len(request.tokens) for request in batch)
+        tiles = sum((request.context + len(request.tokens) - 1) // TILE + 1 for request in batch)
+        if rows > _MOST_ROWS or tiles > _MOST_TILES:
+            return None
+        bucket = self._bucket(_bucket_size(rows), _bucket_size(tiles))
+        bucket.laid_out.fill(batch)
+        bucket.given[:rows].copy_(bucket.laid_out.tokens[:rows] if hidden is None else hidden)
+        if bucket.graph is not None:
+            bucket.graph.replay()
+            assert bucket.made is not None
+            return bucket.made[:rows]
+        return self._run(bucket.laid_out, bucket.given)[:rows]
+
+    def _bucket(self, rows: int, tiles: int) -> _Captured:
+        found = self._buckets.get((rows, tiles))
+        if found is None:
+            given = self._given.new_zeros(rows, *self._given.shape[1:])
+            found = _Captured(laid_out=StaticPass(self._pool, rows, tiles), given=given)
+            if self._captures:
+                self._capture(found)
+            self._buckets[rows, tiles] = found
+        return found
+
+    def _capture(self, bucket: _Captured) -> None:
+        """Run the pass on nobody's rows until everything is warm, then record it."""
+        bucket.laid_out.fill([])
+        try:
+            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(_WARM_UP):
+                    self._run(bucket.laid_out, bucket.given)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                bucket.made = self._run(bucket.laid_out, bucket.given)
+            bucket.graph = graph
+        except RuntimeError as error:
+            log.warning("passes of this model cannot be captured, each takes longer: %s", error)
+            self._captures = False
+
+
+def _bucket_size(count: int) -> int:
+    """The next power of two."""
+    return 1 << (count - 1).bit_length()

@@ -1,0 +1,51 @@
+"""Passes in memory that does not move, as a GPU captures them; here without capturing, against the ordinary ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.verifier.config import TargetConfig
+from services.verifier.target import TransformersTarget
+from speculation.ports import Rows
+from tests.tiny import make_tiny_model
+
+
+def passes(target: TransformersTarget) -> list[torch.Tensor]:
+    """A prompt, two requests with trees across a border of tiles, and a pass that is longer than any bucket."""
+    made = []
+    for name in "ab":
+        assert target.open(name, 400)
+    made += target.forward([Rows(session_id="a", context=0, tokens=tuple(range(5, 66)), logits=61)])
+    made += target.forward([Rows(session_id="b", context=0, tokens=tuple(range(90, 70, -1)), logits=20)])
+    tree = Rows(session_id="a", context=61, tokens=(9, 1, 2, 3, 4, 8), parents=(-1, -1, 1, 2, 3), logits=6)
+    made += target.forward([tree, Rows(session_id="b", context=20, tokens=(3, 4, 5), parents=(-1, -1), logits=3)])
+    target.keep("a", 61, [0, 2, 3, 4])
+    made += target.forward([Rows(session_id="a", context=65, tokens=(6,), logits=1)])
+    made += target.forward([Rows(session_id="a", context=66, tokens=(7,) * 300, logits=1)])
+    return made
+
+
+@pytest.mark.parametrize("window", [None, 24])
+def test_the_same_logits(tmp_path: Path, window: int | None) -> None:
+    folder = make_tiny_model(tmp_path)
+    if window is not None:
+        from transformers import MistralConfig, MistralForCausalLM
+
+        config = MistralConfig(
+            vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=512, sliding_window=window, initializer_range=0.4,
+        )  # fmt: skip
+        torch.manual_seed(1)
+        MistralForCausalLM(config).save_pretrained(folder)
+    ordinary, static = (
+        TransformersTarget(TargetConfig(model_path=str(folder), kv_cache_tokens=2048, max_model_len=512)) for _ in range(2)
+    )
+    part = static._part
+    part._graphs = part._captured()
+    for mine, other in zip(passes(static), passes(ordinary), strict=True):
+        assert torch.allclose(mine, other, atol=2e-3)
+        assert torch.equal(mine.argmax(-1), other.argmax(-1))
+    assert {rows for rows, _ in part._graphs._buckets} == {64, 32, 16, 1}
