@@ -13,8 +13,10 @@ import outrider
 from cluster import build
 from cluster.config import Settings
 from cluster.models import BUILT_IN, ResolvedModel
+from speculation.errors import ConfigurationError
 
-_BYTES = {"float32": 4, "bfloat16": 2}
+# Of a number in the cache.
+_BYTES = {"float32": 4, "bfloat16": 2, "int8": 4}
 
 
 def print_plan(settings: Settings) -> None:
@@ -33,13 +35,17 @@ def print_plan(settings: Settings) -> None:
     router, drafter, verifier = settings.router, settings.drafter, settings.verifier
     guard = "API keys" if server.api_key_hashes else "no API keys"
     guard += " and TLS" if server.tls else ", no TLS"
+    where, stages = "Ray Serve handle", ""
+    if verifier.stages > 1:
+        where += f"; stages on {verifier.stage_host}, any ports"
+        stages = f", its layers in {verifier.stages} processes, each with these CPUs and GPUs"
     rows = (
         (router, "router", f"{server.host}:{server.port}", f"public gRPC ({guard}); {router.strategy} by default"),
         (drafter, "drafter", f"{drafter.host}, any port", "proposes token trees over gRPC"),
-        (verifier, "verifier", "Ray Serve handle", f"target in {verifier.dtype} on {verifier.device}"),
+        (verifier, "verifier", where, f"target in {verifier.dtype} on {verifier.device}{stages}"),
     )
-    for component, name, where, what in rows:
-        table.add_row(name, str(component.replicas), f"{component.num_cpus:g}", f"{component.num_gpus:g}", where, what)
+    for component, name, listens, what in rows:
+        table.add_row(name, str(component.replicas), f"{component.num_cpus:g}", f"{component.num_gpus:g}", listens, what)
     console = Console()
     console.print(table)
     console.print(
@@ -55,6 +61,9 @@ def _pool_size(settings: Settings) -> str:
     for folder in (Path(settings.model).expanduser(), settings.cache_dir / "models" / settings.model):
         if (folder / "config.json").is_file():
             config = json.loads((folder / "config.json").read_text())
+            if settings.verifier.stages > config["num_hidden_layers"]:
+                layers = config["num_hidden_layers"]
+                raise ConfigurationError(f"verifier.stages is {settings.verifier.stages}: the model has {layers} layers")
             heads = config.get("num_key_value_heads") or config["num_attention_heads"]
             size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
             row = config["num_hidden_layers"] * heads * (2 * size + 1) * _BYTES[settings.verifier.dtype]
