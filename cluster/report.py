@@ -35,24 +35,26 @@ def print_plan(settings: Settings) -> None:
     router, drafter, verifier = settings.router, settings.drafter, settings.verifier
     guard = "API keys" if server.api_key_hashes else "no API keys"
     guard += " and TLS" if server.tls else ", no TLS"
-    where, stages = "Ray Serve handle", ""
-    if verifier.stages > 1:
-        where += f"; stages on {verifier.stage_host}, any ports"
-        stages = f", its layers in {verifier.stages} processes, each with these CPUs and GPUs"
+    pool = _pool_size(settings)
     rows = (
         (router, "router", f"{server.host}:{server.port}", f"public gRPC ({guard}); {router.strategy} by default"),
         (drafter, "drafter", f"{drafter.host}, any port", "proposes token trees over gRPC"),
-        (verifier, "verifier", where, f"target in {verifier.dtype} on {verifier.device}{stages}"),
+        (verifier, "verifier", "Ray Serve handle", f"target in {verifier.dtype} on {verifier.device}"),
     )
-    for component, name, listens, what in rows:
-        table.add_row(name, str(component.replicas), f"{component.num_cpus:g}", f"{component.num_gpus:g}", listens, what)
+    for component, name, where, what in rows:
+        table.add_row(name, str(component.replicas), f"{component.num_cpus:g}", f"{component.num_gpus:g}", where, what)
     console = Console()
     console.print(table)
     console.print(
         f"verifier: up to {verifier.max_num_seqs} requests at once, {verifier.max_waiting} waiting; "
-        f"key-value pool of {verifier.kv_cache_tokens:,} tokens{_pool_size(settings)}; "
+        f"key-value pool of {verifier.kv_cache_tokens:,} tokens{pool}; "
         f"drafts awaited for at most {1e3 * verifier.draft_deadline_s:g} ms a step"
     )
+    if verifier.stages > 1:
+        console.print(
+            f"verifier: its layers in {verifier.stages} processes, each with these CPUs and GPUs, "
+            f"which find each other at {verifier.stage_host}, any port"
+        )
     console.print(f"models are kept in {settings.cache_dir}")
 
 
