@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config import Settings
@@ -77,8 +79,13 @@ def drafter_config(settings: Settings) -> DrafterConfig:
 
 
 def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
-    """The verifier's part of ``settings``."""
+    """The verifier's part of ``settings``.
+
+    Raises:
+        ConfigurationError: there are more stages than layers.
+    """
     verifier = settings.verifier
+    check_stages(verifier.stages, model.path)
     return VerifierConfig(
         model_name=model.name,
         target=TargetConfig(
@@ -103,6 +110,20 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         max_step_s=verifier.max_step_s,
         costs_dir=settings.cache_dir / "costs",
     )
+
+
+def check_stages(stages: int, model: Path) -> None:
+    """As far as the model's own configuration is at hand.
+
+    Raises:
+        ConfigurationError: there are more stages than layers.
+    """
+    file = model / "config.json"
+    layers = json.loads(file.read_text()).get("num_hidden_layers") if file.is_file() else None
+    if layers is not None and stages > layers:
+        raise ConfigurationError(
+            f"verifier.stages is {stages}: the model has {layers} layers, so 1 to {layers} are possible"
+        )
 
 
 def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:

@@ -40,6 +40,7 @@ def running(settings: Settings, model: ResolvedModel, *, verbose: bool = False) 
         check_server(build.server_config(settings))
         build.router_config(settings, model)
         build.drafter_config(settings)
+        build.verifier_config(settings, model)
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))

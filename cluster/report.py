@@ -13,7 +13,6 @@ import outrider
 from cluster import build
 from cluster.config import Settings
 from cluster.models import BUILT_IN, ResolvedModel
-from speculation.errors import ConfigurationError
 
 # Of a number in the cache.
 _BYTES = {"float32": 4, "bfloat16": 2, "int8": 4}
@@ -63,9 +62,7 @@ def _pool_size(settings: Settings) -> str:
     for folder in (Path(settings.model).expanduser(), settings.cache_dir / "models" / settings.model):
         if (folder / "config.json").is_file():
             config = json.loads((folder / "config.json").read_text())
-            if settings.verifier.stages > config["num_hidden_layers"]:
-                layers = config["num_hidden_layers"]
-                raise ConfigurationError(f"verifier.stages is {settings.verifier.stages}: the model has {layers} layers")
+            build.check_stages(settings.verifier.stages, folder)
             heads = config.get("num_key_value_heads") or config["num_attention_heads"]
             size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
             row = config["num_hidden_layers"] * heads * (2 * size + 1) * _BYTES[settings.verifier.dtype]
