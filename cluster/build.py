@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -50,9 +51,9 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
 
     drafter = DrafterService(drafter_config(settings))
     verifier = VerifierService(verifier_config(settings, model), InProcessDraftLink(drafter), launch_child)
-    router = RouterService(router_config(settings, model), InProcessVerifierLink(verifier))
-    await verifier.start()
     try:
+        router = RouterService(router_config(settings, model), InProcessVerifierLink(verifier))
+        await verifier.start()
         yield Pipeline(drafter=drafter, verifier=verifier, router=router)
     finally:
         await verifier.stop()
@@ -82,10 +83,14 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
     """The verifier's part of ``settings``.
 
     Raises:
-        ConfigurationError: there are more stages than layers.
+        ConfigurationError: there are more stages than layers, or they could not find each other.
     """
     verifier = settings.verifier
     check_stages(verifier.stages, model.path)
+    try:
+        ipaddress.ip_address(verifier.stage_host)
+    except ValueError as error:
+        raise ConfigurationError(f"verifier.stage_host is {verifier.stage_host}: must be an IP address") from error
     return VerifierConfig(
         model_name=model.name,
         target=TargetConfig(

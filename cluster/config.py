@@ -62,7 +62,12 @@ class RouterSettings(Placed):
 
     replicas: int = Field(1, ge=1, le=1, description="one: it owns the public port")
     strategy: str = _STRATEGY.strategy
-    num_speculative_tokens: int = Field(_STRATEGY.num_speculative_tokens, ge=0, le=512)
+    num_speculative_tokens: int | None = Field(
+        _STRATEGY.num_speculative_tokens,
+        ge=0,
+        le=512,
+        description="most drafted tokens per step; None: as suits the strategy",
+    )
     acceptance: Literal["walk", "rejection"] = _STRATEGY.acceptance
 
 

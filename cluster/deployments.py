@@ -107,7 +107,7 @@ class VerifierDeployment(_Process):
 
     async def check_health(self) -> None:
         """Fails when the decoding loop has died, so that Serve replaces the replica."""
-        if not self._verifier.healthy:
+        if not self._verifier.alive:
             raise RuntimeError("the decoding loop is not running")
 
 
@@ -195,6 +195,8 @@ def _placed(deployment: Any, component: Placed) -> serve.Deployment:
     options: dict[str, Any] = {"num_replicas": component.replicas, "ray_actor_options": resources}
     if component.processes > 1:
         bundle = {"CPU": component.num_cpus, "GPU": component.num_gpus}
-        bundles = [{name: amount for name, amount in bundle.items() if amount}] * component.processes
+        # Ray takes no empty bundle.
+        bundle = {name: amount for name, amount in bundle.items() if amount} or {"CPU": 0.001}
+        bundles = [bundle] * component.processes
         options |= {"placement_group_bundles": bundles, "placement_group_strategy": "PACK"}
     return cast(serve.Deployment, deployment.options(**options))

@@ -17,7 +17,10 @@ class _Child:
     def __init__(self, spec: StageSpec) -> None:
         from services.verifier.stage import spec_to_json
 
-        self._process = subprocess.Popen([sys.executable, "-m", "services.verifier.stage", spec_to_json(spec)])
+        # In a session of its own: a Ctrl-C in the terminal is for the parent, which ends its stages in order.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "services.verifier.stage", spec_to_json(spec)], start_new_session=True
+        )
 
     @property
     def process_id(self) -> int:

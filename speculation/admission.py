@@ -7,7 +7,7 @@ import time
 from collections import deque
 
 from speculation.config import LoopConfig
-from speculation.errors import Internal, InvalidArgument, ResourceExhausted
+from speculation.errors import Internal, InvalidArgument, OutriderError, ResourceExhausted
 from speculation.messages import GenerationRequest
 from speculation.ports import Prefix, Target
 from speculation.session import Session
@@ -35,6 +35,7 @@ class Admission:
     def __init__(self, target: Target, config: LoopConfig, stats: LoopStats) -> None:
         self.waiting: deque[Session] = deque()
         self.live: dict[str, Session] = {}
+        self._ended: list[Session] = []
         self._target = target
         self._config = config
         self._stats = stats
@@ -63,16 +64,16 @@ class Admission:
                 opened = self._target.open(session.id, rows, prefix, spare=_HEADROOM * len(self.live))
             except Exception:
                 log.exception("no room could be made for %s", session.id)
-                self.waiting.popleft().fail(Internal("the request could not be admitted; the server's log says why"))
+                self._end(session, Internal("the request could not be admitted; the server's log says why"))
                 continue
             if not opened and self.live:
                 break
-            self.waiting.popleft()
             if not opened:
                 # Not even alone: the pool is smaller than a request may be.
                 most = "small enough for the key-value cache"
-                session.fail(InvalidArgument("max_tokens", session.request.sampling.max_tokens, most))
+                self._end(session, InvalidArgument("max_tokens", session.request.sampling.max_tokens, most))
                 continue
+            self.waiting.popleft()
             session.computed = self._target.computed(session.id)
             self._stats.prompt_tokens += len(session.tokens)
             self._stats.prompt_tokens_cached += session.computed
@@ -92,9 +93,12 @@ class Admission:
         for session in sessions:
             while session.id in self.live and not self._has_room(session):
                 last = next(other for other in reversed(self.live.values()) if not other.in_pass)
-                if last is session and (wait or len(self.live) == 1):
+                if last is session and len(self.live) == 1:
+                    self._end(session, ResourceExhausted("the key-value cache is too small for the request"))
+                elif last is session and wait:
                     break
-                self._preempt(last)
+                else:
+                    self._preempt(last)
         return [session for session in sessions if session.id in self.live and self._has_room(session)]
 
     def _has_room(self, session: Session) -> bool:
@@ -102,16 +106,33 @@ class Admission:
         return self._target.grow(session.id, len(session.tokens) + session.max_nodes)
 
     def left(self) -> list[Session]:
-        """Those whose consumers have gone, and that no pass holds."""
+        """Those that have been ended, or whose consumers have gone, and that no pass holds."""
+        ended, self._ended = self._ended, []
         for session in [session for session in self.waiting if session.closed and not session.admitted]:
             self.waiting.remove(session)
-        return [session for session in (*self.live.values(), *self.waiting) if session.closed and not session.in_pass]
+        closed = [session for session in (*self.live.values(), *self.waiting) if session.closed and not session.in_pass]
+        return ended + closed
+
+    def admitted(self) -> list[Session]:
+        """Those that drafters know: being decoded, or stepped back."""
+        return [*self.live.values(), *(session for session in self.waiting if session.admitted)]
+
+    def find(self, session_id: str) -> Session | None:
+        """One of them."""
+        found = self.live.get(session_id)
+        return found or next((session for session in self.admitted() if session.id == session_id), None)
 
     def forget(self, session: Session) -> None:
         """It has ended."""
         self.live.pop(session.id, None)
         if session in self.waiting:
             self.waiting.remove(session)
+
+    def _end(self, session: Session, error: OutriderError) -> None:
+        """Fail it; whatever it holds is freed with those that have left."""
+        self.forget(session)
+        session.fail(error)
+        self._ended.append(session)
 
     def _preempt(self, session: Session) -> None:
         log.info("%s steps back after %d tokens: the cache is full", session.id, len(session.tokens))

@@ -25,15 +25,16 @@ class Part:
     error: Exception | None = None
 
 
-def plan_parts(sessions: Iterable[Session], budget: Budget, prompt_rows: int) -> list[Part]:
+def plan_parts(sessions: Iterable[Session], budget: Budget, prompt_rows: int, everybody: Load) -> list[Part]:
     """Every request's rows for the coming pass.
 
     Args:
         prompt_rows: most rows of prompts, over all requests; who finds none left waits for the next pass.
+        everybody: what all requests that are being decoded hold, in this pass or in another: they wait for it.
     """
     sessions = list(sessions)
     farthest = max((session.computed for session in sessions if len(session.tokens) - session.computed > 1), default=0)
-    prompt_rows = budget.prompt_rows(decoding_load(sessions), prompt_rows, farthest)
+    prompt_rows = budget.prompt_rows(everybody, prompt_rows, farthest)
     chains: list[tuple[Session, int]] = []
     for session in sessions:
         pending = len(session.tokens) - session.computed

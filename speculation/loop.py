@@ -96,10 +96,14 @@ class DecodingLoop:
         await self._link.stop()
 
     @property
+    def alive(self) -> bool:
+        """Whether the loop runs, and its steps succeed, or will when the target has been built anew."""
+        return self._task is not None and not self._task.done() and self._failures < _MAX_FAILURES
+
+    @property
     def healthy(self) -> bool:
-        """Whether the loop runs, and its steps succeed."""
-        running = self._task is not None and not self._task.done()
-        return running and not self._recovering and self._failures < _MAX_FAILURES
+        """Whether requests are decoded now."""
+        return self.alive and not self._recovering
 
     @property
     def running(self) -> int:
@@ -128,7 +132,7 @@ class DecodingLoop:
 
     def _submit(self, request: GenerationRequest) -> Session:
         # While the target is being restarted, requests wait for it.
-        if not (self.healthy or self._recovering):
+        if not self.alive:
             raise UnavailableError("the verifier is not running")
         check_request(request, self._target)
         self._requests.check(request)
@@ -150,7 +154,7 @@ class DecodingLoop:
 
     def on_reply(self, reply: DraftingReply) -> None:
         """See ``DraftReceiver``. A malformed draft is dropped: it may cost speed, nothing else."""
-        session = self._requests.live.get(reply.session_id)
+        session = self._requests.find(reply.session_id)
         if session is None:
             return
         if isinstance(reply, Draft):
@@ -169,7 +173,7 @@ class DecodingLoop:
 
     def on_connected(self) -> None:
         """See ``DraftReceiver``: tell a drafter that joins late what is committed."""
-        for session in self._requests.live.values():
+        for session in self._requests.admitted():
             session.drafts.start_over()
             self._open_drafting(session)
 
@@ -210,15 +214,19 @@ class DecodingLoop:
         for session in list(self._requests.live.values()):
             session.fail(UnavailableError("the target is being restarted; try again"))
             self._forget(session)
-        try:
-            await self._in_worker(self._target.recover)
+        while self._failures < _MAX_FAILURES:
             self._failures += 1
-        except Exception:
-            log.exception("the target cannot be built anew")
-            self._failures = _MAX_FAILURES
-            self._fail_all(UnavailableError("the target is lost"))
-        finally:
-            self._recovering = False
+            try:
+                await self._in_worker(self._target.recover)
+                self._recovering = False
+                return
+            except TargetLost as error:
+                log.error("and lost again: %s", error)
+            except Exception:
+                log.exception("the target cannot be built anew")
+                self._failures = _MAX_FAILURES
+        self._recovering = False
+        self._fail_all(UnavailableError("the target is lost"))
 
     async def _abandon(self) -> None:
         """Finish what is under way, for nobody."""
@@ -253,7 +261,8 @@ class DecodingLoop:
             with times.measure("draft_wait"):
                 await self._await_drafts(sessions)
             with times.measure("schedule"):
-                parts = plan_parts(sessions, self._budget, self.config.max_batched_tokens)
+                everybody = decoding_load(self._requests.live.values())
+                parts = plan_parts(sessions, self._budget, self.config.max_batched_tokens, everybody)
             for part in parts:
                 part.session.in_pass = True
             with times.measure("begin"):

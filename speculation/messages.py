@@ -163,6 +163,7 @@ class OpenSession:
     max_nodes: int
     seed: int = 0
     temperature: float = 0.0
+    tenant: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -117,6 +117,7 @@ class Session:
             max_nodes=self.max_nodes,
             seed=self.request.sampling.seed,
             temperature=self.request.sampling.temperature,
+            tenant=self.request.tenant,
         )
 
     def finish(self, reason: FinishReason) -> None:

@@ -19,3 +19,6 @@ class Autoregressive:
 
     def observe(self, report: StepReport) -> None:
         """See ``SourceSession``: nothing is learnt."""
+
+    def close(self) -> None:
+        """See ``SourceSession``: nothing was kept."""

@@ -21,9 +21,23 @@ def _prompt_lookup(config: DrafterConfig) -> Source:
     return PromptLookup(config.prompt_lookup)
 
 
+def _suffix(config: DrafterConfig) -> Source:
+    from services.drafter.suffix import Suffix
+
+    return Suffix(config.suffix)
+
+
+def _recycling(config: DrafterConfig) -> Source:
+    from services.drafter.recycling import Recycling
+
+    return Recycling(config.recycling)
+
+
 SOURCES: dict[str, Callable[[DrafterConfig], Source]] = {
     "autoregressive": _autoregressive,
     "prompt_lookup": _prompt_lookup,
+    "recycling": _recycling,
+    "suffix": _suffix,
 }
 
 

@@ -21,6 +21,35 @@ class PromptLookupConfig:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SuffixConfig:
+    """Suffix decoding; names as vLLM's where it has them.
+
+    Attributes:
+        depth: longest stretch of tokens that is counted.
+        max_endings: endings of the text, of different lengths, that are followed at once.
+        max_cached_tokens: of earlier answers, for each tenant; 0: a request learns from itself alone, and nothing that a
+            tenant was told is kept.
+        max_tenants: whose answers are kept; the one unused longest is forgotten first.
+    """
+
+    depth: int = 16
+    max_endings: int = 4
+    max_cached_tokens: int = 0
+    max_tenants: int = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecyclingConfig:
+    """Token recycling.
+
+    Attributes:
+        max_tenants: whose tables are kept; the one unused longest is forgotten first.
+    """
+
+    max_tenants: int = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class DrafterConfig:
     """A drafter.
 
@@ -29,4 +58,6 @@ class DrafterConfig:
     """
 
     prompt_lookup: PromptLookupConfig = field(default_factory=PromptLookupConfig)
+    suffix: SuffixConfig = field(default_factory=SuffixConfig)
+    recycling: RecyclingConfig = field(default_factory=RecyclingConfig)
     max_sessions: int = 1024

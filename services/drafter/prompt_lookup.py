@@ -60,6 +60,9 @@ class PromptLookupSession:
         """See ``SourceSession``."""
         self._extend(report.committed)
 
+    def close(self) -> None:
+        """See ``SourceSession``: nothing outlives the request."""
+
     def _matches(self) -> list[tuple[int, int]]:
         """(position of the continuation, length of the n-gram that matched), best first."""
         found: dict[int, int] = {}

@@ -70,7 +70,9 @@ class DrafterService:
 
     def close(self, message: CloseSession) -> None:
         """See ``Drafter``."""
-        self._sessions.pop(message.session_id, None)
+        session = self._sessions.pop(message.session_id, None)
+        for source in session.sources if session else ():
+            source.close()
 
     def _source(self, name: str) -> Source:
         if name not in self._sources:

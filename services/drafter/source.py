@@ -19,6 +19,10 @@ class SourceSession(Protocol):
         """Learn what a step committed and what its pass showed."""
         ...
 
+    def close(self) -> None:
+        """The request has ended."""
+        ...
+
 
 class Source(Protocol):
     """Makes sessions. What several requests share (a model, a datastore) lives here."""

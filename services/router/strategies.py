@@ -16,12 +16,12 @@ class StrategyConfig:
 
     Attributes:
         strategy: the default strategy.
-        num_speculative_tokens: most drafted tokens per step.
+        num_speculative_tokens: most drafted tokens per step; None: what suits the strategy.
         acceptance: the default rule.
     """
 
     strategy: str = "prompt_lookup"
-    num_speculative_tokens: int = 8
+    num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule = "walk"
 
 
@@ -29,7 +29,15 @@ class StrategyConfig:
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "autoregressive": (),
     "prompt_lookup": ("prompt_lookup",),
+    "suffix": ("suffix",),
+    "recycling": ("recycling",),
+    "blend": ("suffix", "recycling"),
 }
+# Drafted tokens per step: trees with branches need more of them than chains do.
+_NODES = {"prompt_lookup": 8, "suffix": 16}
+_NODES_OF_TREES = 32
+# How many of the target's likeliest next tokens a source wants to be told of, after every verified node.
+_OBSERVED = {"recycling": 8}
 
 
 def check_default(config: StrategyConfig) -> None:
@@ -40,7 +48,8 @@ def check_default(config: StrategyConfig) -> None:
     """
     if config.strategy not in STRATEGIES:
         raise ConfigurationError(f"strategy is {config.strategy}: must be one of {_known()}")
-    if not 0 <= config.num_speculative_tokens <= limits.MAX_TREE_NODES:
+    nodes = config.num_speculative_tokens
+    if nodes is not None and not 0 <= nodes <= limits.MAX_TREE_NODES:
         raise ConfigurationError(f"num_speculative_tokens must be from 0 to {limits.MAX_TREE_NODES}")
 
 
@@ -56,12 +65,17 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
     nodes = request.num_speculative_tokens
     if nodes is not None and not 0 <= nodes <= limits.MAX_TREE_NODES:
         raise InvalidArgument("speculation.num_speculative_tokens", nodes, f"from 0 to {limits.MAX_TREE_NODES}")
+    if nodes is None:
+        nodes = config.num_speculative_tokens
+    if nodes is None:
+        nodes = _NODES.get(strategy, _NODES_OF_TREES)
     sources = STRATEGIES[strategy]
     return Plan(
         strategy=strategy,
         sources=sources,
-        max_nodes=(config.num_speculative_tokens if nodes is None else nodes) if sources else 0,
+        max_nodes=nodes if sources else 0,
         acceptance=request.acceptance or config.acceptance,
+        observe_top_k=max((_OBSERVED.get(source, 0) for source in sources), default=0),
     )
 
 

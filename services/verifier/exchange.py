@@ -20,8 +20,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 
 from speculation.errors import ConfigurationError, TargetLost
 
-# A pass that takes longer than this has lost a stage.
-_PASS_TIMEOUT = timedelta(seconds=60)
+# A pass that takes longer than this has lost a stage. One that has died is noticed at once; this is for one that hangs.
+_PASS_TIMEOUT = timedelta(minutes=10)
 _IDLE_TIMEOUT = timedelta(days=365)
 _JOIN_TIMEOUT = timedelta(seconds=60)
 _POLL_S = 0.05
@@ -96,48 +96,66 @@ class Meeting:
             ConfigurationError: a stage says that it cannot serve; with its reason.
             TargetLost: a stage has died.
         """
-        for rank in range(size - 1):
-            while not self._store.check([f"ready/{rank}"]):
-                if not alive(rank):
-                    raise TargetLost(f"stage {rank} has died while it was loading; its log says why")
-                time.sleep(_POLL_S)
-            if reason := self._store.get(f"ready/{rank}").decode():
-                raise ConfigurationError(f"stage {rank}: {reason}")
-        _choose_interface(self.host)
-        return Exchange(self._store, size - 1, size, _PASS_TIMEOUT)
+        try:
+            for rank in range(size - 1):
+                while not self._store.check([f"ready/{rank}"]):
+                    if not alive(rank):
+                        raise TargetLost(f"stage {rank} has died while it was loading; its log says why")
+                    time.sleep(_POLL_S)
+                if reason := self._store.get(f"ready/{rank}").decode():
+                    raise ConfigurationError(f"stage {rank}: {reason}")
+            _choose_interface(self.host, self.port)
+            return Exchange(self._store, size - 1, size, _PASS_TIMEOUT)
+        except RuntimeError as error:
+            raise TargetLost("a stage has died while the stages were finding each other") from error
 
 
-def attend_meeting(host: str, port: int, rank: int, size: int, refusal: str = "") -> Exchange:
-    """A stage's side of ``Meeting.join``; with a ``refusal`` the others are told, and nothing else happens.
+def attend_meeting(host: str, port: int, rank: int, size: int, refusal: str = "") -> Exchange | None:
+    """A stage's side of ``Meeting.join``; with a ``refusal`` the others are told, and there is no exchange.
 
     Raises:
         TargetLost: there is nobody.
     """
-    _choose_interface(host)
     try:
         store = TCPStore(host, port, None, False, _JOIN_TIMEOUT)
         store.set(f"ready/{rank}", refusal)
         if refusal:
-            raise TargetLost(refusal)
+            return None
+        _choose_interface(host, port)
         return Exchange(store, rank, size, _IDLE_TIMEOUT)
     except RuntimeError as error:
         raise TargetLost(f"nobody at {host}:{port}") from error
 
 
 def _listen(host: str) -> socket.socket:
-    family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.bind((host, 0))
+    """A port of one of this machine's interfaces.
+
+    Raises:
+        ConfigurationError: it is no address of this machine.
+    """
+    try:
+        family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.bind((host, 0))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"stage_host is {host}: must be the address of one of this machine's interfaces, such as 127.0.0.1 ({error})"
+        ) from error
     listener.listen(64)
     return listener
 
 
-def _choose_interface(host: str) -> None:
+def _choose_interface(host: str, port: int) -> None:
     """Gloo would listen wherever this machine's name points to. It reads the variable when a group is made."""
     # Here, so that a target of one stage needs torch and transformers alone (benchmarks/step_cost.py).
     import psutil
 
+    family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as way:
+        # Nothing is sent: it is asked which of this machine's own addresses leads there.
+        way.connect((host, port))
+        own = way.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():
-        if any(address.address.partition("%")[0] == host for address in addresses):
+        if any(address.address.partition("%")[0] == own for address in addresses):
             os.environ["GLOO_SOCKET_IFNAME"] = name
             return

@@ -51,6 +51,8 @@ class Graphs:
         self._given = given
         self._buckets: dict[tuple[int, int], _Captured] = {}
         self._captures = pool.device.type == "cuda"
+        # Only one graph runs at a time: they share their intermediate results' memory.
+        self._memory = torch.cuda.graph_pool_handle() if self._captures else None
 
     def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None) -> torch.Tensor | None:
         """What the model makes of the pass: [rows, ...], in memory that the next pass overwrites. None: it is too large."""
@@ -88,7 +90,7 @@ class Graphs:
                     self._run(bucket.laid_out, bucket.given)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, pool=self._memory):
                 bucket.made = self._run(bucket.laid_out, bucket.given)
             bucket.graph = graph
         except RuntimeError as error:

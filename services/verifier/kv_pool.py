@@ -54,6 +54,11 @@ class KVPool:
             self.values[:, torch.tensor(self._unclean, device=self.device), :, :, :-1] = 0
             self._unclean = []
 
+    def clear(self) -> None:
+        """Nobody has a tile."""
+        self._tiles.clear()
+        self._unclean = []
+
     def forget(self, owner: str) -> None:
         """``owner`` has no tiles any more; nothing if it has none."""
         self._tiles.pop(owner, None)

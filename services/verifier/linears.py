@@ -86,9 +86,14 @@ def best_linear(dtype: str = "float32") -> tuple[MakeLinear, int] | None:
     """What makes the fastest layers on this CPU, and how few rows they may get; None: nothing beats torch's.
 
     Args:
-        dtype: of the weights, float32 or int8; the rows are float32. Only our own kernels know int8.
+        dtype: of the weights, float32 or int8; the rows are float32.
+
+    Raises:
+        ConfigurationError: int8 without our own kernels, which alone know it.
     """
     kernels = library()
+    if kernels is None and dtype == "int8":
+        raise ConfigurationError("dtype is int8: on a CPU that needs a C compiler (cc); use float32 or bfloat16")
     if kernels is not None:
         return functools.partial(NativeLinear, kernels, dtype=getattr(torch, dtype)), 1
     available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -65,7 +66,10 @@ def check_memory(config: TargetConfig) -> None:
     Raises:
         ConfigurationError: it does not; says what would.
     """
-    check_fits(config, shape_of(config), available_bytes(torch.device(config.device)))
+    free = available_bytes(torch.device(config.device))
+    # Stages that find each other on loopback share this machine.
+    here = config.stages if ipaddress.ip_address(config.stage_host).is_loopback else 1
+    check_fits(config, shape_of(config), free / here)
 
 
 def shape_of(config: TargetConfig) -> Shape:
@@ -89,6 +93,7 @@ def shape_of(config: TargetConfig) -> Shape:
         # A tied output layer is packed apart from the embeddings.
         others=total - in_layers + (embeddings if text.tie_word_embeddings else 0),
         embeddings=embeddings,
+        stored_bytes=(skeleton.config.dtype or torch.float32).itemsize,
         cache_values_per_token=2 * text.num_hidden_layers * heads * size,
     )
 

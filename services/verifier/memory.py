@@ -20,20 +20,22 @@ _CGROUP = Path("/sys/fs/cgroup")
 class Shape:
     """What a model's size depends on: parameters in its layers and outside of them, and a token's part of the cache.
 
-    ``embeddings`` are among ``others``: of them a pass reads its tokens' rows alone.
+    ``embeddings`` are among ``others``: of them a pass reads its tokens' rows alone. ``stored_bytes`` has a parameter in the
+    model's files.
     """
 
     layers: int
     per_layer: int
     others: int
     embeddings: int
+    stored_bytes: int
     cache_values_per_token: int
 
     def weights(self, config: TargetConfig) -> float:
-        """Bytes of the largest stage's weights; norms and embeddings of an int8 model are float32."""
-        size = _BYTES[config.dtype]
-        embeddings = self.others * (4 if config.dtype == "int8" else size)
-        return self.per_layer * -(-self.layers // config.stages) * size + embeddings
+        """Bytes of the largest stage's weights, while they are loaded."""
+        # What becomes int8 is loaded as it is stored.
+        size = max(_BYTES[config.dtype], self.stored_bytes) if config.dtype == "int8" else _BYTES[config.dtype]
+        return (self.per_layer * -(-self.layers // config.stages) + self.others) * size
 
     def read_per_pass(self, config: TargetConfig) -> float:
         """Bytes of weights that all stages together read in a pass."""
@@ -41,7 +43,8 @@ class Shape:
 
     def cache(self, config: TargetConfig) -> float:
         """Bytes of the largest stage's cache."""
-        size = 2 if config.dtype == "bfloat16" else 4
+        half = config.dtype == "bfloat16" or (config.dtype == "int8" and config.device != "cpu")
+        size = 2 if half else 4
         return self.cache_values_per_token * config.kv_cache_tokens * size / config.stages
 
 
@@ -94,5 +97,9 @@ def available_bytes(device: torch.device) -> float:
     free = _free_memory()
     # Where there is no such limit, the file is missing, or says "max".
     with contextlib.suppress(OSError, ValueError):
-        free = min(free, int((_CGROUP / "memory.max").read_text()) - int((_CGROUP / "memory.current").read_text()))
+        used = int((_CGROUP / "memory.current").read_text())
+        # Files that were read count as used, until somebody needs the room.
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+        used -= sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+        free = min(free, int((_CGROUP / "memory.max").read_text()) - used)
     return free

@@ -47,7 +47,10 @@ class ModelSlice:
         self.dtype = _dtype(config)
         self.model.to(self.device)
         if config.dtype == "int8":
-            self.model.to(self.dtype)
+            # What is not quantised; computed buffers (rotary frequencies) stay as exact as they are.
+            for parameter in self.model.parameters():
+                if parameter.is_floating_point() and type(parameter.data) is torch.Tensor:
+                    parameter.data = parameter.data.to(self.dtype)
         model_config = self.model.config.get_text_config()
         heads: int = model_config.num_attention_heads
         self.hidden_size: int = model_config.hidden_size
@@ -185,6 +188,9 @@ def refuse_unsupported(model_config: object) -> None:
     """
     if getattr(model_config, "attention_chunk_size", None):
         raise ConfigurationError("models with chunked attention (attention_chunk_size) are not supported")
+    others = set(getattr(model_config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if others:
+        raise ConfigurationError(f"models with layers of the type {', '.join(sorted(others))} are not supported")
     rope = getattr(model_config, "rope_parameters", None) or {}
     if "longrope" in str(rope.get("rope_type", "")):
         # transformers chooses its factors by the longest position of the pass: one request would change another's tokens.

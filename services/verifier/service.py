@@ -34,7 +34,11 @@ class VerifierService:
         # an OpenMP team of its own, and two teams on the same cores cost a third of the speed (docs/log.md, 2026-11-21).
         worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="target")
         self._target = worker.submit(TransformersTarget, config.target, launch).result()
-        budget = worker.submit(_budget, self._target, config).result()
+        try:
+            budget = worker.submit(_budget, self._target, config).result()
+        except BaseException:
+            self._target.shutdown()
+            raise
         self.loop = DecodingLoop(self._target, link, budget, config.loop, worker)
 
     async def start(self) -> None:
@@ -50,6 +54,11 @@ class VerifierService:
     def healthy(self) -> bool:
         """Whether requests are being decoded."""
         return self.loop.healthy
+
+    @property
+    def alive(self) -> bool:
+        """Whether requests will be decoded: now, or when the target has been built anew."""
+        return self.loop.alive
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         """See ``VerifierPort``."""

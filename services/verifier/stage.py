@@ -100,7 +100,9 @@ def serve(spec: StageSpec) -> None:
             log.exception("stage %d cannot load its layers", spec.stage)
         attend_meeting(spec.host, spec.port, spec.stage, config.stages, refusal=str(error) or type(error).__name__)
         return
-    Stage(part, attend_meeting(spec.host, spec.port, spec.stage, config.stages)).run()
+    exchange = attend_meeting(spec.host, spec.port, spec.stage, config.stages)
+    assert exchange is not None
+    Stage(part, exchange).run()
 
 
 def spec_to_json(spec: StageSpec) -> str:

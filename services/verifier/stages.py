@@ -162,10 +162,16 @@ class Upstream:
             StageSpec(config=config, stage=stage, host=self._meeting.host, port=self._meeting.port)
             for stage in range(config.stages - 1)
         ]
-        self._stages = [launch(spec) for spec in specs]
+        self._stages: list[StageHandle] = []
         self._exchange: Exchange | None = None
         self._under_way: deque[tuple[int, list[Sent]]] = deque()
         self._size = config.stages
+        try:
+            for spec in specs:
+                self._stages.append(launch(spec))
+        except BaseException:
+            self.stop()
+            raise
 
     def join(self) -> None:
         """Wait until every stage is loaded."""
@@ -197,12 +203,14 @@ class Upstream:
 
     def stop(self) -> None:
         """End all stages."""
+        # Held until the stages have ended: what is on its way must not be freed.
+        sent = []
         if self._exchange is not None:
-            self.orders.numbers = [Op.STOP]
-            with contextlib.suppress(TargetLost):
-                self._tell()
-        for stage in self._stages:
-            stage.stop()
+            for stage in range(self._size - 1):
+                with contextlib.suppress(TargetLost):
+                    sent += [self._exchange.send(part, stage) for part in (torch.tensor([1]), torch.tensor([Op.STOP]))]
+        for process in self._stages:
+            process.stop()
 
     def _tell(self) -> list[Sent]:
         assert self._exchange is not None

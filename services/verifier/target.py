@@ -14,7 +14,6 @@ from services.verifier.config import TargetConfig
 from services.verifier.kv_pool import TILE, KVPool
 from services.verifier.loading import check_memory, read_config, split_layers
 from services.verifier.model_slice import ModelSlice, refuse_unsupported
-from services.verifier.native.library import library
 from services.verifier.stages import Launch, Upstream
 from services.verifier.tiles import TileAllocator
 from speculation.acceptance import stop_token_ids
@@ -54,14 +53,16 @@ class TransformersTarget:
         self._upstream: Upstream | None = None
         self._build()
 
-    def _build(self) -> None:
+    def _build(self, part: ModelSlice | None = None) -> None:
         config = self._config
         if config.stages > 1:
             if self._launch is None:
                 raise ConfigurationError(f"stages is {config.stages}: nothing here starts processes for them")
             self._upstream = Upstream(config, self._launch)
         try:
-            self._part = ModelSlice(config, config.stages - 1)
+            # What this process holds is not lost with another one.
+            self._part = part or ModelSlice(config, config.stages - 1)
+            self.pool.clear()
             self.tiles = TileAllocator(self.pool.total_tiles)
             if self._upstream is not None:
                 self._upstream.join()
@@ -89,10 +90,7 @@ class TransformersTarget:
         """See ``Target``."""
         given = Prefix(tokens=()) if prefix is None else prefix
         tenant = None if prefix is None or not self._config.enable_prefix_caching else prefix.tenant
-        shared = self.tiles.open(session_id, rows, given.tokens, tenant)
-        if shared is not None and spare > self.tiles.available * TILE:
-            self.tiles.release(session_id)
-            shared = None
+        shared = self.tiles.open(session_id, rows, given.tokens, tenant, spare=-(-spare // TILE))
         if shared is None:
             return False
         tiles = self.tiles.tiles_of(session_id)
@@ -161,7 +159,7 @@ class TransformersTarget:
         self._under_way.clear()
         self._tokens.clear()
         self._rows.clear()
-        self._build()
+        self._build(self._part)
 
     def shutdown(self) -> None:
         """See ``Target``."""
@@ -197,14 +195,12 @@ def _check_device(config: TargetConfig) -> None:
         ConfigurationError: names the setting and what is possible.
     """
     kind = config.device.partition(":")[0]
-    if kind not in ("cpu", "cuda"):
+    if kind not in ("cpu", "cuda") or (kind == "cpu" and config.device != "cpu"):
         raise ConfigurationError(f"device is {config.device}: must be cpu, cuda or cuda:NUMBER")
     if kind == "cuda" and not torch.cuda.is_available():
         raise ConfigurationError(f"device is {config.device}, but torch sees no GPU here; use device: cpu")
     if kind == "cuda" and torch.device(config.device).index not in (None, *range(torch.cuda.device_count())):
         raise ConfigurationError(f"device is {config.device}: there are {torch.cuda.device_count()} GPUs, from cuda:0 on")
-    if config.dtype == "int8" and kind == "cpu" and library() is None:
-        raise ConfigurationError("dtype is int8: on a CPU that needs a C compiler (cc); use float32 or bfloat16")
 
 
 def _eos_token_ids(model_path: str, model_config: object) -> frozenset[int]:

@@ -78,7 +78,6 @@ class Layout:
         source: [rows], where each row's result is among those of all buckets.
     """
 
-    pool: KVPool
     positions: torch.Tensor
     tiles: torch.Tensor
     offsets: torch.Tensor
@@ -117,7 +116,6 @@ def lay_out(pool: KVPool, batch: Sequence[Rows], padding: int) -> Layout:
     buckets, source = _buckets(pool, groups, len(positions) + padding)
     device = pool.device
     return Layout(
-        pool=pool,
         positions=torch.tensor(positions + [0] * padding, device=device),
         tiles=torch.tensor(tiles + [pool.padding_tile] * padding, device=device),
         offsets=torch.tensor(offsets + [0] * padding, device=device),

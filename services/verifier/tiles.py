@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from bisect import insort
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -53,15 +53,18 @@ class TileAllocator:
         """``owner``'s tiles, in the order of its positions."""
         return self._owners[owner].tiles
 
-    def open(self, owner: str, rows: int, tokens: Sequence[int] = (), tenant: str | None = None) -> int | None:
+    def open(
+        self, owner: str, rows: int, tokens: Sequence[int] = (), tenant: str | None = None, spare: int = 0
+    ) -> int | None:
         """Give ``owner`` room for ``rows`` rows.
 
         Args:
             tokens: what it begins with. The last one is never taken from another request: its logits are wanted.
             tenant: who shares with it; None: nobody.
+            spare: tiles that must be left over.
 
         Returns:
-            How many of its tiles hold its tokens already; None if there is not enough room.
+            How many of its tiles hold its tokens already; None, and nothing has changed, if there is not enough room.
 
         Raises:
             ValueError: it has room already.
@@ -70,19 +73,22 @@ class TileAllocator:
             raise ValueError(f"{owner} holds rows already")
         made = _Owner()
         if tenant is not None:
-            made.digests, made.root = [], hashlib.sha256(b"tenant " + tenant.encode()).digest()
+            made.root = hashlib.sha256(b"tenant " + tenant.encode()).digest()
+            made.digests = []
             for digest in _digests(made.root, tokens[: max(0, len(tokens) - 1)]):
-                if (tile := self._sealed.get(digest)) is None:
+                if digest not in self._sealed:
                     break
-                made.tiles.append(tile)
                 made.digests.append(digest)
+            made.tiles = [self._sealed[digest] for digest in made.digests]
+        shared = len(made.tiles)
+        # Idle tiles that it shares are not available any more either.
+        taken = sum(tile in self._idle for tile in made.tiles) + max(0, -(-rows // TILE) - shared)
+        if taken + spare > self.available:
+            return None
         for tile in made.tiles:
             self._use(tile)
         self._owners[owner] = made
-        shared = len(made.tiles)
-        if self.grow(owner, rows) is None:
-            self.release(owner)
-            return None
+        self.grow(owner, rows)
         return shared
 
     def grow(self, owner: str, rows: int) -> list[int] | None:
@@ -147,11 +153,9 @@ class TileAllocator:
         return taken
 
 
-def _digests(before: bytes, tokens: Sequence[int]) -> list[bytes]:
+def _digests(before: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
     """For every whole tile of ``tokens`` the hash of it and of all before it."""
-    digests = []
     for start in range(0, len(tokens) - TILE + 1, TILE):
         content = np.asarray(tokens[start : start + TILE], dtype=np.int64).tobytes()
         before = hashlib.sha256(before + content).digest()
-        digests.append(before)
-    return digests
+        yield before

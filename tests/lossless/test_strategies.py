@@ -18,6 +18,7 @@ from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
+from services.router.strategies import STRATEGIES
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.service import VerifierService
 from speculation.config import LoopConfig
@@ -94,11 +95,11 @@ async def test_every_strategy_on_every_link(tiny_model: Path, sampling: dict[str
     plain = await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=False)
     assert await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=True) == plain
     for link in ("in_process", "grpc"):
-        for source in SOURCES:
-            plan = Plan(strategy=source, sources=(source,), max_nodes=8)
+        for sources in [*((source,) for source in SOURCES), STRATEGIES["blend"]]:
+            plan = Plan(strategy="any", sources=sources, max_nodes=12, observe_top_k=6)
             for together in (False, True):
                 result = await answers(tiny_model, "real", link, plan, sampling, together=together)
-                assert result == plain, (link, source, together)
+                assert result == plain, (link, sources, together)
         garbage = Plan(strategy="random", sources=("random",), max_nodes=8)
         assert await answers(tiny_model, "random", link, garbage, sampling, together=True) == plain, (link, "random")
 

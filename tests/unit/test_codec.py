@@ -46,7 +46,14 @@ TREE = TokenTree(
     ),
 )
 OPEN = OpenSession(
-    session_id="s", tokens=(1, 2, 3), prompt_length=2, sources=("a",), max_nodes=9, seed=2**64 - 1, temperature=0.5
+    session_id="s",
+    tokens=(1, 2, 3),
+    prompt_length=2,
+    sources=("a",),
+    max_nodes=9,
+    seed=2**64 - 1,
+    tenant="somebody",
+    temperature=0.5,
 )
 STEP = StepReport(
     session_id="s",

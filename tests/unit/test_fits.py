@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.verifier import target as target_module
+from services.verifier import linears
 from services.verifier.config import TargetConfig
 from services.verifier.memory import Shape, check_fits
 from services.verifier.native.library import library
@@ -18,7 +18,7 @@ from speculation.ports import Rows
 
 GIB = 2**30
 # 10 layers of 1 GiB each in float32, 1 GiB besides, and a cache of 64 KiB a token.
-SHAPE = Shape(layers=10, per_layer=GIB // 4, others=GIB // 4, embeddings=0, cache_values_per_token=2**14)
+SHAPE = Shape(layers=10, per_layer=GIB // 4, others=GIB // 4, embeddings=0, stored_bytes=2, cache_values_per_token=2**14)
 CONFIG = TargetConfig(model_path="", kv_cache_tokens=65536)
 
 
@@ -31,7 +31,7 @@ def test_a_model_that_fits() -> None:
     ("free", "ways"),
     [
         (14.0, r"kv_cache_tokens: 32768; dtype: bfloat16; dtype: int8; stages: 2, on other machines or GPUs$"),
-        (8.0, r"dtype: bfloat16; dtype: int8; stages: 2, on other machines or GPUs$"),
+        (8.0, r"dtype: bfloat16; stages: 2, on other machines or GPUs$"),
         (4.0, r"stages: 5, on other machines or GPUs$"),
         (1.0, r"no one of dtype, stages and kv_cache_tokens helps alone$"),
     ],
@@ -58,7 +58,7 @@ def test_devices_that_are_not_there(tiny_model: Path, device: str) -> None:
 
 
 def test_int8_needs_the_kernels(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(target_module, "library", lambda: None)
+    monkeypatch.setattr(linears, "library", lambda: None)
     with pytest.raises(ConfigurationError, match="dtype is int8: on a CPU that needs a C compiler"):
         TransformersTarget(TargetConfig(model_path=str(tiny_model), dtype="int8"))
 

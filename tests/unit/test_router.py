@@ -139,7 +139,7 @@ def test_plans() -> None:
 
 @pytest.mark.parametrize("strategy", ["nonsense", ""])
 def test_unknown_strategies_are_refused_with_the_known_ones(strategy: str) -> None:
-    with pytest.raises(InvalidArgument, match="autoregressive, prompt_lookup") as caught:
+    with pytest.raises(InvalidArgument, match="autoregressive, blend, prompt_lookup, recycling, suffix") as caught:
         make_plan(asking(strategy=strategy), StrategyConfig())
     assert caught.value.field == "speculation.strategy"
     with pytest.raises(ConfigurationError, match="must be one of"):

@@ -50,6 +50,7 @@ def _encode_open(message: OpenSession) -> drafting_pb2.OpenSession:
         max_nodes=message.max_nodes,
         seed=message.seed,
         temperature=message.temperature,
+        tenant=message.tenant,
     )
 
 
@@ -65,6 +66,7 @@ def _decode_open(wire: drafting_pb2.OpenSession) -> OpenSession:
         max_nodes=wire.max_nodes,
         seed=wire.seed,
         temperature=wire.temperature,
+        tenant=wire.tenant,
     )
 
 

@@ -20,7 +20,7 @@ _LARGEST_HEAD = 512
 # Queries (a row under one head) that share what is read of a tile. More need more memory than a core's own cache has.
 _BLOCK_QUERIES = 24
 
-_INTEGERS = ("rows", "heads", "kv_heads", "size", "value_width", "blocks", "slots", "scratch_per_thread")
+_INTEGERS = ("rows", "heads", "kv_heads", "size", "value_width", "blocks", "slots", "scratch_per_thread", "threads")
 _ARRAYS = ("tiles", "row_tiles", "own_slot", "position", "straight", "path", "row_path", "block_rows", "scratch")
 _STRIDES = ("query_head", "query_row", "key_head", "key_row", "value_head", "value_row")
 
@@ -76,7 +76,12 @@ class NativePass:
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
     ) -> torch.Tensor:
-        """See ``attention.Pass``."""
+        """See ``attention.Pass``.
+
+        Raises:
+            NotImplementedError: the heads are not as the model's configuration says: the kernel sees memory, not shapes.
+        """
+        self._check(query, key, value)
         query, key, value = (_rows_whole(tensor) for tensor in (query, key, value))
         own = layer - self.pool.first_layer
         out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
@@ -89,6 +94,14 @@ class NativePass:
         )  # fmt: skip
         self.kernel.attend(self.layout, arguments)
         return out
+
+    def _check(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
+        _, _, kv_heads, size, _ = self.pool.keys.shape
+        rows = len(self.positions)
+        fits = query.shape == (self.kernel.heads, rows, size) and key.shape == value.shape == (kv_heads, rows, size)
+        if not fits or not query.dtype == key.dtype == value.dtype == torch.float32:
+            found = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in (query, key, value))
+            raise NotImplementedError(f"its attention is not over {self.kernel.heads} heads of {size}: {found}")
 
 
 def _rows_whole(tensor: torch.Tensor) -> torch.Tensor:
@@ -114,9 +127,10 @@ def lay_out(kernel: Kernel, pool: KVPool, batch: Sequence[Rows], padding: int) -
             block_rows,
         )
     ]  # fmt: skip
-    arrays.append(torch.empty(torch.get_num_threads() * per_thread))
+    threads = torch.get_num_threads()
+    arrays.append(torch.empty(threads * per_thread))
     width = pool.values.shape[-1]
-    integers = (len(tables.position), kernel.heads, kv_heads, size, width, len(block_rows) - 1, slots, per_thread)
+    integers = (len(tables.position), kernel.heads, kv_heads, size, width, len(block_rows) - 1, slots, per_thread, threads)
     layout = _Layout(*integers, *[array.data_ptr() for array in arrays])
     return NativePass(kernel=kernel, pool=pool, positions=arrays[3], layout=layout, held=arrays)
 
@@ -138,6 +152,8 @@ class _Tables:
         """One request's rows."""
         self._requests.append(len(self.position))
         count, end = len(rows.tokens), rows.context + rows.chain
+        if rows.context + count > len(owned) * TILE:
+            raise IndexError(f"{rows.session_id} owns {len(owned)} tiles: not enough for {rows.context + count} rows")
         self.row_tiles += [len(self.tiles)] * count
         # As far as the rows reach: a request may own many more.
         self.tiles += owned[: (rows.context + count - 1) // TILE + 1]

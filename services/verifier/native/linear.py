@@ -53,7 +53,13 @@ class NativeLinear(nn.Module):
         self._layer = _Linear(None, *pointers, None, 0, self.in_features, panels)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """[..., in_features] to [..., out_features]."""
+        """[..., in_features] to [..., out_features].
+
+        Raises:
+            ValueError: other rows; the kernel sees memory, not shapes.
+        """
+        if rows.shape[-1] != self.in_features or rows.dtype != torch.float32:
+            raise ValueError(f"rows are {tuple(rows.shape)} {rows.dtype}: must be [..., {self.in_features}] float32")
         rows = rows.contiguous()
         out = rows.new_empty(*rows.shape[:-1], len(self._bias))
         layer = self._layer

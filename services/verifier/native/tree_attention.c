@@ -18,7 +18,7 @@ typedef int32_t ivec __attribute__((vector_size(LANES * sizeof(int32_t)), aligne
 
 /* What all layers of a pass share; mirrored by attention.py. Rows of one request are neighbours; a block is some of them. */
 struct layout {
-    int64_t rows, heads, kv_heads, size, value_width, blocks, slots, scratch_per_thread;
+    int64_t rows, heads, kv_heads, size, value_width, blocks, slots, scratch_per_thread, threads;
     const int64_t *tiles;       /* tile numbers of all requests, one request after the other */
     const int64_t *row_tiles;   /* [rows] where the row's request begins in tiles */
     const int64_t *own_slot;    /* [rows] where the row's own key goes */
@@ -214,7 +214,7 @@ static void attend_block(const struct layout *pass, const struct layer *layer, i
 
 /* Store the rows' keys and values, then let every row attend. */
 void outrider_attend(const struct layout *pass, const struct layer *layer) {
-#pragma omp parallel
+#pragma omp parallel num_threads((int)pass->threads)
     {
 #pragma omp for collapse(2)
         for (int64_t row = 0; row < pass->rows; row++)

@@ -88,6 +88,7 @@ class OpenSession(_message.Message):
     MAX_NODES_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     TEMPERATURE_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     prompt_length: _builtins.int
     """How many of them are prompt."""
@@ -96,6 +97,8 @@ class OpenSession(_message.Message):
     seed: _builtins.int
     """The request's seed, for drafters that draw with the target's own noise."""
     temperature: _builtins.float
+    tenant: _builtins.str
+    """Whose request it is: what sources remember of one tenant, no other sees."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt and committed tokens. At most 1,048,576."""
@@ -114,10 +117,11 @@ class OpenSession(_message.Message):
         max_nodes: _builtins.int = ...,
         seed: _builtins.int = ...,
         temperature: _builtins.float = ...,
+        tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_nodes", b"max_nodes", "prompt_length", b"prompt_length", "seed", b"seed", "session_id", b"session_id", "sources", b"sources", "temperature", b"temperature", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_nodes", b"max_nodes", "prompt_length", b"prompt_length", "seed", b"seed", "session_id", b"session_id", "sources", b"sources", "temperature", b"temperature", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
