@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import shutil
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -40,7 +41,8 @@ from speculation.messages import ClientRequest, TextChunk
 from speculation.types import SamplingParams
 
 STREAMS = 4
-console = Console()
+# The table needs so much, whatever the terminal has.
+console = Console(width=max(116, shutil.get_terminal_size().columns))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -50,10 +50,14 @@ def plan_parts(sessions: Iterable[Session], budget: Budget, prompt_rows: int, ev
         keys=sum(session.computed for session, _ in chains),
         row_keys=sum(session.computed * chain for session, chain in chains),
     )
-    trees = [session.take_tree() for session, chain in chains if _verified(session, chain)]
-    keys = [session.computed for session, chain in chains if _verified(session, chain)]
+    verified = [session for session, chain in chains if _verified(session, chain)]
+    keys = [session.computed for session in verified]
     decoding = Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
-    chosen = iter(budget.choose(trees, load, decoding))
+    trees = [session.take_tree() for session in verified]
+    choice = budget.choose(trees, load, decoding)
+    for session, drafted, tree in zip(verified, trees, choice, strict=True):
+        session.note_choice(len(drafted), len(tree))
+    chosen = iter(choice)
     return [_part(session, chain, next(chosen) if _verified(session, chain) else EMPTY_TREE) for session, chain in chains]
 
 

@@ -372,6 +372,6 @@ class DecodingLoop:
             length=verdict.length,
             prefix_hash=session.drafts.prefix_hash,
             accepted_path=verdict.accepted_path,
-            max_nodes=session.max_nodes,
+            max_nodes=session.wanted_nodes,
             observation=verdict.observation,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 
 from speculation.acceptance import StopRule, stop_token_ids
 from speculation.choose import LogitsPipeline
@@ -12,6 +13,10 @@ from speculation.errors import InvalidArgument, PromptTooLong
 from speculation.messages import Finished, GenerationRequest, OpenSession, Progress
 from speculation.ports import Target
 from speculation.types import FinishReason, TokenTree
+
+# A request asks for twice the nodes that any of its last steps could use, and for a few at least.
+_REMEMBERED = 8
+_FEWEST = 4
 
 
 def check_request(request: GenerationRequest, target: Target) -> None:
@@ -71,6 +76,8 @@ class Session:
         self.submitted_at = time.perf_counter()
         self.queue_s = 0.0
         self.max_nodes = min(max_nodes, request.plan.max_nodes)
+        # Of the last steps that had a draft: nodes that the budget let through, all of them counting as the most.
+        self._chosen: deque[int] = deque([self.max_nodes], maxlen=_REMEMBERED)
         self._room = min(request.sampling.max_tokens, max_model_len - len(request.prompt))
         self._stop_ids = stop_token_ids(request.sampling, eos_token_ids)
 
@@ -106,6 +113,16 @@ class Session:
         # The last token of the answer needs no row: nothing is chosen after it.
         max_depth = self._room - self.generated - 1
         return self.drafts.take(self.tokens, self.max_nodes, max_depth)
+
+    def note_choice(self, drafted: int, chosen: int) -> None:
+        """Remember how many of a draft's nodes were worth their rows."""
+        if drafted:
+            self._chosen.append(self.max_nodes if chosen == drafted else chosen)
+
+    @property
+    def wanted_nodes(self) -> int:
+        """How many nodes the next draft should have: where rows are dear, drafting what nobody checks costs time as well."""
+        return min(self.max_nodes, max(_FEWEST, 2 * max(self._chosen)))
 
     def opening(self) -> OpenSession:
         """The message that starts a drafter's session, now or late."""
