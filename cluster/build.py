@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from cluster.config import Settings
 from cluster.models import ResolvedModel
-from services.drafter.config import DrafterConfig, PromptLookupConfig
+from services.drafter.config import DrafterConfig, PromptLookupConfig, SuffixConfig
 from services.drafter.service import DrafterService
 from services.links.channel import TlsFiles
 from services.links.in_process import InProcessDraftLink, InProcessVerifierLink
@@ -76,7 +76,11 @@ def drafter_config(settings: Settings) -> DrafterConfig:
         prompt_lookup_min=drafter.prompt_lookup_min,
         max_branches=drafter.prompt_lookup_branches,
     )
-    return DrafterConfig(prompt_lookup=lookup, max_sessions=drafter.max_sessions)
+    return DrafterConfig(
+        prompt_lookup=lookup,
+        suffix=SuffixConfig(max_cached_tokens=drafter.suffix_cached_tokens),
+        max_sessions=drafter.max_sessions,
+    )
 
 
 def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:

@@ -20,6 +20,7 @@ from benchmarks import cli as benchmarks
 from cluster.config import API_KEY_VARIABLE, ServerSettings, Settings, load
 from cluster.service import err, running
 from outrider.requests import Options
+from services.router.strategies import STRATEGIES
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError
 
 app = typer.Typer(
@@ -42,7 +43,7 @@ InProcess = Annotated[bool, typer.Option("--in-process", help="Use no server: lo
 Tls = Annotated[bool, typer.Option("--tls", help="The server speaks TLS.")]
 TlsRoot = Annotated[Path | None, typer.Option("--tls-root", help="PEM file that replaces the system's root certificates.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the components' logs.")]
-Strategy = Annotated[str | None, typer.Option(help="autoregressive or prompt_lookup. Default: the server's.")]
+Strategy = Annotated[str | None, typer.Option(help=f"One of {', '.join(STRATEGIES)}. Default: the server's.")]
 MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate. Default: 256.")]
 Temperature = Annotated[float | None, typer.Option(help="0 (default): always the likeliest token; larger is more random.")]
 Seed = Annotated[

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from services.drafter.config import PromptLookupConfig
+from services.drafter.config import PromptLookupConfig, SuffixConfig
 from services.links.public_server import PublicServerConfig
 from services.router.strategies import StrategyConfig
 from services.verifier.config import Dtype, TargetConfig
@@ -22,7 +22,7 @@ _PREFIX = "OUTRIDER_"
 # Not a setting: the command line's own credentials as a client.
 API_KEY_VARIABLE = "OUTRIDER_API_KEY"
 _SERVER, _STRATEGY, _LOOP = PublicServerConfig(), StrategyConfig(), LoopConfig()
-_TARGET, _LOOKUP = TargetConfig(model_path=""), PromptLookupConfig()
+_TARGET, _LOOKUP, _SUFFIX = TargetConfig(model_path=""), PromptLookupConfig(), SuffixConfig()
 
 
 class _Section(BaseModel):
@@ -112,6 +112,12 @@ class DrafterSettings(Placed):
     prompt_lookup_max: int = Field(_LOOKUP.prompt_lookup_max, ge=1, le=64)
     prompt_lookup_min: int = Field(_LOOKUP.prompt_lookup_min, ge=1, le=64)
     prompt_lookup_branches: int = Field(_LOOKUP.max_branches, ge=1, le=64)
+    suffix_cached_tokens: int = Field(
+        _SUFFIX.max_cached_tokens,
+        ge=0,
+        le=10_000_000,
+        description="tokens of earlier answers that `suffix` keeps for each API key, for its own requests alone; 0: none",
+    )
     max_sessions: int = Field(1024, ge=1)
     host: str = Field("127.0.0.1", description="interface on which the drafter serves the verifier")
 
