@@ -14,6 +14,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from services.router.strategies import STRATEGIES
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 OUTRIDER = str(Path(sys.executable).parent / "outrider")
@@ -56,7 +58,7 @@ def test_a_whole_run(tiny_model: Path, tmp_path: Path, prompts: Path, crashing_p
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads((out / "results.json").read_text())
     states = {name: (entry["status"], entry["note"]) for name, entry in results["contestants"].items()}
-    assert [state for state, _ in states.values()] == ["measured"] * 5 + ["no part"] * 2
+    assert [state for state, _ in states.values()] == ["measured"] * (len(STRATEGIES) + 3) + ["no part"] * 2
     assert "crashed with exit code 9: cannot allocate 80 GiB" in states["vllm"][1]
     assert "--gguf" in states["llamacpp"][1]
     assert all(check["equal"] == check["answers"] for check in results["lossless"]["checks"])
@@ -65,11 +67,12 @@ def test_a_whole_run(tiny_model: Path, tmp_path: Path, prompts: Path, crashing_p
     assert str(prompts) in results["settings"]["command"]
     assert not results["partial"]
     page = (out / "report.html").read_text()
-    # No plot of acceptance: a random model never says what was said before.
-    assert page.count("<svg") == len(list((out / "plots").glob("*.svg"))) == 3
+    plots = len(list((out / "plots").glob("*.svg")))
+    # Acceptance has no plot where nothing was accepted: a random model rarely says what was said before.
+    assert page.count("<svg") == plots >= 3
     # Self-contained: nothing is fetched from anywhere.
     assert not re.findall(r'(?:src|href)="(?!#)', page)
-    assert (out / "report.md").read_text().count("![") == 3
+    assert (out / "report.md").read_text().count("![") == plots
     assert "crashed" in (out / "report.md").read_text()
     compared = bench("compare", str(out), str(out))
     assert compared.returncode == 0
