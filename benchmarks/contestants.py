@@ -91,19 +91,23 @@ class WorkerContestant:
 
     def run(self, load: Load) -> Outcome:
         """See ``Contestant``."""
-        requests = [{"prompt": request.prompt, "seed": request.seed} for request in load.requests]
-        order = {
-            "concurrency": load.concurrency,
-            "max_tokens": load.max_tokens,
-            "temperature": load.temperature,
-            "tenant": load.tenant,
-            "requests": requests,
-        }
-        reply = self.engine.order({"do": "run", "contestant": self.name, "load": order}, len(requests))
+        count = len(load.requests)
+        reply = self.engine.order({"do": "run", "contestant": self.name, "load": order_of(load)}, count)
         answers = tuple(answer_of(entry) for entry in reply["answers"])
-        if len(answers) != len(requests) or any(not answer.tokens for answer in answers):
+        if len(answers) != count or any(not answer.tokens for answer in answers):
             raise ContestantFailed("it left requests unanswered")
         return Outcome(answers=answers, wall_s=reply["wall_s"], loop=reply.get("loop", {}))
+
+
+def order_of(load: Load) -> dict[str, Any]:
+    """A load as a worker is told it."""
+    return {
+        "concurrency": load.concurrency,
+        "max_tokens": load.max_tokens,
+        "temperature": load.temperature,
+        "tenant": load.tenant,
+        "requests": [{"prompt": request.prompt, "seed": request.seed} for request in load.requests],
+    }
 
 
 def answer_of(entry: dict[str, Any]) -> Answer:

@@ -24,7 +24,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
 
-from benchmarks.contestants import PLAIN, answer_of
+from benchmarks.contestants import PLAIN, answer_of, order_of
 from benchmarks.conversation import make_requests
 from benchmarks.measure import Measurements, Schedule, measure
 from benchmarks.measures import answers_of, by_repeat, latencies, percentile, ratio, speed
@@ -55,12 +55,7 @@ class Direct:
 
     def run(self, load: Load) -> Outcome:
         """See ``Contestant``."""
-        order = {
-            "concurrency": load.concurrency, "max_tokens": load.max_tokens, "temperature": load.temperature,
-            "tenant": load.tenant,
-            "requests": [{"prompt": request.prompt, "seed": request.seed} for request in load.requests],
-        }  # fmt: skip
-        reply = self.peer.run(self.name, order)
+        reply = self.peer.run(self.name, order_of(load))
         return Outcome(answers=tuple(map(answer_of, reply["answers"])), wall_s=reply["wall_s"], loop=reply["loop"])
 
 

@@ -22,10 +22,6 @@ class _Child:
             [sys.executable, "-m", "services.verifier.stage", spec_to_json(spec)], start_new_session=True
         )
 
-    @property
-    def process_id(self) -> int:
-        return self._process.pid
-
     def alive(self) -> bool:
         return self._process.poll() is None
 
@@ -74,11 +70,6 @@ def launcher_in(placement_group: Any, *, num_cpus: float, num_gpus: float) -> La
             from services.verifier.stage import serve, spec_from_json
 
             serve(spec_from_json(spec))
-
-        def process_id(self) -> int:
-            import os
-
-            return os.getpid()
 
     def launch(spec: StageSpec) -> StageHandle:
         strategy = PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=spec.stage + 1)

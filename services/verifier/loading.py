@@ -85,8 +85,7 @@ def shape_of(config: TargetConfig) -> Shape:
     embeddings = text.vocab_size * text.hidden_size
     total = sum(parameter.numel() for parameter in skeleton.parameters())
     in_layers = sum(parameter.numel() for parameter in layers.parameters())
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    heads, size = key_heads(text)
     return Shape(
         layers=max(1, len(layers)),
         per_layer=in_layers // max(1, len(layers)),
@@ -96,6 +95,12 @@ def shape_of(config: TargetConfig) -> Shape:
         stored_bytes=(skeleton.config.dtype or torch.float32).itemsize,
         cache_values_per_token=2 * text.num_hidden_layers * heads * size,
     )
+
+
+def key_heads(text: PreTrainedConfig) -> tuple[int, int]:
+    """Key-value heads of a layer, and the size of each."""
+    heads: int = text.num_attention_heads
+    return getattr(text, "num_key_value_heads", None) or heads, getattr(text, "head_dim", None) or text.hidden_size // heads
 
 
 def split_layers(config: TargetConfig) -> list[range]:

@@ -16,6 +16,14 @@ _GIB = 2**30
 _CGROUP = Path("/sys/fs/cgroup")
 
 
+def arithmetic_dtype(config: TargetConfig) -> torch.dtype:
+    """Of hidden states and cache."""
+    if config.dtype == "int8":
+        return torch.float32 if config.device == "cpu" else torch.bfloat16
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    return dtype
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
     """What a model's size depends on: parameters in its layers and outside of them, and a token's part of the cache.
@@ -43,9 +51,7 @@ class Shape:
 
     def cache(self, config: TargetConfig) -> float:
         """Bytes of the largest stage's cache."""
-        half = config.dtype == "bfloat16" or (config.dtype == "int8" and config.device != "cpu")
-        size = 2 if half else 4
-        return self.cache_values_per_token * config.kv_cache_tokens * size / config.stages
+        return self.cache_values_per_token * config.kv_cache_tokens * arithmetic_dtype(config).itemsize / config.stages
 
 
 def check_fits(config: TargetConfig, shape: Shape, available: float) -> None:

@@ -16,7 +16,8 @@ from services.verifier.config import TargetConfig
 from services.verifier.graphs import Graphs
 from services.verifier.kv_pool import KVPool
 from services.verifier.linears import best_linear, pack_linears, quantize
-from services.verifier.loading import load_layers, load_whole, split_layers
+from services.verifier.loading import key_heads, load_layers, load_whole, split_layers
+from services.verifier.memory import arithmetic_dtype
 from services.verifier.native import attention as native_attention
 from services.verifier.tiled_attention import TiledPass
 from speculation.errors import ConfigurationError
@@ -44,7 +45,7 @@ class ModelSlice:
         self.model: PreTrainedModel = load_whole(config) if config.stages == 1 else load_layers(config, layers)
         self.model.eval().requires_grad_(False)
         self._min_rows = _pack(self.model, config)
-        self.dtype = _dtype(config)
+        self.dtype = arithmetic_dtype(config)
         self.model.to(self.device)
         if config.dtype == "int8":
             # What is not quantised; computed buffers (rotary frequencies) stay as exact as they are.
@@ -53,12 +54,13 @@ class ModelSlice:
                     parameter.data = parameter.data.to(self.dtype)
         model_config = self.model.config.get_text_config()
         heads: int = model_config.num_attention_heads
+        kv_heads, head_size = key_heads(model_config)
         self.hidden_size: int = model_config.hidden_size
         self.pool = KVPool(
             first_layer=layers.start,
             layers=len(layers),
-            heads=getattr(model_config, "num_key_value_heads", None) or heads,
-            head_size=getattr(model_config, "head_dim", None) or self.hidden_size // heads,
+            heads=kv_heads,
+            head_size=head_size,
             # The largest tree that a step may check lies behind the tokens, so that a full-length request fits too.
             rows=config.kv_cache_tokens + MAX_NODES,
             dtype=self.dtype,
@@ -170,14 +172,6 @@ def _pack(model: PreTrainedModel, config: TargetConfig) -> int:
         log.info("packed %d linear layers", pack_linears(model, make))
         return min_rows
     return _MIN_ROWS
-
-
-def _dtype(config: TargetConfig) -> torch.dtype:
-    """Of hidden states and cache."""
-    if config.dtype == "int8":
-        return torch.float32 if config.device == "cpu" else torch.bfloat16
-    dtype: torch.dtype = getattr(torch, config.dtype)
-    return dtype
 
 
 def refuse_unsupported(model_config: object) -> None:
