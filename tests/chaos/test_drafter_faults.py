@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import subprocess
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from services.links.grpc_draft import GrpcDraftLink
 from services.links.in_process import InProcessDraftLink
 from speculation.loop import DecodingLoop
+from tests.drafter_process import DrafterProcess
 from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, decoding, request
 
 _DRAFTER = """
@@ -29,37 +28,10 @@ asyncio.run(main())
 DEADLINE_S = 0.05
 
 
-class DrafterProcess:
-    """Starts, freezes, kills."""
-
-    def __init__(self) -> None:
-        self.port = 0
-        self._process: subprocess.Popen[str] | None = None
-
-    async def start(self) -> None:
-        self._process = subprocess.Popen([sys.executable, "-c", _DRAFTER], stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.port = int(await asyncio.to_thread(self._process.stdout.readline))
-
-    def signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
-
-    def end(self) -> None:
-        assert self._process is not None
-        assert self._process.stdout is not None
-        self._process.kill()
-        self._process.wait()
-        self._process.stdout.close()
-
-    async def address(self) -> str:
-        return f"127.0.0.1:{self.port}"
-
-
 @asynccontextmanager
 async def under_way(tokens: int) -> AsyncIterator[tuple[DrafterProcess, DecodingLoop, asyncio.Task[list[int]]]]:
     """A request that decodes with the help of a drafter process, and already has been for some steps."""
-    drafter, target = DrafterProcess(), ToyTarget()
+    drafter, target = DrafterProcess(_DRAFTER), ToyTarget()
     target.delay_s = 0.005
     await drafter.start()
     link = GrpcDraftLink(drafter.address, "a shared secret")
@@ -122,7 +94,7 @@ async def test_frozen_and_thawed_is_used_again() -> None:
 
 
 async def test_replaced_by_one_that_knows_nothing() -> None:
-    spare = DrafterProcess()
+    spare = DrafterProcess(_DRAFTER)
     await spare.start()
     async with under_way(450) as (drafter, loop, task):
         drafter.signal(signal.SIGKILL)
@@ -134,7 +106,7 @@ async def test_replaced_by_one_that_knows_nothing() -> None:
 
 
 async def test_a_wrong_token_is_no_drafter() -> None:
-    drafter = DrafterProcess()
+    drafter = DrafterProcess(_DRAFTER)
     await drafter.start()
     link = GrpcDraftLink(drafter.address, "a wrong secret")
     async with decoding(ToyTarget(), link) as loop:

@@ -9,8 +9,6 @@ import asyncio
 import gc
 import os
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -30,6 +28,7 @@ from services.links.in_process import InProcessVerifierLink
 from services.links.public_server import PublicServerConfig, serve_public
 from services.router.service import RouterService
 from services.verifier.service import VerifierService
+from tests.drafter_process import DrafterProcess
 from tests.service import tiny_settings
 
 MINUTES = float(os.environ.get("OUTRIDER_SOAK_MINUTES", "0.5"))
@@ -51,39 +50,13 @@ asyncio.run(main())
 """
 
 
-class Drafters:
-    """A drafter process; killed now and then, and replaced by another one at another port."""
-
-    def __init__(self) -> None:
-        self.restarts = -1
-        self._port = 0
-        self._process: subprocess.Popen[str] | None = None
-
-    async def replace(self) -> None:
-        self.kill()
-        self._process = subprocess.Popen([sys.executable, "-c", _DRAFTER], stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self._port = int(await asyncio.to_thread(self._process.stdout.readline))
-        self.restarts += 1
-
-    def kill(self) -> None:
-        if self._process is not None:
-            assert self._process.stdout is not None
-            self._process.kill()
-            self._process.wait()
-            self._process.stdout.close()
-
-    async def address(self) -> str:
-        return f"127.0.0.1:{self._port}"
-
-
 @asynccontextmanager
-async def service(folder: Path, drafters: Drafters) -> AsyncIterator[tuple[str, VerifierService]]:
+async def service(folder: Path, drafter: DrafterProcess) -> AsyncIterator[tuple[str, VerifierService]]:
     """The whole service, its drafter behind gRPC, with room for about two whole requests."""
     flags = tiny_settings("verifier.kv_cache_tokens=512", "verifier.max_nodes=16", "verifier.max_waiting=4")
     settings = load(flags=flags, environ={})
     model = ResolvedModel(name="tiny", path=folder)
-    link = GrpcDraftLink(drafters.address, TOKEN)
+    link = GrpcDraftLink(drafter.address, TOKEN)
     verifier = VerifierService(build.verifier_config(settings, model), link)
     router = RouterService(build.router_config(settings, model), InProcessVerifierLink(verifier))
     await verifier.start()
@@ -172,17 +145,21 @@ def usage() -> tuple[int, float]:
 @pytest.mark.slow
 @pytest.mark.timeout(MINUTES * 60 + 180)
 async def test_a_long_time(tiny_model: Path) -> None:
-    drafters, ends, answers = Drafters(), Counter[str](), dict[Any, tuple[int, ...]]()
-    await drafters.replace()
+    drafter, ends, answers, restarts = DrafterProcess(_DRAFTER), Counter[str](), dict[Any, tuple[int, ...]](), 0
+    await drafter.start()
     try:
-        async with service(tiny_model, drafters) as (address, verifier):
+        async with service(tiny_model, drafter) as (address, verifier):
 
             async def soak(seconds: float, seed: int) -> None:
+                nonlocal restarts
                 until = time.monotonic() + seconds
                 users = [asyncio.create_task(User(address, seed + n, ends, answers).live(until)) for n in range(USERS)]
                 while time.monotonic() < until:
                     await asyncio.sleep(min(seconds / 4, 20))
-                    await drafters.replace()
+                    # Another one, at another port, that knows nothing.
+                    drafter.end()
+                    await drafter.start()
+                    restarts += 1
                 await asyncio.gather(*users)
 
             await soak(10, seed=0)
@@ -194,7 +171,7 @@ async def test_a_long_time(tiny_model: Path) -> None:
             files_after, memory_after = usage()
             card, stats = await verifier.describe(), verifier.loop.stats
             print(
-                f"\n{MINUTES:g} minutes: {dict(ends)}, {drafters.restarts} drafters replaced, {stats.preemptions} times a "
+                f"\n{MINUTES:g} minutes: {dict(ends)}, {restarts} drafters replaced, {stats.preemptions} times a "
                 f"request stepped back, {stats.prompt_tokens_cached} tokens shared; files {files} -> {files_after}, "
                 f"memory {memory:.0f} -> {memory_after:.0f} MiB"
             )
@@ -207,4 +184,4 @@ async def test_a_long_time(tiny_model: Path) -> None:
             assert files_after <= files + 10
             assert memory_after <= memory + 60
     finally:
-        drafters.kill()
+        drafter.end()
