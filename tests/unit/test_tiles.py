@@ -147,7 +147,8 @@ async def test_sharing_changes_no_token(tiny_model: Path, caching: bool) -> None
 
 
 async def test_a_small_cache_makes_requests_step_back_and_changes_no_token(tiny_model: Path) -> None:
-    prompts = [[40 + number, 41, 42] * 10 for number in range(6)]
+    # Prompt and answer alone need two tiles, and there are three.
+    prompts = [[40 + number, 41, 42] * 15 for number in range(6)]
     async with pipeline(tiny_model) as running:
         wanted = [await say(running, "a", prompt) for prompt in prompts]
     flags = ["verifier.kv_cache_tokens=192", "verifier.max_model_len=128", "verifier.max_nodes=16"]
