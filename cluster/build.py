@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
 import json
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -12,18 +14,29 @@ from typing import TYPE_CHECKING
 
 from cluster.config import Settings
 from cluster.models import ResolvedModel
-from services.drafter.config import DrafterConfig, PromptLookupConfig, SuffixConfig
+from services.drafter.config import (
+    AnpdConfig,
+    DrafterConfig,
+    LookaheadConfig,
+    PromptLookupConfig,
+    RecyclingConfig,
+    SpectraConfig,
+    SuffixConfig,
+)
 from services.drafter.service import DrafterService
 from services.links.channel import TlsFiles
-from services.links.in_process import InProcessDraftLink, InProcessVerifierLink
+from services.links.in_process import InProcessDraftLink, InProcessRetrievalLink, InProcessVerifierLink
 from services.links.public_server import PublicServerConfig
+from services.retrieval.config import RetrievalConfig
 from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig, check_default
 from services.verifier.config import TargetConfig, VerifierConfig
 from speculation.config import LoopConfig
 from speculation.errors import ConfigurationError
+from speculation.successors import FILE as SUCCESSORS
 
 if TYPE_CHECKING:
+    from services.retrieval.service import RetrievalService
     from services.router.service import RouterService
     from services.verifier.service import VerifierService
 
@@ -33,6 +46,7 @@ class Pipeline:
     """All components in one process."""
 
     drafter: DrafterService
+    retrieval: RetrievalService | None
     verifier: VerifierService
     router: RouterService
 
@@ -49,14 +63,24 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
     from services.router.service import RouterService
     from services.verifier.service import VerifierService
 
-    drafter = DrafterService(drafter_config(settings))
+    retrieval = None
+    if settings.retrieval.enabled:
+        from services.retrieval.service import RetrievalService
+
+        retrieval = RetrievalService(retrieval_config(settings, model))
+        await retrieval.start()
+    link = None if retrieval is None else InProcessRetrievalLink(retrieval)
+    drafter = DrafterService(drafter_config(settings), link)
     verifier = VerifierService(verifier_config(settings, model), InProcessDraftLink(drafter), launch_child)
     try:
         router = RouterService(router_config(settings, model), InProcessVerifierLink(verifier))
         await verifier.start()
-        yield Pipeline(drafter=drafter, verifier=verifier, router=router)
+        yield Pipeline(drafter=drafter, retrieval=retrieval, verifier=verifier, router=router)
     finally:
         await verifier.stop()
+        drafter.stop()
+        if retrieval is not None:
+            await retrieval.stop()
 
 
 def drafter_config(settings: Settings) -> DrafterConfig:
@@ -76,10 +100,69 @@ def drafter_config(settings: Settings) -> DrafterConfig:
         prompt_lookup_min=drafter.prompt_lookup_min,
         max_branches=drafter.prompt_lookup_branches,
     )
+    ngram, window, guesses = drafter.spectra_ngram, drafter.spectra_window, drafter.spectra_guesses
     return DrafterConfig(
         prompt_lookup=lookup,
-        suffix=SuffixConfig(max_cached_tokens=drafter.suffix_cached_tokens),
+        suffix=SuffixConfig(max_cached_tokens=drafter.suffix_cached_tokens, cached_s=drafter.suffix_cached_s),
+        recycling=RecyclingConfig(snapshot=_snapshot(settings)),
+        anpd=AnpdConfig(max_order=drafter.anpd_max_order),
+        lookahead=LookaheadConfig(ngram=ngram, window=window, guesses=guesses),
+        spectra=SpectraConfig(
+            ngram=ngram,
+            window=window,
+            guesses=guesses,
+            explore_prob=drafter.spectra_explore_prob,
+            forward=drafter.spectra_forward,
+            backward=drafter.spectra_backward,
+            sub_ngrams=drafter.spectra_sub_ngrams,
+        ),
         max_sessions=drafter.max_sessions,
+        calibration=settings.cache_dir / "drafting" / _as_name(settings.model) if drafter.keep_calibration else None,
+        retrieval_deadline_s=drafter.retrieval_deadline_s,
+        draft_ahead=drafter.draft_ahead,
+    )
+
+
+def _snapshot(settings: Settings) -> Path | None:
+    """What recycling begins with.
+
+    Raises:
+        ConfigurationError: the file that is named does not exist.
+    """
+    named, index = settings.drafter.recycling_snapshot, settings.retrieval.index
+    if named is not None:
+        if not named.is_file():
+            raise ConfigurationError(f"drafter.recycling_snapshot is {named}: no such file")
+        return named
+    beside = None if index is None else index / SUCCESSORS
+    return beside if beside is not None and beside.is_file() else None
+
+
+def _as_name(model: str) -> str:
+    """A model's name as a file's."""
+    readable = re.sub(r"[^A-Za-z0-9_-]+", "-", model).strip("-")[-64:]
+    return f"{readable}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
+
+
+def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfig:
+    """The retrieval service's part of ``settings``.
+
+    Raises:
+        ConfigurationError: both a folder and Redis are named, the folder holds no index, or the model has no tokenizer.
+    """
+    from retrieval_index.manifest import read_manifest, tokenizer_digest
+
+    retrieval = settings.retrieval
+    if retrieval.index is not None and retrieval.redis_url is not None:
+        raise ConfigurationError("retrieval.index and retrieval.redis_url: set one of the two")
+    if retrieval.index is not None:
+        read_manifest(retrieval.index)
+    return RetrievalConfig(
+        folder=retrieval.index,
+        redis_url=retrieval.redis_url,
+        name=retrieval.name,
+        cache_dir=settings.cache_dir / "indexes",
+        tokenizer_sha256=tokenizer_digest(model.path),
     )
 
 
@@ -146,6 +229,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         strategy=router.strategy,
         num_speculative_tokens=router.num_speculative_tokens,
         acceptance=router.acceptance,
+        retrieval=settings.retrieval.enabled,
     )
     check_default(strategy)
     return RouterConfig(model_path=str(model.path), strategy=strategy)

@@ -1,4 +1,4 @@
-"""The command line: ``outrider serve | generate | chat | plan | models | hash-key``, and what ``benchmarks.cli`` adds."""
+"""The command line: ``outrider serve | generate | chat | plan | models | hash-key``, ``index`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from rich.markup import escape
 
 import outrider
 from benchmarks import cli as benchmarks
+from cluster import index_cli
 from cluster.config import API_KEY_VARIABLE, ServerSettings, Settings, load
 from cluster.service import err, running
 from outrider.requests import Options
@@ -31,6 +32,7 @@ app = typer.Typer(
 )
 
 app.add_typer(benchmarks.app, name="bench")
+app.add_typer(index_cli.app, name="index")
 app.command()(benchmarks.replay)
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]

@@ -11,7 +11,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from services.drafter.config import PromptLookupConfig, SuffixConfig
+from services.drafter.config import AnpdConfig, PromptLookupConfig, SpectraConfig, SuffixConfig
 from services.links.public_server import PublicServerConfig
 from services.router.strategies import StrategyConfig
 from services.verifier.config import Dtype, TargetConfig
@@ -23,6 +23,7 @@ _PREFIX = "OUTRIDER_"
 API_KEY_VARIABLE = "OUTRIDER_API_KEY"
 _SERVER, _STRATEGY, _LOOP = PublicServerConfig(), StrategyConfig(), LoopConfig()
 _TARGET, _LOOKUP, _SUFFIX = TargetConfig(model_path=""), PromptLookupConfig(), SuffixConfig()
+_SPECTRA, _ANPD = SpectraConfig(), AnpdConfig()
 
 
 class _Section(BaseModel):
@@ -118,8 +119,48 @@ class DrafterSettings(Placed):
         le=10_000_000,
         description="tokens of earlier answers that `suffix` keeps for each API key, for its own requests alone; 0: none",
     )
+    suffix_cached_s: float = Field(_SUFFIX.cached_s, gt=0, description="seconds after which such an answer is forgotten")
+    spectra_ngram: int = Field(_SPECTRA.ngram, ge=2, le=16, description="N of spectra and lookahead: length of n-grams")
+    spectra_window: int = Field(_SPECTRA.window, ge=0, le=64, description="W: columns of their candidate window")
+    spectra_guesses: int = Field(_SPECTRA.guesses, ge=1, le=64, description="G: continuations kept for a token")
+    spectra_explore_prob: float = Field(
+        _SPECTRA.explore_prob, ge=0, le=1, description="how often the window takes a token that is not known yet"
+    )
+    spectra_forward: bool = Field(_SPECTRA.forward, description="spectra's forward dictionary; off: the paper's ablation")
+    spectra_backward: bool = Field(_SPECTRA.backward, description="its backward dictionary")
+    spectra_sub_ngrams: bool = Field(_SPECTRA.sub_ngrams, description="enter sub-n-grams as well")
+    anpd_max_order: int = Field(_ANPD.max_order, ge=2, le=16, description="longest n-gram that anpd counts")
+    recycling_snapshot: Path | None = Field(
+        None, description="file of successors that recycling begins with; None: the one of retrieval.index, if there is one"
+    )
+    draft_ahead: int = Field(
+        0,
+        ge=0,
+        le=8,
+        description="outcomes of a step for which the next draft is sent beforehand; pays where the link is slow",
+    )
+    retrieval_deadline_s: float = Field(0.01, ge=0, le=1, description="longest that a draft waits for the index")
+    keep_calibration: bool = Field(
+        True, description="keep what is learnt of the sources' worth in cache_dir; it holds no text"
+    )
     max_sessions: int = Field(1024, ge=1)
     host: str = Field("127.0.0.1", description="interface on which the drafter serves the verifier")
+
+
+class RetrievalSettings(Placed):
+    """The retrieval index: a folder, or versions in Redis. Without one, strategies that need it are refused."""
+
+    index: Path | None = Field(None, description="folder of an index that `outrider index build` made")
+    redis_url: str | None = Field(
+        None, description="redis:// or rediss:// URL where versions are published; the live one is followed"
+    )
+    name: str = Field("default", pattern="^[A-Za-z0-9._-]{1,64}$", description="of the index in Redis")
+    host: str = Field("127.0.0.1", description="interface on which retrieval serves the drafters")
+
+    @property
+    def enabled(self) -> bool:
+        """Whether there is an index."""
+        return self.index is not None or self.redis_url is not None
 
 
 class Settings(BaseSettings):
@@ -136,6 +177,7 @@ class Settings(BaseSettings):
     router: RouterSettings = RouterSettings()
     verifier: VerifierSettings = VerifierSettings()
     drafter: DrafterSettings = DrafterSettings()
+    retrieval: RetrievalSettings = RetrievalSettings()
 
     @classmethod
     def settings_customise_sources(

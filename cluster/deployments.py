@@ -27,6 +27,7 @@ from outrider.internal.v1 import verification_pb2
 from services.drafter.service import DrafterService
 from services.links.codec import verification as codec
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
+from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
 from services.links.public_server import serve_public
 from speculation.errors import Internal, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
@@ -50,8 +51,19 @@ class _Process:
 class DrafterDeployment(_Process):
     """A drafter with its own gRPC server."""
 
-    async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Serve awaits it
-        self._drafter = DrafterService(build.drafter_config(settings))
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, settings: Settings, retrieval: DeploymentHandle | None
+    ) -> None:
+        link = None
+        if retrieval is not None:
+            to_retrieval = retrieval
+
+            async def resolve() -> str:
+                return cast(str, await to_retrieval.address.remote())
+
+            link = GrpcRetrievalLink(resolve, settings.internal_token)
+            await link.start()
+        self._drafter = DrafterService(build.drafter_config(settings), link)
         host = settings.drafter.host
         self._server, port = await serve_drafter(self._drafter, f"{host}:0", settings.internal_token)
         self._address = f"{_reachable(host)}:{port}"
@@ -59,6 +71,28 @@ class DrafterDeployment(_Process):
     async def address(self) -> str:
         """Where it answers."""
         return self._address
+
+
+@serve.deployment(name="retrieval", max_ongoing_requests=_ONGOING)
+class RetrievalDeployment(_Process):
+    """A retrieval service with its own gRPC server."""
+
+    async def __init__(self, settings: Settings, model: ResolvedModel) -> None:  # type: ignore[misc]
+        from services.retrieval.service import RetrievalService
+
+        self._retrieval = RetrievalService(build.retrieval_config(settings, model))
+        await self._retrieval.start()
+        host = settings.retrieval.host
+        self._server, port = await serve_retrieval(self._retrieval, f"{host}:0", settings.internal_token)
+        self._address = f"{_reachable(host)}:{port}"
+
+    async def address(self) -> str:
+        """Where it answers."""
+        return self._address
+
+    async def version(self) -> str | None:
+        """Of the index in use."""
+        return self._retrieval.version
 
 
 @serve.deployment(name="verifier", max_ongoing_requests=_ONGOING)
@@ -184,8 +218,11 @@ def _reachable(host: str) -> str:
 
 
 def application(settings: Settings, model: ResolvedModel) -> serve.Application:
-    """Router, verifier and drafter, bound together."""
-    drafter = _placed(DrafterDeployment, settings.drafter).bind(settings)
+    """Router, verifier, drafter and, where there is an index, retrieval, bound together."""
+    retrieval = None
+    if settings.retrieval.enabled:
+        retrieval = _placed(RetrievalDeployment, settings.retrieval).bind(settings, model)
+    drafter = _placed(DrafterDeployment, settings.drafter).bind(settings, retrieval)
     verifier = _placed(VerifierDeployment, settings.verifier).bind(settings, model, drafter)
     return _placed(RouterDeployment, settings.router).bind(settings, model, verifier)
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from cluster import build
-from cluster.config import Settings
+from cluster.config import Placed, Settings
 from cluster.models import ResolvedModel
 from services.links.public_server import check_server
 from speculation.errors import ConfigurationError
@@ -40,6 +40,8 @@ def running(settings: Settings, model: ResolvedModel, *, verbose: bool = False) 
         check_server(build.server_config(settings))
         build.router_config(settings, model)
         build.drafter_config(settings)
+        if settings.retrieval.enabled:
+            build.retrieval_config(settings, model)
         build.verifier_config(settings, model)
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -83,7 +85,9 @@ def _check_resources(settings: Settings, available: Mapping[str, float]) -> None
     Raises:
         ConfigurationError: the cluster has too few CPUs or GPUs.
     """
-    components = (settings.router, settings.drafter, settings.verifier)
+    components: list[Placed] = [settings.router, settings.drafter, settings.verifier]
+    if settings.retrieval.enabled:
+        components.append(settings.retrieval)
     for name, wanted in (
         ("CPU", sum(component.num_cpus * component.processes * component.replicas for component in components)),
         ("GPU", sum(component.num_gpus * component.processes * component.replicas for component in components)),

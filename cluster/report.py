@@ -11,8 +11,9 @@ from rich.table import Table
 
 import outrider
 from cluster import build
-from cluster.config import Settings
+from cluster.config import Placed, Settings
 from cluster.models import BUILT_IN, ResolvedModel
+from retrieval_index.urls import without_password
 
 # Of a number in the cache.
 _BYTES = {"float32": 4, "bfloat16": 2, "int8": 4}
@@ -35,11 +36,14 @@ def print_plan(settings: Settings) -> None:
     guard = "API keys" if server.api_key_hashes else "no API keys"
     guard += " and TLS" if server.tls else ", no TLS"
     pool = _pool_size(settings)
-    rows = (
+    rows: tuple[tuple[Placed, str, str, str], ...] = (
         (router, "router", f"{server.host}:{server.port}", f"public gRPC ({guard}); {router.strategy} by default"),
         (drafter, "drafter", f"{drafter.host}, any port", "proposes token trees over gRPC"),
         (verifier, "verifier", "Ray Serve handle", f"target in {verifier.dtype} on {verifier.device}"),
     )
+    if settings.retrieval.enabled:
+        source = settings.retrieval.index or without_password(settings.retrieval.redis_url or "")
+        rows += ((settings.retrieval, "retrieval", f"{settings.retrieval.host}, any port", f"looks up in {source}"),)
     for component, name, where, what in rows:
         table.add_row(name, str(component.replicas), f"{component.num_cpus:g}", f"{component.num_gpus:g}", where, what)
     console = Console()

@@ -27,7 +27,8 @@ class Calibrator:
         self._seen: dict[tuple[str, int], tuple[float, float]] = {}
 
     def probabilities(self, tree: TokenTree) -> list[float]:
-        """For every node the probability that it is accepted; never above its parent's, and 0 for probes."""
+        """For every node the probability that it is accepted, never above its parent's; for probes what they are held to be
+        worth: they are never accepted, and bring tokens later."""
         found: list[float] = []
         for node, claimed in enumerate(_claims(tree)):
             accepted, count = self._seen.get((tree.sources[node], _bucket(claimed)), (0.0, 0.0))
@@ -35,7 +36,7 @@ class Calibrator:
             parent = tree.parents[node]
             found.append(probability if parent == ROOT else min(probability, found[parent]))
         for probe in tree.probes:
-            found[probe] = 0.0
+            found[probe] = min(1.0, max(0.0, tree.scores[probe])) if tree.scores else 0.0
         return found
 
     def learn(self, tree: TokenTree, accepted_path: Collection[int]) -> None:

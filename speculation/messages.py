@@ -189,6 +189,38 @@ class CloseSession:
 DraftingCall = OpenSession | StepReport | CloseSession
 
 
+# --- drafter -> retrieval -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RetrievalQuery:
+    """The end of a text, oldest token first; at most ``max_continuations`` of at most ``max_length`` tokens are wanted."""
+
+    suffix: tuple[int, ...]
+    max_continuations: int
+    max_length: int
+
+
+# --- retrieval -> drafter -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Continuation:
+    """What followed the last ``match_length`` tokens of a query in the corpus, ``count`` times."""
+
+    tokens: tuple[int, ...]
+    count: int
+    match_length: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retrieved:
+    """The answer of the index of version ``index_version``; no continuation where it knows none."""
+
+    continuations: tuple[Continuation, ...] = ()
+    index_version: str = ""
+
+
 # --- drafter -> verifier ------------------------------------------------------------------------------------------
 
 

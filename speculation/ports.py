@@ -31,6 +31,8 @@ from speculation.messages import (
     ModelCard,
     OpenSession,
     Progress,
+    RetrievalQuery,
+    Retrieved,
     StepReport,
     TextChunk,
     VerifierCard,
@@ -186,11 +188,27 @@ class DraftLink(Protocol):
         ...
 
 
+class Retriever(Protocol):
+    """Looks up what followed a text's ending in a corpus. Many queries may be under way at once."""
+
+    async def retrieve(self, query: RetrievalQuery) -> Retrieved:
+        """Look up.
+
+        Raises:
+            OutriderError: there is no answer now; a drafter goes on without.
+        """
+        ...
+
+
 class Drafter(Protocol):
     """Proposes trees. One call at a time for each session; different sessions may interleave."""
 
     async def open(self, message: OpenSession) -> Draft | DraftFailure:
         """Start a session (anew, if it exists) and draft."""
+        ...
+
+    def ahead(self, session_id: str) -> Sequence[Draft]:
+        """Drafts for the likeliest outcomes of the step that the last draft was for. None for unknown sessions."""
         ...
 
     async def step(self, message: StepReport) -> Draft | DraftFailure:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,12 +30,14 @@ class SuffixConfig:
         max_endings: endings of the text, of different lengths, that are followed at once.
         max_cached_tokens: of earlier answers, for each tenant; 0: a request learns from itself alone, and nothing that a
             tenant was told is kept.
+        cached_s: seconds after which an earlier answer is forgotten.
         max_tenants: whose answers are kept; the one unused longest is forgotten first.
     """
 
     depth: int = 16
     max_endings: int = 4
     max_cached_tokens: int = 0
+    cached_s: float = 3600.0
     max_tenants: int = 64
 
 
@@ -44,9 +47,60 @@ class RecyclingConfig:
 
     Attributes:
         max_tenants: whose tables are kept; the one unused longest is forgotten first.
+        max_entries: of a table; what was learnt longest ago is dropped first.
+        snapshot: file of successors that every table begins with, or None.
     """
 
     max_tenants: int = 64
+    max_entries: int = 200_000
+    snapshot: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AnpdConfig:
+    """ANPD.
+
+    Attributes:
+        max_order: longest n-gram that is counted, its last token included.
+    """
+
+    max_order: int = 3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LookaheadConfig:
+    """Lookahead decoding.
+
+    Attributes:
+        ngram: N, length of the n-grams that the window yields.
+        window: W, its columns.
+        guesses: G, n-grams that are kept for a token, and checked at once.
+    """
+
+    ngram: int = 5
+    window: int = 15
+    guesses: int = 15
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SpectraConfig:
+    """SPECTRA.
+
+    Attributes:
+        ngram: N, length of the n-grams that are entered into the dictionaries.
+        window: W, columns of the candidate window; 0: none.
+        guesses: G, continuations that are kept for a token, and checked at once.
+        explore_prob: how often a column takes a token that the forward dictionary does not know yet.
+        forward, backward, sub_ngrams: what the paper's Table 2 takes away, one at a time.
+    """
+
+    ngram: int = 5
+    window: int = 15
+    guesses: int = 15
+    explore_prob: float = 0.1
+    forward: bool = True
+    backward: bool = True
+    sub_ngrams: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +109,18 @@ class DrafterConfig:
 
     Attributes:
         max_sessions: most sessions kept; the ones unused longest are dropped first.
+        calibration: file that what is learnt of the sources is kept in, or None; it holds no text.
+        retrieval_deadline_s: longest that a draft waits for the retrieval index.
+        draft_ahead: outcomes of a step for which the next draft is sent beforehand.
     """
 
     prompt_lookup: PromptLookupConfig = field(default_factory=PromptLookupConfig)
     suffix: SuffixConfig = field(default_factory=SuffixConfig)
     recycling: RecyclingConfig = field(default_factory=RecyclingConfig)
+    anpd: AnpdConfig = field(default_factory=AnpdConfig)
+    lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
+    spectra: SpectraConfig = field(default_factory=SpectraConfig)
     max_sessions: int = 1024
+    calibration: Path | None = None
+    retrieval_deadline_s: float = 0.01
+    draft_ahead: int = 0

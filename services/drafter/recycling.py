@@ -1,89 +1,151 @@
-"""Token recycling: what the target held likely after a token the last time it saw it (Luo et al., 2024, arXiv 2408.08696).
+"""Token recycling: what the target held likely the last time it saw a token (Luo et al., 2024, arXiv 2408.08696).
 
-Every pass shows the likeliest ids after each verified node, rejected ones too. The table keeps them, the last word counts;
-drafting follows it from the last token on, the likeliest paths first.
+Every pass shows the likeliest ids after each verified node, rejected ones too. The table keeps them, the last word counts.
+The paper's table goes by the last token; here the last two and three are asked first, where they have been seen together.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections import OrderedDict
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Sequence
 
 from services.drafter.config import RecyclingConfig
 from speculation.messages import OpenSession, StepReport
+from speculation.successors import Successors
 from speculation.tree import ROOT
-from speculation.types import TokenTree
+from speculation.types import Observation
 
 NAME = "recycling"
 
-# How likely the table's first, second, ... successor is the next token: rough, and only used to rank nodes.
+_ORDERS = (3, 2, 1)
+# How likely the first, second, ... successor is the next token: rough, until it is learnt.
 _BY_RANK = (0.45, 0.15, 0.08, 0.05, 0.04, 0.03, 0.02, 0.02)
+_BY_ORDER = {3: 1.3, 2: 1.15, 1: 1.0}
+_KINDS = {order: tuple(f"top:{order}:{rank}" for rank in range(len(_BY_RANK))) for order in _ORDERS}
+_SEEN = tuple(f"seen:{order}" for order in range(max(_ORDERS) + 1))
+_SNAPSHOT = tuple(f"snapshot:{rank}" for rank in range(len(_BY_RANK)))
+PRIOR = {kind: p * _BY_ORDER[order] for order, kinds in _KINDS.items() for kind, p in zip(kinds, _BY_RANK, strict=True)}
+PRIOR |= dict.fromkeys(_SEEN, 0.3) | {kind: 0.8 * p for kind, p in zip(_SNAPSHOT, _BY_RANK, strict=True)}
 
-Successors = dict[int, tuple[int, ...]]
+Context = tuple[int, ...]
+
+
+class _Table:
+    """Likeliest successors by the last one, two and three tokens; what was learnt longest ago is dropped first."""
+
+    def __init__(self, max_entries: int) -> None:
+        self._max = max_entries
+        self._top: dict[Context, tuple[int, ...]] = {}
+        # Pairs that the text itself has shown, where no pass has shown more.
+        self._seen: dict[Context, int] = {}
+
+    def learn(self, context: Context, likely: tuple[int, ...]) -> None:
+        """After ``context``, ``likely`` was likeliest."""
+        for order in _ORDERS:
+            if order <= len(context):
+                key = context[-order:]
+                self._top.pop(key, None)
+                self._top[key] = likely
+        while len(self._top) > self._max:
+            del self._top[next(iter(self._top))]
+
+    def note(self, context: Context, token: int) -> None:
+        """After ``context``, ``token`` came."""
+        self._seen[context] = token
+        if len(self._seen) > self._max:
+            del self._seen[next(iter(self._seen))]
+
+    def top(self, key: Context) -> tuple[int, ...]:
+        """What was likeliest after it, if that is known."""
+        return self._top.get(key, ())
+
+    def seen(self, key: Context) -> int | None:
+        """What came after it the last time, if it did."""
+        return self._seen.get(key)
 
 
 class Recycling:
-    """Source: see the module. Requests of one tenant share a table; what one tenant's text has shown, no other sees."""
+    """Source: see the module. Requests of one tenant share a table; what one tenant's text has shown, no other sees.
 
-    def __init__(self, config: RecyclingConfig) -> None:
+    Args:
+        warm: what is likely after single tokens, known beforehand; every tenant's.
+    """
+
+    prior = PRIOR
+
+    def __init__(self, config: RecyclingConfig, warm: Successors | None = None) -> None:
         self._config = config
-        self._tables: OrderedDict[str, Successors] = OrderedDict()
+        self._warm = warm
+        self._tables: OrderedDict[str, _Table] = OrderedDict()
 
     def open(self, message: OpenSession) -> RecyclingSession:
-        """See ``Source``."""
-        table = self._tables.setdefault(message.tenant, {})
+        """See ``WalkedSource``."""
+        table = self._tables.get(message.tenant)
+        if table is None:
+            table = self._tables[message.tenant] = _Table(self._config.max_entries)
         self._tables.move_to_end(message.tenant)
         if len(self._tables) > self._config.max_tenants:
             self._tables.popitem(last=False)
-        return RecyclingSession(table, message.tokens)
+        return RecyclingSession(table, self._warm, message.tokens)
+
+    def forget(self, tenant: str) -> None:
+        """Delete all that is remembered of a tenant."""
+        self._tables.pop(tenant, None)
 
 
 class RecyclingSession:
     """One request's place in its tenant's table."""
 
-    def __init__(self, table: Successors, tokens: Sequence[int]) -> None:
+    def __init__(self, table: _Table, warm: Successors | None, tokens: Sequence[int]) -> None:
         self._table = table
-        self._last = tokens[-1]
-        # Before any pass has shown more, the prompt's own pairs are what is known.
-        for token, follower in pairwise(tokens):
-            if token not in table:
-                table[token] = (follower,)
+        self._warm = warm
+        self._context: Context = ()
+        self._read(tokens)
 
-    def draft(self, max_nodes: int) -> TokenTree:
-        """See ``SourceSession``."""
-        tokens: list[int] = []
-        parents: list[int] = []
-        scores: list[float] = []
-        # (minus the path's probability, when it was found, parent, token)
-        heap: list[tuple[float, int, int, int]] = []
+    def start(self) -> Context:
+        """See ``PathSource``: the last tokens."""
+        return self._context
 
-        def unfold(node: int, token: int, probability: float) -> None:
-            for rank, follower in enumerate(self._table.get(token, ())[: len(_BY_RANK)]):
-                heapq.heappush(heap, (-probability * _BY_RANK[rank], len(tokens) * len(_BY_RANK) + rank, node, follower))
+    def follow(self, place: Context, token: int) -> Context:
+        """See ``PathSource``."""
+        return (*place, token)[-_ORDERS[0] :]
 
-        unfold(ROOT, self._last, 1.0)
-        while heap and len(tokens) < max_nodes:
-            negative, _, parent, token = heapq.heappop(heap)
-            tokens.append(token)
-            parents.append(parent)
-            scores.append(-negative)
-            unfold(len(tokens) - 1, token, -negative)
-        return TokenTree(tokens=tuple(tokens), parents=tuple(parents), sources=(NAME,) * len(tokens), scores=tuple(scores))
+    def candidates(self, place: Context) -> Iterator[tuple[int, str]]:
+        """See ``PathSource``: of the longest context that a pass has shown, then of shorter ones."""
+        known: set[int] = set()
+        for order in _ORDERS:
+            for rank, token in enumerate(self._table.top(place[-order:])[: len(_BY_RANK)]):
+                if token not in known:
+                    known.add(token)
+                    yield token, _KINDS[order][rank]
+        for order in _ORDERS:
+            seen = self._table.seen(place[-order:])
+            if seen is not None and seen not in known:
+                known.add(seen)
+                yield seen, _SEEN[order]
+        if not known and self._warm is not None:
+            yield from zip(self._warm.after(place[-1]), _SNAPSHOT, strict=False)
 
     def observe(self, report: StepReport) -> None:
-        """See ``SourceSession``."""
-        seen = report.observation
-        if seen is not None and seen.top_ids:
-            self._table[self._last] = seen.top_ids[0]
-            for token, likely in zip(seen.tree.tokens, seen.top_ids[1:], strict=True):
-                self._table[token] = likely
-        else:
-            for token, follower in pairwise((self._last, *report.committed)):
-                known = self._table.get(token, ())
-                self._table[token] = (follower, *(other for other in known if other != follower))[: len(_BY_RANK)]
-        self._last = report.committed[-1]
+        """See ``PathSource``."""
+        if report.observation is not None and report.observation.top_ids:
+            self._learn(report.observation)
+        self._read(report.committed)
 
     def close(self) -> None:
-        """See ``SourceSession``: the table is the tenant's."""
+        """See ``PathSource``: the table is the tenant's."""
+
+    def _learn(self, seen: Observation) -> None:
+        contexts = {ROOT: self._context}
+        for node in range(len(seen.tree)):
+            contexts[node] = self.follow(contexts[seen.tree.parents[node]], seen.tree.tokens[node])
+        # Deeper nodes first: where two paths end alike, the nearer one to the text has the last word.
+        for node in range(len(seen.tree) - 1, ROOT - 1, -1):
+            self._table.learn(contexts[node], seen.top_ids[node + 1])
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            for order in _ORDERS:
+                if order <= len(self._context):
+                    self._table.note(self._context[-order:], token)
+            self._context = self.follow(self._context, token)

@@ -2,36 +2,63 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.drafter.catalogue import SOURCES, check_names
+from services.drafter.catalogue import check_names
 from services.drafter.config import DrafterConfig
-from services.drafter.source import Source, SourceSession
-from speculation.errors import InvalidArgument
-from speculation.messages import CloseSession, Draft, DraftFailure, OpenSession, StepReport
+from services.drafter.outcomes import likeliest_outcomes
+from services.drafter.sessions import Joined, Sources
+from services.drafter.source import Retrieving
+from speculation import limits
+from speculation.errors import OutriderError
+from speculation.messages import (
+    CloseSession,
+    Draft,
+    DraftFailure,
+    OpenSession,
+    RetrievalQuery,
+    StepReport,
+)
+from speculation.ports import Retriever
 from speculation.prefix import EMPTY_HASH, extend_hash
-from speculation.tree import merge, prune
+from speculation.types import EMPTY_TREE, TokenTree
 
 log = logging.getLogger(__name__)
+
+# What is learnt of sources is kept whenever so many requests have ended.
+_SAVE_EVERY = 16
+_CONTINUATIONS = 64
+_CONTINUATION_LENGTH = 10
 
 
 @dataclass(kw_only=True, slots=True)
 class _Session:
-    sources: list[SourceSession]
+    sources: Joined
     length: int
     prefix_hash: int
+    max_nodes: int = 0
+    tree: TokenTree = EMPTY_TREE
 
 
 class DrafterService:
-    """Implements ``speculation.ports.Drafter``."""
+    """Implements ``speculation.ports.Drafter``.
 
-    def __init__(self, config: DrafterConfig) -> None:
+    Args:
+        retriever: the way to the retrieval index, if there is one.
+    """
+
+    def __init__(self, config: DrafterConfig, retriever: Retriever | None = None) -> None:
         self._config = config
-        self._sources: dict[str, Source] = {}
+        self._retriever = retriever
+        self._sources = Sources(config)
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._ended = 0
+        self.retrievals_missed = 0
 
     @property
     def sessions(self) -> int:
@@ -42,16 +69,16 @@ class DrafterService:
         """See ``Drafter``."""
         try:
             check_names(message.sources)
-        except InvalidArgument as error:
+            joined = self._sources.open(message)
+        except OutriderError as error:
             return DraftFailure(session_id=message.session_id, reason=str(error))
-        sources = [self._source(name).open(message) for name in message.sources]
         self._sessions[message.session_id] = _Session(
-            sources=sources, length=len(message.tokens), prefix_hash=extend_hash(EMPTY_HASH, message.tokens)
+            sources=joined, length=len(message.tokens), prefix_hash=extend_hash(EMPTY_HASH, message.tokens)
         )
         if len(self._sessions) > self._config.max_sessions:
             forgotten, _ = self._sessions.popitem(last=False)
             log.warning("dropped session %s: more than max_sessions=%d", forgotten, self._config.max_sessions)
-        return self._draft(message.session_id, message.max_nodes)
+        return await self._draft(message.session_id, message.max_nodes)
 
     async def step(self, message: StepReport) -> Draft | DraftFailure:
         """See ``Drafter``."""
@@ -63,31 +90,70 @@ class DrafterService:
             del self._sessions[message.session_id]
             return DraftFailure(session_id=message.session_id, reason="a step was missed", reopen=True)
         session.length, session.prefix_hash = message.length, prefix_hash
-        for source in session.sources:
-            source.observe(message)
+        session.sources.session.observe(message)
         self._sessions.move_to_end(message.session_id)
-        return self._draft(message.session_id, message.max_nodes)
+        return await self._draft(message.session_id, message.max_nodes)
+
+    def ahead(self, session_id: str) -> Sequence[Draft]:
+        """See ``Drafter``."""
+        session = self._sessions.get(session_id)
+        if session is None or session.sources.blend is None or not self._config.draft_ahead:
+            return ()
+        blend = session.sources.blend
+        outcomes = likeliest_outcomes(session.tree, blend.likeliest_after, self._config.draft_ahead)
+        return [
+            self._message(session_id, session, blend.draft_after(outcome, session.max_nodes), outcome)
+            for outcome in outcomes
+            if len(outcome) <= limits.MAX_ASSUMED
+        ]
 
     def close(self, message: CloseSession) -> None:
         """See ``Drafter``."""
         session = self._sessions.pop(message.session_id, None)
-        for source in session.sources if session else ():
-            source.close()
+        if session is not None:
+            session.sources.session.close()
+            self._ended += 1
+            if self._ended % _SAVE_EVERY == 0:
+                self._sources.save()
 
-    def _source(self, name: str) -> Source:
-        if name not in self._sources:
-            self._sources[name] = SOURCES[name](self._config)
-        return self._sources[name]
+    def stop(self) -> None:
+        """Keep what was learnt of the sources."""
+        self._sources.save()
 
-    def _draft(self, session_id: str, max_nodes: int) -> Draft:
+    async def _draft(self, session_id: str, max_nodes: int) -> Draft:
         start = time.perf_counter()
         session = self._sessions[session_id]
-        trees = [source.draft(max_nodes) for source in session.sources]
-        tree = trees[0] if len(trees) == 1 else prune(merge(trees), max_nodes, max_nodes)
+        for wanting in session.sources.retrieving:
+            await self._retrieve(wanting)
+        session.max_nodes = max_nodes
+        session.tree = session.sources.session.draft(max_nodes)
+        return self._message(session_id, session, session.tree, (), time.perf_counter() - start)
+
+    async def _retrieve(self, wanting: Retrieving) -> None:
+        """Give a source what the index finds, or nothing: a draft without is better than a late one."""
+        if self._retriever is None:
+            return
+        query = RetrievalQuery(
+            suffix=tuple(wanting.query()), max_continuations=_CONTINUATIONS, max_length=_CONTINUATION_LENGTH
+        )
+        try:
+            async with asyncio.timeout(self._config.retrieval_deadline_s):
+                found = await self._retriever.retrieve(query)
+        except (TimeoutError, OutriderError) as error:
+            self.retrievals_missed += 1
+            log.debug("no retrieval: %s", error)
+            wanting.found(())
+            return
+        wanting.found(found.continuations)
+
+    def _message(
+        self, session_id: str, session: _Session, tree: TokenTree, assumed: tuple[int, ...], seconds: float = 0.0
+    ) -> Draft:
         return Draft(
             session_id=session_id,
             base_length=session.length,
             base_hash=session.prefix_hash,
+            assumed=assumed,
             tree=tree,
-            drafting_s=time.perf_counter() - start,
+            drafting_s=seconds,
         )

@@ -2,27 +2,51 @@
 
 A trie holds every stretch of at most ``depth`` tokens with the number of times that it occurred: one for the request itself,
 one for earlier answers of its tenant. Where the text's ending occurs in a trie, the counts below say what came next, and how
-often. Endings of all lengths are followed at once, the likeliest paths first.
+often. The longest ending that anything followed is asked first, then shorter ones.
 """
 
 from __future__ import annotations
 
 import heapq
+import time
+from bisect import bisect_right
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from operator import itemgetter
 
 from services.drafter.config import SuffixConfig
 from speculation.messages import OpenSession, StepReport
-from speculation.tree import ROOT
-from speculation.types import TokenTree
 
 NAME = "suffix"
 
-# How likely the text goes on as it did after an ending of so many tokens: rough, and only used to rank nodes.
-_BY_LENGTH = (0.0, 0.25, 0.45, 0.6, 0.7, 0.78, 0.84, 0.88)
-_LONG = 0.92
-# Even what always came next need not come again.
-_CERTAINTY = 0.95
+# Kinds of candidates: whose trie, how long the ending is, how often it was followed by this token, in which share of cases.
+_TRIES = ("own", "shared")
+_LENGTHS = (1, 2, 3, 4, 6, 9, 13)
+_COUNTS = (1, 2, 4)
+_SHARES = (0.0, 0.2, 0.4, 0.7, 0.95)
+# What is believed of them at first: rough.
+_BY_LENGTH = (0.2, 0.4, 0.55, 0.65, 0.72, 0.8, 0.88)
+_BY_SHARE = (0.1, 0.3, 0.55, 0.8, 1.0)
+# Followers of one ending that are considered.
+_MOST_FOLLOWERS = 4
+
+
+def _kind(trie: str, length: int, count: int, share: int) -> str:
+    return f"{trie}:{_LENGTHS[length]}:{_COUNTS[count]}:{_SHARES[share]}"
+
+
+_KINDS = [
+    [[[_kind(t, x, c, s) for s in range(len(_SHARES))] for c in range(len(_COUNTS))] for x in range(len(_LENGTHS))]
+    for t in _TRIES
+]
+PRIOR = {
+    _kind(t, x, c, s): _BY_LENGTH[x] * _BY_SHARE[s]
+    for t in _TRIES
+    for x in range(len(_LENGTHS))
+    for c in range(len(_COUNTS))
+    for s in range(len(_SHARES))
+}
 
 
 class _Node:
@@ -36,30 +60,35 @@ class _Node:
 
 
 class _Trie:
-    """All stretches of some texts; texts are taken out again, oldest first, when there are too many tokens."""
+    """All stretches of some texts; texts are taken out again, oldest first, when they are too many tokens or too old."""
 
-    def __init__(self, depth: int, max_tokens: int) -> None:
+    def __init__(self, config: SuffixConfig, clock: Callable[[], float]) -> None:
         self.root = _Node()
-        self._depth = depth
-        self._max_tokens = max_tokens
-        self._texts: deque[tuple[int, ...]] = deque()
+        self._config = config
+        self._clock = clock
+        self._texts: deque[tuple[float, tuple[int, ...]]] = deque()
         self._tokens = 0
 
     def add(self, text: Sequence[int]) -> None:
         """Count a whole text."""
-        text = tuple(text[-self._max_tokens :])
-        self._texts.append(text)
-        self._tokens += len(text)
-        self._count(text, 1)
-        while self._tokens > self._max_tokens:
-            oldest = self._texts.popleft()
+        kept = tuple(text[-self._config.max_cached_tokens :])
+        self._texts.append((self._clock(), kept))
+        self._tokens += len(kept)
+        self._count(kept, 1)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Forget what is too much or too old."""
+        oldest_allowed = self._clock() - self._config.cached_s
+        while self._texts and (self._tokens > self._config.max_cached_tokens or self._texts[0][0] < oldest_allowed):
+            _, oldest = self._texts.popleft()
             self._tokens -= len(oldest)
             self._count(oldest, -1)
 
     def _count(self, text: Sequence[int], by: int) -> None:
         for start in range(len(text)):
             node = self.root
-            for token in text[start : start + self._depth]:
+            for token in text[start : start + self._config.depth]:
                 child = node.next.get(token)
                 if child is None:
                     child = node.next[token] = _Node()
@@ -73,19 +102,35 @@ class _Trie:
 class Suffix:
     """Source: see the module. The tries of tenants are apart."""
 
-    def __init__(self, config: SuffixConfig) -> None:
+    prior = PRIOR
+
+    def __init__(self, config: SuffixConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
+        self._clock = clock
         self._tries: OrderedDict[str, _Trie] = OrderedDict()
 
     def open(self, message: OpenSession) -> SuffixSession:
-        """See ``Source``."""
+        """See ``WalkedSource``."""
         trie = self._tries.get(message.tenant)
         if trie is None:
-            trie = self._tries[message.tenant] = _Trie(self._config.depth, self._config.max_cached_tokens)
+            trie = self._tries[message.tenant] = _Trie(self._config, self._clock)
         self._tries.move_to_end(message.tenant)
         if len(self._tries) > self._config.max_tenants:
             self._tries.popitem(last=False)
+        trie.tidy()
         return SuffixSession(self._config, trie, message)
+
+    def forget(self, tenant: str) -> None:
+        """Delete all that is remembered of a tenant."""
+        self._tries.pop(tenant, None)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the endings of the text are, by length from 1, in the request's own trie and in its tenant's."""
+
+    own: list[_Node]
+    shared: list[_Node]
 
 
 class SuffixSession:
@@ -95,73 +140,79 @@ class SuffixSession:
         self._config = config
         self._shared = shared
         self._own = _Node()
-        # By length of the ending, from 1: where it is. Its own trie holds every ending, if only because it just occurred.
-        self._own_ends: list[_Node] = []
-        self._shared_ends: list[_Node | None] = []
+        # Its own trie holds every ending, if only because it just occurred.
+        self._place = Place([], [])
         self._answer = list(message.tokens[message.prompt_length :])
         for token in message.tokens:
             self._extend(token)
 
-    def draft(self, max_nodes: int) -> TokenTree:
-        """See ``SourceSession``."""
-        tokens: list[int] = []
-        parents: list[int] = []
-        scores: list[float] = []
-        place: dict[tuple[int, int], int] = {}
-        # (minus the path's probability, a number that breaks ties, parent, token, where it is in a trie)
-        heap: list[tuple[float, int, int, int, _Node]] = []
-        pushed = 0
+    def start(self) -> Place:
+        """See ``PathSource``."""
+        return self._place
 
-        def unfold(parent: int, node: _Node, probability: float) -> None:
-            nonlocal pushed
-            total = sum(child.count for child in node.next.values())
-            for token, child in node.next.items():
-                pushed += 1
-                heapq.heappush(heap, (-probability * child.count / total, pushed, parent, token, child))
+    def follow(self, place: Place, token: int) -> Place | None:
+        """See ``PathSource``."""
+        own = self._ends(self._own, place.own, token)
+        shared = self._ends(self._shared.root, place.shared, token)
+        return Place(own, shared) if own or shared else None
 
-        for length, node in self._ends():
-            unfold(ROOT, node, _BY_LENGTH[length] if length < len(_BY_LENGTH) else _LONG)
-        while heap and len(tokens) < max_nodes:
-            negative, _, parent, token, child = heapq.heappop(heap)
-            at = place.setdefault((parent, token), len(tokens))
-            if at == len(tokens):
-                tokens.append(token)
-                parents.append(parent)
-                scores.append(-negative)
-            unfold(at, child, -negative * _CERTAINTY)
-        return TokenTree(tokens=tuple(tokens), parents=tuple(parents), sources=(NAME,) * len(tokens), scores=tuple(scores))
+    def candidates(self, place: Place) -> Iterator[tuple[int, str]]:
+        """See ``PathSource``."""
+        seen: set[int] = set()
+        found = 0
+        for length in range(max(len(place.own), len(place.shared)), 0, -1):
+            size = bisect_right(_LENGTHS, length) - 1
+            for trie, ends in enumerate((place.own, place.shared)):
+                if length > len(ends) or not ends[length - 1].next:
+                    continue
+                node = ends[length - 1]
+                found += 1
+                for token, count, total in _followers(node):
+                    if token not in seen:
+                        seen.add(token)
+                        share = bisect_right(_SHARES, count / total) - 1
+                        yield token, _KINDS[trie][size][bisect_right(_COUNTS, count) - 1][share]
+            if found >= self._config.max_endings:
+                return
 
     def observe(self, report: StepReport) -> None:
-        """See ``SourceSession``."""
+        """See ``PathSource``."""
         for token in report.committed:
             self._extend(token)
         self._answer += report.committed
 
     def close(self) -> None:
-        """See ``SourceSession``: the answer is remembered for the tenant's next requests."""
+        """See ``PathSource``: the answer is remembered for the tenant's next requests, where that is asked for."""
         if self._config.max_cached_tokens and self._answer:
             self._shared.add(self._answer)
             self._answer = []
 
-    def _ends(self) -> Iterator[tuple[int, _Node]]:
-        """The longest endings that anything followed, in either trie, longest first."""
-        found = 0
-        for length in range(len(self._own_ends), 0, -1):
-            for node in (self._own_ends[length - 1], self._shared_ends[length - 1]):
-                if node is not None and node.next:
-                    yield length, node
-                    found += 1
-            if found >= self._config.max_endings:
-                return
+    def _ends(self, root: _Node, ends: Sequence[_Node], token: int) -> list[_Node]:
+        found: list[_Node] = []
+        for node in (root, *ends[: self._config.depth - 1]):
+            child = node.next.get(token)
+            # Where an ending does not occur, no longer one does.
+            if child is None:
+                break
+            found.append(child)
+        return found
 
     def _extend(self, token: int) -> None:
-        own = [self._own, *self._own_ends[: self._config.depth - 1]]
-        self._own_ends = []
-        for node in own:
+        shared = self._ends(self._shared.root, self._place.shared, token)
+        own: list[_Node] = []
+        for node in (self._own, *self._place.own[: self._config.depth - 1]):
             child = node.next.get(token)
             if child is None:
                 child = node.next[token] = _Node()
             child.count += 1
-            self._own_ends.append(child)
-        shared = [self._shared.root, *self._shared_ends[: self._config.depth - 1]]
-        self._shared_ends = [node.next.get(token) if node is not None else None for node in shared]
+            own.append(child)
+        self._place = Place(own, shared)
+
+
+def _followers(node: _Node) -> list[tuple[int, int, int]]:
+    """The likeliest: token, how often it followed, how often anything did."""
+    below = [(token, child.count) for token, child in node.next.items()]
+    total = sum(count for _, count in below)
+    if len(below) > 1:
+        below = heapq.nlargest(_MOST_FOLLOWERS, below, key=itemgetter(1))
+    return [(token, count, total) for token, count in below]

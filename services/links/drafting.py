@@ -1,16 +1,69 @@
-"""What both draft links share: answering one call."""
+"""What both draft links share: a drafter's side of the conversation."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable
 
-from speculation.messages import CloseSession, DraftFailure, DraftingCall, DraftingReply, OpenSession
+from speculation.messages import CloseSession, Draft, DraftFailure, DraftingCall, DraftingReply, OpenSession
 from speculation.ports import Drafter
 
 log = logging.getLogger(__name__)
 
+# Ends a conversation.
+END = None
 
-async def answer(drafter: Drafter, call: DraftingCall) -> DraftingReply | None:
+
+async def converse(drafter: Drafter, calls: asyncio.Queue[DraftingCall | None]) -> AsyncIterator[DraftingReply]:
+    """Answer calls in their order until ``END``; with nothing to answer, draft ahead for those who were answered last."""
+    ahead: dict[str, None] = {}
+    while True:
+        if ahead and calls.empty():
+            session_id = next(iter(ahead))
+            del ahead[session_id]
+            for draft in _ahead(drafter, session_id):
+                yield draft
+            # A call that came meanwhile goes first.
+            await asyncio.sleep(0)
+            continue
+        waiting = [await calls.get()]
+        while not calls.empty():
+            waiting.append(calls.get_nowait())
+        for together in _rounds([call for call in waiting if call is not END]):
+            for answering in [asyncio.create_task(_answer(drafter, call)) for call in together]:
+                reply = await answering
+                if isinstance(reply, Draft):
+                    ahead[reply.session_id] = None
+                if reply is not None:
+                    yield reply
+        if END in waiting:
+            return
+
+
+def _rounds(calls: Iterable[DraftingCall]) -> list[list[DraftingCall]]:
+    """Calls that are answered together, so that their look-ups share messages; those of one session one after the other."""
+    rounds: list[list[DraftingCall]] = []
+    earlier: Counter[str] = Counter()
+    for call in calls:
+        number = earlier[call.session_id]
+        earlier[call.session_id] += 1
+        if number == len(rounds):
+            rounds.append([])
+        rounds[number].append(call)
+    return rounds
+
+
+def _ahead(drafter: Drafter, session_id: str) -> list[Draft]:
+    try:
+        return list(drafter.ahead(session_id))
+    except Exception:
+        log.exception("drafting ahead failed for %s", session_id)
+        return []
+
+
+async def _answer(drafter: Drafter, call: DraftingCall) -> DraftingReply | None:
     """Hand ``call`` to ``drafter``. A drafter that raises has no draft: that is no reason to end the stream."""
     if isinstance(call, CloseSession):
         drafter.close(call)

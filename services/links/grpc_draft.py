@@ -14,18 +14,17 @@ import grpc.aio
 
 from outrider.internal.v1 import drafting_pb2, drafting_pb2_grpc
 from services.links.auth import ApiKeyInterceptor, bearer, hash_key
-from services.links.channel import bind, client_options, make_server
+from services.links.channel import bind, make_server
 from services.links.codec import drafting as codec
-from services.links.drafting import answer
+from services.links.drafting import END, converse
 from services.links.errors import aborting
+from services.links.reconnect import stay_connected
 from speculation import limits
 from speculation.messages import CloseSession, DraftingCall, OpenSession, StepReport
 from speculation.ports import Drafter, DraftReceiver
 
 log = logging.getLogger(__name__)
 
-_CONNECT_TIMEOUT_S = 5.0
-_RETRY_FIRST_S, _RETRY_MOST_S = 0.1, 2.0
 _OUTBOX = 4096
 
 
@@ -51,7 +50,12 @@ class GrpcDraftLink:
 
     async def start(self, receiver: DraftReceiver) -> None:
         """See ``DraftLink``."""
-        self._task = asyncio.create_task(self._stay_connected(receiver), name="grpc-drafts")
+
+        async def talk(channel: grpc.aio.Channel) -> None:
+            await self._talk(channel, receiver)
+
+        connecting = stay_connected("drafter", self._resolve, limits.MAX_DRAFT_MESSAGE_BYTES, talk)
+        self._task = asyncio.create_task(connecting, name="grpc-drafts")
 
     def open(self, message: OpenSession) -> None:
         """See ``DraftLink``."""
@@ -81,23 +85,6 @@ class GrpcDraftLink:
             log.warning("the drafter does not read what it is sent; connecting anew")
             self._outbox = None
             self._talking.cancel()
-
-    async def _stay_connected(self, receiver: DraftReceiver) -> None:
-        delay = _RETRY_FIRST_S
-        while True:
-            try:
-                address = await self._resolve()
-                options = client_options(limits.MAX_DRAFT_MESSAGE_BYTES)
-                async with grpc.aio.insecure_channel(address, options=options) as channel:
-                    async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                        await channel.channel_ready()
-                    delay = _RETRY_FIRST_S
-                    log.info("connected to the drafter at %s", address)
-                    await self._talk(channel, receiver)
-            except Exception as error:
-                log.warning("no drafter: %s; trying again", _reason(error))
-            await asyncio.sleep(delay)
-            delay = min(2 * delay, _RETRY_MOST_S)
 
     async def _talk(self, channel: grpc.aio.Channel, receiver: DraftReceiver) -> None:
         outbox: asyncio.Queue[drafting_pb2.DraftRequest] = asyncio.Queue(_OUTBOX)
@@ -130,18 +117,37 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         # Two verifiers may use one request id (a request that moved): sessions are kept apart by stream.
         prefix = f"{next(self._streams)}/"
         opened: set[str] = set()
+        calls: asyncio.Queue[DraftingCall | None] = asyncio.Queue(_OUTBOX)
+        reading = asyncio.create_task(_read(request_iterator, prefix, opened, calls))
         try:
             async with aborting(context):
-                async for wire in request_iterator:
-                    call = codec.decode_drafting_call(wire)
-                    inner = replace(call, session_id=prefix + call.session_id)
-                    (opened.discard if isinstance(call, CloseSession) else opened.add)(inner.session_id)
-                    reply = await answer(self._drafter, inner)
-                    if reply is not None:
-                        yield codec.encode_drafting_reply(replace(reply, session_id=call.session_id))
+                async for reply in converse(self._drafter, calls):
+                    yield codec.encode_drafting_reply(replace(reply, session_id=reply.session_id.removeprefix(prefix)))
+                await reading
         finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
             for session_id in opened:
                 self._drafter.close(CloseSession(session_id=session_id))
+
+
+async def _read(
+    requests: AsyncIterator[drafting_pb2.DraftRequest],
+    prefix: str,
+    opened: set[str],
+    calls: asyncio.Queue[DraftingCall | None],
+) -> None:
+    """Put a stream's calls into a queue, and its end."""
+    try:
+        async for wire in requests:
+            call = codec.decode_drafting_call(wire)
+            inner = replace(call, session_id=prefix + call.session_id)
+            (opened.discard if isinstance(call, CloseSession) else opened.add)(inner.session_id)
+            await calls.put(inner)
+    except Exception:
+        await calls.put(END)
+        raise
+    await calls.put(END)
 
 
 async def serve_drafter(drafter: Drafter, address: str, token: str | None = None) -> tuple[grpc.aio.Server, int]:
@@ -152,9 +158,3 @@ async def serve_drafter(drafter: Drafter, address: str, token: str | None = None
     port = bind(server, address)
     await server.start()
     return server, port
-
-
-def _reason(error: Exception) -> str:
-    if isinstance(error, grpc.aio.AioRpcError):
-        return f"{error.code().name} {error.details()}"
-    return str(error) or type(error).__name__

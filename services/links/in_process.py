@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
-from outrider.internal.v1 import drafting_pb2, verification_pb2
+from outrider.internal.v1 import drafting_pb2, retrieval_pb2, verification_pb2
 from services.links.codec import drafting as codec
+from services.links.codec import retrieval as retrieval_codec
 from services.links.codec import verification as verification_codec
-from services.links.drafting import answer
+from services.links.drafting import converse
 from speculation.messages import (
     CloseSession,
     DraftingCall,
@@ -16,10 +17,12 @@ from speculation.messages import (
     GenerationRequest,
     OpenSession,
     Progress,
+    RetrievalQuery,
+    Retrieved,
     StepReport,
     VerifierCard,
 )
-from speculation.ports import Drafter, DraftReceiver, VerifierPort
+from speculation.ports import Drafter, DraftReceiver, Retriever, VerifierPort
 
 
 class InProcessDraftLink:
@@ -27,7 +30,7 @@ class InProcessDraftLink:
 
     def __init__(self, drafter: Drafter) -> None:
         self._drafter = drafter
-        self._calls: asyncio.Queue[bytes] = asyncio.Queue()
+        self._calls: asyncio.Queue[DraftingCall | None] = asyncio.Queue()
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -60,15 +63,28 @@ class InProcessDraftLink:
             self._task = None
 
     def _send(self, call: DraftingCall) -> None:
-        self._calls.put_nowait(codec.encode_drafting_call(call).SerializeToString())
+        wire = codec.encode_drafting_call(call).SerializeToString()
+        self._calls.put_nowait(codec.decode_drafting_call(drafting_pb2.DraftRequest.FromString(wire)))
 
     async def _pump(self, receiver: DraftReceiver) -> None:
-        while True:
-            call = codec.decode_drafting_call(drafting_pb2.DraftRequest.FromString(await self._calls.get()))
-            reply = await answer(self._drafter, call)
-            if reply is not None:
-                wire = codec.encode_drafting_reply(reply).SerializeToString()
-                receiver.on_reply(codec.decode_drafting_reply(drafting_pb2.DraftResponse.FromString(wire)))
+        async for reply in converse(self._drafter, self._calls):
+            wire = codec.encode_drafting_reply(reply).SerializeToString()
+            receiver.on_reply(codec.decode_drafting_reply(drafting_pb2.DraftResponse.FromString(wire)))
+
+
+class InProcessRetrievalLink:
+    """Implements ``speculation.ports.Retriever`` on a retrieval service in the same event loop."""
+
+    def __init__(self, service: Retriever) -> None:
+        self._service = service
+
+    async def retrieve(self, query: RetrievalQuery) -> Retrieved:
+        """See ``Retriever``."""
+        wire = retrieval_codec.encode_queries(0, [query]).SerializeToString()
+        (received,) = retrieval_codec.decode_queries(retrieval_pb2.RetrieveRequest.FromString(wire))
+        answer = await self._service.retrieve(received)
+        wire = retrieval_codec.encode_answers(0, [answer]).SerializeToString()
+        return retrieval_codec.decode_answers(retrieval_pb2.RetrieveResponse.FromString(wire), 1)[0]
 
 
 class InProcessVerifierLink:

@@ -18,11 +18,13 @@ class StrategyConfig:
         strategy: the default strategy.
         num_speculative_tokens: most drafted tokens per step; None: what suits the strategy.
         acceptance: the default rule.
+        retrieval: whether there is an index; without, strategies that need one are refused.
     """
 
     strategy: str = "prompt_lookup"
     num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule = "walk"
+    retrieval: bool = False
 
 
 # A strategy is a set of sources. Plain decoding is the empty set: it needs no drafter at all.
@@ -32,12 +34,20 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "suffix": ("suffix",),
     "recycling": ("recycling",),
     "blend": ("suffix", "recycling"),
+    "anpd": ("anpd",),
+    "lookahead": ("lookahead",),
+    "spectra_core": ("spectra_core",),
+    "spectra": ("spectra",),
+    "spectra_retrieval": ("retrieval",),
+    "rest": ("retrieval",),
 }
+# These are nothing without an index; `blend` takes its hits where there is one.
+_NEED_RETRIEVAL = ("spectra", "spectra_retrieval", "rest")
 # Drafted tokens per step: trees with branches need more of them than chains do.
-_NODES = {"prompt_lookup": 8, "suffix": 16}
+_NODES = {"prompt_lookup": 8, "suffix": 16, "anpd": 8, "lookahead": 120, "spectra_core": 120, "spectra": 120, "rest": 64}
 _NODES_OF_TREES = 32
 # How many of the target's likeliest next tokens a source wants to be told of, after every verified node.
-_OBSERVED = {"recycling": 8}
+_OBSERVED = {"recycling": 8, "lookahead": 1, "spectra_core": 8, "spectra": 8}
 
 
 def check_default(config: StrategyConfig) -> None:
@@ -48,6 +58,8 @@ def check_default(config: StrategyConfig) -> None:
     """
     if config.strategy not in STRATEGIES:
         raise ConfigurationError(f"strategy is {config.strategy}: must be one of {_known()}")
+    if config.strategy in _NEED_RETRIEVAL and not config.retrieval:
+        raise ConfigurationError(f"strategy is {config.strategy}, which needs an index: set retrieval.index")
     nodes = config.num_speculative_tokens
     if nodes is not None and not 0 <= nodes <= limits.MAX_TREE_NODES:
         raise ConfigurationError(f"num_speculative_tokens must be from 0 to {limits.MAX_TREE_NODES}")
@@ -62,6 +74,9 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
     strategy = request.strategy if request.strategy is not None else config.strategy
     if strategy not in STRATEGIES:
         raise InvalidArgument("speculation.strategy", strategy or "empty", f"one of {_known()}")
+    if strategy in _NEED_RETRIEVAL and not config.retrieval:
+        served = ", ".join(sorted(STRATEGIES.keys() - set(_NEED_RETRIEVAL)))
+        raise InvalidArgument("speculation.strategy", strategy, f"one of {served}; this server has no retrieval index")
     nodes = request.num_speculative_tokens
     if nodes is not None and not 0 <= nodes <= limits.MAX_TREE_NODES:
         raise InvalidArgument("speculation.num_speculative_tokens", nodes, f"from 0 to {limits.MAX_TREE_NODES}")
@@ -70,6 +85,8 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
     if nodes is None:
         nodes = _NODES.get(strategy, _NODES_OF_TREES)
     sources = STRATEGIES[strategy]
+    if strategy == "blend" and config.retrieval:
+        sources = (*sources, "retrieval")
     return Plan(
         strategy=strategy,
         sources=sources,

@@ -15,7 +15,7 @@ import outrider
 from speculation import limits
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("speculation", "services", "cluster", "sdk/outrider", "benchmarks")
+PACKAGES = ("speculation", "services", "retrieval_index", "cluster", "sdk/outrider", "benchmarks")
 SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "_pb2" not in path.name]
 
 
@@ -57,13 +57,20 @@ def test_public_things_are_documented_and_nothing_unpickles(path: Path) -> None:
 
 def test_only_the_cluster_knows_the_topology() -> None:
     words = re.compile(r"in_process|InProcess|Grpc|DeploymentHandle")
-    for package in ("speculation", "services/router", "services/drafter", "services/verifier"):
+    for package in (
+        "speculation",
+        "retrieval_index",
+        "services/router",
+        "services/drafter",
+        "services/retrieval",
+        "services/verifier",
+    ):
         for path in (ROOT / package).rglob("*.py"):
             assert not words.search(path.read_text()), path
 
 
 def test_the_idea_imports_light() -> None:
-    heavy = ("grpc", "ray", "transformers", "google.protobuf", "pydantic", "redis", "faiss")
+    heavy = ("grpc", "ray", "transformers", "google.protobuf", "pydantic", "redis", "faiss", "marisa_trie")
     script = f"import sys, speculation.loop, speculation.ports; print([m for m in {heavy!r} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT)
     assert done.stdout.strip() == "[]"
@@ -80,6 +87,9 @@ def test_the_protos_state_the_limits_that_are_enforced() -> None:
         (limits.MAX_SOURCES, r"at most 16, of at most 64"),
         (limits.MAX_PROPOSAL, r"At most 256 entries"),
         (limits.MAX_SESSION_TOKENS, r"At most 1,048,576"),
+        (limits.MAX_QUERIES, r"At most 256"),
+        (limits.MAX_SUFFIX, r"At most 64"),
+        (limits.MAX_CONTINUATIONS, r"At most 512"),
     ):
         assert re.search(words, text), words
         assert f"{value:,}" in words

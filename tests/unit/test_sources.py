@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
+from services.drafter.blend import BlendSession
+from services.drafter.calibrator import Calibrator
 from services.drafter.config import RecyclingConfig, SuffixConfig
 from services.drafter.recycling import Recycling
+from services.drafter.source import PathSource
 from services.drafter.suffix import Suffix, SuffixSession
+from speculation import successors
+from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession, StepReport
 from speculation.tree import chain, path_to, validate
 from speculation.types import Observation, TokenTree
@@ -35,9 +41,14 @@ def suffix(**config: int) -> Suffix:
     return Suffix(SuffixConfig(**config))
 
 
+def draft(session: PathSource, nodes: int) -> TokenTree:
+    """What the source alone would draft, with what is believed of its kinds at first."""
+    return BlendSession({"x": session}, Calibrator(Suffix.prior | Recycling.prior)).draft(nodes)
+
+
 def test_suffix_follows_what_came_most_often() -> None:
     text = [1, 2, 50, 1, 2, 60, 1, 2, 60, 9, 1, 2]
-    tree = suffix().open(opening(text)).draft(8)
+    tree = draft(suffix().open(opening(text)), 8)
     found = paths(tree)
     assert found[0] == (60,)
     assert (50,) in found
@@ -48,7 +59,7 @@ def test_suffix_follows_what_came_most_often() -> None:
 def test_suffix_trusts_longer_endings_more() -> None:
     # 3 follows 2 twice, but after 8, 2 it was 4.
     text = [1, 2, 3, 1, 2, 3, 8, 2, 4, 7, 8, 2]
-    assert paths(suffix().open(opening(text)).draft(1)) == [(4,)]
+    assert paths(draft(suffix().open(opening(text)), 1)) == [(4,)]
 
 
 def test_suffix_joins_late_and_learns_on() -> None:
@@ -56,12 +67,12 @@ def test_suffix_joins_late_and_learns_on() -> None:
     late, early = suffix().open(opening(text)), suffix().open(opening(text[:50], prompt_length=50))
     for token in text[50:]:
         early.observe(report(token))
-    assert early.draft(12) == late.draft(12)
+    assert draft(early, 12) == draft(late, 12)
 
 
 def test_nothing_known_nothing_proposed() -> None:
-    assert len(suffix().open(opening([1, 2, 3])).draft(8)) == 0
-    assert len(suffix().open(opening([1, 1, 1])).draft(0)) == 0
+    assert len(draft(suffix().open(opening([1, 2, 3])), 8)) == 0
+    assert len(draft(suffix().open(opening([1, 1, 1])), 0)) == 0
 
 
 def answer(source: Suffix, tenant: str, tokens: list[int]) -> None:
@@ -74,15 +85,15 @@ def test_answers_are_kept_only_where_it_is_asked_for() -> None:
     for kept in (0, 1000):
         source = suffix(max_cached_tokens=kept)
         answer(source, "t", [5, 6, 7, 8, 9])
-        found = paths(source.open(opening([1, 5, 6])).draft(3))
+        found = paths(draft(source.open(opening([1, 5, 6])), 3))
         assert found == ([(7,), (7, 8), (7, 8, 9)] if kept else [])
 
 
 def test_no_tenant_sees_anothers_answers() -> None:
     source = suffix(max_cached_tokens=1000)
     answer(source, "one", [5, 6, 7, 8, 9])
-    assert len(source.open(opening([1, 5, 6], "two")).draft(3)) == 0
-    assert len(source.open(opening([1, 5, 6], "one")).draft(3)) == 3
+    assert len(draft(source.open(opening([1, 5, 6], "two")), 3)) == 0
+    assert len(draft(source.open(opening([1, 5, 6], "one")), 3)) == 3
 
 
 def test_old_answers_make_room_for_new_ones() -> None:
@@ -90,9 +101,9 @@ def test_old_answers_make_room_for_new_ones() -> None:
     answer(source, "t", [5, 6, 7, 8, 9])
     answer(source, "t", [20, 21, 22, 23, 24])
     answer(source, "t", [30, 31, 32, 33, 34])
-    assert len(source.open(opening([1, 5, 6])).draft(3)) == 0
-    assert len(source.open(opening([1, 20, 21])).draft(3)) == 3
-    assert len(source.open(opening([1, 30, 31])).draft(3)) == 3
+    assert len(draft(source.open(opening([1, 5, 6])), 3)) == 0
+    assert len(draft(source.open(opening([1, 20, 21])), 3)) == 3
+    assert len(draft(source.open(opening([1, 30, 31])), 3)) == 3
 
 
 def test_a_store_that_is_emptied_holds_nothing() -> None:
@@ -104,16 +115,29 @@ def test_a_store_that_is_emptied_holds_nothing() -> None:
     counted = sum(node.count for node in trie.root.next.values())
     assert 0 < counted <= 50
     while trie._texts:
-        trie._count(trie._texts.popleft(), -1)
+        trie._count(trie._texts.popleft()[1], -1)
     assert not trie.root.next
+
+
+def test_answers_grow_old_and_can_be_deleted() -> None:
+    now = [0.0]
+    source = Suffix(SuffixConfig(max_cached_tokens=1000, cached_s=60), clock=lambda: now[0])
+    answer(source, "t", [5, 6, 7, 8, 9])
+    now[0] = 59.0
+    assert len(draft(source.open(opening([1, 5, 6])), 3)) == 3
+    now[0] = 61.0
+    assert len(draft(source.open(opening([1, 5, 6])), 3)) == 0
+    answer(source, "t", [5, 6, 7, 8, 9])
+    source.forget("t")
+    assert len(draft(source.open(opening([1, 5, 6])), 3)) == 0
 
 
 def test_tenants_that_are_idle_for_longest_are_forgotten() -> None:
     source = suffix(max_cached_tokens=100, max_tenants=2)
     for tenant in ("a", "b", "c"):
         answer(source, tenant, [5, 6, 7])
-    assert len(source.open(opening([5, 6], "c")).draft(3)) == 1
-    assert len(source.open(opening([5, 6], "a")).draft(3)) == 0
+    assert len(draft(source.open(opening([5, 6], "c")), 3)) == 1
+    assert len(draft(source.open(opening([5, 6], "a")), 3)) == 0
 
 
 @pytest.mark.parametrize("depth", [1, 4, 16])
@@ -136,30 +160,77 @@ def test_recycling_follows_what_the_target_held_likely() -> None:
     seen = Observation(tree=chain([3, 9], "x"), top_ids=((3, 4), (5, 6), (7, 8)))
     session.observe(report(3, 5, observation=seen))
     # After 2 came 3 or 4, after 3 5 or 6, after the rejected 9 7 or 8; nothing is known of 5.
-    assert len(session.draft(4)) == 0
-    found = paths(source.open(opening([1, 2])).draft(6))
+    assert len(draft(session, 4)) == 0
+    found = paths(draft(source.open(opening([1, 2])), 6))
     assert found[:3] == [(3,), (3, 5), (4,)]
     assert (3, 6) in found
-    assert paths(source.open(opening([9])).draft(2)) == [(7,), (8,)]
+    assert paths(draft(source.open(opening([9])), 2)) == [(7,), (8,)]
 
 
 def test_recycling_begins_with_the_prompts_own_pairs() -> None:
     session = Recycling(RecyclingConfig()).open(opening([1, 2, 3, 1]))
-    assert paths(session.draft(2)) == [(2,), (2, 3)]
+    assert paths(draft(session, 2)) == [(2,), (2, 3)]
 
 
 def test_recycling_without_observations_learns_what_was_committed() -> None:
     session = Recycling(RecyclingConfig()).open(opening([1]))
     session.observe(report(2, 1))
     session.observe(report(3, 1))
-    assert paths(session.draft(4))[:2] == [(3,), (3, 1)]
-    assert (2,) in paths(session.draft(4))
+    # The last word counts.
+    assert paths(draft(session, 2)) == [(3,), (3, 1)]
 
 
 def test_recycling_keeps_tenants_apart() -> None:
     source = Recycling(RecyclingConfig(max_tenants=2))
     source.open(opening([1, 2, 1], "one"))
-    assert len(source.open(opening([1], "two")).draft(4)) == 0
-    assert len(source.open(opening([1], "one")).draft(4)) > 0
+    assert len(draft(source.open(opening([1], "two")), 4)) == 0
+    assert len(draft(source.open(opening([1], "one")), 4)) > 0
     source.open(opening([1], "three"))
-    assert len(source.open(opening([1], "two")).draft(4)) == 0
+    assert len(draft(source.open(opening([1], "two")), 4)) == 0
+
+
+def test_longer_contexts_are_asked_first() -> None:
+    session = Recycling(RecyclingConfig()).open(opening([7, 2]))
+    session.observe(report(9, observation=Observation(tree=TokenTree(), top_ids=((3, 4),))))
+    session.observe(report(7, 1, 2, observation=Observation(tree=chain([7, 1, 2], "x"), top_ids=((0,), (0,), (0,), (8, 3)))))
+    # After 2 the last word was 8; after 7, 2 it was 3.
+    assert paths(draft(session, 1)) == [(8,)]
+    session.observe(report(7, 2))
+    assert paths(draft(session, 1)) == [(3,)]
+
+
+def test_a_table_drops_what_it_learnt_longest_ago() -> None:
+    source = Recycling(RecyclingConfig(max_entries=3))
+    session = source.open(opening([1]))
+    for token in range(2, 30):
+        session.observe(report(token, observation=Observation(top_ids=((token,),))))
+    assert len(source._tables["t"]._top) <= 3
+    assert len(source._tables["t"]._seen) <= 3
+
+
+def test_a_snapshot_is_what_recycling_begins_with(tmp_path: Path) -> None:
+    table = successors.empty(10, 2)
+    table[4] = (5, 6)
+    successors.write(tmp_path / "s", table)
+    source = Recycling(RecyclingConfig(), warm=successors.read(tmp_path / "s"))
+    assert paths(draft(source.open(opening([4])), 2)) == [(5,), (6,)]
+    assert len(draft(source.open(opening([3])), 2)) == 0
+    assert len(draft(source.open(opening([11])), 2)) == 0
+
+
+@pytest.mark.parametrize("damage", ["cut", "mark", "id", "gone"])
+def test_a_damaged_snapshot_is_refused(tmp_path: Path, damage: str) -> None:
+    file = tmp_path / "s"
+    successors.write(file, successors.empty(10, 2))
+    content = bytearray(file.read_bytes())
+    if damage == "cut":
+        content = content[:-1]
+    elif damage == "mark":
+        content[0] ^= 1
+    elif damage == "id":
+        content[-4:] = (10).to_bytes(4, "little")
+    file.write_bytes(content)
+    if damage == "gone":
+        file.unlink()
+    with pytest.raises(ConfigurationError, match=str(file)):
+        successors.read(file)

@@ -22,12 +22,35 @@ DESCRIPTOR: _descriptor.FileDescriptor
 class RetrieveRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    QUERY_ID_FIELD_NUMBER: _builtins.int
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    QUERIES_FIELD_NUMBER: _builtins.int
+    batch_id: _builtins.int
+    """Chosen by the caller and returned with the answers."""
+    @_builtins.property
+    def queries(self) -> _containers.RepeatedCompositeFieldContainer[Global___Query]:
+        """Of different sessions. At most 256."""
+
+    def __init__(
+        self,
+        *,
+        batch_id: _builtins.int = ...,
+        queries: _abc.Iterable[Global___Query] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_id", b"batch_id", "queries", b"queries"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetrieveRequest: _TypeAlias = RetrieveRequest  # noqa: Y015
+
+@_typing.final
+class Query(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
     SUFFIX_FIELD_NUMBER: _builtins.int
     MAX_CONTINUATIONS_FIELD_NUMBER: _builtins.int
     MAX_LENGTH_FIELD_NUMBER: _builtins.int
-    query_id: _builtins.int
-    """Chosen by the caller and returned with the answer."""
     max_continuations: _builtins.int
     """At most 512."""
     max_length: _builtins.int
@@ -39,45 +62,70 @@ class RetrieveRequest(_message.Message):
     def __init__(
         self,
         *,
-        query_id: _builtins.int = ...,
         suffix: _abc.Iterable[_builtins.int] | None = ...,
         max_continuations: _builtins.int = ...,
         max_length: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_continuations", b"max_continuations", "max_length", b"max_length", "query_id", b"query_id", "suffix", b"suffix"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_continuations", b"max_continuations", "max_length", b"max_length", "suffix", b"suffix"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RetrieveRequest: _TypeAlias = RetrieveRequest  # noqa: Y015
+Global___Query: _TypeAlias = Query  # noqa: Y015
 
 @_typing.final
 class RetrieveResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
-    QUERY_ID_FIELD_NUMBER: _builtins.int
-    CONTINUATIONS_FIELD_NUMBER: _builtins.int
+    BATCH_ID_FIELD_NUMBER: _builtins.int
+    ANSWERS_FIELD_NUMBER: _builtins.int
     INDEX_VERSION_FIELD_NUMBER: _builtins.int
-    query_id: _builtins.int
+    ERROR_FIELD_NUMBER: _builtins.int
+    batch_id: _builtins.int
     index_version: _builtins.str
     """The index that answered."""
+    error: _builtins.str
+    """Why there is no answer; empty if there is one."""
+    @_builtins.property
+    def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Answer]:
+        """One for each query, or none where there is an error."""
+
+    def __init__(
+        self,
+        *,
+        batch_id: _builtins.int = ...,
+        answers: _abc.Iterable[Global___Answer] | None = ...,
+        index_version: _builtins.str = ...,
+        error: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers", "batch_id", b"batch_id", "error", b"error", "index_version", b"index_version"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RetrieveResponse: _TypeAlias = RetrieveResponse  # noqa: Y015
+
+@_typing.final
+class Answer(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    CONTINUATIONS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def continuations(self) -> _containers.RepeatedCompositeFieldContainer[Global___Continuation]: ...
     def __init__(
         self,
         *,
-        query_id: _builtins.int = ...,
         continuations: _abc.Iterable[Global___Continuation] | None = ...,
-        index_version: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuations", b"continuations", "index_version", b"index_version", "query_id", b"query_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuations", b"continuations"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
-Global___RetrieveResponse: _TypeAlias = RetrieveResponse  # noqa: Y015
+Global___Answer: _TypeAlias = Answer  # noqa: Y015
 
 @_typing.final
 class Continuation(_message.Message):

@@ -47,7 +47,8 @@ class RetrievalServiceServicer:
     """
 
     def Retrieve(self, request_iterator, context):
-        """Missing associated documentation comment in .proto file."""
+        """Every batch is answered once, with all of its answers in order or with an error. A message is at most 4 MiB.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')

@@ -34,6 +34,7 @@ class RetrievalServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> RetrievalServiceAsyncStub: ...
     Retrieve: _grpc.StreamStreamMultiCallable[_retrieval_pb2.RetrieveRequest, _retrieval_pb2.RetrieveResponse]
+    """Every batch is answered once, with all of its answers in order or with an error. A message is at most 4 MiB."""
 
 @_typing.type_check_only
 class RetrievalServiceAsyncStub(RetrievalServiceStub):
@@ -41,6 +42,7 @@ class RetrievalServiceAsyncStub(RetrievalServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Retrieve: _aio.StreamStreamMultiCallable[_retrieval_pb2.RetrieveRequest, _retrieval_pb2.RetrieveResponse]  # type: ignore[assignment]
+    """Every batch is answered once, with all of its answers in order or with an error. A message is at most 4 MiB."""
 
 class RetrievalServiceServicer(metaclass=_abc_1.ABCMeta):
     """Looks up continuations of token suffixes in a datastore. One stream per drafter-retrieval pair."""
@@ -50,6 +52,7 @@ class RetrievalServiceServicer(metaclass=_abc_1.ABCMeta):
         self,
         request_iterator: _MaybeAsyncIterator[_retrieval_pb2.RetrieveRequest],
         context: _ServicerContext,
-    ) -> _typing.Union[_abc.Iterator[_retrieval_pb2.RetrieveResponse], _abc.AsyncIterator[_retrieval_pb2.RetrieveResponse]]: ...
+    ) -> _typing.Union[_abc.Iterator[_retrieval_pb2.RetrieveResponse], _abc.AsyncIterator[_retrieval_pb2.RetrieveResponse]]:
+        """Every batch is answered once, with all of its answers in order or with an error. A message is at most 4 MiB."""
 
 def add_RetrievalServiceServicer_to_server(servicer: RetrievalServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,241 @@
+"""``outrider index``: build an index from a corpus, look at it, and move its versions in and out of use in Redis."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from cluster.config import load
+from cluster.models import resolve
+from retrieval_index.manifest import Manifest, read_manifest, tokenizer_digest
+from retrieval_index.manifest import verify as verify_parts
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Build retrieval indexes, look at them, and publish them through Redis.",
+    epilog="Try: outrider index build --corpus src/ --out my-index, then: outrider serve --set retrieval.index=my-index",
+)
+err = Console(stderr=True)
+out = Console()
+
+Folder = Annotated[Path, typer.Argument(help="Folder of an index.")]
+Url = Annotated[
+    str,
+    typer.Option(
+        "--redis",
+        envvar="OUTRIDER_RETRIEVAL__REDIS_URL",
+        help="redis://USER:PASSWORD@HOST:PORT, or rediss:// for TLS (?ssl_ca_certs=FILE). The variable keeps it out of ps.",
+    ),
+]
+Name = Annotated[str, typer.Option("--name", help="Of the index in Redis: retrieval.name of the service.")]
+
+
+@app.command()
+def build(
+    corpus: Annotated[list[Path], typer.Option(help="A .jsonl file, a text file or a folder of them. Repeatable.")],
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder for the index; an interrupted build in it goes on.")],
+    model: Annotated[str | None, typer.Option(help="The target that the index is for. Default: the built-in one.")] = None,
+    keep: Annotated[
+        float, typer.Option(help="Share of the documents that is kept: those the target finds likeliest.")
+    ] = 0.3,
+    field: Annotated[str | None, typer.Option(help="Of jsonl lines, the one that holds the text.")] = None,
+    score_tokens: Annotated[int, typer.Option(help="Tokens of each document, from its beginning, that are scored.")] = 256,
+    depth: Annotated[int, typer.Option(help="Longest n-gram, in tokens; half of it at most is matched.")] = 16,
+    device: Annotated[str, typer.Option(help="Where the target scores: cpu or cuda.")] = "cpu",
+) -> None:
+    """Read a corpus, keep what the target finds likely, and put it into a trie.
+
+    Documents that occur twice are read once. The result is a folder with the trie, a snapshot of likely successors that the
+    source `recycling` begins with, a histogram of perplexities, and a manifest with checksums.
+    """
+    from tokenizers import Tokenizer
+
+    from retrieval_index.build import BuildConfig, Target, build_index
+    from retrieval_index.corpus import read_corpus
+    from retrieval_index.perplexity import ModelScorer
+
+    config = BuildConfig(keep=keep, depth=depth, score_tokens=score_tokens)
+    documents = read_corpus(corpus, field)
+    settings = load(flags=[] if model is None else [f"model={model}"])
+    resolved = resolve(settings.model, settings.cache_dir, say=err.print)
+    tokenizer = Tokenizer.from_file(str(resolved.path / "tokenizer.json"))
+    target = Target(
+        name=resolved.name,
+        tokenizer_sha256=tokenizer_digest(resolved.path),
+        vocab_size=tokenizer.get_vocab_size(with_added_tokens=True),
+    )
+    with _progress() as advance:
+        manifest = build_index(
+            documents,
+            target,
+            lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
+            lambda: ModelScorer(resolved.path, device=device, top_k=config.top_k),
+            out_folder,
+            config,
+            advance,
+        )
+    _show(manifest, out_folder)
+
+
+@app.command()
+def inspect(
+    folder: Folder,
+    text: Annotated[str | None, typer.Option(help="Look up what follows this text.")] = None,
+    model: Annotated[str | None, typer.Option(help="Whose tokenizer reads the text. Default: the built-in one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Show what an index is, and what it finds."""
+    manifest = read_manifest(folder)
+    if as_json:
+        typer.echo(manifest.to_json())
+        return
+    _show(manifest, folder)
+    if text is not None:
+        _look_up(folder, text, model)
+
+
+@app.command()
+def verify(folder: Folder) -> None:
+    """Check every part of an index against its checksum."""
+    manifest = read_manifest(folder)
+    verify_parts(folder, manifest)
+    out.print(f"{folder} is whole: {len(manifest.parts)} parts, version {manifest.version}")
+
+
+@app.command()
+def publish(
+    folder: Folder,
+    redis: Url,
+    name: Name = "default",
+    promote: Annotated[bool, typer.Option(help="Make it live at once.")] = True,
+) -> None:
+    """Upload an index and make it live. Another publisher is waited for; services change over without missing a look-up."""
+    from retrieval_index.store import IndexStore
+
+    with _progress() as advance:
+        version = IndexStore(redis, name).publish(folder, promote=promote, advance=advance)
+    out.print(f"version {version} is {'live' if promote else 'there; make it live with: outrider index promote'}")
+
+
+@app.command("list")
+def list_versions(
+    redis: Url,
+    name: Name = "default",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the versions that lie in Redis."""
+    from retrieval_index.store import IndexStore
+
+    versions = IndexStore(redis, name).versions()
+    if as_json:
+        typer.echo(json.dumps([{"version": each.version, "live": each.live} for each in versions]))
+        return
+    table = Table("version", "live", "model", "documents", "tokens")
+    for each in versions:
+        kept = f"{each.manifest.kept:,} of {each.manifest.documents:,}"
+        table.add_row(each.version, "yes" if each.live else "", each.manifest.model, kept, f"{each.manifest.tokens:,}")
+    out.print(table if versions else f"no version of {name} has been published")
+
+
+@app.command()
+def promote(
+    version: Annotated[str, typer.Argument(help="As outrider index list shows it.")], redis: Url, name: Name = "default"
+) -> None:
+    """Make a version live that lies in Redis."""
+    from retrieval_index.store import IndexStore
+
+    IndexStore(redis, name).promote(version)
+    out.print(f"version {version} is live")
+
+
+@app.command()
+def rollback(redis: Url, name: Name = "default") -> None:
+    """Make live again what was live before."""
+    from retrieval_index.store import IndexStore
+
+    out.print(f"version {IndexStore(redis, name).rollback()} is live again")
+
+
+@app.command("redis")
+def run_redis(
+    data: Annotated[Path | None, typer.Option(help="Folder for its data. Default: they are gone with it.")] = None,
+    port: Annotated[int | None, typer.Option(help="Default: any free one.")] = None,
+) -> None:
+    """Run the embedded Redis on loopback until interrupted, and print its URL. For one machine; many need a real one."""
+    from retrieval_index.embedded import embedded_redis
+
+    with embedded_redis(data, port) as url:
+        typer.echo(url)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.default_int_handler)
+        try:
+            signal.pause()
+        except KeyboardInterrupt:
+            err.print("Stopping")
+
+
+def _show(manifest: Manifest, folder: Path) -> None:
+    size = sum(part.size for part in manifest.parts.values())
+    limit = "all" if manifest.perplexity_limit is None else f"perplexity up to {manifest.perplexity_limit:.1f}"
+    table = Table(show_header=False, title=str(folder), title_justify="left")
+    for label, value in (
+        ("version", manifest.version),
+        ("for the tokens of", f"{manifest.model} ({manifest.tokenizer_sha256[:12]})"),
+        ("documents", f"{manifest.kept:,} of {manifest.documents:,} kept ({limit})"),
+        ("tokens", f"{manifest.tokens:,}"),
+        ("longest n-gram", str(manifest.depth)),
+        ("size", f"{size / 2**20:,.1f} MiB in {len(manifest.parts)} parts"),
+    ):
+        table.add_row(label, value)
+    out.print(table)
+
+
+def _look_up(folder: Path, text: str, model: str | None) -> None:
+    from tokenizers import Tokenizer
+
+    from retrieval_index.index import open_index
+    from speculation.messages import RetrievalQuery
+
+    settings = load(flags=[] if model is None else [f"model={model}"])
+    path = resolve(settings.model, settings.cache_dir, say=err.print).path
+    tokenizer: Any = Tokenizer.from_file(str(path / "tokenizer.json"))
+    index = open_index(folder, tokenizer_digest(path))
+    ids = tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+    (found,) = index.look_up([RetrievalQuery(suffix=ids[-64:], max_continuations=16, max_length=10)])
+    if not found.continuations:
+        out.print("nothing in the index follows the last two tokens of this text")
+        return
+    matched = found.continuations[0].match_length
+    out.print(f"after {tokenizer.decode(ids[-matched:])!r} ({matched} tokens) came:")
+    for hit in found.continuations:
+        out.print(f"{hit.count:6}  {tokenizer.decode(list(hit.tokens))!r}", highlight=False, markup=False)
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on a terminal, by stage; gives the function that moves them."""
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=err) as bars:
+        tasks: dict[str, Any] = {}
+
+        def advance(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield advance

@@ -1,0 +1,188 @@
+"""``outrider index build``: corpus -> perplexity filter -> trie and snapshot -> manifest.
+
+The files come into being in a working folder inside the index's own, and are moved into place together: an interrupted build
+leaves no half index, and begun again it goes on with the scores that it has.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval_index import ngrams, plot, successors
+from retrieval_index.corpus import Document
+from retrieval_index.manifest import FILE, Manifest, part_of
+from retrieval_index.perplexity import Scorer
+from retrieval_index.scores import ScoreFile, limit_for
+from speculation.errors import ConfigurationError
+from speculation.successors import FILE as SUCCESSORS
+
+HISTOGRAM = "perplexity.png"
+_WORKING = "building"
+_FINISHED = "finished"
+# About so many tokens are scored in one pass.
+_BATCH_TOKENS = 2048
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildConfig:
+    """How an index is built.
+
+    Attributes:
+        keep: share of the documents that is kept, those with the lowest perplexity; 1: all, and nothing is scored for it.
+        depth: longest n-gram of the trie, in tokens.
+        score_tokens: of each document so many tokens, from its beginning, are scored; longer ones are judged by them.
+        top_k: likeliest successors that the snapshot holds for a token.
+    """
+
+    keep: float = 0.3
+    depth: int = 16
+    score_tokens: int = 256
+    top_k: int = 8
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (("depth", self.depth, 4, 64), ("score_tokens", self.score_tokens, 8, 8192)):
+            if not low <= value <= high:
+                raise ConfigurationError(f"--{name.replace('_', '-')} {value}: must be from {low} to {high}")
+        if not 0 < self.keep <= 1:
+            raise ConfigurationError(f"--keep {self.keep}: must be above 0, at most 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """The model that the index is for."""
+
+    name: str
+    tokenizer_sha256: str
+    vocab_size: int
+
+
+class Encode(Protocol):
+    """Text to token ids."""
+
+    def __call__(self, text: str) -> Sequence[int]:
+        """Without special tokens."""
+        ...
+
+
+Advance = Callable[[str, int, int], None]
+
+
+def build_index(
+    documents: Sequence[Document],
+    target: Target,
+    encode: Encode,
+    scorer: Callable[[], Scorer],
+    out: Path,
+    config: BuildConfig,
+    advance: Advance = lambda stage, done, total: None,
+) -> Manifest:
+    """Build an index in ``out``.
+
+    Args:
+        scorer: makes the model; called only if something remains to be scored.
+        advance: told how far a stage is.
+
+    Raises:
+        ConfigurationError: ``out`` holds something else, or nothing is left after filtering.
+    """
+    _check_out(out)
+    working = out / _WORKING
+    tokens = [np.asarray(encode(d.text), dtype=np.uint32) for d in _counting(documents, "reading", advance)]
+    key = f"{target.tokenizer_sha256}/{target.name}/{config.score_tokens}/{config.top_k}"
+    scores = ScoreFile(working, key, 1 + config.top_k)
+    _score(documents, tokens, scores, scorer, config, advance)
+    perplexities = [scores.perplexities[document.digest] for document in documents]
+    limit = limit_for(perplexities, config.keep) if config.keep < 1 else None
+    kept = [ids for ids, value in zip(tokens, perplexities, strict=True) if limit is None or value <= limit]
+    finished = working / _FINISHED
+    shutil.rmtree(finished, ignore_errors=True)
+    finished.mkdir()
+    advance("building the trie", 0, 1)
+    grams, count = ngrams.build(kept, config.depth, finished)
+    if not grams:
+        raise ConfigurationError("nothing is left of the corpus: its documents are too short; raise --keep")
+    advance("building the trie", 1, 1)
+    successors.build(scores.likely(), target.vocab_size, finished)
+    plot.draw_histogram(perplexities, max(perplexities) if limit is None else limit, finished / HISTOGRAM)
+    manifest = Manifest(
+        model=target.name,
+        tokenizer_sha256=target.tokenizer_sha256,
+        vocab_size=target.vocab_size,
+        documents=len(documents),
+        kept=len(kept),
+        tokens=count,
+        depth=config.depth,
+        perplexity_limit=limit,
+        parts={name: part_of(finished / name) for name in (ngrams.KEYS, ngrams.COUNTS, SUCCESSORS)},
+    )
+    _put_in_place(finished, out, manifest)
+    shutil.rmtree(working)
+    return manifest
+
+
+def _check_out(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise ConfigurationError(f"--out {out}: is a file; give a folder")
+    if out.is_dir() and any(out.iterdir()) and not (out / FILE).exists() and not (out / _WORKING).exists():
+        raise ConfigurationError(f"--out {out}: holds other things; give a new folder, or one of an earlier build")
+
+
+def _put_in_place(finished: Path, out: Path, manifest: Manifest) -> None:
+    # Without a manifest there is no index: it goes first and comes last.
+    (out / FILE).unlink(missing_ok=True)
+    for file in finished.iterdir():
+        os.replace(file, out / file.name)
+    partial = out / (FILE + ".partial")
+    partial.write_text(manifest.to_json())
+    os.replace(partial, out / FILE)
+
+
+def _score(
+    documents: Sequence[Document],
+    tokens: Sequence[NDArray[np.uint32]],
+    scores: ScoreFile,
+    scorer: Callable[[], Scorer],
+    config: BuildConfig,
+    advance: Advance,
+) -> None:
+    """Score what has no score yet, documents of like length together."""
+    missing = [n for n, document in enumerate(documents) if document.digest not in scores.perplexities]
+    missing.sort(key=lambda number: min(len(tokens[number]), config.score_tokens))
+    total, done = len(documents), len(documents) - len(missing)
+    model = scorer() if missing else None
+    advance("perplexity", done, total)
+    for batch in _batches(missing, [min(len(ids), config.score_tokens) for ids in tokens]):
+        if model is None:
+            break
+        for number, score in zip(
+            batch, model.score([tokens[n][: config.score_tokens].tolist() for n in batch]), strict=True
+        ):
+            scores.add(documents[number].digest, score)
+        done += len(batch)
+        advance("perplexity", done, total)
+
+
+def _batches(numbers: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
+    batch: list[int] = []
+    for number in numbers:
+        if batch and (len(batch) + 1) * lengths[number] > _BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
+
+
+def _counting(documents: Sequence[Document], stage: str, advance: Advance) -> Iterator[Document]:
+    for number, document in enumerate(documents, 1):
+        yield document
+        if number % 50 == 0 or number == len(documents):
+            advance(stage, number, len(documents))

@@ -1,0 +1,95 @@
+"""Reads documents: jsonl, text files, trees of sources. What occurs twice is read once."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from speculation.errors import ConfigurationError
+
+# In a jsonl line, the first of these that is there holds the document's text.
+FIELDS = ("text", "content", "answer", "code", "output")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Document:
+    """A document: ``digest`` is the SHA-256 of its text, ``origin`` where it was found."""
+
+    text: str
+    digest: str
+    origin: str
+
+
+def read_corpus(paths: Sequence[Path], field: str | None = None) -> list[Document]:
+    """All documents, each once, in the order of ``paths``; a folder's files by name.
+
+    Args:
+        field: of jsonl lines, the one that holds the text; None: the first of ``FIELDS`` that is there.
+
+    Raises:
+        ConfigurationError: a named file cannot be read or is not text, a jsonl line has no such field, or there is no
+            document at all. In a folder, files that are not text are passed over: source trees hold images and archives.
+    """
+    found: dict[str, Document] = {}
+    for path in paths:
+        for origin, text in _read(path, field):
+            if text.strip():
+                digest = hashlib.sha256(text.encode()).hexdigest()
+                found.setdefault(digest, Document(text=text, digest=digest, origin=origin))
+    if not found:
+        raise ConfigurationError(f"--corpus {' '.join(map(str, paths))}: there is no text in it")
+    return list(found.values())
+
+
+def _read(path: Path, field: str | None) -> Iterator[tuple[str, str]]:
+    if not path.is_dir():
+        yield from _split(path, _text_of(path), field)
+        return
+    for file in sorted(path.rglob("*")):
+        parts = file.relative_to(path).parts
+        if not file.is_file() or file.is_symlink() or any(part.startswith(".") for part in parts):
+            continue
+        try:
+            text = _text_of(file)
+        except ConfigurationError:
+            continue
+        yield from _split(file, text, field)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(f"--corpus {path}: cannot be read ({error.strerror or error})") from error
+    try:
+        if b"\0" in content:
+            raise ValueError
+        return content.decode()
+    except ValueError:
+        raise ConfigurationError(f"--corpus {path}: not UTF-8 text; give .jsonl, text files or folders of them") from None
+
+
+def _split(path: Path, text: str, field: str | None) -> Iterator[tuple[str, str]]:
+    if path.suffix != ".jsonl":
+        yield str(path), text
+        return
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            yield f"{path}:{number}", _field_of(path, number, line, field)
+
+
+def _field_of(path: Path, number: int, line: str, field: str | None) -> str:
+    wanted = FIELDS if field is None else (field,)
+    try:
+        entry = json.loads(line)
+    except ValueError as error:
+        raise ConfigurationError(f"--corpus {path}:{number}: not JSON ({error})") from error
+    if isinstance(entry, dict):
+        for name in wanted:
+            if isinstance(entry.get(name), str):
+                return str(entry[name])
+    has = ", ".join(entry) if isinstance(entry, dict) else "no object"
+    raise ConfigurationError(f"--corpus {path}:{number}: no text under {' or '.join(wanted)} (it has: {has}); see --field")

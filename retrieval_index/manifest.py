@@ -1,0 +1,145 @@
+"""What an index consists of, and whether it is whole: parts with checksums, and the model and tokenizer it was made for."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from speculation.errors import ConfigurationError
+
+FILE = "manifest.json"
+FORMAT = 1
+_READ = 1 << 20
+# Larger manifests are none of ours.
+MAX_MANIFEST_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Part:
+    """A file: its SHA-256 and its size in bytes."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """An index.
+
+    Attributes:
+        model: name of the target under which perplexities were taken.
+        tokenizer_sha256: of the tokenizer that made the token ids (``tokenizer_digest``).
+        vocab_size: ids are below it.
+        documents: that were read; ``kept`` of them are in the index.
+        tokens: in the index.
+        depth: longest n-gram.
+        perplexity_limit: highest perplexity that was kept; None: all were.
+        parts: files by name.
+    """
+
+    format: int = FORMAT
+    model: str
+    tokenizer_sha256: str
+    vocab_size: int
+    documents: int
+    kept: int
+    tokens: int
+    depth: int
+    perplexity_limit: float | None
+    parts: Mapping[str, Part]
+
+    @property
+    def version(self) -> str:
+        """Names the content: the same files have the same version."""
+        return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
+
+    def to_json(self) -> str:
+        """As text, always the same for the same index."""
+        return json.dumps(asdict(self), indent=1, sort_keys=True)
+
+    @staticmethod
+    def from_json(text: str | bytes, origin: str) -> Manifest:
+        """Read a manifest.
+
+        Raises:
+            ConfigurationError: it is none, or of another format; ``origin`` says whose.
+        """
+        try:
+            if len(text) > MAX_MANIFEST_BYTES:
+                raise ValueError("too long")
+            content: dict[str, Any] = json.loads(text)
+            if content["format"] != FORMAT:
+                raise ValueError(f"format {content['format']}, not {FORMAT}")
+            parts = {str(name): Part(sha256=str(p["sha256"]), size=int(p["size"])) for name, p in content["parts"].items()}
+            for name in parts:
+                if "/" in name or "\\" in name or name.startswith("."):
+                    raise ValueError(f"a part called {name!r}")
+            manifest = Manifest(**(content | {"parts": parts}))
+            if not (int(manifest.depth) > 1 and int(manifest.vocab_size) > 0):
+                raise ValueError("depth or vocab_size")
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigurationError(f"{origin}: not a manifest of an index ({error})") from error
+        return manifest
+
+
+def part_of(path: Path) -> Part:
+    """Measure a file."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_READ):
+            digest.update(block)
+    return Part(sha256=digest.hexdigest(), size=path.stat().st_size)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """The manifest of a built index.
+
+    Raises:
+        ConfigurationError: there is none, or it is damaged.
+    """
+    file = folder / FILE
+    try:
+        text = file.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder} holds no index: {FILE} cannot be read ({error.strerror}); see outrider index build"
+        ) from error
+    return Manifest.from_json(text, str(file))
+
+
+def verify(folder: Path, manifest: Manifest) -> None:
+    """Check every part against its checksum.
+
+    Raises:
+        ConfigurationError: one is missing, cut off or altered; names it.
+    """
+    for name, expected in manifest.parts.items():
+        file = folder / name
+        if not file.is_file():
+            raise ConfigurationError(f"the index in {folder} lacks {name}")
+        size = file.stat().st_size
+        if size != expected.size:
+            raise ConfigurationError(f"{file} has {size} bytes instead of {expected.size}: cut off, or altered")
+        if part_of(file).sha256 != expected.sha256:
+            raise ConfigurationError(f"{file} has been altered: its checksum differs from the manifest's")
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """SHA-256 of what decides which ids a tokenizer gives: its file, without what only concerns how it is used.
+
+    Raises:
+        ConfigurationError: the model has no tokenizer.json.
+    """
+    file = folder / "tokenizer.json"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(
+            f"{folder}: cannot read tokenizer.json ({error}), which names the index's tokens"
+        ) from error
+    content = {key: value for key, value in content.items() if key not in ("truncation", "padding")}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

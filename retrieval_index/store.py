@@ -1,0 +1,290 @@
+"""Versions of an index in Redis: manifests, parts, which version is live, and a stream that tells of changes.
+
+Keys of the index ``name`` (the braces keep them in one slot of a cluster)::
+
+    outrider:{name}:manifest:VERSION        the manifest
+    outrider:{name}:part:VERSION:PART:n     pieces of a part
+    outrider:{name}:live                    the live version
+    outrider:{name}:history                 versions that were live, latest first; the last two are kept
+    outrider:{name}:changes                 stream; an entry for every change of the live version
+    outrider:{name}:publisher               held by who is publishing
+
+Whatever is read is checked as if anybody could have written it: sizes, checksums, names.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import redis
+
+from retrieval_index.manifest import FILE, Manifest, Part, part_of, read_manifest, verify
+from retrieval_index.urls import without_password
+from speculation.errors import ConfigurationError, Unavailable
+
+_PIECE = 8 << 20
+# A publisher that dies lets go after so long; one that lives says so with every piece.
+_LOCK_MS = 30_000
+_TIMEOUT_S = 5.0
+_CHANGES_KEPT = 100
+# The live version and the one before it.
+_VERSIONS_KEPT = 2
+
+Advance = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """A version that lies in Redis."""
+
+    version: str
+    manifest: Manifest
+    live: bool
+
+
+class IndexStore:
+    """The versions of one index.
+
+    Args:
+        url: ``redis://`` or ``rediss://``, with user, password and TLS options as redis-py reads them.
+        name: of the index.
+
+    Raises:
+        ConfigurationError: the URL is none.
+    """
+
+    def __init__(self, url: str, name: str) -> None:
+        self._name = name
+        self.origin = without_password(url)
+        try:
+            self._redis = redis.Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
+        except ValueError as error:
+            raise ConfigurationError(f"{self.origin}: not a Redis URL ({error}); give redis://HOST:PORT") from error
+
+    def publish(
+        self,
+        folder: Path,
+        *,
+        promote: bool = True,
+        patience_s: float = 60.0,
+        advance: Advance = lambda part, done, total: None,
+    ) -> str:
+        """Upload an index and, with ``promote``, make it live; returns its version.
+
+        Another publisher is waited for. Until the last moment the live version stays what it was.
+
+        Raises:
+            ConfigurationError: the index is damaged.
+            Unavailable: Redis is not there or refuses, or another publisher takes longer than ``patience_s``.
+        """
+        manifest = read_manifest(folder)
+        verify(folder, manifest)
+        version = manifest.version
+        with self._speaking(), self._publishing(patience_s) as still_there:
+            for name, part in manifest.parts.items():
+                self._upload(folder / name, version, name, part, still_there, advance)
+            self._redis.set(self._key("manifest", version), manifest.to_json())
+            if promote:
+                self._make_live(version)
+        return version
+
+    def versions(self) -> list[Published]:
+        """All versions that are there whole, the live one first.
+
+        Raises:
+            Unavailable: Redis is not there or refuses.
+        """
+        with self._speaking():
+            live = self.live()
+            keys = sorted(self._text(key) for key in self._redis.scan_iter(self._key("manifest", "*"), count=1000))
+            versions = [key.rpartition(":")[2] for key in keys]
+            found = [Published(version=v, manifest=self.manifest(v), live=v == live) for v in versions]
+        return sorted(found, key=lambda each: not each.live)
+
+    def live(self) -> str | None:
+        """The live version, if there is one.
+
+        Raises:
+            Unavailable: Redis is not there or refuses.
+        """
+        with self._speaking():
+            found = self._redis.get(self._key("live"))
+            return None if found is None else self._text(found)
+
+    def manifest(self, version: str) -> Manifest:
+        """A version's manifest.
+
+        Raises:
+            ConfigurationError: there is no such version, or it is damaged.
+            Unavailable: Redis is not there or refuses.
+        """
+        with self._speaking():
+            text = self._redis.get(self._key("manifest", version))
+        if text is None:
+            raise ConfigurationError(f"there is no version {version} of {self._name} at {self.origin}")
+        manifest = Manifest.from_json(cast(bytes, text), f"version {version} at {self.origin}")
+        if manifest.version != version:
+            raise ConfigurationError(f"the manifest of version {version} at {self.origin} has been altered")
+        return manifest
+
+    def promote(self, version: str) -> None:
+        """Make a version live.
+
+        Raises:
+            ConfigurationError: there is no such version, or it is damaged.
+            Unavailable: Redis is not there or refuses, or somebody is publishing.
+        """
+        self.manifest(version)
+        with self._speaking(), self._publishing(_TIMEOUT_S):
+            self._make_live(version)
+
+    def rollback(self) -> str:
+        """Make live again what was live before; returns its version.
+
+        Raises:
+            ConfigurationError: nothing was.
+            Unavailable: Redis is not there or refuses, or somebody is publishing.
+        """
+        with self._speaking():
+            history = [self._text(entry) for entry in cast(list[Any], self._redis.lrange(self._key("history"), 0, 1))]
+        if len(history) < 2:
+            raise ConfigurationError(f"{self._name} at {self.origin} has had no version before the live one")
+        self.promote(history[1])
+        return history[1]
+
+    def fetch(self, version: str, cache: Path) -> Path:
+        """The folder of a version, downloaded into ``cache`` if it is not there yet, and verified.
+
+        Raises:
+            ConfigurationError: a piece is missing, cut off or altered.
+            Unavailable: Redis is not there or refuses.
+        """
+        folder = cache / version
+        if (folder / FILE).exists():
+            verify(folder, read_manifest(folder))
+            return folder
+        manifest = self.manifest(version)
+        partial = cache / f"{version}.{os.getpid()}.{secrets.token_hex(4)}.partial"
+        partial.mkdir(parents=True)
+        try:
+            with self._speaking():
+                for name, part in manifest.parts.items():
+                    self._download(partial / name, version, name, part)
+            verify(partial, manifest)
+            (partial / FILE).write_text(manifest.to_json())
+            if not folder.exists():
+                os.replace(partial, folder)
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        return folder
+
+    def last_change(self) -> str:
+        """Where the stream of changes ends.
+
+        Raises:
+            Unavailable: Redis is not there or refuses.
+        """
+        with self._speaking():
+            latest = cast(list[Any], self._redis.xrevrange(self._key("changes"), count=1))
+        return self._text(latest[0][0]) if latest else "0"
+
+    def wait_for_change(self, after: str, seconds: float) -> str | None:
+        """Wait for a change behind ``after``, for so long; returns where the stream ends then, None without a change.
+
+        Raises:
+            Unavailable: Redis is not there or refuses.
+        """
+        with self._speaking():
+            block = int(1000 * min(seconds, _TIMEOUT_S / 2))
+            found = cast(Any, self._redis.xread({self._key("changes"): after}, block=block))
+        if not found:
+            return None
+        entries = found[0][1] if isinstance(found, list) else next(iter(found.values()))
+        return self._text(entries[-1][0])
+
+    def close(self) -> None:
+        """Disconnect."""
+        self._redis.close()
+
+    def _make_live(self, version: str) -> None:
+        history = self._key("history")
+        with self._redis.pipeline(transaction=True) as together:
+            together.set(self._key("live"), version)
+            together.lrem(history, 0, version)
+            together.lpush(history, version)
+            together.xadd(self._key("changes"), {"live": version}, maxlen=_CHANGES_KEPT, approximate=True)
+            together.execute()
+        for old in cast(list[Any], self._redis.lrange(history, _VERSIONS_KEPT, -1)):
+            self._forget(self._text(old))
+        self._redis.ltrim(history, 0, _VERSIONS_KEPT - 1)
+
+    def _forget(self, version: str) -> None:
+        # Without its manifest a version is not there any more: whoever fetches it now is told so.
+        self._redis.delete(self._key("manifest", version))
+        for key in self._redis.scan_iter(self._key("part", version, "*"), count=1000):
+            self._redis.delete(key)
+
+    def _upload(
+        self, file: Path, version: str, name: str, part: Part, still_there: Callable[[], None], advance: Advance
+    ) -> None:
+        sent = 0
+        with file.open("rb") as content:
+            for number, piece in enumerate(iter(lambda: content.read(_PIECE), b"")):
+                still_there()
+                self._redis.set(self._key("part", version, name, str(number)), piece)
+                sent += len(piece)
+                advance(name, sent, part.size)
+
+    def _download(self, file: Path, version: str, name: str, part: Part) -> None:
+        with file.open("wb") as content:
+            for number in range(-(-part.size // _PIECE)):
+                piece = cast(bytes | None, self._redis.get(self._key("part", version, name, str(number))))
+                if piece is None or len(piece) > _PIECE:
+                    raise ConfigurationError(f"{name} of version {version} at {self.origin} is not whole: piece {number}")
+                content.write(piece)
+        if part_of(file).sha256 != part.sha256:
+            raise ConfigurationError(f"{name} of version {version} at {self.origin} has been altered: wrong checksum")
+
+    @contextmanager
+    def _publishing(self, patience_s: float) -> Iterator[Callable[[], None]]:
+        """Be the only publisher; yields a function that says that this one is still there."""
+        key, mine = self._key("publisher"), secrets.token_hex(16).encode()
+        deadline = time.monotonic() + patience_s
+        while not self._redis.set(key, mine, nx=True, px=_LOCK_MS):
+            if time.monotonic() > deadline:
+                raise Unavailable(f"another publisher has been at work on {self._name} for {patience_s:.0f} s; try again")
+            time.sleep(0.1)
+
+        def still_there() -> None:
+            if self._redis.get(key) != mine or not self._redis.pexpire(key, _LOCK_MS):
+                raise Unavailable(f"another publisher has taken over {self._name}; the live index is untouched")
+
+        try:
+            yield still_there
+        finally:
+            if self._redis.get(key) == mine:
+                self._redis.delete(key)
+
+    @contextmanager
+    def _speaking(self) -> Iterator[None]:
+        try:
+            yield
+        except redis.exceptions.AuthenticationError as error:
+            raise Unavailable(f"{self.origin} refuses the user or the password: {error}") from error
+        except redis.exceptions.RedisError as error:
+            raise Unavailable(f"{self.origin}: {error}") from error
+
+    def _key(self, *parts: str) -> str:
+        return ":".join(("outrider", "{" + self._name + "}", *parts))
+
+    @staticmethod
+    def _text(value: Any) -> str:
+        return value.decode() if isinstance(value, bytes) else str(value)

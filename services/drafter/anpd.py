@@ -1,0 +1,70 @@
+"""ANPD (Ou et al., NAACL 2024, arXiv 2404.08698): an adaptive n-gram model of the request's own text.
+
+Counts of all orders from 2 to ``max_order`` are kept, token by token. A chain is drafted greedily: each token is the one
+that followed the longest known ending most often.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from services.drafter.config import AnpdConfig
+from speculation.messages import OpenSession, StepReport
+from speculation.tree import chain
+from speculation.types import TokenTree
+
+NAME = "anpd"
+
+# How likely each further token is: only ranks nodes against those of other requests.
+_EACH = 0.6
+
+
+class Anpd:
+    """Source: see the module."""
+
+    def __init__(self, config: AnpdConfig) -> None:
+        self._config = config
+
+    def open(self, message: OpenSession) -> AnpdSession:
+        """See ``Source``."""
+        return AnpdSession(self._config, message.tokens)
+
+
+class AnpdSession:
+    """The counts of one request."""
+
+    def __init__(self, config: AnpdConfig, tokens: Sequence[int]) -> None:
+        self._longest = config.max_order - 1
+        self._counts: dict[tuple[int, ...], Counter[int]] = {}
+        self._ending: tuple[int, ...] = ()
+        self._read(tokens)
+
+    def draft(self, max_nodes: int) -> TokenTree:
+        """See ``SourceSession``."""
+        ending = self._ending
+        drafted: list[int] = []
+        while len(drafted) < max_nodes and (token := self._likeliest(ending)) is not None:
+            drafted.append(token)
+            ending = (*ending, token)[-self._longest :]
+        return chain(drafted, NAME, [_EACH ** (depth + 1) for depth in range(len(drafted))])
+
+    def observe(self, report: StepReport) -> None:
+        """See ``SourceSession``."""
+        self._read(report.committed)
+
+    def close(self) -> None:
+        """See ``SourceSession``: nothing outlives the request."""
+
+    def _likeliest(self, ending: tuple[int, ...]) -> int | None:
+        for length in range(len(ending), 0, -1):
+            counts = self._counts.get(ending[-length:])
+            if counts is not None:
+                return counts.most_common(1)[0][0]
+        return None
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            for length in range(1, len(self._ending) + 1):
+                self._counts.setdefault(self._ending[-length:], Counter())[token] += 1
+            self._ending = (*self._ending, token)[-self._longest :]

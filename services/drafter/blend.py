@@ -1,0 +1,129 @@
+"""The blend: one tree of the likeliest paths, whoever proposed them (algorithms: merged tree under a budget).
+
+All sources are asked at every node, so a path that one has begun another may continue. A heap holds the open candidates
+by the probability of their whole path; the likeliest becomes a node, and its own candidates join the heap. Since a path
+is never likelier than its beginning, that gives the most probable tree of its size.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from services.drafter.calibrator import Calibrator, Candidate
+from services.drafter.source import PathSource
+from speculation.messages import StepReport
+from speculation.tree import ROOT
+from speculation.types import TokenTree
+
+# Paths less likely than this are never drafted.
+_LEAST = 2e-4
+
+Places = tuple[tuple[str, Any], ...]
+
+
+class BlendSession:
+    """Implements ``SourceSession`` over several sources, or one.
+
+    Args:
+        sources: by name, in the order in which they are asked.
+        calibrator: shared by all sessions.
+    """
+
+    def __init__(self, sources: Mapping[str, PathSource], calibrator: Calibrator) -> None:
+        self._sources = dict(sources)
+        self._calibrator = calibrator
+        # Of the last draft: who may follow each node, and where each node's token leads.
+        self._options: dict[int, list[Candidate]] = {}
+        self._nodes: dict[tuple[int, int], int] = {}
+
+    def draft(self, max_nodes: int) -> TokenTree:
+        """See ``SourceSession``."""
+        return self.draft_after((), max_nodes)
+
+    def draft_after(self, assumed: Sequence[int], max_nodes: int) -> TokenTree:
+        """What may follow everything seen so far and ``assumed``."""
+        places: Places = tuple((name, source.start()) for name, source in self._sources.items())
+        for token in assumed:
+            places = self._follow(places, token)
+        options: dict[int, list[Candidate]] = {}
+        nodes: dict[tuple[int, int], int] = {}
+        tree = self._grow(places, max_nodes, options, nodes)
+        if not assumed:
+            # What comes of a draft is learnt from the one that follows the text itself.
+            self._options, self._nodes = options, nodes
+        return tree
+
+    def likeliest_after(self, node: int) -> list[tuple[int, float]]:
+        """What may follow a node of the last draft: tokens and probabilities, likeliest first."""
+        options = self._options.get(node, [])
+        rated = zip((token for token, _ in options), self._calibrator.probabilities(options), strict=True)
+        return sorted(rated, key=lambda each: -each[1])
+
+    def observe(self, report: StepReport) -> None:
+        """See ``SourceSession``."""
+        node: int | None = ROOT
+        for token in report.committed:
+            if node is None or node not in self._options:
+                break
+            self._calibrator.learn(self._options[node], token)
+            node = self._nodes.get((node, token))
+        self._options, self._nodes = {}, {}
+        for source in self._sources.values():
+            source.observe(report)
+
+    def close(self) -> None:
+        """See ``SourceSession``."""
+        for source in self._sources.values():
+            source.close()
+
+    def _grow(
+        self, start: Places, max_nodes: int, options: dict[int, list[Candidate]], nodes: dict[tuple[int, int], int]
+    ) -> TokenTree:
+        tokens: list[int] = []
+        parents: list[int] = []
+        sources: list[str] = []
+        scores: list[float] = []
+        # (minus the path's probability, when it was found, parent, token, who named it, where the parent is)
+        heap: list[tuple[float, int, int, int, str, Places]] = []
+        pushed = 0
+
+        def unfold(node: int, places: Places, probability: float) -> None:
+            nonlocal pushed
+            found, namers = self._ask(places)
+            options[node] = found
+            for (token, _), each, namer in zip(found, self._calibrator.probabilities(found), namers, strict=True):
+                if probability * each > _LEAST:
+                    pushed += 1
+                    heapq.heappush(heap, (-probability * each, pushed, node, token, namer, places))
+
+        if max_nodes:
+            unfold(ROOT, start, 1.0)
+        while heap and len(tokens) < max_nodes:
+            negative, _, parent, token, namer, places = heapq.heappop(heap)
+            nodes[parent, token] = len(tokens)
+            tokens.append(token)
+            parents.append(parent)
+            sources.append(namer)
+            scores.append(-negative)
+            unfold(len(tokens) - 1, self._follow(places, token), -negative)
+        return TokenTree(tokens=tuple(tokens), parents=tuple(parents), sources=tuple(sources), scores=tuple(scores))
+
+    def _ask(self, places: Places) -> tuple[list[Candidate], list[str]]:
+        """All candidates, and who named each first."""
+        found: dict[int, tuple[str, ...]] = {}
+        namers: list[str] = []
+        for name, place in places:
+            for token, kind in self._sources[name].candidates(place):
+                before = found.get(token)
+                if before is None:
+                    namers.append(name)
+                    found[token] = (kind,)
+                else:
+                    found[token] = (*before, kind)
+        return list(found.items()), namers
+
+    def _follow(self, places: Places, token: int) -> Places:
+        followed = ((name, self._sources[name].follow(place, token)) for name, place in places)
+        return tuple((name, place) for name, place in followed if place is not None)

@@ -1,0 +1,96 @@
+"""Lookahead decoding (Fu et al., 2024, arXiv 2402.02057): n-grams that the model produced in a window of guesses.
+
+A pool maps a token to the n-grams that began with it, the latest first, at most ``guesses`` of them. The prompt's own
+n-grams are in it from the start. The original's sampling rule drew no bonus token after a full match; here the walk
+decides.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from services.drafter.config import LookaheadConfig
+from services.drafter.window import Window
+from speculation.messages import OpenSession, StepReport
+from speculation.tree import chain, merge, prune
+from speculation.types import TokenTree
+
+NAME = "lookahead"
+
+# How likely the latest n-gram's next token is, and how much less an older one's: only ranks nodes.
+_FIRST, _OLDER = 0.5, 0.8
+
+
+class Pool:
+    """By first token, the latest continuations, at most ``most`` for each token."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._after: dict[int, OrderedDict[tuple[int, ...], None]] = {}
+
+    def add(self, token: int, continuation: tuple[int, ...]) -> None:
+        """``continuation`` followed ``token``."""
+        known = self._after.setdefault(token, OrderedDict())
+        known[continuation] = None
+        known.move_to_end(continuation)
+        if len(known) > self._most:
+            known.popitem(last=False)
+
+    def after(self, token: int) -> list[tuple[int, ...]]:
+        """What followed it, the latest first."""
+        return list(reversed(self._after.get(token, ())))
+
+    def __contains__(self, token: int) -> bool:
+        return token in self._after
+
+
+class Lookahead:
+    """Source: see the module."""
+
+    def __init__(self, config: LookaheadConfig) -> None:
+        self._config = config
+
+    def open(self, message: OpenSession) -> LookaheadSession:
+        """See ``Source``."""
+        return LookaheadSession(self._config, message)
+
+
+class LookaheadSession:
+    """The window and the pool of one request."""
+
+    def __init__(self, config: LookaheadConfig, message: OpenSession) -> None:
+        self._config = config
+        self._pool = Pool(config.guesses)
+        self._window = Window(ngram=config.ngram, width=config.window, tokens=message.tokens, seed=message.seed)
+        self._tail: list[int] = []
+        self._read(message.tokens)
+
+    def draft(self, max_nodes: int) -> TokenTree:
+        """See ``SourceSession``: guesses first, then the window as far as there is room."""
+        tree = guesses(self._pool.after(self._tail[-1]), NAME, max_nodes)
+        return self._window.attach(tree, NAME, max_nodes - len(tree))
+
+    def observe(self, report: StepReport) -> None:
+        """See ``SourceSession``."""
+        for ngram in self._window.advance(report, lambda _, likely: likely[0]):
+            self._pool.add(ngram[0], ngram[1:])
+        self._read(report.committed)
+
+    def close(self) -> None:
+        """See ``SourceSession``: nothing outlives the request."""
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._tail = [*self._tail, token][-self._config.ngram :]
+            if len(self._tail) == self._config.ngram:
+                self._pool.add(self._tail[0], tuple(self._tail[1:]))
+
+
+def guesses(continuations: Sequence[Sequence[int]], source: str, max_nodes: int) -> TokenTree:
+    """A prefix tree of continuations, the likeliest first."""
+    trees = []
+    for rank, tokens in enumerate(continuations):
+        first = _FIRST * _OLDER**rank
+        trees.append(chain(tokens, source, [first * _OLDER**depth for depth in range(len(tokens))]))
+    return prune(merge(trees), max_nodes, max_nodes)

@@ -1,0 +1,86 @@
+"""Retrieval: what followed the text's ending in a corpus (REST, He et al., NAACL 2024; SPECTRA's datastore).
+
+The index looks up the longest ending that it knows; the continuations found are merged, and how many of them begin alike
+says how likely a beginning is. REST's own rule of acceptance was not lossless when sampling; here the walk decides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from speculation.messages import Continuation, OpenSession, StepReport
+from speculation.tree import ROOT, prune
+from speculation.types import TokenTree
+
+# How likely the text goes on as it did after an ending of so many tokens in the corpus: only ranks nodes.
+_BY_LENGTH = (0.0, 0.15, 0.3, 0.45, 0.55, 0.65, 0.7, 0.75)
+_LONG = 0.8
+# Tokens of the text's end that are looked up.
+_QUERIED = 16
+
+
+class Retrieval:
+    """Source: see the module; one code for several names."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def open(self, message: OpenSession) -> RetrievalSession:
+        """See ``Source``."""
+        return RetrievalSession(self._name, message)
+
+
+class RetrievalSession:
+    """One request's last tokens, and what was found for them. Implements ``Retrieving``."""
+
+    def __init__(self, name: str, message: OpenSession) -> None:
+        self._name = name
+        self._recent = list(message.tokens[-_QUERIED:])
+        self._hits: Sequence[Continuation] = ()
+
+    def query(self) -> Sequence[int]:
+        """See ``Retrieving``."""
+        return self._recent
+
+    def found(self, hits: Sequence[Continuation]) -> None:
+        """See ``Retrieving``."""
+        self._hits = hits
+
+    def draft(self, max_nodes: int) -> TokenTree:
+        """See ``SourceSession``."""
+        return prune(hit_tree(self._hits, self._name), max_nodes, max_nodes)
+
+    def observe(self, report: StepReport) -> None:
+        """See ``SourceSession``."""
+        self._recent = [*self._recent, *report.committed][-_QUERIED:]
+        self._hits = ()
+
+    def close(self) -> None:
+        """See ``SourceSession``: nothing is kept."""
+
+
+def hit_tree(hits: Sequence[Continuation], source: str) -> TokenTree:
+    """A prefix tree of continuations; a node's score is the share of them that go through it."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    counts: list[int] = []
+    place: dict[tuple[int, int], int] = {}
+    for hit in hits:
+        parent = ROOT
+        for token in hit.tokens:
+            node = place.setdefault((parent, token), len(tokens))
+            if node == len(tokens):
+                tokens.append(token)
+                parents.append(parent)
+                counts.append(0)
+            counts[node] += hit.count
+            parent = node
+    total = sum(hit.count for hit in hits)
+    length = hits[0].match_length if hits else 0
+    likely = _BY_LENGTH[length] if length < len(_BY_LENGTH) else _LONG
+    return TokenTree(
+        tokens=tuple(tokens),
+        parents=tuple(parents),
+        sources=(source,) * len(tokens),
+        scores=tuple(likely * count / total for count in counts),
+    )

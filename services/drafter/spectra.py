@@ -1,0 +1,134 @@
+"""SPECTRA (Le et al., ACL 2025): n-grams of the model's own, looked up forward and backward, and retrieval beside them.
+
+CORE keeps two dictionaries, fed by the prompt, the answer and the window's columns: ``forward`` maps a token to the
+continuations seen behind it, ``backward`` maps up to N-1 tokens to the token that came next. Every n-gram is entered with
+its sub-n-grams. A guess of dynamic length is chained by backward look-ups until none hits (Algorithm 1's print lacks that
+end). It is put first: where the forward list is full, the print's order would always cut it off. The window explores:
+with ``explore_prob`` a column takes the likeliest token that ``forward`` does not know yet (the print shows the plain
+argmax in both branches).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from services.drafter.config import SpectraConfig
+from services.drafter.lookahead import Pool, guesses
+from services.drafter.window import Window
+from speculation.messages import Continuation, OpenSession, StepReport
+from speculation.types import TokenTree
+
+CORE, FULL = "spectra_core", "spectra"
+
+
+class Spectra:
+    """Source: SPECTRA-CORE, or with what retrieval found."""
+
+    def __init__(self, config: SpectraConfig, *, name: str) -> None:
+        self._config = config
+        self._name = name
+
+    def open(self, message: OpenSession) -> SpectraSession:
+        """See ``Source``."""
+        kind = RetrievingSpectraSession if self._name == FULL else SpectraSession
+        return kind(self._config, self._name, message)
+
+
+class SpectraSession:
+    """Dictionaries and window of one request."""
+
+    def __init__(self, config: SpectraConfig, name: str, message: OpenSession) -> None:
+        self._config = config
+        self._name = name
+        self._forward = Pool(config.guesses)
+        self._backward: dict[tuple[int, ...], int] = {}
+        self._window = Window(ngram=config.ngram, width=config.window, tokens=message.tokens, seed=message.seed)
+        self._random = random.Random(message.seed)
+        self._tail: list[int] = []
+        self._read(message.tokens)
+
+    def draft(self, max_nodes: int) -> TokenTree:
+        """See ``SourceSession``: guesses first, then the window as far as there is room."""
+        tree = guesses(self._guesses(), self._name, max_nodes)
+        return self._window.attach(tree, self._name, max_nodes - len(tree))
+
+    def observe(self, report: StepReport) -> None:
+        """See ``SourceSession``."""
+        for ngram in self._window.advance(report, self._choose):
+            self._enter(ngram)
+        self._read(report.committed)
+
+    def close(self) -> None:
+        """See ``SourceSession``: nothing outlives the request."""
+
+    def _guesses(self) -> list[tuple[int, ...]]:
+        found = []
+        if self._config.backward and (chained := self._chain()):
+            found.append(chained)
+        if self._config.forward:
+            found += self._forward.after(self._tail[-1])
+        return found[: self._config.guesses]
+
+    def _chain(self) -> tuple[int, ...]:
+        """The guess of dynamic length."""
+        most = self._config.ngram - 1
+        text = list(self._tail)
+        for _ in range(most):
+            for length in range(min(most, len(text)), 0, -1):
+                follower = self._backward.get(tuple(text[-length:]))
+                if follower is not None:
+                    text.append(follower)
+                    break
+            else:
+                break
+        return tuple(text[len(self._tail) :])
+
+    def _enter(self, ngram: Sequence[int]) -> None:
+        last = len(ngram) - 1
+        for start in range(last if self._config.sub_ngrams else 1):
+            self._forward.add(ngram[start], tuple(ngram[start + 1 :]))
+        for end in range(0 if self._config.sub_ngrams else last - 1, last):
+            self._backward[tuple(ngram[: end + 1])] = ngram[end + 1]
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        for token in tokens:
+            self._tail = [*self._tail, token][-self._config.ngram :]
+            if len(self._tail) == self._config.ngram:
+                self._enter(self._tail)
+
+    def _choose(self, column: Sequence[int], likely: Sequence[int]) -> int:
+        if self._random.random() < self._config.explore_prob:
+            return next((token for token in likely if token not in self._forward), likely[0])
+        return likely[0]
+
+
+class RetrievingSpectraSession(SpectraSession):
+    """Full SPECTRA. Implements ``Retrieving``."""
+
+    def __init__(self, config: SpectraConfig, name: str, message: OpenSession) -> None:
+        self._hits: list[tuple[int, ...]] = []
+        self._recent = list(message.tokens[-_QUERIED:])
+        super().__init__(config, name, message)
+
+    def query(self) -> Sequence[int]:
+        """See ``Retrieving``."""
+        return self._recent
+
+    def found(self, hits: Sequence[Continuation]) -> None:
+        """See ``Retrieving``."""
+        self._hits = [hit.tokens for hit in hits]
+
+    def observe(self, report: StepReport) -> None:
+        """See ``SourceSession``."""
+        self._recent = [*self._recent, *report.committed][-_QUERIED:]
+        super().observe(report)
+
+    def _guesses(self) -> list[tuple[int, ...]]:
+        # Guesses from the corpus take the places that the dictionaries leave, but always one.
+        own = super()._guesses()
+        return [*own[: max(0, self._config.guesses - max(1, len(self._hits)))], *self._hits, *own][: self._config.guesses]
+
+
+# Tokens of the text's end that are looked up.
+_QUERIED = 16

@@ -1,0 +1,62 @@
+"""A source that proposes whole trees, walked node by node, so that it can take part in the blend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from services.drafter.source import SourceSession
+from speculation.messages import StepReport
+from speculation.tree import ROOT, children
+from speculation.types import TokenTree
+
+# By how many candidates of its source stand before it, and how deep it is in the source's tree.
+_RANKS = 4
+_DEPTHS = (1, 2, 4)
+_BY_RANK = (0.4, 0.15, 0.08, 0.05)
+
+
+def prior_of(name: str) -> dict[str, float]:
+    """What is believed of the kinds of such a source."""
+    return {_kind(name, rank, depth): _BY_RANK[rank] for rank in range(_RANKS) for depth in _DEPTHS}
+
+
+def _kind(name: str, rank: int, depth: int) -> str:
+    deepest = max(limit for limit in _DEPTHS if limit <= depth)
+    return f"{name}:{deepest}:{min(rank, _RANKS - 1)}"
+
+
+class TreeWalk:
+    """Implements ``PathSource``. A place is a node of the tree that the source proposes for the next step, and its depth."""
+
+    def __init__(self, name: str, session: SourceSession, max_nodes: int) -> None:
+        self._name = name
+        self._session = session
+        self._max_nodes = max_nodes
+        self._tree: TokenTree | None = None
+        self._below: dict[int, dict[int, int]] = {}
+
+    def start(self) -> tuple[int, int]:
+        """See ``PathSource``."""
+        if self._tree is None:
+            tree = self._tree = self._session.draft(self._max_nodes)
+            self._below = {parent: {tree.tokens[n]: n for n in nodes} for parent, nodes in children(tree).items()}
+        return ROOT, 0
+
+    def follow(self, place: tuple[int, int], token: int) -> tuple[int, int] | None:
+        """See ``PathSource``."""
+        node = self._below.get(place[0], {}).get(token)
+        return None if node is None else (node, place[1] + 1)
+
+    def candidates(self, place: tuple[int, int]) -> Iterator[tuple[int, str]]:
+        """See ``PathSource``."""
+        for rank, token in enumerate(self._below.get(place[0], ())):
+            yield token, _kind(self._name, rank, place[1] + 1)
+
+    def observe(self, report: StepReport) -> None:
+        """See ``PathSource``."""
+        self._tree = None
+        self._session.observe(report)
+
+    def close(self) -> None:
+        """See ``PathSource``."""
+        self._session.close()

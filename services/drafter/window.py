@@ -1,0 +1,85 @@
+"""Lookahead's window: guesses at tokens further ahead, corrected by every pass (Fu et al., 2024, arXiv 2402.02057).
+
+``width`` columns stand behind the text, one position apart. Each is a short trajectory: a token, what the model said
+after it, what it said after that. Their nodes are computed and never accepted (probes). A column's first token sees the
+text and the first tokens of the columns before it, its others their own column besides: so the window is a tree. The pass
+lengthens every column by a token; a full column is an n-gram that the model itself has produced, and then loses its first
+token.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from speculation.messages import StepReport
+from speculation.tree import ROOT
+from speculation.types import TokenTree
+
+# What a column's token is: chosen among the model's likeliest ones after it, given the column.
+Choose = Callable[[Sequence[int], Sequence[int]], int]
+
+
+class Window:
+    """The columns of one request.
+
+    Args:
+        ngram: N, length of the n-grams that it yields.
+        width: W, most columns.
+        tokens: the prompt; columns begin as random tokens of it.
+    """
+
+    def __init__(self, *, ngram: int, width: int, tokens: Sequence[int], seed: int) -> None:
+        self._depth = ngram - 1
+        # The window is a guess like all drafts: its randomness needs no quality, only to be the same in every run.
+        source = random.Random(seed)
+        self._columns = [[source.choice(tokens)] for _ in range(width)]
+        self._worth = _FIRST_WORTH
+
+    def attach(self, tree: TokenTree, source: str, rows: int) -> TokenTree:
+        """``tree`` with as many columns as ``rows`` have room for, as probes."""
+        tokens, parents = list(tree.tokens), list(tree.parents)
+        probes: list[int] = []
+        first = ROOT
+        for column in self._columns:
+            if len(probes) + len(column) > rows:
+                break
+            for level, token in enumerate(column):
+                parents.append(first if level == 0 else len(tokens) - 1)
+                probes.append(len(tokens))
+                tokens.append(token)
+            first = probes[-len(column)]
+        return TokenTree(
+            tokens=tuple(tokens),
+            parents=tuple(parents),
+            sources=tree.sources + (source,) * len(probes),
+            scores=tree.scores + (self._worth,) * len(probes),
+            probes=tuple(probes),
+        )
+
+    def advance(self, report: StepReport, choose: Choose) -> list[tuple[int, ...]]:
+        """Lengthen the columns that a pass has computed; returns the n-grams that are complete.
+
+        The first columns are computed whole, or part of them: where rows are dear there are fewer, or none.
+        """
+        seen = report.observation
+        if seen is None or not seen.probe_ids:
+            return []
+        accepted = sum(1 for node in report.accepted_path if node < len(seen.tree))
+        self._worth += _WORTH_WEIGHT * (min(1.0, accepted / len(seen.probe_ids)) - self._worth)
+        complete: list[tuple[int, ...]] = []
+        at = 0
+        for column in self._columns:
+            at += len(column)
+            if at > len(seen.probe_ids):
+                break
+            column.append(choose(column, seen.probe_ids[at - 1]))
+            if len(column) > self._depth:
+                complete.append(tuple(column))
+                del column[0]
+        return complete
+
+
+# What a probe is held to be worth, in accepted tokens per step, before any was computed; then what the request's steps show.
+_FIRST_WORTH = 0.02
+_WORTH_WEIGHT = 0.05

@@ -1,0 +1,146 @@
+"""The retrieval link over gRPC: one stream per drafter-retrieval pair; what is asked together goes in one message."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import grpc
+import grpc.aio
+
+from outrider.internal.v1 import retrieval_pb2, retrieval_pb2_grpc
+from services.links.auth import ApiKeyInterceptor, bearer, hash_key
+from services.links.channel import bind, make_server
+from services.links.codec import retrieval as codec
+from services.links.errors import aborting
+from services.links.reconnect import stay_connected
+from speculation import limits
+from speculation.errors import OutriderError, Unavailable
+from speculation.messages import RetrievalQuery, Retrieved
+
+log = logging.getLogger(__name__)
+
+
+class LooksUp(Protocol):
+    """What serves: see ``RetrievalService.look_up``."""
+
+    def look_up(self, queries: Sequence[RetrievalQuery]) -> list[Retrieved]:
+        """Answer several queries from one version."""
+        ...
+
+
+@dataclass(kw_only=True, slots=True)
+class _Waiting:
+    query: RetrievalQuery
+    answer: asyncio.Future[Retrieved]
+
+
+class GrpcRetrievalLink:
+    """Implements ``speculation.ports.Retriever``. Reconnects for ever; meanwhile every look-up fails at once.
+
+    Args:
+        resolve: gives the service's "host:port" anew before every attempt.
+        token: what its server asks for; None: it asks for nothing.
+    """
+
+    def __init__(self, resolve: Callable[[], Awaitable[str]], token: str | None = None) -> None:
+        self._resolve = resolve
+        self._metadata = bearer(token)
+        self._asked: asyncio.Queue[_Waiting] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Connect, and keep connected until ``stop``."""
+        connecting = stay_connected("retrieval", self._resolve, limits.MAX_DRAFT_MESSAGE_BYTES, self._talk)
+        self._task = asyncio.create_task(connecting, name="grpc-retrieval")
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    async def retrieve(self, query: RetrievalQuery) -> Retrieved:
+        """See ``Retriever``."""
+        if self._asked is None:
+            raise Unavailable("the retrieval service is not there")
+        waiting = _Waiting(query=query, answer=asyncio.get_running_loop().create_future())
+        self._asked.put_nowait(waiting)
+        return await waiting.answer
+
+    async def _talk(self, channel: grpc.aio.Channel) -> None:
+        asked: asyncio.Queue[_Waiting] = asyncio.Queue()
+        sent: dict[int, list[_Waiting]] = {}
+        replies = retrieval_pb2_grpc.RetrievalServiceStub(channel).Retrieve(_requests(asked, sent), metadata=self._metadata)
+        self._asked = asked
+        try:
+            async for reply in replies:
+                _settle(sent.pop(reply.batch_id, []), reply)
+        finally:
+            self._asked = None
+            replies.cancel()
+            gone = [waiting for batch in sent.values() for waiting in batch]
+            while not asked.empty():
+                gone.append(asked.get_nowait())
+            for waiting in gone:
+                if not waiting.answer.done():
+                    waiting.answer.set_exception(Unavailable("the retrieval service went away"))
+
+
+async def _requests(
+    asked: asyncio.Queue[_Waiting], sent: dict[int, list[_Waiting]]
+) -> AsyncIterator[retrieval_pb2.RetrieveRequest]:
+    for batch_id in itertools.count(1):
+        batch = [await asked.get()]
+        while not asked.empty() and len(batch) < limits.MAX_QUERIES:
+            batch.append(asked.get_nowait())
+        sent[batch_id] = batch
+        yield codec.encode_queries(batch_id, [waiting.query for waiting in batch])
+
+
+def _settle(batch: Sequence[_Waiting], reply: retrieval_pb2.RetrieveResponse) -> None:
+    try:
+        if reply.error:
+            raise Unavailable(reply.error)
+        answers = codec.decode_answers(reply, len(batch))
+    except OutriderError as error:
+        for waiting in batch:
+            if not waiting.answer.done():
+                waiting.answer.set_exception(error)
+        return
+    for waiting, answer in zip(batch, answers, strict=True):
+        # Whoever has stopped waiting has cancelled it.
+        if not waiting.answer.done():
+            waiting.answer.set_result(answer)
+
+
+class _RetrievalServicer(retrieval_pb2_grpc.RetrievalServiceServicer):
+    def __init__(self, service: LooksUp) -> None:
+        self._service = service
+
+    async def Retrieve(
+        self,
+        request_iterator: AsyncIterator[retrieval_pb2.RetrieveRequest],
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> AsyncIterator[retrieval_pb2.RetrieveResponse]:
+        async with aborting(context):
+            async for wire in request_iterator:
+                queries = codec.decode_queries(wire)
+                try:
+                    yield codec.encode_answers(wire.batch_id, self._service.look_up(queries))
+                except Unavailable as error:
+                    yield retrieval_pb2.RetrieveResponse(batch_id=wire.batch_id, error=str(error))
+
+
+async def serve_retrieval(service: LooksUp, address: str, token: str | None = None) -> tuple[grpc.aio.Server, int]:
+    """Start a server for ``service`` at "host:port" (port 0: any) that asks for ``token``; returns it and its port."""
+    guards = [ApiKeyInterceptor([hash_key(token)])] if token else []
+    server = make_server(limits.MAX_DRAFT_MESSAGE_BYTES, interceptors=guards)
+    retrieval_pb2_grpc.add_RetrievalServiceServicer_to_server(_RetrievalServicer(service), server)
+    port = bind(server, address)
+    await server.start()
+    return server, port

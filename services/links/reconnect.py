@@ -1,0 +1,47 @@
+"""Keeping a stream to a component open: connect, talk, and try again when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+
+import grpc
+import grpc.aio
+
+from services.links.channel import client_options
+
+log = logging.getLogger(__name__)
+
+_CONNECT_TIMEOUT_S = 5.0
+_RETRY_FIRST_S, _RETRY_MOST_S = 0.1, 2.0
+
+
+async def stay_connected(
+    name: str, resolve: Callable[[], Awaitable[str]], max_bytes: int, talk: Callable[[grpc.aio.Channel], Awaitable[None]]
+) -> None:
+    """Connect to the component ``name`` and ``talk``, for ever.
+
+    Args:
+        resolve: gives its "host:port" anew before every attempt, so that a restarted one is found.
+    """
+    delay = _RETRY_FIRST_S
+    while True:
+        try:
+            address = await resolve()
+            async with grpc.aio.insecure_channel(address, options=client_options(max_bytes)) as channel:
+                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                    await channel.channel_ready()
+                delay = _RETRY_FIRST_S
+                log.info("connected to the %s at %s", name, address)
+                await talk(channel)
+        except Exception as error:
+            log.warning("no %s: %s; trying again", name, _reason(error))
+        await asyncio.sleep(delay)
+        delay = min(2 * delay, _RETRY_MOST_S)
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, grpc.aio.AioRpcError):
+        return f"{error.code().name} {error.details()}"
+    return str(error) or type(error).__name__

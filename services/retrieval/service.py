@@ -1,0 +1,147 @@
+"""The retrieval service: one index in use at a time, exchanged in one assignment.
+
+A new live version is fetched, verified and mapped beside the old one, which answers meanwhile. A version that is damaged, or
+made for another tokenizer, is refused and told of; the old one goes on. Redis may vanish: what is loaded stays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from retrieval_index.index import Index, check_tokenizer, open_index
+from retrieval_index.store import IndexStore
+from services.retrieval.config import RetrievalConfig
+from speculation.errors import ConfigurationError, OutriderError, Unavailable
+from speculation.messages import RetrievalQuery, Retrieved
+
+log = logging.getLogger(__name__)
+
+# How long one look at the stream of changes lasts, and how long to leave a Redis alone that does not answer.
+_WATCH_S = 2.0
+_RETRY_S = 1.0
+_LAST_LIVE = "last-live"
+
+
+class RetrievalService:
+    """Implements ``speculation.ports.Retriever``.
+
+    Attributes:
+        refused: why the live version is not the one in use; None where it is.
+        switches: how often another version came into use.
+    """
+
+    def __init__(self, config: RetrievalConfig) -> None:
+        self._config = config
+        self._index: Index | None = None
+        self._store: IndexStore | None = None
+        self._watching: asyncio.Task[None] | None = None
+        self.refused: str | None = None
+        self.switches = 0
+
+    @property
+    def version(self) -> str | None:
+        """Of the index in use."""
+        return None if self._index is None else self._index.manifest.version
+
+    async def start(self) -> None:
+        """Load the index; from Redis also follow its live version.
+
+        Raises:
+            ConfigurationError: the folder's index is unusable, or neither or both places are given.
+        """
+        config = self._config
+        if (config.folder is None) == (config.redis_url is None):
+            raise ConfigurationError("retrieval.index and retrieval.redis_url: set one of the two")
+        if config.folder is not None:
+            self._index = await asyncio.to_thread(open_index, config.folder, config.tokenizer_sha256)
+        elif config.redis_url is not None:
+            self._store = IndexStore(config.redis_url, config.name)
+            self._watching = asyncio.create_task(self._follow(self._store), name="index-changes")
+
+    async def stop(self) -> None:
+        """Let go of everything."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        if self._store is not None:
+            self._store.close()
+
+    async def retrieve(self, query: RetrievalQuery) -> Retrieved:
+        """See ``Retriever``."""
+        return self.look_up([query])[0]
+
+    def look_up(self, queries: Sequence[RetrievalQuery]) -> list[Retrieved]:
+        """Answer several queries from one and the same version.
+
+        Raises:
+            Unavailable: no index is loaded yet.
+        """
+        index = self._index
+        if index is None:
+            raise Unavailable(f"no index is loaded: {self.refused or 'none is live yet'}")
+        return index.look_up(queries)
+
+    async def _follow(self, store: IndexStore) -> None:
+        seen: str | None = None
+        while True:
+            try:
+                if seen is None:
+                    # Where the stream ends is read before the live version, so that no change falls between the two.
+                    seen = await asyncio.to_thread(store.last_change)
+                    await self._use_live(store)
+                elif (latest := await asyncio.to_thread(store.wait_for_change, seen, _WATCH_S)) is not None:
+                    await self._use_live(store)
+                    seen = latest
+            except Unavailable as error:
+                self._note(str(error))
+                seen = None
+                if self._index is None:
+                    await asyncio.to_thread(self._use_last)
+                await asyncio.sleep(_RETRY_S)
+            except Exception:
+                log.exception("following the index failed; trying again")
+                await asyncio.sleep(_RETRY_S)
+
+    async def _use_live(self, store: IndexStore) -> None:
+        version = await asyncio.to_thread(store.live)
+        if version is None or version == self.version:
+            self.refused = None
+            return
+        try:
+            index = await asyncio.to_thread(self._load, store, version)
+        except ConfigurationError as error:
+            self._note(f"version {version} is refused: {error}")
+            return
+        self._index, self.refused = index, None
+        self.switches += 1
+        log.info("the index is version %s now", version)
+
+    def _load(self, store: IndexStore, version: str) -> Index:
+        cache = self._config.cache_dir / self._config.name
+        check_tokenizer(store.manifest(version), self._config.tokenizer_sha256, f"{version} at {store.origin}")
+        folder = store.fetch(version, cache)
+        index = open_index(folder, self._config.tokenizer_sha256)
+        partial = cache / f"{_LAST_LIVE}.{os.getpid()}.partial"
+        partial.write_text(version)
+        os.replace(partial, cache / _LAST_LIVE)
+        return index
+
+    def _use_last(self) -> None:
+        """Without Redis at start: the version that was live when it was last seen."""
+        cache = self._config.cache_dir / self._config.name
+        try:
+            folder = cache / Path((cache / _LAST_LIVE).read_text()).name
+            self._index = open_index(folder, self._config.tokenizer_sha256)
+        except (OSError, OutriderError) as error:
+            log.debug("no index from earlier: %s", error)
+            return
+        log.warning("Redis is not there; serving version %s, live when it last was", self.version)
+
+    def _note(self, why: str) -> None:
+        if why != self.refused:
+            log.warning("the index stays as it is: %s", why)
+        self.refused = why
