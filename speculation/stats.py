@@ -38,7 +38,8 @@ class LoopStats:
         preemptions: how often a request had to step back for want of memory.
         prompt_tokens: tokens of admitted requests, what was committed before a step back included;
             ``prompt_tokens_cached``: those of them that were in the cache already.
-        nodes_by_source: tree nodes that were verified; ``accepted_by_source``: those of them that were accepted.
+        nodes_by_source: tree nodes that were verified; ``accepted_by_source``: those of them that were accepted;
+            ``probes_by_source``: nodes that were only computed.
     """
 
     times: StepTimes = field(default_factory=StepTimes)
@@ -52,6 +53,7 @@ class LoopStats:
     prompt_tokens_cached: int = 0
     nodes_by_source: dict[str, int] = field(default_factory=dict)
     accepted_by_source: dict[str, int] = field(default_factory=dict)
+    probes_by_source: dict[str, int] = field(default_factory=dict)
 
     def count_draft(self, draft: Draft | None) -> None:
         """Count what a speculating request has for the coming step."""
@@ -64,7 +66,9 @@ class LoopStats:
 
     def count_tree(self, tree: TokenTree, accepted_path: Sequence[int]) -> None:
         """Count the nodes of a verified tree."""
-        _count(self.nodes_by_source, tree.sources)
+        probes = set(tree.probes)
+        _count(self.nodes_by_source, [name for node, name in enumerate(tree.sources) if node not in probes])
+        _count(self.probes_by_source, [tree.sources[node] for node in tree.probes])
         _count(self.accepted_by_source, [tree.sources[node] for node in accepted_path])
 
 

@@ -19,16 +19,19 @@ from speculation.acceptance import stop_token_ids
 from speculation.budget import FixedBudget
 from speculation.choose import LogitsPipeline
 from speculation.config import LoopConfig
-from speculation.errors import TargetLost
+from speculation.errors import TargetLost, Unavailable
 from speculation.loop import DecodingLoop
 from speculation.messages import (
     CloseSession,
+    Continuation,
     Draft,
     DraftFailure,
     Finished,
     GenerationRequest,
     OpenSession,
     Progress,
+    RetrievalQuery,
+    Retrieved,
     StepReport,
 )
 from speculation.ports import DraftLink, Prefix, Rows
@@ -148,6 +151,26 @@ class ToyTarget:
         return build_pipeline(params, prompt_length=prompt_length, stop_ids=stop_token_ids(params, self.eos_token_ids))
 
 
+class RandomRetriever:
+    """Any continuations at all, now and then none, or no answer."""
+
+    def __init__(self, seed: int = 0, vocab: int = VOCAB) -> None:
+        self.random = random.Random(seed)
+        self.vocab = vocab
+        self.queries: list[RetrievalQuery] = []
+
+    async def retrieve(self, query: RetrievalQuery) -> Retrieved:
+        self.queries.append(query)
+        if self.random.random() < 0.1:
+            raise Unavailable("no index")
+        hits = [self._hit(query) for _ in range(self.random.randrange(4))]
+        return Retrieved(continuations=tuple(hits), index_version="any")
+
+    def _hit(self, query: RetrievalQuery) -> Continuation:
+        tokens = tuple(self.random.randrange(self.vocab) for _ in range(self.random.randint(1, query.max_length)))
+        return Continuation(tokens=tokens, count=self.random.randint(1, 5), match_length=self.random.randint(2, 8))
+
+
 class RandomDrafter:
     """Any tree at all, valid or useless; now and then the right one. ``mood`` makes it silent, failing, stale or ahead."""
 
@@ -166,6 +189,9 @@ class RandomDrafter:
             return DraftFailure(session_id=message.session_id, reason="unknown session", reopen=True)
         self.sessions[message.session_id] += message.committed
         return await self._draft(message.session_id, message.max_nodes)
+
+    def ahead(self, session_id: str) -> list[Draft]:
+        return []
 
     def close(self, message: CloseSession) -> None:
         self.sessions.pop(message.session_id, None)

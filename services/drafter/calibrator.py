@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 Candidate = tuple[int, tuple[str, ...]]
 
 # Step of a weight, shrinking with what it has learnt (AdaGrad), but not below a floor: what is right drifts with the text.
-_STEP = 0.35
+_STEP = 0.5
 _SLOWEST = 0.01
 _LARGEST = 12.0
 _UNKNOWN_KIND = 0.05

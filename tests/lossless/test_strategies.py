@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.drafter.catalogue import SOURCES
-from services.drafter.config import DrafterConfig
+from services.drafter.catalogue import SOURCES, WALKED
+from services.drafter.config import DrafterConfig, LookaheadConfig, SpectraConfig
 from services.drafter.service import DrafterService
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
@@ -23,7 +23,7 @@ from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.service import VerifierService
 from speculation.config import LoopConfig
 from speculation.types import Plan
-from tests.fakes import PLAIN, RandomDrafter, collect, request
+from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, request
 
 PROMPTS = [
     [5, 6, 7, 8, 9, 5, 6, 7],
@@ -44,7 +44,12 @@ SAMPLING: list[dict[str, object]] = [
 async def verifier(
     folder: Path, drafter: str, link: str, budget: Literal["fixed", "measured"]
 ) -> AsyncIterator[VerifierService]:
-    service = RandomDrafter(vocab=250) if drafter == "random" else DrafterService(DrafterConfig())
+    config = DrafterConfig(
+        lookahead=LookaheadConfig(ngram=4, window=3, guesses=4),
+        spectra=SpectraConfig(ngram=4, window=3, guesses=4),
+        draft_ahead=2,
+    )
+    service = RandomDrafter(vocab=250) if drafter == "random" else DrafterService(config, RandomRetriever(vocab=250))
     server = None
     if link == "grpc":
         server, port = await serve_drafter(service, "127.0.0.1:0")
@@ -55,13 +60,13 @@ async def verifier(
         draft_link: GrpcDraftLink | InProcessDraftLink = GrpcDraftLink(resolve)
     else:
         draft_link = InProcessDraftLink(service)
-    config = VerifierConfig(
+    verifier_config = VerifierConfig(
         model_name="tiny",
         target=TargetConfig(model_path=str(folder), kv_cache_tokens=2048, max_model_len=512),
         loop=LoopConfig(max_batched_tokens=50),
         budget=budget,
     )
-    running = VerifierService(config, draft_link)
+    running = VerifierService(verifier_config, draft_link)
     await running.start()
     try:
         yield running
@@ -95,8 +100,8 @@ async def test_every_strategy_on_every_link(tiny_model: Path, sampling: dict[str
     plain = await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=False)
     assert await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=True) == plain
     for link in ("in_process", "grpc"):
-        for sources in [*((source,) for source in SOURCES), STRATEGIES["blend"]]:
-            plan = Plan(strategy="any", sources=sources, max_nodes=12, observe_top_k=6)
+        for sources in [*((source,) for source in (*SOURCES, *WALKED)), (*STRATEGIES["blend"], "retrieval", "spectra_core")]:
+            plan = Plan(strategy="any", sources=sources, max_nodes=20, observe_top_k=6)
             for together in (False, True):
                 result = await answers(tiny_model, "real", link, plan, sampling, together=together)
                 assert result == plain, (link, sources, together)

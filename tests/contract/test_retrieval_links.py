@@ -1,0 +1,228 @@
+"""One suite over both retrieval links, and a service that changes versions under load; Redis may come and go."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from retrieval_index.store import IndexStore
+from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
+from services.links.in_process import InProcessRetrievalLink
+from services.retrieval.config import RetrievalConfig
+from services.retrieval.service import RetrievalService
+from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
+from speculation.messages import RetrievalQuery, Retrieved
+from speculation.ports import Retriever
+from tests.indexes import TARGET, build, encode
+from tests.redis_servers import KINDS, free_port, server
+
+
+def query(text: str, most: int = 8, length: int = 6) -> RetrievalQuery:
+    return RetrievalQuery(suffix=tuple(encode(text)), max_continuations=most, max_length=length)
+
+
+@asynccontextmanager
+async def in_process(service: RetrievalService) -> AsyncIterator[Retriever]:
+    yield InProcessRetrievalLink(service)
+
+
+@asynccontextmanager
+async def over_grpc(service: RetrievalService) -> AsyncIterator[Retriever]:
+    running, port = await serve_retrieval(service, "127.0.0.1:0", "a-token-of-sixteen")
+
+    async def resolve() -> str:
+        return f"127.0.0.1:{port}"
+
+    link = GrpcRetrievalLink(resolve, "a-token-of-sixteen")
+    await link.start()
+    await answered(link)
+    yield link
+    await link.stop()
+    await running.stop(None)
+
+
+async def answered(link: Retriever) -> None:
+    """Wait until there is a service that answers, whatever it says."""
+    async with asyncio.timeout(10):
+        while True:
+            try:
+                await link.retrieve(query("ab"))
+                return
+            except Unavailable as error:
+                if "not there" not in str(error):
+                    return
+                await asyncio.sleep(0.02)
+
+
+LINKS = (in_process, over_grpc)
+
+
+@asynccontextmanager
+async def service(config: RetrievalConfig) -> AsyncIterator[RetrievalService]:
+    running = RetrievalService(config)
+    await running.start()
+    try:
+        yield running
+    finally:
+        await running.stop()
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(15):
+        while not condition():
+            await asyncio.sleep(0.02)
+
+
+async def test_both_links_answer_alike(tmp_path: Path) -> None:
+    build(tmp_path / "i", ["abcdX", "abcdY1", "abcdY2"])
+    asked = [query("abcd"), query("cd", 1), query("nothing"), query("", 1, 1)]
+    async with service(RetrievalConfig(folder=tmp_path / "i")) as running:
+        seen = []
+        for link in LINKS:
+            async with link(running) as retriever:
+                one_by_one = [await retriever.retrieve(each) for each in asked]
+                together = await asyncio.gather(*(retriever.retrieve(each) for each in asked * 100))
+                assert together == one_by_one * 100
+                with pytest.raises(OutriderError):
+                    await retriever.retrieve(RetrievalQuery(suffix=(1,) * 65, max_continuations=1, max_length=1))
+                seen.append(one_by_one)
+        assert seen[0] == seen[1]
+        assert seen[0][0].continuations
+
+
+async def test_what_is_asked_together_shares_messages(tmp_path: Path) -> None:
+    build(tmp_path / "i", ["abcdX"])
+    sizes = []
+
+    class Counting:
+        def look_up(self, queries: list[RetrievalQuery]) -> list[Retrieved]:
+            sizes.append(len(queries))
+            return [Retrieved() for _ in queries]
+
+    async with over_grpc(Counting()) as retriever:  # type: ignore[arg-type]
+        sizes.clear()
+        await asyncio.gather(*(retriever.retrieve(query("ab")) for _ in range(40)))
+    assert sum(sizes) == 40
+    assert len(sizes) <= 2
+
+
+async def test_a_service_that_goes_away_and_comes_back(tmp_path: Path) -> None:
+    build(tmp_path / "i", ["abcdX"])
+    port = free_port()
+
+    async def resolve() -> str:
+        return f"127.0.0.1:{port}"
+
+    link = GrpcRetrievalLink(resolve)
+    await link.start()
+    with pytest.raises(Unavailable):
+        await link.retrieve(query("abcd"))
+    async with service(RetrievalConfig(folder=tmp_path / "i")) as running:
+        for _ in range(2):
+            listening, _ = await serve_retrieval(running, f"127.0.0.1:{port}")
+            await answered(link)
+            assert (await link.retrieve(query("abcd"))).continuations
+            await listening.stop(None)
+            await eventually(lambda: link._asked is None)
+            with pytest.raises(Unavailable):
+                await link.retrieve(query("abcd"))
+    await link.stop()
+
+
+async def test_too_large_a_batch_is_refused() -> None:
+    from services.links.codec.retrieval import decode_queries, encode_queries
+
+    with pytest.raises(InvalidArgument, match="queries"):
+        decode_queries(encode_queries(1, [query("ab")] * 257))
+    with pytest.raises(InvalidArgument, match="max_length"):
+        decode_queries(encode_queries(1, [query("ab", 1, 65)]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_versions_change_under_load_and_nobody_notices(tmp_path: Path, kind: str) -> None:
+    for number in range(4):
+        build(tmp_path / str(number), [f"abcd{number}"])
+    with server(kind, tmp_path) as url:
+        store = IndexStore(url, "i")
+        config = RetrievalConfig(
+            redis_url=url, name="i", cache_dir=tmp_path / "cache", tokenizer_sha256=TARGET.tokenizer_sha256
+        )
+        async with service(config) as running:
+            with pytest.raises(Unavailable, match="no index is loaded"):
+                await running.retrieve(query("abcd"))
+            first = await asyncio.to_thread(store.publish, tmp_path / "0")
+            await eventually(lambda: running.version == first)
+            answers: list[str] = []
+            done = False
+
+            async def ask() -> None:
+                async with over_grpc(running) as retriever:
+                    while not done:
+                        found = await retriever.retrieve(query("abcd"))
+                        (hit,) = found.continuations
+                        answers.append(bytes(hit.tokens).decode())
+
+            asking = asyncio.create_task(ask())
+            await eventually(lambda: bool(answers))
+            for number in (1, 2, 3):
+                version = await asyncio.to_thread(store.publish, tmp_path / str(number))
+                await eventually(lambda version=version: running.version == version)
+            await asyncio.to_thread(store.rollback)
+            await eventually(lambda: running.switches == 5)
+            await asyncio.sleep(0.1)
+            done = True
+            await asking
+            changes = [answers[0], *(after for before, after in pairwise(answers) if after != before)]
+            assert changes == ["0", "1", "2", "3", "2"]
+
+
+async def test_an_unusable_version_is_refused_and_the_old_one_stays(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    build(tmp_path / "good", ["abcdX"])
+    build(tmp_path / "foreign", ["abcdY"], target=replace(TARGET, tokenizer_sha256="b" * 64))
+    with server("embedded", tmp_path) as url:
+        store = IndexStore(url, "i")
+        good = store.publish(tmp_path / "good")
+        config = RetrievalConfig(
+            redis_url=url, name="i", cache_dir=tmp_path / "cache", tokenizer_sha256=TARGET.tokenizer_sha256
+        )
+        async with service(config) as running:
+            await eventually(lambda: running.version == good)
+            await asyncio.to_thread(store.publish, tmp_path / "foreign")
+            await eventually(lambda: running.refused is not None)
+            assert "built for the tokenizer" in str(running.refused)
+            assert running.version == good
+            assert (await running.retrieve(query("abcd"))).continuations
+
+
+async def test_redis_may_vanish_and_come_back(tmp_path: Path) -> None:
+    for number in range(2):
+        build(tmp_path / str(number), [f"abcd{number}"])
+    with server("embedded", tmp_path) as url:
+        first = IndexStore(url, "i").publish(tmp_path / "0")
+        config = RetrievalConfig(redis_url=url, name="i", cache_dir=tmp_path / "cache")
+        running = RetrievalService(config)
+        await running.start()
+        await eventually(lambda: running.version == first)
+    # Redis is gone: what is loaded serves on.
+    await eventually(lambda: running.refused is not None)
+    assert (await running.retrieve(query("abcd"))).index_version == first
+    await running.stop()
+    # And who starts without it serves what was live when it was last seen.
+    async with service(config) as later:
+        await eventually(lambda: later.version == first)
+        assert (await later.retrieve(query("abcd"))).continuations
+
+
+async def test_one_place_for_the_index(tmp_path: Path) -> None:
+    for config in (RetrievalConfig(), RetrievalConfig(folder=tmp_path, redis_url="redis://x")):
+        with pytest.raises(ConfigurationError, match="set one of the two"):
+            await RetrievalService(config).start()
+    with pytest.raises(ConfigurationError, match="holds no index"):
+        await RetrievalService(RetrievalConfig(folder=tmp_path)).start()

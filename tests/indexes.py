@@ -1,0 +1,50 @@
+"""Small indexes, without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from retrieval_index.build import BuildConfig, Target, build_index
+from retrieval_index.corpus import Document
+from retrieval_index.manifest import Manifest
+from retrieval_index.perplexity import Score
+
+TARGET = Target(name="tiny", tokenizer_sha256="a" * 64, vocab_size=256)
+
+
+class ByteScorer:
+    """Finds texts with many different bytes surprising; after a byte the next two are likeliest."""
+
+    def __init__(self) -> None:
+        self.scored: list[list[int]] = []
+
+    def score(self, documents: Sequence[Sequence[int]]) -> list[Score]:
+        self.scored += [list(document) for document in documents]
+        return [self._score(document) for document in documents]
+
+    def _score(self, document: Sequence[int]) -> Score:
+        ids = np.asarray(document[:-1], dtype=np.uint32)
+        likely = np.stack([ids, (ids + 1) % 256, (ids + 2) % 256], axis=1)
+        return Score(nll=float(np.log(len(set(document)))), tokens=len(ids), likely=likely)
+
+
+def encode(text: str) -> list[int]:
+    return list(text.encode())
+
+
+def document(text: str) -> Document:
+    import hashlib
+
+    return Document(text=text, digest=hashlib.sha256(text.encode()).hexdigest(), origin="test")
+
+
+def build(
+    out: Path, texts: Sequence[str], *, keep: float = 1.0, scorer: ByteScorer | None = None, target: Target = TARGET
+) -> Manifest:
+    """An index of bytes."""
+    found = scorer or ByteScorer()
+    config = BuildConfig(keep=keep, depth=8, score_tokens=64, top_k=2)
+    return build_index([document(text) for text in texts], target, encode, lambda: found, out, config)

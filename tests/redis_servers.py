@@ -1,0 +1,60 @@
+"""Real servers of Redis's protocol for tests: the embedded one, and Debian's where it is installed."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import redis
+
+from retrieval_index.embedded import embedded_redis
+
+KINDS = ("embedded", "redis-server")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def server(kind: str, folder: Path) -> Iterator[str]:
+    """A server that asks for a password; gives its URL."""
+    if kind == "embedded":
+        with embedded_redis() as url:
+            yield url
+        return
+    port = free_port()
+    url = f"redis://:secret@127.0.0.1:{port}"
+    with started(folder, url, "--port", str(port), "--requirepass", "secret"):
+        yield url
+
+
+@contextmanager
+def started(folder: Path, url: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Debian's server with these options, until the block ends; skips where there is none."""
+    program = shutil.which("redis-server")
+    if program is None:
+        pytest.skip("redis-server is not installed")
+    command = [program, "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *options]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    try:
+        client = redis.Redis.from_url(url)
+        for _ in range(100):
+            try:
+                client.ping()
+                break
+            except redis.exceptions.ConnectionError:
+                time.sleep(0.05)
+        client.close()
+        yield process
+    finally:
+        process.terminate()
+        process.wait(10)

@@ -1,0 +1,239 @@
+"""The retrieval index: corpora of all kinds, the filter, the trie, resumed builds, damage."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from retrieval_index.build import HISTOGRAM, BuildConfig, build_index
+from retrieval_index.corpus import read_corpus
+from retrieval_index.index import open_index
+from retrieval_index.manifest import FILE, Manifest, read_manifest, tokenizer_digest, verify
+from retrieval_index.ngrams import COUNTS, KEYS
+from retrieval_index.scores import limit_for
+from speculation import successors
+from speculation.errors import ConfigurationError
+from speculation.messages import RetrievalQuery, Retrieved
+from tests.indexes import TARGET, ByteScorer, build, document, encode
+
+
+def ask(folder: Path, text: str, most: int = 16, length: int = 10) -> Retrieved:
+    query = RetrievalQuery(suffix=tuple(encode(text)), max_continuations=most, max_length=length)
+    return open_index(folder).look_up([query])[0]
+
+
+def found(answer: Retrieved) -> dict[str, int]:
+    return {bytes(hit.tokens).decode(): hit.count for hit in answer.continuations}
+
+
+# --- corpora ------------------------------------------------------------------------------------------------------
+
+
+def test_jsonl_text_and_folders_are_read_and_doubles_once(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one"}\n\n{"answer": "two", "question": "x"}\n{"text": "one"}\n')
+    (tmp_path / "tree" / ".git").mkdir(parents=True)
+    (tmp_path / "tree" / ".git" / "config").write_text("hidden")
+    (tmp_path / "tree" / "b.py").write_text("three")
+    (tmp_path / "tree" / "c.txt").write_text("two")
+    (tmp_path / "tree" / "d.png").write_bytes(b"\x89PNG\0\xff")
+    documents = read_corpus([tmp_path / "a.jsonl", tmp_path / "tree"])
+    assert [each.text for each in documents] == ["one", "two", "three"]
+    assert documents[1].origin.endswith("a.jsonl:3")
+    (question,) = (
+        read_corpus([tmp_path / "q.jsonl"], "question") if _write(tmp_path / "q.jsonl", '{"question": "x"}') else ()
+    )
+    assert question.text == "x"
+
+
+def _write(path: Path, text: str) -> bool:
+    path.write_text(text)
+    return True
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("missing.txt", None, "cannot be read"),
+        ("binary.txt", b"a\0b", "not UTF-8 text"),
+        ("latin.txt", "\xe9".encode("latin-1"), "not UTF-8 text"),
+        ("empty.txt", b" \n", "there is no text"),
+        ("bad.jsonl", b'{"text": "x"}\n{', "bad.jsonl:2: not JSON"),
+        ("fields.jsonl", b'{"title": "x"}', r"no text under text or .*it has: title.*--field"),
+        ("list.jsonl", b"[1]", "no object"),
+    ],
+)
+def test_what_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes | None, why: str) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigurationError, match=why) as error:
+        read_corpus([tmp_path / name])
+    assert str(tmp_path / name) in str(error.value)
+
+
+# --- building and looking up --------------------------------------------------------------------------------------
+
+
+def test_the_longest_known_ending_counts_and_frequent_branches_come_first(tmp_path: Path) -> None:
+    build(tmp_path / "i", ["abcdX", "abcdY1", "abcdY2", "zzcdQ"])
+    answer = ask(tmp_path / "i", "..abcd")
+    assert answer.continuations[0].match_length == 4
+    assert found(answer) == {"X": 1, "Y1": 1, "Y2": 1}
+    assert bytes(answer.continuations[0].tokens).startswith(b"Y")
+    assert found(ask(tmp_path / "i", "..abcd", length=1)) == {"Y": 2, "X": 1}
+    # Only two tokens of this ending are known.
+    assert ask(tmp_path / "i", "//cd").continuations[0].match_length == 2
+    assert "Q" in found(ask(tmp_path / "i", "//cd"))
+    assert ask(tmp_path / "i", "nothing").continuations == ()
+    assert len(ask(tmp_path / "i", "abcd", most=1).continuations) == 1
+    assert ask(tmp_path / "i", "").continuations == ()
+    assert ask(tmp_path / "i", "abcd").index_version == read_manifest(tmp_path / "i").version
+
+
+def test_look_ups_agree_with_a_plain_search(tmp_path: Path) -> None:
+    import random
+
+    numbers = random.Random(5)
+    texts = ["".join(numbers.choice("abc") for _ in range(numbers.randint(3, 60))) for _ in range(20)]
+    build(tmp_path / "i", texts)
+    index = open_index(tmp_path / "i")
+    for _ in range(200):
+        query = "".join(numbers.choice("abc") for _ in range(5))
+        (answer,) = index.look_up([RetrievalQuery(suffix=tuple(encode(query)), max_continuations=500, max_length=2)])
+        for length in range(4, 1, -1):
+            ending = query[-length:]
+            counts: dict[str, int] = {}
+            for text in set(texts):
+                for at in range(len(text) - length):
+                    # Keys of two tokens and less are left out at a document's end.
+                    if text[at : at + length] == ending and len(text) - at > 2:
+                        rest = text[at + length : min(at + 8, at + length + 2)]
+                        counts[rest] = counts.get(rest, 0) + 1
+            if counts:
+                break
+        assert found(answer) == counts
+
+
+def test_the_filter_keeps_what_the_target_finds_likely(tmp_path: Path) -> None:
+    texts = ["aaaaaaaaaa", "abababababab", "abcdefghijklmnop"]
+    manifest = build(tmp_path / "i", texts, keep=0.34)
+    assert (manifest.documents, manifest.kept) == (3, 2)
+    assert manifest.perplexity_limit == pytest.approx(2.0)
+    assert ask(tmp_path / "i", "abcd").continuations == ()
+    assert found(ask(tmp_path / "i", "aa"))
+    assert (tmp_path / "i" / HISTOGRAM).stat().st_size > 1000
+    assert limit_for([3.0, 1.0, 2.0], 0.01) == 1.0
+
+
+def test_the_snapshot_holds_what_was_likely(tmp_path: Path) -> None:
+    build(tmp_path / "i", ["abcabc"])
+    known = successors.read(tmp_path / "i" / successors.FILE)
+    assert known.after(ord("a")) == [ord("b"), ord("c")]
+    assert known.after(ord("z")) == []
+
+
+def test_an_interrupted_build_goes_on(tmp_path: Path) -> None:
+    texts = [f"text number {number} " * 3 for number in range(200)]
+
+    class Interrupted(ByteScorer):
+        def score(self, documents: object) -> object:  # type: ignore[override]
+            if len(self.scored) > 60:
+                raise KeyboardInterrupt
+            return super().score(documents)  # type: ignore[arg-type]
+
+    first = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "i", texts, scorer=first)
+    assert not (tmp_path / "i" / FILE).exists()
+    # A crash in the middle of a write leaves half a line.
+    with (tmp_path / "i" / "building" / "scores.jsonl").open("a") as file:
+        file.write('{"digest": "0000')
+    second = ByteScorer()
+    resumed = build(tmp_path / "i", texts, scorer=second)
+    assert len(first.scored) + len(second.scored) == len(texts)
+    assert resumed.version == build(tmp_path / "whole", texts).version
+    assert not (tmp_path / "i" / "building").exists()
+
+
+def test_scores_of_another_model_are_not_used(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    (tmp_path / "i" / "building").mkdir(parents=True)
+    (tmp_path / "i" / "building" / "scores.jsonl").write_text(
+        json.dumps({"key": "another", "digest": document("aaaa").digest, "perplexity": 1.0, "rows": 0}) + "\n"
+    )
+    scorer = ByteScorer()
+    build(tmp_path / "i", ["aaaa"], scorer=scorer, target=replace(TARGET, name="other"))
+    assert scorer.scored
+
+
+def test_folders_with_other_things_are_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("x")
+    with pytest.raises(ConfigurationError, match="holds other things"):
+        build(tmp_path, ["aaaa"])
+    with pytest.raises(ConfigurationError, match="is a file"):
+        build(tmp_path / "precious", ["aaaa"])
+    assert (tmp_path / "precious").read_text() == "x"
+
+
+def test_nothing_left_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="nothing is left"):
+        build_index([document("ab")], TARGET, encode, ByteScorer, tmp_path / "i", BuildConfig())
+
+
+@pytest.mark.parametrize(("name", "value"), [("keep", 0.0), ("keep", 1.5), ("depth", 1), ("score_tokens", 0)])
+def test_bad_build_settings_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ConfigurationError, match=name.replace("_", "-")):
+        BuildConfig(**{name: value})  # type: ignore[arg-type]
+
+
+# --- damage -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("part", "how"), [(p, h) for p in (KEYS, COUNTS, successors.FILE) for h in ("cut", "flip", "gone")])
+def test_damaged_parts_are_refused(tmp_path: Path, part: str, how: str) -> None:
+    build(tmp_path, ["abcdabcd"]) if not any(tmp_path.iterdir()) else None
+    file = tmp_path / part
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    {"cut": lambda: file.write_bytes(content[:-1]), "flip": lambda: file.write_bytes(content), "gone": file.unlink}[how]()
+    with pytest.raises(ConfigurationError, match=part):
+        open_index(tmp_path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "parts": {}}'])
+def test_foreign_manifests_are_refused(tmp_path: Path, text: str) -> None:
+    (tmp_path / FILE).write_text(text)
+    with pytest.raises(ConfigurationError, match="not a manifest"):
+        open_index(tmp_path)
+
+
+def test_a_part_cannot_lie_elsewhere(tmp_path: Path) -> None:
+    manifest = json.loads(build(tmp_path, ["abcdabcd"]).to_json())
+    manifest["parts"]["../../etc/passwd"] = {"sha256": "0", "size": 1}
+    with pytest.raises(ConfigurationError, match="not a manifest"):
+        Manifest.from_json(json.dumps(manifest), "x")
+
+
+def test_an_index_for_another_tokenizer_is_refused(tmp_path: Path) -> None:
+    build(tmp_path, ["abcdabcd"])
+    open_index(tmp_path, TARGET.tokenizer_sha256)
+    with pytest.raises(ConfigurationError, match="built for the tokenizer of tiny"):
+        open_index(tmp_path, "b" * 64)
+    verify(tmp_path, read_manifest(tmp_path))
+    with pytest.raises(ConfigurationError, match="holds no index"):
+        read_manifest(tmp_path / "none")
+
+
+def test_a_tokenizers_digest_is_about_its_tokens(tmp_path: Path) -> None:
+    def digest(content: dict[str, object]) -> str:
+        (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+        return tokenizer_digest(tmp_path)
+
+    same = digest({"model": 1, "padding": None})
+    assert digest({"padding": {"length": 3}, "model": 1}) == same
+    assert digest({"model": 2}) != same
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(ConfigurationError, match=r"tokenizer\.json"):
+        tokenizer_digest(tmp_path)

@@ -1,0 +1,187 @@
+"""Versions in Redis, against real servers: publish, promote, roll back; damage, refusals, two publishers, users and TLS."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+import trustme
+
+from retrieval_index import store as store_module
+from retrieval_index.index import open_index
+from retrieval_index.manifest import read_manifest
+from retrieval_index.store import IndexStore
+from retrieval_index.urls import without_password
+from speculation.errors import ConfigurationError, Unavailable
+from tests.indexes import build
+from tests.redis_servers import KINDS, free_port, server, started
+
+
+@pytest.fixture(params=KINDS)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    with server(request.param, tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def indexes(tmp_path: Path) -> list[Path]:
+    """Three small ones."""
+    folders = [tmp_path / f"index{number}" for number in range(3)]
+    for number, folder in enumerate(folders):
+        build(folder, [f"text number {number} and more"])
+    return folders
+
+
+def test_versions_come_and_go(url: str, indexes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_PIECE", 100)
+    store = IndexStore(url, "i")
+    assert store.live() is None
+    assert store.versions() == []
+    one, two, three = (read_manifest(folder).version for folder in indexes)
+    assert store.publish(indexes[0]) == one
+    change = store.last_change()
+    assert store.publish(indexes[1], promote=False) == two
+    assert store.live() == one
+    assert store.wait_for_change(change, 0.1) is None
+    store.promote(two)
+    assert store.wait_for_change(change, 1.0) is not None
+    assert [(each.version, each.live) for each in store.versions()] == [(two, True), (one, False)]
+    assert store.rollback() == one
+    assert store.live() == one
+    fetched = store.fetch(one, tmp_path / "cache")
+    assert open_index(fetched).manifest.version == one
+    assert store.fetch(one, tmp_path / "cache") == fetched
+    # The live one and the one before it are kept.
+    store.publish(indexes[2])
+    assert {each.version for each in store.versions()} == {three, one}
+    with pytest.raises(ConfigurationError, match=f"no version {two}"):
+        store.fetch(two, tmp_path / "cache")
+    with pytest.raises(ConfigurationError, match="no version x"):
+        store.promote("x")
+    assert not [key for key in redis.Redis.from_url(url).scan_iter() if two.encode() in key]
+    assert not list((tmp_path / "cache").glob("*.partial"))
+
+
+def test_names_are_apart(url: str, indexes: list[Path]) -> None:
+    IndexStore(url, "a").publish(indexes[0])
+    assert IndexStore(url, "b").live() is None
+    with pytest.raises(ConfigurationError, match="no version before"):
+        IndexStore(url, "a").rollback()
+
+
+@pytest.mark.parametrize("what", ["part", "short", "missing", "manifest"])
+def test_what_was_altered_in_redis_is_refused(url: str, indexes: list[Path], tmp_path: Path, what: str) -> None:
+    store = IndexStore(url, "i")
+    version = store.publish(indexes[0])
+    client = redis.Redis.from_url(url)
+    part = f"outrider:{{i}}:part:{version}:ngrams.marisa:0"
+    content = client.get(part)
+    assert isinstance(content, bytes)
+    if what == "part":
+        client.set(part, content[:-1] + bytes([content[-1] ^ 1]))
+    elif what == "short":
+        client.set(part, content[:-1])
+    elif what == "missing":
+        client.delete(part)
+    else:
+        client.set(f"outrider:{{i}}:manifest:{version}", store.manifest(version).to_json().replace('"tiny"', '"evil"'))
+    with pytest.raises(ConfigurationError, match=r"altered|not whole"):
+        store.fetch(version, tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*")) if (tmp_path / "cache").exists() else True
+
+
+def test_a_damaged_index_is_not_published(url: str, indexes: list[Path]) -> None:
+    (indexes[0] / "counts.bin").write_bytes(b"x")
+    with pytest.raises(ConfigurationError, match=r"counts\.bin"):
+        IndexStore(url, "i").publish(indexes[0])
+    assert IndexStore(url, "i").live() is None
+
+
+def test_two_publishers_wait_for_each_other(url: str, indexes: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store_module, "_PIECE", 100)
+    slow = IndexStore(url, "i")
+    began = threading.Event()
+
+    def dawdle(part: str, done: int, total: int) -> None:
+        began.set()
+        time.sleep(0.02)
+
+    first = threading.Thread(target=lambda: slow.publish(indexes[0], advance=dawdle))
+    first.start()
+    began.wait()
+    with pytest.raises(Unavailable, match="another publisher has been at work"):
+        IndexStore(url, "i").publish(indexes[1], patience_s=0.0)
+    second = IndexStore(url, "i").publish(indexes[1])
+    first.join()
+    store = IndexStore(url, "i")
+    assert store.live() == second
+    assert len(store.versions()) == 2
+
+
+def test_a_publisher_that_lost_its_turn_leaves_the_live_index_alone(url: str, indexes: list[Path]) -> None:
+    store = IndexStore(url, "i")
+    live = store.publish(indexes[0])
+    client = redis.Redis.from_url(url)
+
+    def steal(part: str, done: int, total: int) -> None:
+        client.set("outrider:{i}:publisher", "somebody else")
+
+    with pytest.raises(Unavailable, match="the live index is untouched"):
+        store.publish(indexes[1], advance=steal)
+    assert store.live() == live
+
+
+def test_no_redis_a_wrong_password_a_wrong_url(indexes: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(Unavailable, match="redis://127"):
+        IndexStore(f"redis://127.0.0.1:{free_port()}", "i").publish(indexes[0])
+    with server("embedded", tmp_path) as url:
+        wrong = url.replace(url.split(":")[2].split("@")[0], "wrong")
+        with pytest.raises(Unavailable, match="refuses the user or the password") as error:
+            IndexStore(wrong, "i").live()
+        assert "wrong" not in str(error.value).replace("WRONGPASS", "")
+    with pytest.raises(ConfigurationError, match="not a Redis URL"):
+        IndexStore("http://x", "i")
+    assert without_password("rediss://me:secret@h:1/0") == "rediss://me:***@h:1/0"
+
+
+def test_a_user_with_few_rights(indexes: list[Path], tmp_path: Path) -> None:
+    port = free_port()
+    acl = tmp_path / "users.acl"
+    acl.write_text(
+        "user default off\n"
+        "user writer on >w ~outrider:* &* -@all +@read +@write +@stream +@connection +@transaction\n"
+        "user reader on >r ~outrider:* &* -@all +@read +@connection\n"
+    )
+    url = f"redis://writer:w@127.0.0.1:{port}"
+    with started(tmp_path, url, "--port", str(port), "--aclfile", str(acl)):
+        writer, reader = (IndexStore(f"redis://{user}@127.0.0.1:{port}", "i") for user in ("writer:w", "reader:r"))
+        version = writer.publish(indexes[0])
+        assert reader.live() == version
+        assert open_index(reader.fetch(version, tmp_path / "cache"))
+        assert reader.wait_for_change("0", 0.1) is not None
+        with pytest.raises(Unavailable, match="permission"):
+            reader.publish(indexes[1])
+        assert reader.live() == version
+
+
+def test_tls(indexes: list[Path], tmp_path: Path) -> None:
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    for name, blob in (
+        ("ca", authority.cert_pem),
+        ("cert", certificate.cert_chain_pems[0]),
+        ("key", certificate.private_key_pem),
+    ):
+        blob.write_to_path(tmp_path / f"{name}.pem")
+    port = free_port()
+    url = f"rediss://:secret@127.0.0.1:{port}?ssl_ca_certs={tmp_path / 'ca.pem'}"
+    files = [word for name in ("cert", "key") for word in (f"--tls-{name}-file", str(tmp_path / f"{name}.pem"))]
+    options = ["--port", "0", "--tls-port", str(port), *files, "--tls-ca-cert-file", str(tmp_path / "ca.pem")]
+    with started(tmp_path, url, *options, "--tls-auth-clients", "no", "--requirepass", "secret"):
+        assert IndexStore(url, "i").publish(indexes[0]) == IndexStore(url, "i").live()
+        with pytest.raises(Unavailable, match="certificate verify failed"):
+            IndexStore(url.partition("?")[0], "i").live()
