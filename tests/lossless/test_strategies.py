@@ -95,18 +95,18 @@ async def answers(
     return [tokens for tokens, _, _ in results]
 
 
+@pytest.mark.parametrize("link", ["in_process", pytest.param("grpc", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sampling", SAMPLING, ids=str)
-async def test_every_strategy_on_every_link(tiny_model: Path, sampling: dict[str, object]) -> None:
+async def test_every_strategy_on_every_link(tiny_model: Path, sampling: dict[str, object], link: str) -> None:
     plain = await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=False)
     assert await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=True) == plain
-    for link in ("in_process", "grpc"):
-        for sources in [*((source,) for source in (*SOURCES, *WALKED)), (*STRATEGIES["blend"], "retrieval", "spectra_core")]:
-            plan = Plan(strategy="any", sources=sources, max_nodes=20, observe_top_k=6)
-            for together in (False, True):
-                result = await answers(tiny_model, "real", link, plan, sampling, together=together)
-                assert result == plain, (link, sources, together)
-        garbage = Plan(strategy="random", sources=("random",), max_nodes=8)
-        assert await answers(tiny_model, "random", link, garbage, sampling, together=True) == plain, (link, "random")
+    for sources in [*((source,) for source in (*SOURCES, *WALKED)), (*STRATEGIES["blend"], "retrieval", "spectra_core")]:
+        plan = Plan(strategy="any", sources=sources, max_nodes=20, observe_top_k=6)
+        for together in (False, True):
+            result = await answers(tiny_model, "real", link, plan, sampling, together=together)
+            assert result == plain, (sources, together)
+    garbage = Plan(strategy="random", sources=("random",), max_nodes=8)
+    assert await answers(tiny_model, "random", link, garbage, sampling, together=True) == plain, "random"
 
 
 @pytest.mark.parametrize("link", ["in_process", "grpc"])

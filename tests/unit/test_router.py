@@ -127,7 +127,7 @@ def asking(**given: object) -> ClientRequest:
 
 
 def test_plans() -> None:
-    config = StrategyConfig(strategy="prompt_lookup", num_speculative_tokens=7)
+    config = StrategyConfig(strategy="prompt_lookup", num_speculative_tokens=7, retrieval=True)
     assert make_plan(asking(), config).max_nodes == 7
     assert make_plan(asking(num_speculative_tokens=3), config).max_nodes == 3
     assert not make_plan(asking(num_speculative_tokens=0), config).speculates
@@ -139,11 +139,24 @@ def test_plans() -> None:
 
 @pytest.mark.parametrize("strategy", ["nonsense", ""])
 def test_unknown_strategies_are_refused_with_the_known_ones(strategy: str) -> None:
-    with pytest.raises(InvalidArgument, match="autoregressive, blend, prompt_lookup, recycling, suffix") as caught:
+    with pytest.raises(
+        InvalidArgument, match="anpd, autoregressive, blend, lookahead, prompt_lookup, recycling, rest"
+    ) as caught:
         make_plan(asking(strategy=strategy), StrategyConfig())
     assert caught.value.field == "speculation.strategy"
     with pytest.raises(ConfigurationError, match="must be one of"):
         check_default(StrategyConfig(strategy=strategy))
+
+
+def test_strategies_that_need_an_index_are_refused_without_one() -> None:
+    for strategy in ("rest", "spectra", "spectra_retrieval"):
+        with pytest.raises(InvalidArgument, match="this server has no retrieval index") as caught:
+            make_plan(asking(strategy=strategy), StrategyConfig())
+        assert strategy not in str(caught.value).partition("must be")[2].split(", ")
+        with pytest.raises(ConfigurationError, match="needs an index"):
+            check_default(StrategyConfig(strategy=strategy))
+    assert "retrieval" in make_plan(asking(strategy="blend"), StrategyConfig(retrieval=True)).sources
+    assert "retrieval" not in make_plan(asking(strategy="blend"), StrategyConfig()).sources
 
 
 def test_every_strategys_sources_exist() -> None:
