@@ -1,7 +1,7 @@
 """``outrider index build``: corpus -> perplexity filter -> trie and snapshot -> manifest.
 
 The files come into being in a working folder inside the index's own, and are moved into place together: an interrupted build
-leaves no half index, and begun again it goes on with the scores that it has.
+leaves no half index. Scores are kept: begun again, or with another ``keep``, a build goes on with what it has.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from speculation.errors import ConfigurationError
 from speculation.successors import FILE as SUCCESSORS
 
 HISTOGRAM = "perplexity.png"
+_SCORES = "scores"
 _WORKING = "building"
-_FINISHED = "finished"
 # About so many tokens are scored in one pass.
 _BATCH_TOKENS = 2048
 
@@ -36,7 +36,7 @@ class BuildConfig:
     """How an index is built.
 
     Attributes:
-        keep: share of the documents that is kept, those with the lowest perplexity; 1: all, and nothing is scored for it.
+        keep: share of the documents that is kept, those with the lowest perplexity; 1: all.
         depth: longest n-gram of the trie, in tokens.
         score_tokens: of each document so many tokens, from its beginning, are scored; longer ones are judged by them.
         top_k: likeliest successors that the snapshot holds for a token.
@@ -94,15 +94,14 @@ def build_index(
         ConfigurationError: ``out`` holds something else, or nothing is left after filtering.
     """
     _check_out(out)
-    working = out / _WORKING
     tokens = [np.asarray(encode(d.text), dtype=np.uint32) for d in _counting(documents, "reading", advance)]
     key = f"{target.tokenizer_sha256}/{target.name}/{config.score_tokens}/{config.top_k}"
-    scores = ScoreFile(working, key, 1 + config.top_k)
+    scores = ScoreFile(out / _SCORES, key, 1 + config.top_k)
     _score(documents, tokens, scores, scorer, config, advance)
     perplexities = [scores.perplexities[document.digest] for document in documents]
     limit = limit_for(perplexities, config.keep) if config.keep < 1 else None
     kept = [ids for ids, value in zip(tokens, perplexities, strict=True) if limit is None or value <= limit]
-    finished = working / _FINISHED
+    finished = out / _WORKING
     shutil.rmtree(finished, ignore_errors=True)
     finished.mkdir()
     advance("building the trie", 0, 1)
@@ -124,14 +123,14 @@ def build_index(
         parts={name: part_of(finished / name) for name in (ngrams.KEYS, ngrams.COUNTS, SUCCESSORS)},
     )
     _put_in_place(finished, out, manifest)
-    shutil.rmtree(working)
+    finished.rmdir()
     return manifest
 
 
 def _check_out(out: Path) -> None:
     if out.exists() and not out.is_dir():
         raise ConfigurationError(f"--out {out}: is a file; give a folder")
-    if out.is_dir() and any(out.iterdir()) and not (out / FILE).exists() and not (out / _WORKING).exists():
+    if out.is_dir() and any(out.iterdir()) and not (out / FILE).exists() and not (out / _SCORES).exists():
         raise ConfigurationError(f"--out {out}: holds other things; give a new folder, or one of an earlier build")
 
 

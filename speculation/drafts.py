@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from speculation.messages import Draft
 from speculation.prefix import EMPTY_HASH, extend_hash
-from speculation.tree import prune
+from speculation.tree import descend, prune
 from speculation.types import EMPTY_TREE, TokenTree
 
-# Drafts sent ahead, for several possible outcomes of a step, wait here; older ones are of no use.
-_KEPT = 8
+# Prefixes of so many steps are remembered, and so many drafts kept: several are sent ahead, for possible outcomes of a step.
+_PREFIXES, _KEPT = 8, 64
 # After so many steps in a row without a draft nobody waits any more, but for one step in a while.
 _PATIENCE = 4
 _RETRY_EVERY = 32
@@ -22,11 +22,13 @@ class Drafts:
 
     Attributes:
         given_up: the drafter has said that there will be no drafts for this request.
+        ahead: the drafter sends drafts ahead: what is missing need not be waited for.
         prefix_hash: of everything committed so far.
     """
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.given_up = False
+        self.ahead = False
         self.prefix_hash = extend_hash(EMPTY_HASH, tokens)
         self._hashes = {len(tokens): self.prefix_hash}
         self._waiting: deque[Draft] = deque(maxlen=_KEPT)
@@ -39,12 +41,13 @@ class Drafts:
         self.prefix_hash = extend_hash(self.prefix_hash, tokens)
         # Drafts may have been made from any of the last few prefixes (draft-ahead), never from much older ones.
         self._hashes[length] = self.prefix_hash
-        if len(self._hashes) > _KEPT:
+        if len(self._hashes) > _PREFIXES:
             del self._hashes[min(self._hashes)]
 
     def add(self, draft: Draft) -> None:
         """Keep a draft until its prefix is reached."""
         self._waiting.append(draft)
+        self.ahead = self.ahead or bool(draft.assumed)
 
     def none_for(self, length: int) -> None:
         """There will be no draft for the prefix of this length."""
@@ -77,27 +80,41 @@ class Drafts:
 
     def count_step(self, tokens: Sequence[int]) -> Draft | None:
         """Note whether the coming step has its draft, and give it."""
-        draft = self._find(tokens)
-        self._misses = self._misses + 1 if draft is None else 0
-        return draft
+        found = self._find(tokens) or self._find_late(tokens)
+        self._misses = self._misses + 1 if found is None else 0
+        return None if found is None else found[0]
 
     def take(self, tokens: Sequence[int], max_nodes: int, max_depth: int) -> TokenTree:
-        """The newest tree that grows from exactly ``tokens``, cut to what can be used; else the empty tree."""
-        draft = self._find(tokens)
-        if draft is None:
+        """The newest tree that grows from exactly ``tokens``, or what is left of one that came too late, cut to what can be
+        used; else the empty tree."""
+        found = self._find(tokens) or self._find_late(tokens)
+        if found is None:
             return EMPTY_TREE
-        if draft.tree.proposals and (len(draft.tree) > max_nodes or max_depth < len(draft.tree)):
+        tree = found[1]
+        if tree.proposals and (len(tree) > max_nodes or max_depth < len(tree)):
             # Sampled tokens must not be left out by looking at them; by their number all of them may.
             return EMPTY_TREE
-        return prune(draft.tree, max_nodes, max_depth)
+        return prune(tree, max_nodes, max_depth)
 
-    def _find(self, tokens: Sequence[int]) -> Draft | None:
-        return next((draft for draft in reversed(self._waiting) if self._fits(draft, tokens)), None)
+    def _find(self, tokens: Sequence[int]) -> tuple[Draft, TokenTree] | None:
+        for draft in reversed(self._waiting):
+            since = self._since(draft, tokens)
+            if since is not None and not since:
+                return draft, draft.tree
+        return None
 
-    def _fits(self, draft: Draft, tokens: Sequence[int]) -> bool:
+    def _find_late(self, tokens: Sequence[int]) -> tuple[Draft, TokenTree] | None:
+        """A tree whose first tokens have been committed meanwhile. Of sampled trees nothing may be left out by looking."""
+        for draft in reversed(self._waiting):
+            since = self._since(draft, tokens)
+            if since and not draft.tree.proposals and (tree := descend(draft.tree, since)):
+                return draft, tree
+        return None
+
+    def _since(self, draft: Draft, tokens: Sequence[int]) -> tuple[int, ...] | None:
+        """What has been committed behind the prefix that a draft grows from; None if it grows from another one."""
         start = draft.base_length
-        return (
-            start + len(draft.assumed) == len(tokens)
-            and self._hashes.get(start) == draft.base_hash
-            and tuple(tokens[start:]) == draft.assumed
-        )
+        end = start + len(draft.assumed)
+        if end > len(tokens) or self._hashes.get(start) != draft.base_hash or tuple(tokens[start:end]) != draft.assumed:
+            return None
+        return tuple(tokens[end:])

@@ -51,6 +51,9 @@ _Result = TypeVar("_Result")
 
 # So many failed steps in a row, and the target is given up for broken.
 _MAX_FAILURES = 3
+# Share of a pass that is waited for drafts where they are sent ahead, and weight of the latest pass in what one takes.
+_SHARE_AHEAD = 0.03
+_PASS_WEIGHT = 0.2
 
 
 class DecodingLoop:
@@ -73,6 +76,7 @@ class DecodingLoop:
         self._wake = asyncio.Event()
         self._draft_came = asyncio.Event()
         self._failures = 0
+        self._pass_s = 0.0
         self._recovering = False
         self._worker = worker
         self._task: asyncio.Task[None] | None = None
@@ -279,7 +283,9 @@ class DecodingLoop:
         finally:
             for part in parts:
                 part.session.in_pass = False
-        self._learn(parts, times.seconds["forward"] - before)
+        took = times.seconds["forward"] - before
+        self._pass_s += _PASS_WEIGHT * (took - self._pass_s)
+        self._learn(parts, took)
         with times.measure("deliver"):
             for part in parts:
                 self._deliver(part)
@@ -321,7 +327,7 @@ class DecodingLoop:
         wanting = [s for s in sessions if s.request.plan.speculates and s.computed == len(s.tokens) - 1]
         pays = self._budget.pays(decoding_load(sessions))
         missing = [session for session in wanting if pays and session.drafts.worth_waiting(session.tokens)]
-        deadline = time.perf_counter() + self.config.draft_deadline_s
+        deadline = time.perf_counter() + self._patience_s(missing)
         while missing and self._link.connected and (left := deadline - time.perf_counter()) > 0:
             self._draft_came.clear()
             try:
@@ -334,6 +340,13 @@ class DecodingLoop:
             # A draft that nobody wanted has not been missed.
             if pays or session.drafts.ready(session.tokens):
                 self.stats.count_draft(session.drafts.count_step(session.tokens))
+
+    def _patience_s(self, missing: list[Session]) -> float:
+        """How long a step waits for these requests' drafts."""
+        if not all(session.drafts.ahead for session in missing):
+            return self.config.draft_deadline_s
+        # What would come now comes ahead of the next step, or is of use in part: the target had better work.
+        return min(self.config.draft_deadline_s, _SHARE_AHEAD * self._pass_s)
 
     def _deliver(self, part: Part) -> None:
         session, verdict = part.session, part.verdict

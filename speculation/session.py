@@ -121,7 +121,12 @@ class Session:
 
     @property
     def wanted_nodes(self) -> int:
-        """How many nodes the next draft should have: where rows are dear, drafting what nobody checks costs time as well."""
+        """How many nodes the next draft should have: where rows are dear, drafting what nobody checks costs time as well.
+
+        Not where drafts are sent ahead: there nobody waits, and what is left of a large tree serves the step after, too.
+        """
+        if self.drafts.ahead:
+            return self.max_nodes
         return min(self.max_nodes, max(_FEWEST, 2 * max(self._chosen)))
 
     def opening(self) -> OpenSession:

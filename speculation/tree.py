@@ -171,6 +171,32 @@ def prune(tree: TokenTree, max_nodes: int, max_depth: int) -> TokenTree:
     return take(tree, sorted(kept))
 
 
+def descend(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
+    """What is left of a tree when ``tokens`` have been committed: what hangs below them, or None if the tree went elsewhere.
+
+    Scores become those of the paths that remain. Probes stay behind: they were made for another position.
+    """
+    below = children(tree)
+    node, score = ROOT, 1.0
+    for token in tokens:
+        found = next((child for child in below.get(node, ()) if tree.tokens[child] == token), None)
+        if found is None:
+            return None
+        node, score = found, tree.scores[found] if tree.scores else 1.0
+    kept: list[int] = []
+    place = {node: ROOT}
+    for child in range(node + 1, len(tree)):
+        if tree.parents[child] in place and child in below.get(tree.parents[child], ()):
+            place[child] = len(kept)
+            kept.append(child)
+    return TokenTree(
+        tokens=tuple(tree.tokens[child] for child in kept),
+        parents=tuple(place[tree.parents[child]] for child in kept),
+        sources=tuple(tree.sources[child] for child in kept),
+        scores=tuple(min(1.0, tree.scores[child] / score) if score > 0 else 0.0 for child in kept) if tree.scores else (),
+    )
+
+
 def take(tree: TokenTree, kept: list[int]) -> TokenTree:
     """The sub-tree of ``kept`` nodes, which are in order and hold every kept node's parent."""
     place = {node: index for index, node in enumerate(kept)}

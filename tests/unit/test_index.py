@@ -147,7 +147,7 @@ def test_an_interrupted_build_goes_on(tmp_path: Path) -> None:
         build(tmp_path / "i", texts, scorer=first)
     assert not (tmp_path / "i" / FILE).exists()
     # A crash in the middle of a write leaves half a line.
-    with (tmp_path / "i" / "building" / "scores.jsonl").open("a") as file:
+    with (tmp_path / "i" / "scores" / "scores.jsonl").open("a") as file:
         file.write('{"digest": "0000')
     second = ByteScorer()
     resumed = build(tmp_path / "i", texts, scorer=second)
@@ -156,11 +156,18 @@ def test_an_interrupted_build_goes_on(tmp_path: Path) -> None:
     assert not (tmp_path / "i" / "building").exists()
 
 
+def test_another_share_needs_no_new_scores(tmp_path: Path) -> None:
+    build(tmp_path / "i", ["aaaaaaaaaa", "abcdefghijklmnop"])
+    scorer = ByteScorer()
+    assert build(tmp_path / "i", ["aaaaaaaaaa", "abcdefghijklmnop"], keep=0.5, scorer=scorer).kept == 1
+    assert not scorer.scored
+
+
 def test_scores_of_another_model_are_not_used(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    (tmp_path / "i" / "building").mkdir(parents=True)
-    (tmp_path / "i" / "building" / "scores.jsonl").write_text(
+    (tmp_path / "i" / "scores").mkdir(parents=True)
+    (tmp_path / "i" / "scores" / "scores.jsonl").write_text(
         json.dumps({"key": "another", "digest": document("aaaa").digest, "perplexity": 1.0, "rows": 0}) + "\n"
     )
     scorer = ByteScorer()

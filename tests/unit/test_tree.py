@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculation.errors import MalformedTree
-from speculation.tree import ROOT, ancestor_mask, chain, children, depths, merge, path_to, prune, validate
+from speculation.tree import ROOT, ancestor_mask, chain, children, depths, descend, merge, path_to, prune, validate
 from speculation.types import Proposal, TokenTree
 from tests.fakes import random_tree
 
@@ -115,3 +115,21 @@ def test_sampled_trees_are_not_pruned() -> None:
         prune(tree, 1, 5)
     with pytest.raises(ValueError, match="merged"):
         merge([tree])
+
+
+def test_descending_leaves_what_hangs_below() -> None:
+    tree = TokenTree(
+        tokens=(1, 2, 3, 4, 5),
+        parents=(-1, -1, 0, 2, 2),
+        sources=("a", "b", "c", "d", "e"),
+        scores=(0.8, 0.2, 0.4, 0.2, 0.1),
+    )
+    left = descend(tree, [1, 3])
+    assert left == TokenTree(tokens=(4, 5), parents=(-1, -1), sources=("d", "e"), scores=(0.5, 0.25))
+    assert descend(tree, [1]).tokens == (3, 4, 5)  # type: ignore[union-attr]
+    assert descend(tree, [1]).parents == (-1, 0, 0)  # type: ignore[union-attr]
+    assert descend(tree, [1, 9]) is None
+    assert descend(tree, [7]) is None
+    assert len(descend(tree, [2])) == 0  # type: ignore[arg-type]
+    probing = TokenTree(tokens=(1, 2, 3), parents=(-1, 0, 0), sources=("a",) * 3, probes=(2,))
+    assert descend(probing, [1]).tokens == (2,)  # type: ignore[union-attr]
