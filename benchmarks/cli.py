@@ -76,7 +76,7 @@ def bench(
         return
     from benchmarks.lineup import LineupConfig
     from benchmarks.measure import Schedule
-    from services.router.strategies import STRATEGIES
+    from services.router.strategies import served
     from speculation.types import SamplingParams
 
     try:
@@ -89,8 +89,9 @@ def bench(
         max_tokens=max_tokens,
         temperature=temperature,
     )
+    loaded = _settings(config, settings, model)
     lineup = LineupConfig(
-        strategies=tuple(STRATEGIES) if strategies is None else _names(strategies),
+        strategies=served(retrieval=loaded.retrieval.enabled) if strategies is None else _names(strategies),
         peers=() if peers == "none" else _names(peers),
         on_ray=on == "ray",
         timeout_s=timeout,
@@ -99,7 +100,7 @@ def bench(
         peer_pythons=dict(_peer_python(entry) for entry in peer_python or ()),
     )
     folder = out or Path(f"outrider-bench-{datetime.now():%Y%m%d-%H%M%S}")
-    _run(prompts, per_task, seed, schedule, lineup, folder, _settings(config, settings, model))
+    _run(prompts, per_task, seed, schedule, lineup, folder, loaded)
 
 
 @app.command()
@@ -132,10 +133,14 @@ def replay(
     from benchmarks.replay import replay as replay_traces
     from benchmarks.tables import render
     from cluster.build import drafter_config
-    from services.router.strategies import STRATEGIES
+    from services.router.strategies import STRATEGIES, served
 
-    names = _names(strategies) if strategies is not None else tuple(name for name, sources in STRATEGIES.items() if sources)
+    # A recording has no index behind it.
+    usable = tuple(name for name in served(retrieval=False) if STRATEGIES[name])
+    names = _names(strategies) if strategies is not None else usable
     check_names(names, ())
+    if missing := sorted(set(names) - set(usable)):
+        raise ConfigurationError(f"--strategies: {missing[0]} cannot be replayed; {', '.join(usable)} can")
     recorded = read_traces(traces)
     drafter = drafter_config(_settings(config, settings, None))
     grid = [(name, budget) for name in names for budget in _numbers("--budgets", budgets, most=512)]

@@ -1,16 +1,26 @@
-"""``make demo``: the whole pipeline on a local Ray, three prompts, answers streamed, every token compared."""
+"""``make demo``: the whole pipeline on a local Ray, three prompts, answers streamed, every token compared.
+
+A small index of Python's standard library is built on the spot, published in an embedded Redis, and served by the retrieval
+service.
+"""
 
 from __future__ import annotations
 
+import sysconfig
+import tempfile
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 import outrider
+from cluster import index_cli
 from cluster.config import load
 from cluster.service import running
+from retrieval_index.embedded import embedded_redis
+from retrieval_index.store import IndexStore
 
 PROMPTS = (
     "Fix the spelling and repeat the whole text: Teh quick brown fox jumps over teh lazy dog. Teh dog sleeps. Teh fox runs.",
@@ -18,7 +28,9 @@ PROMPTS = (
     "Explain in three sentences why the sky is blue.",
 )
 PLAIN = "autoregressive"
-STRATEGIES = (PLAIN, "prompt_lookup")
+STRATEGIES = (PLAIN, "prompt_lookup", "rest", "blend")
+# Of the standard library: small, and what programs look like.
+CORPUS = ("json", "dataclasses.py", "fractions.py", "statistics.py", "types.py", "abc.py", "enum.py")
 MAX_TOKENS = 64
 
 console = Console()
@@ -27,12 +39,26 @@ console = Console()
 def main() -> None:
     """Run the demo."""
     start = time.perf_counter()
-    settings = load(flags=["server.port=0"])
+    with tempfile.TemporaryDirectory() as folder, embedded_redis() as redis:
+        _publish_index(Path(folder) / "index", redis)
+        _serve_and_ask(redis, start)
+    console.print(f"Done in {time.perf_counter() - start:.0f} s; nothing is left running.")
+
+
+def _publish_index(folder: Path, redis: str) -> None:
+    """A small index of the standard library, live in Redis."""
+    library = Path(sysconfig.get_paths()["stdlib"])
+    index_cli.build(corpus=[library / name for name in CORPUS], out_folder=folder, keep=0.8, score_tokens=64)
+    IndexStore(redis, "default").publish(folder)
+
+
+def _serve_and_ask(redis: str, start: float) -> None:
+    settings = load(flags=["server.port=0", f"retrieval.redis_url={redis}"])
     with running(settings, in_process=False, verbose=False) as address, outrider.Client(address) as client:
-        console.print(f"Router, drafter and verifier are up at {address} after {time.perf_counter() - start:.0f} s.\n")
+        took = time.perf_counter() - start
+        console.print(f"Router, drafter, retrieval and verifier are up at {address} after {took:.0f} s.\n")
         results = {strategy: _ask_all(client, strategy) for strategy in STRATEGIES}
         console.print(_table(results))
-    console.print(f"Done in {time.perf_counter() - start:.0f} s; nothing is left running.")
 
 
 def _ask_all(client: outrider.Client, strategy: str) -> list[outrider.Generation]:

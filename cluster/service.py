@@ -29,7 +29,8 @@ def running(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[
         else:
             from cluster.on_ray import running as running_on_ray
 
-            with _telling("Starting router, drafter and verifier on Ray (half a minute)"):
+            names = "router, drafter, retrieval" if settings.retrieval.enabled else "router, drafter"
+            with _telling(f"Starting {names} and verifier on Ray (half a minute)"):
                 address = stack.enter_context(running_on_ray(settings, model, verbose=verbose))
         yield address
 

@@ -18,7 +18,7 @@ from speculation.types import Observation
 NAME = "recycling"
 
 _ORDERS = (3, 2, 1)
-# How likely the first, second, ... successor is the next token, by the length of the context (measured on a small chat model;
+# How likely the first, second, ... successor comes next, by the length of the context (measured on a small chat model;
 # a beginning, until it is learnt).
 _BY_ORDER = {
     3: (0.67, 0.09, 0.04, 0.022, 0.015, 0.012, 0.011, 0.01),

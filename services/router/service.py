@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from services.router.answer import Answer
 from services.router.config import RouterConfig
-from services.router.strategies import STRATEGIES, check_default, make_plan
+from services.router.strategies import check_default, make_plan, served
 from services.router.tokens import Tokens
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, PromptTooLong, Unavailable
 from speculation.messages import (
@@ -102,7 +102,7 @@ class RouterService:
                 name=card.model,
                 max_model_len=card.max_model_len,
                 vocab_size=card.vocab_size,
-                strategies=tuple(sorted(STRATEGIES)),
+                strategies=tuple(sorted(served(retrieval=self._config.strategy.retrieval))),
                 default_strategy=self._config.strategy.strategy,
             )
         ]

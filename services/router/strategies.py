@@ -50,6 +50,11 @@ _NODES_OF_TREES = 32
 _OBSERVED = {"recycling": 8, "lookahead": 1, "spectra_core": 8, "spectra": 8}
 
 
+def served(*, retrieval: bool) -> tuple[str, ...]:
+    """The strategies of a server with a retrieval index, or without one."""
+    return tuple(name for name in STRATEGIES if retrieval or name not in _NEED_RETRIEVAL)
+
+
 def check_default(config: StrategyConfig) -> None:
     """Check a default strategy at start.
 
@@ -75,8 +80,8 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
     if strategy not in STRATEGIES:
         raise InvalidArgument("speculation.strategy", strategy or "empty", f"one of {_known()}")
     if strategy in _NEED_RETRIEVAL and not config.retrieval:
-        served = ", ".join(sorted(STRATEGIES.keys() - set(_NEED_RETRIEVAL)))
-        raise InvalidArgument("speculation.strategy", strategy, f"one of {served}; this server has no retrieval index")
+        others = ", ".join(sorted(served(retrieval=False)))
+        raise InvalidArgument("speculation.strategy", strategy, f"one of {others}; this server has no retrieval index")
     nodes = request.num_speculative_tokens
     if nodes is not None and not 0 <= nodes <= limits.MAX_TREE_NODES:
         raise InvalidArgument("speculation.num_speculative_tokens", nodes, f"from 0 to {limits.MAX_TREE_NODES}")
