@@ -68,12 +68,13 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
         from services.retrieval.service import RetrievalService
 
         retrieval = RetrievalService(retrieval_config(settings, model))
-        await retrieval.start()
     link = None if retrieval is None else InProcessRetrievalLink(retrieval)
     drafter = DrafterService(drafter_config(settings), link)
     verifier = VerifierService(verifier_config(settings, model), InProcessDraftLink(drafter), launch_child)
     try:
         router = RouterService(router_config(settings, model), InProcessVerifierLink(verifier))
+        if retrieval is not None:
+            await retrieval.start()
         await verifier.start()
         yield Pipeline(drafter=drafter, retrieval=retrieval, verifier=verifier, router=router)
     finally:
@@ -134,6 +135,7 @@ def _snapshot(settings: Settings) -> Path | None:
         if not named.is_file():
             raise ConfigurationError(f"drafter.recycling_snapshot is {named}: no such file")
         return named
+    # Whether an index is for this model's tokens is checked where it is opened; a file of its own speaks for itself.
     beside = None if index is None else index / SUCCESSORS
     return beside if beside is not None and beside.is_file() else None
 
@@ -148,21 +150,27 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
     """The retrieval service's part of ``settings``.
 
     Raises:
-        ConfigurationError: both a folder and Redis are named, the folder holds no index, or the model has no tokenizer.
+        ConfigurationError: both a folder and Redis are named, the folder holds no index or one for another tokenizer, the
+            URL is none, or the model has no tokenizer.
     """
+    from retrieval_index.index import check_tokenizer
     from retrieval_index.manifest import read_manifest, tokenizer_digest
+    from retrieval_index.store import IndexStore
 
     retrieval = settings.retrieval
     if retrieval.index is not None and retrieval.redis_url is not None:
         raise ConfigurationError("retrieval.index and retrieval.redis_url: set one of the two")
+    digest = tokenizer_digest(model.path)
     if retrieval.index is not None:
-        read_manifest(retrieval.index)
+        check_tokenizer(read_manifest(retrieval.index), digest, str(retrieval.index))
+    if retrieval.redis_url is not None:
+        IndexStore(retrieval.redis_url, retrieval.name).close()
     return RetrievalConfig(
         folder=retrieval.index,
         redis_url=retrieval.redis_url,
         name=retrieval.name,
         cache_dir=settings.cache_dir / "indexes",
-        tokenizer_sha256=tokenizer_digest(model.path),
+        tokenizer_sha256=digest,
     )
 
 

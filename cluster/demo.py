@@ -32,6 +32,7 @@ STRATEGIES = (PLAIN, "prompt_lookup", "rest", "blend")
 # Of the standard library: small, and what programs look like.
 CORPUS = ("json", "dataclasses.py", "fractions.py", "statistics.py", "types.py", "abc.py", "enum.py")
 MAX_TOKENS = 64
+INDEX = "demo"
 
 console = Console()
 
@@ -49,11 +50,11 @@ def _publish_index(folder: Path, redis: str) -> None:
     """A small index of the standard library, live in Redis."""
     library = Path(sysconfig.get_paths()["stdlib"])
     index_cli.build(corpus=[library / name for name in CORPUS], out_folder=folder, keep=0.8, score_tokens=64)
-    IndexStore(redis, "default").publish(folder)
+    IndexStore(redis, INDEX).publish(folder)
 
 
 def _serve_and_ask(redis: str, start: float) -> None:
-    settings = load(flags=["server.port=0", f"retrieval.redis_url={redis}"])
+    settings = load(flags=["server.port=0", f"retrieval.redis_url={redis}", f"retrieval.name={INDEX}"])
     with running(settings, in_process=False, verbose=False) as address, outrider.Client(address) as client:
         took = time.perf_counter() - start
         console.print(f"Router, drafter, retrieval and verifier are up at {address} after {took:.0f} s.\n")

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -57,8 +58,6 @@ def build(
     Documents that occur twice are read once. The result is a folder with the trie, a snapshot of likely successors that the
     source `recycling` begins with, a histogram of perplexities, and a manifest with checksums.
     """
-    from tokenizers import Tokenizer
-
     from retrieval_index.build import BuildConfig, Target, build_index
     from retrieval_index.corpus import read_corpus
     from retrieval_index.perplexity import ModelScorer
@@ -67,12 +66,9 @@ def build(
     documents = read_corpus(corpus, field)
     settings = load(flags=[] if model is None else [f"model={model}"])
     resolved = resolve(settings.model, settings.cache_dir, say=err.print)
-    tokenizer = Tokenizer.from_file(str(resolved.path / "tokenizer.json"))
-    target = Target(
-        name=resolved.name,
-        tokenizer_sha256=tokenizer_digest(resolved.path),
-        vocab_size=tokenizer.get_vocab_size(with_added_tokens=True),
-    )
+    digest, tokenizer = _tokenizer(resolved.path)
+    vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+    target = Target(name=resolved.name, tokenizer_sha256=digest, vocab_size=vocab_size)
     with _progress() as advance:
         manifest = build_index(
             documents,
@@ -142,7 +138,9 @@ def list_versions(
     table = Table("version", "live", "model", "documents", "tokens")
     for each in versions:
         kept = f"{each.manifest.kept:,} of {each.manifest.documents:,}"
-        table.add_row(each.version, "yes" if each.live else "", each.manifest.model, kept, f"{each.manifest.tokens:,}")
+        table.add_row(
+            each.version, "yes" if each.live else "", escape(each.manifest.model), kept, f"{each.manifest.tokens:,}"
+        )
     out.print(table if versions else f"no version of {name} has been published")
 
 
@@ -186,10 +184,10 @@ def run_redis(
 def _show(manifest: Manifest, folder: Path) -> None:
     size = sum(part.size for part in manifest.parts.values())
     limit = "all" if manifest.perplexity_limit is None else f"perplexity up to {manifest.perplexity_limit:.1f}"
-    table = Table(show_header=False, title=str(folder), title_justify="left")
+    table = Table(show_header=False, title=escape(str(folder)), title_justify="left")
     for label, value in (
         ("version", manifest.version),
-        ("for the tokens of", f"{manifest.model} ({manifest.tokenizer_sha256[:12]})"),
+        ("for the tokens of", f"{escape(manifest.model)} ({manifest.tokenizer_sha256[:12]})"),
         ("documents", f"{manifest.kept:,} of {manifest.documents:,} kept ({limit})"),
         ("tokens", f"{manifest.tokens:,}"),
         ("longest n-gram", str(manifest.depth)),
@@ -200,24 +198,33 @@ def _show(manifest: Manifest, folder: Path) -> None:
 
 
 def _look_up(folder: Path, text: str, model: str | None) -> None:
-    from tokenizers import Tokenizer
-
     from retrieval_index.index import open_index
     from speculation.messages import RetrievalQuery
 
     settings = load(flags=[] if model is None else [f"model={model}"])
     path = resolve(settings.model, settings.cache_dir, say=err.print).path
-    tokenizer: Any = Tokenizer.from_file(str(path / "tokenizer.json"))
-    index = open_index(folder, tokenizer_digest(path))
+    digest, tokenizer = _tokenizer(path)
+    index = open_index(folder, digest)
     ids = tuple(tokenizer.encode(text, add_special_tokens=False).ids)
     (found,) = index.look_up([RetrievalQuery(suffix=ids[-64:], max_continuations=16, max_length=10)])
     if not found.continuations:
         out.print("nothing in the index follows the last two tokens of this text")
         return
     matched = found.continuations[0].match_length
-    out.print(f"after {tokenizer.decode(ids[-matched:])!r} ({matched} tokens) came:")
+    out.print(f"after {tokenizer.decode(ids[-matched:])!r} ({matched} tokens) came:", highlight=False, markup=False)
     for hit in found.continuations:
         out.print(f"{hit.count:6}  {tokenizer.decode(list(hit.tokens))!r}", highlight=False, markup=False)
+
+
+def _tokenizer(model: Path) -> tuple[str, Any]:
+    """A model's tokenizer, whose every token counts, and its digest."""
+    from tokenizers import Tokenizer
+
+    digest = tokenizer_digest(model)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return digest, tokenizer
 
 
 @contextmanager

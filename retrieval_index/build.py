@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from retrieval_index import ngrams, plot, successors
 from retrieval_index.corpus import Document
-from retrieval_index.manifest import FILE, Manifest, part_of
+from retrieval_index.manifest import FILE, MAX_DEPTH, MIN_DEPTH, Manifest, part_of
 from retrieval_index.perplexity import Scorer
 from retrieval_index.scores import ScoreFile, limit_for
 from speculation.errors import ConfigurationError
@@ -48,7 +48,10 @@ class BuildConfig:
     top_k: int = 8
 
     def __post_init__(self) -> None:
-        for name, value, low, high in (("depth", self.depth, 4, 64), ("score_tokens", self.score_tokens, 8, 8192)):
+        for name, value, low, high in (
+            ("depth", self.depth, MIN_DEPTH, MAX_DEPTH),
+            ("score_tokens", self.score_tokens, 8, 8192),
+        ):
             if not low <= value <= high:
                 raise ConfigurationError(f"--{name.replace('_', '-')} {value}: must be from {low} to {high}")
         if not 0 < self.keep <= 1:
@@ -94,6 +97,7 @@ def build_index(
         ConfigurationError: ``out`` holds something else, or nothing is left after filtering.
     """
     _check_out(out)
+    plot.check_available()
     tokens = [np.asarray(encode(d.text), dtype=np.uint32) for d in _counting(documents, "reading", advance)]
     key = f"{target.tokenizer_sha256}/{target.name}/{config.score_tokens}/{config.top_k}"
     scores = ScoreFile(out / _SCORES, key, 1 + config.top_k)
@@ -109,7 +113,7 @@ def build_index(
     if not grams:
         raise ConfigurationError("nothing is left of the corpus: its documents are too short; raise --keep")
     advance("building the trie", 1, 1)
-    successors.build(scores.likely(), target.vocab_size, finished)
+    successors.build(scores.likely([document.digest for document in documents]), target.vocab_size, finished)
     plot.draw_histogram(perplexities, max(perplexities) if limit is None else limit, finished / HISTOGRAM)
     manifest = Manifest(
         model=target.name,

@@ -76,7 +76,8 @@ def _split(path: Path, text: str, field: str | None) -> Iterator[tuple[str, str]
     if path.suffix != ".jsonl":
         yield str(path), text
         return
-    for number, line in enumerate(text.splitlines(), 1):
+    # Not splitlines: JSON strings may hold the line ends that Unicode has besides.
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield f"{path}:{number}", _field_of(path, number, line, field)
 
@@ -90,6 +91,7 @@ def _field_of(path: Path, number: int, line: str, field: str | None) -> str:
     if isinstance(entry, dict):
         for name in wanted:
             if isinstance(entry.get(name), str):
-                return str(entry[name])
+                # Half an emoji, escaped, is valid JSON; no tokenizer takes it.
+                return str(entry[name]).encode(errors="replace").decode()
     has = ", ".join(entry) if isinstance(entry, dict) else "no object"
     raise ConfigurationError(f"--corpus {path}:{number}: no text under {' or '.join(wanted)} (it has: {has}); see --field")

@@ -25,14 +25,16 @@ def embedded_redis(data_dir: Path | None = None, port: int | None = None) -> Ite
         ConfigurationError: it does not start.
     """
     password = secrets.token_urlsafe(24)
+    # Whoever names a folder wants to find the data there again.
+    durable = {} if data_dir is None else {"appendonly": "yes", "appendfsync": "everysec"}
     try:
-        server = ValkeyServer(host=HOST, port=port, data_dir=data_dir, persist=data_dir is not None)
+        server = ValkeyServer(host=HOST, port=port, data_dir=data_dir, persist=data_dir is not None, config=durable)
         # While it starts it is asked, without a password, whether it is up: so it gets one right after.
         server.start()
-        server.client().config_set("requirepass", password)
     except (ValkeyServerError, OSError) as error:
         raise ConfigurationError(f"cannot start the embedded Redis: {error}") from error
     try:
+        server.client().config_set("requirepass", password)
         yield f"redis://:{password}@{HOST}:{server.port}"
     finally:
         server.stop()

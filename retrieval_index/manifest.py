@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from speculation.errors import ConfigurationError
+from speculation.successors import FILE as SUCCESSORS
 
 FILE = "manifest.json"
 FORMAT = 1
+# Exactly these files, so that no name from elsewhere becomes a path.
+PARTS = ("ngrams.marisa", "counts.bin", SUCCESSORS)
+MIN_DEPTH, MAX_DEPTH = 4, 64
 _READ = 1 << 20
 # Larger manifests are none of ours.
 MAX_MANIFEST_BYTES = 1 << 20
@@ -74,14 +78,16 @@ class Manifest:
             content: dict[str, Any] = json.loads(text)
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']}, not {FORMAT}")
-            parts = {str(name): Part(sha256=str(p["sha256"]), size=int(p["size"])) for name, p in content["parts"].items()}
-            for name in parts:
-                if "/" in name or "\\" in name or name.startswith("."):
-                    raise ValueError(f"a part called {name!r}")
+            parts = {name: Part(sha256=str(p["sha256"]), size=p["size"]) for name, p in content["parts"].items()}
+            if set(parts) != set(PARTS):
+                raise ValueError(f"its parts are {sorted(parts)}, not {sorted(PARTS)}")
             manifest = Manifest(**(content | {"parts": parts}))
-            if not (int(manifest.depth) > 1 and int(manifest.vocab_size) > 0):
-                raise ValueError("depth or vocab_size")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            numbers = [manifest.vocab_size, manifest.documents, manifest.kept, manifest.tokens, manifest.depth]
+            if not all(type(number) is int and number >= 0 for number in [*numbers, *(p.size for p in parts.values())]):
+                raise ValueError("a count that is none")
+            if not (MIN_DEPTH <= manifest.depth <= MAX_DEPTH):
+                raise ValueError(f"depth {manifest.depth}")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ConfigurationError(f"{origin}: not a manifest of an index ({error})") from error
         return manifest
 

@@ -16,10 +16,11 @@ import marisa_trie
 import numpy as np
 from numpy.typing import NDArray
 
+from retrieval_index.manifest import PARTS
 from speculation.errors import ConfigurationError
 from speculation.messages import Continuation
 
-KEYS, COUNTS = "ngrams.marisa", "counts.bin"
+KEYS, COUNTS, _ = PARTS
 
 _TOKEN_BYTES = 4
 _LARGEST_COUNT = 2**16 - 1
@@ -67,8 +68,8 @@ class NgramTrie:
             self._counts: NDArray[np.uint16] = np.memmap(folder / COUNTS, dtype="<u2", mode="r")
         except (OSError, RuntimeError, ValueError) as error:
             raise ConfigurationError(f"cannot map the index in {folder}: {error}") from error
-        if len(self._counts) != len(self._trie):
-            raise ConfigurationError(f"{folder / COUNTS} has {len(self._counts)} counts for {len(self._trie)} n-grams")
+        if len(self._counts) != len(self._trie) or not self._counts.all():
+            raise ConfigurationError(f"{folder / COUNTS} is no list of how often each of {len(self._trie)} n-grams occurs")
 
     def __len__(self) -> int:
         return len(self._trie)

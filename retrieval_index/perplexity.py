@@ -59,9 +59,9 @@ class ModelScorer:
 
         try:
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"--model {model_path}: cannot be loaded ({error})") from error
-        self._model = model.eval().to(device)
+            self._model = model.eval().to(device)
+        except (OSError, ValueError, RuntimeError, AssertionError) as error:
+            raise ConfigurationError(f"--model {model_path}: cannot be loaded on {device} ({error})") from error
         self._device = device
         self._top_k = top_k
 

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
 from collections.abc import Sequence
 from pathlib import Path
 
+from speculation.errors import ConfigurationError
 
-def draw_histogram(perplexities: Sequence[float], limit: float, path: Path) -> None:
-    """Draw to a PNG file.
+
+def check_available() -> None:
+    """Say before hours of scoring what would be missing after them.
 
     Raises:
-        ImportError: matplotlib is not installed.
+        ConfigurationError: matplotlib is not installed.
     """
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ConfigurationError("the histogram needs matplotlib: pip install 'outrider-server[bench]'")
+
+
+def draw_histogram(perplexities: Sequence[float], limit: float, path: Path) -> None:
+    """Draw to a PNG file."""
     from matplotlib.figure import Figure
 
     finite = [value for value in perplexities if math.isfinite(value)]

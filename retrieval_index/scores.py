@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +28,8 @@ class ScoreFile:
         folder.mkdir(parents=True, exist_ok=True)
         self._lines, self._rows, self._width = folder / _LINES, folder / _ROWS, width
         self.perplexities: dict[str, float] = {}
+        # Where each document's rows begin, and how many there are.
+        self._places: dict[str, tuple[int, int]] = {}
         kept, rows = [], 0
         available = self._rows.stat().st_size // (4 * width) if self._rows.exists() else 0
         for line in self._read_lines():
@@ -37,10 +41,14 @@ class ScoreFile:
             if entry.get("key") != key or rows + more > available:
                 break
             self.perplexities[digest] = perplexity
+            self._places[digest] = (rows, more)
             rows += more
             kept.append(line)
         self._key = key
-        self._lines.write_text("".join(line + "\n" for line in kept))
+        self._end = rows
+        partial = self._lines.with_name(_LINES + ".partial")
+        partial.write_text("".join(line + "\n" for line in kept))
+        os.replace(partial, self._lines)
         with self._rows.open("ab") as file:
             file.truncate(4 * width * rows)
 
@@ -56,12 +64,17 @@ class ScoreFile:
         with self._lines.open("a") as lines:
             lines.write(json.dumps(entry) + "\n")
         self.perplexities[digest] = perplexity
+        self._places[digest] = (self._end, len(score.likely))
+        self._end += len(score.likely)
 
-    def likely(self) -> NDArray[np.uint32]:
-        """[tokens, width]: all rows of all scored documents."""
-        if not self._rows.stat().st_size:
-            return np.zeros((0, self._width), dtype="<u4")
-        return np.memmap(self._rows, dtype="<u4", mode="r").reshape(-1, self._width)
+    def likely(self, digests: Sequence[str]) -> Iterator[NDArray[np.uint32]]:
+        """[tokens, width] of each of these documents: what another corpus left here is not among them."""
+        if not self._end:
+            return
+        rows = np.memmap(self._rows, dtype="<u4", mode="r").reshape(-1, self._width)
+        for digest in digests:
+            start, count = self._places[digest]
+            yield rows[start : start + count]
 
 
 def limit_for(perplexities: list[float], keep: float) -> float:

@@ -14,6 +14,7 @@ Whatever is read is checked as if anybody could have written it: sizes, checksum
 
 from __future__ import annotations
 
+import logging
 import os
 import secrets
 import shutil
@@ -29,6 +30,8 @@ import redis
 from retrieval_index.manifest import FILE, Manifest, Part, part_of, read_manifest, verify
 from retrieval_index.urls import without_password
 from speculation.errors import ConfigurationError, Unavailable
+
+log = logging.getLogger(__name__)
 
 _PIECE = 8 << 20
 # A publisher that dies lets go after so long; one that lives says so with every piece.
@@ -50,6 +53,59 @@ class Published:
     live: bool
 
 
+class _Turn:
+    """The right to publish, for as long as one says so."""
+
+    def __init__(self, client: redis.Redis, key: str, name: str) -> None:
+        self.key = key
+        self._redis, self._name = client, name
+        self._mine = secrets.token_hex(16).encode()
+
+    def take(self) -> bool:
+        """Whether nobody else has it."""
+        return bool(self._redis.set(self.key, self._mine, nx=True, px=_LOCK_MS))
+
+    def keep(self) -> None:
+        """Say that this publisher is still there.
+
+        Raises:
+            Unavailable: another one has taken over.
+        """
+        if self._redis.get(self.key) != self._mine or not self._redis.pexpire(self.key, _LOCK_MS):
+            raise Unavailable(f"another publisher has taken over {self._name}; the live index is untouched")
+
+    def check(self, watching: Any) -> None:
+        """Look once more, now that a change of the key would end the transaction.
+
+        Raises:
+            Unavailable: another one has taken over.
+        """
+        if watching.get(self.key) != self._mine:
+            raise Unavailable(f"another publisher has taken over {self._name}; the live index is untouched")
+
+    def end(self) -> None:
+        """Let others publish; whose turn it is by now is left alone."""
+        try:
+            with self._redis.pipeline(transaction=True) as together:
+                together.watch(self.key)  # type: ignore[no-untyped-call]
+                if together.get(self.key) == self._mine:
+                    together.multi()
+                    together.delete(self.key)
+                    together.execute()
+        except redis.exceptions.WatchError:
+            return
+
+
+def is_whole(folder: Path, version: str) -> bool:
+    """Whether a folder holds this version, undamaged."""
+    try:
+        manifest = read_manifest(folder)
+        verify(folder, manifest)
+    except (ConfigurationError, OSError):
+        return False
+    return manifest.version == version
+
+
 class IndexStore:
     """The versions of one index.
 
@@ -66,8 +122,9 @@ class IndexStore:
         self.origin = without_password(url)
         try:
             self._redis = redis.Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
-        except ValueError as error:
-            raise ConfigurationError(f"{self.origin}: not a Redis URL ({error}); give redis://HOST:PORT") from error
+        except ValueError:
+            # Not what the library says of it: that may hold the password.
+            raise ConfigurationError(f"{self.origin}: not a Redis URL; give redis://USER:PASSWORD@HOST:PORT") from None
 
     def publish(
         self,
@@ -88,12 +145,14 @@ class IndexStore:
         manifest = read_manifest(folder)
         verify(folder, manifest)
         version = manifest.version
-        with self._speaking(), self._publishing(patience_s) as still_there:
+        with self._speaking(), self._publishing(patience_s) as turn:
+            self._sweep(version)
             for name, part in manifest.parts.items():
-                self._upload(folder / name, version, name, part, still_there, advance)
+                self._upload(folder / name, version, name, part, turn, advance)
+            turn.keep()
             self._redis.set(self._key("manifest", version), manifest.to_json())
             if promote:
-                self._make_live(version)
+                self._make_live(version, turn)
         return version
 
     def versions(self) -> list[Published]:
@@ -106,7 +165,13 @@ class IndexStore:
             live = self.live()
             keys = sorted(self._text(key) for key in self._redis.scan_iter(self._key("manifest", "*"), count=1000))
             versions = [key.rpartition(":")[2] for key in keys]
-            found = [Published(version=v, manifest=self.manifest(v), live=v == live) for v in versions]
+            found = []
+            for version in versions:
+                try:
+                    found.append(Published(version=version, manifest=self.manifest(version), live=version == live))
+                except ConfigurationError as error:
+                    # Forgotten meanwhile, or damaged: no reason not to show the others.
+                    log.warning("left out: %s", error)
         return sorted(found, key=lambda each: not each.live)
 
     def live(self) -> str | None:
@@ -142,9 +207,9 @@ class IndexStore:
             ConfigurationError: there is no such version, or it is damaged.
             Unavailable: Redis is not there or refuses, or somebody is publishing.
         """
-        self.manifest(version)
-        with self._speaking(), self._publishing(_TIMEOUT_S):
-            self._make_live(version)
+        with self._speaking(), self._publishing(_TIMEOUT_S) as turn:
+            self.manifest(version)
+            self._make_live(version, turn)
 
     def rollback(self) -> str:
         """Make live again what was live before; returns its version.
@@ -153,11 +218,12 @@ class IndexStore:
             ConfigurationError: nothing was.
             Unavailable: Redis is not there or refuses, or somebody is publishing.
         """
-        with self._speaking():
+        with self._speaking(), self._publishing(_TIMEOUT_S) as turn:
             history = [self._text(entry) for entry in cast(list[Any], self._redis.lrange(self._key("history"), 0, 1))]
-        if len(history) < 2:
-            raise ConfigurationError(f"{self._name} at {self.origin} has had no version before the live one")
-        self.promote(history[1])
+            if len(history) < 2:
+                raise ConfigurationError(f"{self._name} at {self.origin} has had no version before the live one")
+            self.manifest(history[1])
+            self._make_live(history[1], turn)
         return history[1]
 
     def fetch(self, version: str, cache: Path) -> Path:
@@ -168,9 +234,10 @@ class IndexStore:
             Unavailable: Redis is not there or refuses.
         """
         folder = cache / version
-        if (folder / FILE).exists():
-            verify(folder, read_manifest(folder))
+        if is_whole(folder, version):
             return folder
+        # What lies there is of no use, and would be in the way.
+        shutil.rmtree(folder, ignore_errors=True)
         manifest = self.manifest(version)
         partial = cache / f"{version}.{os.getpid()}.{secrets.token_hex(4)}.partial"
         partial.mkdir(parents=True)
@@ -180,8 +247,12 @@ class IndexStore:
                     self._download(partial / name, version, name, part)
             verify(partial, manifest)
             (partial / FILE).write_text(manifest.to_json())
-            if not folder.exists():
+            try:
                 os.replace(partial, folder)
+            except OSError:
+                # Another replica on this machine was faster.
+                if not is_whole(folder, version):
+                    raise
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         return folder
@@ -214,9 +285,14 @@ class IndexStore:
         """Disconnect."""
         self._redis.close()
 
-    def _make_live(self, version: str) -> None:
+    def _make_live(self, version: str, turn: _Turn) -> None:
         history = self._key("history")
         with self._redis.pipeline(transaction=True) as together:
+            # Nothing happens if somebody else is publishing by now.
+            turn.keep()
+            together.watch(turn.key)  # type: ignore[no-untyped-call]
+            turn.check(together)
+            together.multi()
             together.set(self._key("live"), version)
             together.lrem(history, 0, version)
             together.lpush(history, version)
@@ -232,13 +308,18 @@ class IndexStore:
         for key in self._redis.scan_iter(self._key("part", version, "*"), count=1000):
             self._redis.delete(key)
 
-    def _upload(
-        self, file: Path, version: str, name: str, part: Part, still_there: Callable[[], None], advance: Advance
-    ) -> None:
+    def _sweep(self, version: str) -> None:
+        """Delete what interrupted publishers have left, but for what this one can use."""
+        for key in self._redis.scan_iter(self._key("part", "*"), count=1000):
+            owner = self._text(key).removeprefix(self._key("part", "")).partition(":")[0]
+            if owner != version and not self._redis.exists(self._key("manifest", owner)):
+                self._redis.delete(key)
+
+    def _upload(self, file: Path, version: str, name: str, part: Part, turn: _Turn, advance: Advance) -> None:
         sent = 0
         with file.open("rb") as content:
             for number, piece in enumerate(iter(lambda: content.read(_PIECE), b"")):
-                still_there()
+                turn.keep()
                 self._redis.set(self._key("part", version, name, str(number)), piece)
                 sent += len(piece)
                 advance(name, sent, part.size)
@@ -254,24 +335,18 @@ class IndexStore:
             raise ConfigurationError(f"{name} of version {version} at {self.origin} has been altered: wrong checksum")
 
     @contextmanager
-    def _publishing(self, patience_s: float) -> Iterator[Callable[[], None]]:
-        """Be the only publisher; yields a function that says that this one is still there."""
-        key, mine = self._key("publisher"), secrets.token_hex(16).encode()
+    def _publishing(self, patience_s: float) -> Iterator[_Turn]:
+        """Be the only publisher."""
+        turn = _Turn(self._redis, self._key("publisher"), self._name)
         deadline = time.monotonic() + patience_s
-        while not self._redis.set(key, mine, nx=True, px=_LOCK_MS):
+        while not turn.take():
             if time.monotonic() > deadline:
                 raise Unavailable(f"another publisher has been at work on {self._name} for {patience_s:.0f} s; try again")
             time.sleep(0.1)
-
-        def still_there() -> None:
-            if self._redis.get(key) != mine or not self._redis.pexpire(key, _LOCK_MS):
-                raise Unavailable(f"another publisher has taken over {self._name}; the live index is untouched")
-
         try:
-            yield still_there
+            yield turn
         finally:
-            if self._redis.get(key) == mine:
-                self._redis.delete(key)
+            turn.end()
 
     @contextmanager
     def _speaking(self) -> Iterator[None]:
@@ -281,6 +356,9 @@ class IndexStore:
             raise Unavailable(f"{self.origin} refuses the user or the password: {error}") from error
         except redis.exceptions.RedisError as error:
             raise Unavailable(f"{self.origin}: {error}") from error
+        except TypeError as error:
+            # Options of the URL are looked at no sooner than this.
+            raise ConfigurationError(f"{self.origin}: an option of the URL is unknown ({error})") from error
 
     def _key(self, *parts: str) -> str:
         return ":".join(("outrider", "{" + self._name + "}", *parts))

@@ -6,6 +6,7 @@ The file's form is ``speculation.successors``'s.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -14,20 +15,27 @@ from numpy.typing import NDArray
 from speculation import successors
 
 
-def build(rows: NDArray[np.uint32], vocab_size: int, folder: Path) -> None:
+def build(documents: Iterable[NDArray[np.uint32]], vocab_size: int, folder: Path) -> None:
     """Write the snapshot.
 
     Args:
-        rows: [tokens, 1 + k]: a token, and what was likeliest after it, likeliest first.
+        documents: of each, [tokens, 1 + k]: a token, and what was likeliest after it, likeliest first.
+        vocab_size: ids from it on (some models' output layers are padded) are left out.
     """
-    k = rows.shape[1] - 1
     counted: dict[int, Counter[int]] = {}
-    for token, *likely in rows.tolist():
-        counter = counted.setdefault(token, Counter())
-        for rank, follower in enumerate(likely):
-            # The likelier, the more it counts.
-            counter[follower] += k - rank
+    k = 1
+    for rows in documents:
+        k = max(k, rows.shape[1] - 1)
+        for token, *likely in rows.tolist():
+            counter = counted.setdefault(token, Counter())
+            for rank, follower in enumerate(likely):
+                if follower < vocab_size:
+                    # The likelier, the more it counts.
+                    counter[follower] += k - rank
     table = successors.empty(vocab_size, k)
     for token, counter in counted.items():
-        table[token] = [follower for follower, _ in counter.most_common(k)]
+        best = [follower for follower, _ in counter.most_common(k)]
+        if token < vocab_size and best:
+            # Where fewer are known, the last one fills the row.
+            table[token] = best + best[-1:] * (k - len(best))
     successors.write(folder / successors.FILE, table)

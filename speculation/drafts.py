@@ -66,7 +66,7 @@ class Drafts:
 
     def start_over(self) -> None:
         """A new drafter is there: nothing is held against it."""
-        self.given_up = False
+        self.given_up, self.ahead = False, False
         self._misses, self._none_for, self._reopened_for = 0, -1, -1
 
     def ready(self, tokens: Sequence[int]) -> bool:

@@ -343,7 +343,7 @@ class DecodingLoop:
 
     def _patience_s(self, missing: list[Session]) -> float:
         """How long a step waits for these requests' drafts."""
-        if not all(session.drafts.ahead for session in missing):
+        if not any(session.drafts.ahead for session in missing):
             return self.config.draft_deadline_s
         # What would come now comes ahead of the next step, or is of use in part: the target had better work.
         return min(self.config.draft_deadline_s, _SHARE_AHEAD * self._pass_s)

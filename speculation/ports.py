@@ -203,6 +203,11 @@ class Retriever(Protocol):
 class Drafter(Protocol):
     """Proposes trees. One call at a time for each session; different sessions may interleave."""
 
+    @property
+    def looks_up(self) -> bool:
+        """Whether drafts wait for look-ups elsewhere, so that several are better asked for at once."""
+        ...
+
     async def open(self, message: OpenSession) -> Draft | DraftFailure:
         """Start a session (anew, if it exists) and draft."""
         ...

@@ -180,6 +180,10 @@ class RandomDrafter:
         self.mood = mood
         self.sessions: dict[str, list[int]] = {}
 
+    @property
+    def looks_up(self) -> bool:
+        return False
+
     async def open(self, message: OpenSession) -> Draft | DraftFailure:
         self.sessions[message.session_id] = list(message.tokens)
         return await self._draft(message.session_id, message.max_nodes)

@@ -52,7 +52,7 @@ class RecyclingConfig:
     """
 
     max_tenants: int = 64
-    max_entries: int = 200_000
+    max_entries: int = 50_000
     snapshot: Path | None = None
 
 

@@ -41,25 +41,27 @@ class _Table:
 
     def __init__(self, max_entries: int) -> None:
         self._max = max_entries
-        self._top: dict[Context, tuple[int, ...]] = {}
+        # Ordered dictionaries drop their first entry at once, plain ones look for it among those that were dropped before.
+        self._top: OrderedDict[Context, tuple[int, ...]] = OrderedDict()
         # Pairs that the text itself has shown, where no pass has shown more.
-        self._seen: dict[Context, int] = {}
+        self._seen: OrderedDict[Context, int] = OrderedDict()
 
     def learn(self, context: Context, likely: tuple[int, ...]) -> None:
         """After ``context``, ``likely`` was likeliest."""
         for order in _ORDERS:
             if order <= len(context):
                 key = context[-order:]
-                self._top.pop(key, None)
                 self._top[key] = likely
+                self._top.move_to_end(key)
         while len(self._top) > self._max:
-            del self._top[next(iter(self._top))]
+            self._top.popitem(last=False)
 
     def note(self, context: Context, token: int) -> None:
         """After ``context``, ``token`` came."""
         self._seen[context] = token
+        self._seen.move_to_end(context)
         if len(self._seen) > self._max:
-            del self._seen[next(iter(self._seen))]
+            self._seen.popitem(last=False)
 
     def top(self, key: Context) -> tuple[int, ...]:
         """What was likeliest after it, if that is known."""
@@ -94,10 +96,6 @@ class Recycling:
             self._tables.popitem(last=False)
         return RecyclingSession(table, self._warm, message.tokens)
 
-    def forget(self, tenant: str) -> None:
-        """Delete all that is remembered of a tenant."""
-        self._tables.pop(tenant, None)
-
 
 class RecyclingSession:
     """One request's place in its tenant's table."""
@@ -130,7 +128,7 @@ class RecyclingSession:
                 known.add(seen)
                 yield seen, _SEEN[order]
         if not known and self._warm is not None:
-            yield from zip(self._warm.after(place[-1]), _SNAPSHOT, strict=False)
+            yield from zip(dict.fromkeys(self._warm.after(place[-1])), _SNAPSHOT, strict=False)
 
     def observe(self, report: StepReport) -> None:
         """See ``PathSource``."""

@@ -82,5 +82,5 @@ def hit_tree(hits: Sequence[Continuation], source: str) -> TokenTree:
         tokens=tuple(tokens),
         parents=tuple(parents),
         sources=(source,) * len(tokens),
-        scores=tuple(likely * count / total for count in counts),
+        scores=tuple(likely * count / max(1, total) for count in counts),
     )

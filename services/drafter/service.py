@@ -61,6 +61,11 @@ class DrafterService:
         self.retrievals_missed = 0
 
     @property
+    def looks_up(self) -> bool:
+        """See ``Drafter``."""
+        return self._retriever is not None
+
+    @property
     def sessions(self) -> int:
         """Sessions that are open."""
         return len(self._sessions)
@@ -72,11 +77,14 @@ class DrafterService:
             joined = self._sources.open(message)
         except OutriderError as error:
             return DraftFailure(session_id=message.session_id, reason=str(error))
+        # Opened anew: what it learnt before is in the tokens that came with the message.
+        self._sessions.pop(message.session_id, None)
         self._sessions[message.session_id] = _Session(
             sources=joined, length=len(message.tokens), prefix_hash=extend_hash(EMPTY_HASH, message.tokens)
         )
         if len(self._sessions) > self._config.max_sessions:
-            forgotten, _ = self._sessions.popitem(last=False)
+            forgotten = next(iter(self._sessions))
+            self.close(CloseSession(session_id=forgotten))
             log.warning("dropped session %s: more than max_sessions=%d", forgotten, self._config.max_sessions)
         return await self._draft(message.session_id, message.max_nodes)
 
@@ -140,11 +148,14 @@ class DrafterService:
             async with asyncio.timeout(self._config.retrieval_deadline_s):
                 found = await self._retriever.retrieve(query)
         except (TimeoutError, OutriderError) as error:
-            self.retrievals_missed += 1
             log.debug("no retrieval: %s", error)
-            wanting.found(())
+        except Exception:
+            log.exception("retrieval failed")
+        else:
+            wanting.found(found.continuations)
             return
-        wanting.found(found.continuations)
+        self.retrievals_missed += 1
+        wanting.found(())
 
     def _message(
         self, session_id: str, session: _Session, tree: TokenTree, assumed: tuple[int, ...], seconds: float = 0.0

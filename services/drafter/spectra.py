@@ -126,8 +126,8 @@ class RetrievingSpectraSession(SpectraSession):
 
     def _guesses(self) -> list[tuple[int, ...]]:
         # Guesses from the corpus take the places that the dictionaries leave, but always one.
-        own = super()._guesses()
-        return [*own[: max(0, self._config.guesses - max(1, len(self._hits)))], *self._hits, *own][: self._config.guesses]
+        own, most = super()._guesses(), self._config.guesses
+        return [*own[: most - 1], *self._hits, *own[most - 1 :]][:most] if self._hits else own
 
 
 # Tokens of the text's end that are looked up.

@@ -117,12 +117,9 @@ class Suffix:
         self._tries.move_to_end(message.tenant)
         if len(self._tries) > self._config.max_tenants:
             self._tries.popitem(last=False)
-        trie.tidy()
+        for each in self._tries.values():
+            each.tidy()
         return SuffixSession(self._config, trie, message)
-
-    def forget(self, tenant: str) -> None:
-        """Delete all that is remembered of a tenant."""
-        self._tries.pop(tenant, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,13 +65,14 @@ class Window:
         seen = report.observation
         if seen is None or not seen.probe_ids:
             return []
-        accepted = sum(1 for node in report.accepted_path if node < len(seen.tree))
-        self._worth += _WORTH_WEIGHT * (min(1.0, accepted / len(seen.probe_ids)) - self._worth)
+        self._worth += _WORTH_WEIGHT * (min(1.0, len(report.accepted_path) / len(seen.probe_ids)) - self._worth)
         complete: list[tuple[int, ...]] = []
         at = 0
         for column in self._columns:
+            nodes = seen.tree.probes[at : at + len(column)]
             at += len(column)
-            if at > len(seen.probe_ids):
+            # Near an answer's end trees are cut by depth, and columns with them.
+            if [seen.tree.tokens[node] for node in nodes] != column or at > len(seen.probe_ids):
                 break
             column.append(choose(column, seen.probe_ids[at - 1]))
             if len(column) > self._depth:

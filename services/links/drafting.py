@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 
 from speculation.messages import CloseSession, Draft, DraftFailure, DraftingCall, DraftingReply, OpenSession
 from speculation.ports import Drafter
@@ -32,7 +32,7 @@ async def converse(drafter: Drafter, calls: asyncio.Queue[DraftingCall | None]) 
         while not calls.empty():
             waiting.append(calls.get_nowait())
         for together in _rounds([call for call in waiting if call is not END]):
-            for answering in [asyncio.create_task(_answer(drafter, call)) for call in together]:
+            for answering in _answers(drafter, together):
                 reply = await answering
                 if isinstance(reply, Draft):
                     ahead[reply.session_id] = None
@@ -63,12 +63,19 @@ def _ahead(drafter: Drafter, session_id: str) -> list[Draft]:
         return []
 
 
+def _answers(drafter: Drafter, calls: Sequence[DraftingCall]) -> Iterable[Awaitable[DraftingReply | None]]:
+    """Together where they wait for look-ups; else one after the other, so that each reply leaves when it is there."""
+    if drafter.looks_up:
+        return [asyncio.create_task(_answer(drafter, call)) for call in calls]
+    return (_answer(drafter, call) for call in calls)
+
+
 async def _answer(drafter: Drafter, call: DraftingCall) -> DraftingReply | None:
     """Hand ``call`` to ``drafter``. A drafter that raises has no draft: that is no reason to end the stream."""
-    if isinstance(call, CloseSession):
-        drafter.close(call)
-        return None
     try:
+        if isinstance(call, CloseSession):
+            drafter.close(call)
+            return None
         return await (drafter.open(call) if isinstance(call, OpenSession) else drafter.step(call))
     except Exception:
         log.exception("drafting failed for %s", call.session_id)

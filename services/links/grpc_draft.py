@@ -121,6 +121,7 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         reading = asyncio.create_task(_read(request_iterator, prefix, opened, calls))
         try:
             async with aborting(context):
+                # Closing once more what was closed in time does no harm; what was still in the queue would be left open.
                 async for reply in converse(self._drafter, calls):
                     yield codec.encode_drafting_reply(replace(reply, session_id=reply.session_id.removeprefix(prefix)))
                 await reading
@@ -142,7 +143,8 @@ async def _read(
         async for wire in requests:
             call = codec.decode_drafting_call(wire)
             inner = replace(call, session_id=prefix + call.session_id)
-            (opened.discard if isinstance(call, CloseSession) else opened.add)(inner.session_id)
+            if isinstance(call, OpenSession):
+                opened.add(inner.session_id)
             await calls.put(inner)
     except Exception:
         await calls.put(END)

@@ -25,6 +25,9 @@ from speculation.messages import RetrievalQuery, Retrieved
 log = logging.getLogger(__name__)
 
 
+_MOST_WAITING, _MOST_UNANSWERED = 4096, 256
+
+
 class LooksUp(Protocol):
     """What serves: see ``RetrievalService.look_up``."""
 
@@ -69,11 +72,14 @@ class GrpcRetrievalLink:
         if self._asked is None:
             raise Unavailable("the retrieval service is not there")
         waiting = _Waiting(query=query, answer=asyncio.get_running_loop().create_future())
-        self._asked.put_nowait(waiting)
+        try:
+            self._asked.put_nowait(waiting)
+        except asyncio.QueueFull:
+            raise Unavailable("the retrieval service does not answer") from None
         return await waiting.answer
 
     async def _talk(self, channel: grpc.aio.Channel) -> None:
-        asked: asyncio.Queue[_Waiting] = asyncio.Queue()
+        asked: asyncio.Queue[_Waiting] = asyncio.Queue(_MOST_WAITING)
         sent: dict[int, list[_Waiting]] = {}
         replies = retrieval_pb2_grpc.RetrievalServiceStub(channel).Retrieve(_requests(asked, sent), metadata=self._metadata)
         self._asked = asked
@@ -95,9 +101,15 @@ async def _requests(
     asked: asyncio.Queue[_Waiting], sent: dict[int, list[_Waiting]]
 ) -> AsyncIterator[retrieval_pb2.RetrieveRequest]:
     for batch_id in itertools.count(1):
-        batch = [await asked.get()]
-        while not asked.empty() and len(batch) < limits.MAX_QUERIES:
-            batch.append(asked.get_nowait())
+        batch: list[_Waiting] = []
+        while not batch:
+            waiting = [await asked.get()]
+            while not asked.empty() and len(waiting) < limits.MAX_QUERIES:
+                waiting.append(asked.get_nowait())
+            # Whoever has given up meanwhile needs no answer any more.
+            batch = [each for each in waiting if not each.answer.done()]
+        if len(sent) >= _MOST_UNANSWERED:
+            raise Unavailable("the retrieval service does not answer")
         sent[batch_id] = batch
         yield codec.encode_queries(batch_id, [waiting.query for waiting in batch])
 

@@ -35,6 +35,12 @@ async def stay_connected(
                 delay = _RETRY_FIRST_S
                 log.info("connected to the %s at %s", name, address)
                 await talk(channel)
+        except asyncio.CancelledError:
+            # A stream that was cancelled for its own sake raises this too: only who is asked to stop shall.
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            log.warning("no %s: the stream was given up; trying again", name)
         except Exception as error:
             log.warning("no %s: %s; trying again", name, _reason(error))
         await asyncio.sleep(delay)

@@ -7,13 +7,15 @@ made for another tokenizer, is refused and told of; the old one goes on. Redis m
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import os
+import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
 from retrieval_index.index import Index, check_tokenizer, open_index
-from retrieval_index.store import IndexStore
+from retrieval_index.store import IndexStore, is_whole
 from services.retrieval.config import RetrievalConfig
 from speculation.errors import ConfigurationError, OutriderError, Unavailable
 from speculation.messages import RetrievalQuery, Retrieved
@@ -22,7 +24,7 @@ log = logging.getLogger(__name__)
 
 # How long one look at the stream of changes lasts, and how long to leave a Redis alone that does not answer.
 _WATCH_S = 2.0
-_RETRY_S = 1.0
+_RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 30.0
 _LAST_LIVE = "last-live"
 
 
@@ -87,24 +89,30 @@ class RetrievalService:
 
     async def _follow(self, store: IndexStore) -> None:
         seen: str | None = None
+        delay = _RETRY_FIRST_S
         while True:
             try:
                 if seen is None:
                     # Where the stream ends is read before the live version, so that no change falls between the two.
-                    seen = await asyncio.to_thread(store.last_change)
-                    await self._use_live(store)
-                elif (latest := await asyncio.to_thread(store.wait_for_change, seen, _WATCH_S)) is not None:
+                    latest: str | None = await asyncio.to_thread(store.last_change)
+                else:
+                    latest = await asyncio.to_thread(store.wait_for_change, seen, _WATCH_S)
+                if latest is not None:
                     await self._use_live(store)
                     seen = latest
+                delay = _RETRY_FIRST_S
+                continue
             except Unavailable as error:
                 self._note(str(error))
                 seen = None
-                if self._index is None:
-                    await asyncio.to_thread(self._use_last)
-                await asyncio.sleep(_RETRY_S)
-            except Exception:
+            except Exception as error:
                 log.exception("following the index failed; trying again")
-                await asyncio.sleep(_RETRY_S)
+                self._note(f"{type(error).__name__}: {error}")
+                seen = None
+            if self._index is None:
+                await asyncio.to_thread(self._use_last, store)
+            await asyncio.sleep(delay)
+            delay = min(2 * delay, _RETRY_MOST_S)
 
     async def _use_live(self, store: IndexStore) -> None:
         version = await asyncio.to_thread(store.live)
@@ -121,27 +129,36 @@ class RetrievalService:
         log.info("the index is version %s now", version)
 
     def _load(self, store: IndexStore, version: str) -> Index:
-        cache = self._config.cache_dir / self._config.name
+        cache = self._cache(store)
         check_tokenizer(store.manifest(version), self._config.tokenizer_sha256, f"{version} at {store.origin}")
-        folder = store.fetch(version, cache)
-        index = open_index(folder, self._config.tokenizer_sha256)
-        partial = cache / f"{_LAST_LIVE}.{os.getpid()}.partial"
-        partial.write_text(version)
-        os.replace(partial, cache / _LAST_LIVE)
+        index = open_index(store.fetch(version, cache), self._config.tokenizer_sha256)
+        try:
+            partial = cache / f"{_LAST_LIVE}.{secrets.token_hex(4)}.partial"
+            partial.write_text(version)
+            os.replace(partial, cache / _LAST_LIVE)
+        except OSError as error:
+            log.warning("cannot note which version was live last: %s", error)
         return index
 
-    def _use_last(self) -> None:
+    def _use_last(self, store: IndexStore) -> None:
         """Without Redis at start: the version that was live when it was last seen."""
-        cache = self._config.cache_dir / self._config.name
         try:
-            folder = cache / Path((cache / _LAST_LIVE).read_text()).name
+            version = (self._cache(store) / _LAST_LIVE).read_text()
+            folder = self._cache(store) / Path(version).name
+            if not is_whole(folder, version):
+                return
             self._index = open_index(folder, self._config.tokenizer_sha256)
-        except (OSError, OutriderError) as error:
+        except (OSError, ValueError, OutriderError) as error:
             log.debug("no index from earlier: %s", error)
             return
-        log.warning("Redis is not there; serving version %s, live when it last was", self.version)
+        log.error("Redis is not there; serving version %s, live when it last was", version)
+
+    def _cache(self, store: IndexStore) -> Path:
+        """Of one index in one Redis: what another Redis calls by the same name is something else."""
+        where = hashlib.sha256(store.origin.encode()).hexdigest()[:12]
+        return self._config.cache_dir / f"{self._config.name}-{where}"
 
     def _note(self, why: str) -> None:
         if why != self.refused:
-            log.warning("the index stays as it is: %s", why)
+            log.error("the index stays as it is: %s", why)
         self.refused = why

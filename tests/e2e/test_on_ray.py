@@ -113,7 +113,7 @@ def test_errors_keep_their_kind_and_say_nothing_of_the_inside(client: Client) ->
     assert caught.value.field == "stop_token_ids"
     assert str(caught.value).startswith("stop_token_ids is 1000000: must be token ids below")
     assert "Traceback" not in str(caught.value)
-    with pytest.raises(outrider.InvalidArgument, match="one of autoregressive"):
+    with pytest.raises(outrider.InvalidArgument, match="one of anpd, autoregressive"):
         client.generate(PROMPT, strategy="magic")
 
 

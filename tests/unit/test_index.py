@@ -209,6 +209,28 @@ def test_damaged_parts_are_refused(tmp_path: Path, part: str, how: str) -> None:
         open_index(tmp_path)
 
 
+def test_what_another_corpus_left_is_not_in_the_snapshot(tmp_path: Path) -> None:
+    build(tmp_path / "i", ["abcabc", "xyzxyz"])
+    again = build(tmp_path / "i", ["abcabc"])
+    assert successors.read(tmp_path / "i" / successors.FILE).after(ord("x")) == []
+    assert again.version == build(tmp_path / "fresh", ["abcabc"]).version
+
+
+def test_odd_jsonl_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"text": "one\u2028two"}\n{"text": "half \\ud83d"}\n', encoding="utf-8")
+    assert [each.text for each in read_corpus([tmp_path / "a.jsonl"])] == ["one\u2028two", "half ?"]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("depth", "16"), ("depth", 1.5), ("depth", 1e999), ("depth", 3), ("tokens", -1), ("vocab_size", None)],
+)
+def test_counts_that_are_none_are_refused(tmp_path: Path, field: str, value: object) -> None:
+    manifest = json.loads(build(tmp_path, ["abcdabcd"]).to_json())
+    with pytest.raises(ConfigurationError, match="not a manifest"):
+        Manifest.from_json(json.dumps(manifest | {field: value}), "x")
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"format": 2}', '{"format": 1, "parts": {}}'])
 def test_foreign_manifests_are_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)

@@ -11,7 +11,7 @@ from services.drafter.retrieval import Retrieval, hit_tree
 from services.drafter.spectra import CORE, FULL, RetrievingSpectraSession, Spectra, SpectraSession
 from services.drafter.window import Window
 from speculation.messages import Continuation, OpenSession, StepReport
-from speculation.tree import chain, path_to, validate
+from speculation.tree import chain, path_to, prune, validate
 from speculation.types import EMPTY_TREE, Observation, TokenTree
 
 
@@ -143,6 +143,28 @@ def test_full_spectra_takes_what_retrieval_found() -> None:
     assert (7, 8) in paths(session.draft(8))
     session.observe(report(4))
     assert list(session.query()) == [1, 2, 3, 4]
+
+
+def test_hits_take_the_places_that_are_left() -> None:
+    session = Spectra(SpectraConfig(ngram=3, window=0, guesses=3), name=FULL).open(opening([1, 2, 3, 1, 4, 5, 1]))
+    own = session._guesses()
+    assert len(own) == 3
+    session.found([Continuation(tokens=(70 + n,), count=1, match_length=2) for n in range(64)])  # type: ignore[attr-defined]
+    assert session._guesses() == [*own[:2], (70,)]
+
+
+def test_columns_that_were_cut_by_depth_wait() -> None:
+    columns = window(ngram=4, width=2)
+    for say in ({5: 6}, {6: 7}):
+        columns.advance(
+            report(1, observation=computed(columns.attach(EMPTY_TREE, "w", 9), say)), lambda _, likely: likely[0]
+        )
+    whole = columns.attach(EMPTY_TREE, "w", 9)
+    assert whole.tokens == (5, 6, 7, 5, 6, 7)
+    cut = prune(whole, 9, 3)
+    assert cut.tokens == (5, 6, 7, 5, 6)
+    assert columns.advance(report(1, observation=computed(cut, {7: 8})), lambda _, likely: likely[0]) == [(5, 6, 7, 8)]
+    assert columns.attach(EMPTY_TREE, "w", 9).tokens == (6, 7, 8, 5, 6, 7)
 
 
 def test_hits_become_a_prefix_tree() -> None:

@@ -12,6 +12,7 @@ import redis
 import trustme
 
 from retrieval_index import store as store_module
+from retrieval_index.embedded import embedded_redis
 from retrieval_index.index import open_index
 from retrieval_index.manifest import read_manifest
 from retrieval_index.store import IndexStore
@@ -145,7 +146,57 @@ def test_no_redis_a_wrong_password_a_wrong_url(indexes: list[Path], tmp_path: Pa
         assert "wrong" not in str(error.value).replace("WRONGPASS", "")
     with pytest.raises(ConfigurationError, match="not a Redis URL"):
         IndexStore("http://x", "i")
-    assert without_password("rediss://me:secret@h:1/0") == "rediss://me:***@h:1/0"
+    for shown, given in (
+        ("rediss://***@h:1/0", "rediss://me:secret@h:1/0?password=secret"),
+        ("redis://h:1", "redis://h:1"),
+        ("redis://***@[::1]:1", "redis://:secret@[::1]:1"),
+    ):
+        assert without_password(given) == shown
+    for odd in ("redis://:secret/x@h:1", "redis://:secret#x@h:1", "redis://:secret[x@h:1", "redis://h:secret"):
+        assert "secret" not in without_password(odd)
+        with pytest.raises((ConfigurationError, Unavailable)) as refused:
+            IndexStore(odd, "i").live()
+        assert "secret" not in str(refused.value)
+
+
+def test_an_unknown_option_of_the_url_is_said() -> None:
+    with pytest.raises(ConfigurationError, match="an option of the URL is unknown"):
+        IndexStore("redis://127.0.0.1:1?sssl=1", "i").live()
+
+
+def test_the_embedded_server_keeps_its_data_where_it_is_told_to(indexes: list[Path], tmp_path: Path) -> None:
+    folder = tmp_path / "redis"
+    folder.mkdir()
+    with embedded_redis(folder) as url:
+        version = IndexStore(url, "i").publish(indexes[0])
+    with embedded_redis(folder) as url:
+        assert IndexStore(url, "i").live() == version
+
+
+def test_a_damaged_copy_is_fetched_again(url: str, indexes: list[Path], tmp_path: Path) -> None:
+    store = IndexStore(url, "i")
+    version = store.publish(indexes[0])
+    folder = store.fetch(version, tmp_path / "cache")
+    (folder / "counts.bin").write_bytes(b"x")
+    assert open_index(store.fetch(version, tmp_path / "cache"))
+    (folder / "manifest.json").unlink()
+    assert open_index(store.fetch(version, tmp_path / "cache"))
+
+
+def test_what_an_interrupted_publisher_left_is_swept(url: str, indexes: list[Path]) -> None:
+    client = redis.Redis.from_url(url)
+    client.set("outrider:{i}:part:0123456789abcdef:ngrams.marisa:0", b"left")
+    IndexStore(url, "i").publish(indexes[0])
+    assert not client.exists("outrider:{i}:part:0123456789abcdef:ngrams.marisa:0")
+
+
+def test_what_is_deleted_meanwhile_does_not_become_live(url: str, indexes: list[Path]) -> None:
+    store = IndexStore(url, "i")
+    versions = [store.publish(folder) for folder in indexes]
+    with pytest.raises(ConfigurationError, match="no version"):
+        store.promote(versions[0])
+    assert store.live() == versions[2]
+    assert store.rollback() == versions[1]
 
 
 def test_a_user_with_few_rights(indexes: list[Path], tmp_path: Path) -> None:

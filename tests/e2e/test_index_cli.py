@@ -1,0 +1,75 @@
+"""``outrider index`` as a user types it, on a tiny model: build, look, publish, use; and wrong input."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from retrieval_index.embedded import embedded_redis
+from tests.e2e.test_cli import SMALL, outrider
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+
+
+def test_an_index_from_build_to_use(tiny_model: Path, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    for number in range(6):
+        (corpus / f"{number}.txt").write_text(f"the quick brown fox number {number} jumps over the lazy dog again\n" * 3)
+    index = str(tmp_path / "index")
+    built = outrider("index", "build", "--corpus", str(corpus), "--out", index, "--model", str(tiny_model), "--keep", "0.5")
+    assert built.returncode == 0, built.stderr
+    assert "3 of 6 kept" in built.stdout
+    looked = outrider("index", "inspect", index, "--text", "jumps over the", "--model", str(tiny_model))
+    assert "lazy dog" in looked.stdout, looked.stderr
+    assert json.loads(outrider("index", "inspect", index, "--json").stdout)["kept"] == 3
+    assert "is whole" in outrider("index", "verify", index).stdout
+    answers = []
+    for strategy in ("autoregressive", "rest", "spectra", "blend"):
+        done = outrider(
+            "generate", "the quick brown", "--in-process", "--model", str(tiny_model), *SMALL, "--strategy", strategy,
+            "--max-tokens", "30", "--temperature", "0.8", "--seed", "7", "--json", "--set", f"retrieval.index={index}",
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        answers.append(json.loads(done.stdout)["token_ids"])
+    assert all(answer == answers[0] for answer in answers)
+    assert re.search(r"retrieval.*looks up in", outrider("plan", "--set", f"retrieval.index={index}").stdout)
+    with embedded_redis() as url:
+        published = outrider("index", "publish", index, "--redis", url)
+        assert "is live" in published.stdout, published.stderr
+        (version,) = json.loads(outrider("index", "list", "--redis", url, "--json").stdout)
+        assert version["live"]
+        assert outrider("index", "promote", version["version"], "--redis", url).returncode == 0
+        refused = outrider("index", "rollback", "--redis", url)
+        assert refused.returncode != 0
+        assert "has had no version before the live one" in refused.stderr
+        assert url.split(":")[2].split("@")[0] not in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["build", "--corpus", "nowhere", "--out", "x"], "--corpus nowhere: cannot be read"),
+        (["build", "--corpus", "README.md", "--out", "x", "--keep", "0"], "--keep 0.0: must be above 0"),
+        (["inspect", "nowhere"], "nowhere holds no index"),
+        (["list", "--redis", "http://x"], "not a Redis URL"),
+        (["list", "--redis", "redis://me:secret@127.0.0.1:1"], "redis://me:***@127.0.0.1:1"),
+    ],
+)
+def test_wrong_input_gets_one_clear_line(arguments: list[str], why: str) -> None:
+    done = outrider("index", *arguments)
+    assert done.returncode != 0
+    assert why in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "secret" not in done.stderr
+
+
+def test_an_index_that_is_none_is_refused_at_start(tiny_model: Path, tmp_path: Path) -> None:
+    here = ["generate", "x", "--in-process", "--model", str(tiny_model), *SMALL]
+    assert "holds no index" in outrider(*here, "--set", f"retrieval.index={tmp_path}").stderr
+    assert "no retrieval index" in outrider(*here, "--strategy", "rest").stderr
+    both = ["--set", f"retrieval.index={tmp_path}", "--set", "retrieval.redis_url=redis://x"]
+    assert "set one of the two" in outrider(*here, *both).stderr
