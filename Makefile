@@ -21,7 +21,7 @@ test: check  ## Everything, the slow tests and the benchmark's smoke test too
 	@$(BIN)/pytest
 	@$(MAKE) --no-print-directory bench-smoke
 
-test-fast: install  ## Unit, lossless and contract tests: under a minute
+test-fast: install  ## Unit, lossless and contract tests: some three minutes
 	@$(BIN)/pytest -m "not slow"
 
 bench: install  ## The full table on this machine, peers that are installed included: under an hour
