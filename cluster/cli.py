@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import getpass
 import json
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -19,7 +18,7 @@ import outrider
 from benchmarks import cli as benchmarks
 from cluster import index_cli
 from cluster.config import API_KEY_VARIABLE, ServerSettings, Settings, load
-from cluster.service import err, running
+from cluster.service import err, running, wait_for_interrupt
 from outrider.requests import Options
 from services.router.strategies import STRATEGIES
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError
@@ -74,14 +73,7 @@ def serve(
     loaded = _load(config, settings, **{"model": model, "server.host": host, "server.port": port})
     with running(loaded, in_process=in_process, verbose=verbose) as address:
         typer.echo(f"Outrider serves {loaded.model} at {address} (Ctrl-C stops it)")
-        # SIGTERM, which containers and supervisors send, ends the wait like Ctrl-C does; and a shell that starts this in its
-        # background would have Ctrl-C's signal ignored.
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.default_int_handler)
-        try:
-            signal.pause()
-        except KeyboardInterrupt:
-            err.print("Stopping")
+        wait_for_interrupt()
 
 
 @app.command()

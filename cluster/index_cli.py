@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,6 +16,7 @@ from rich.table import Table
 
 from cluster.config import load
 from cluster.models import resolve
+from cluster.service import err, wait_for_interrupt
 from retrieval_index.manifest import Manifest, read_manifest, tokenizer_digest
 from retrieval_index.manifest import verify as verify_parts
 
@@ -25,7 +25,6 @@ app = typer.Typer(
     help="Build retrieval indexes, look at them, and publish them through Redis.",
     epilog="Try: outrider index build --corpus src/ --out my-index, then: outrider serve --set retrieval.index=my-index",
 )
-err = Console(stderr=True)
 out = Console()
 
 Folder = Annotated[Path, typer.Argument(help="Folder of an index.")]
@@ -173,12 +172,7 @@ def run_redis(
 
     with embedded_redis(data, port) as url:
         typer.echo(url)
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.default_int_handler)
-        try:
-            signal.pause()
-        except KeyboardInterrupt:
-            err.print("Stopping")
+        wait_for_interrupt()
 
 
 def _show(manifest: Manifest, folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
@@ -33,6 +34,18 @@ def running(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[
             with _telling(f"Starting {names} and verifier on Ray (half a minute)"):
                 address = stack.enter_context(running_on_ray(settings, model, verbose=verbose))
         yield address
+
+
+def wait_for_interrupt() -> None:
+    """Until Ctrl-C or SIGTERM."""
+    # SIGTERM, which containers and supervisors send, ends the wait like Ctrl-C does; and a shell that starts this in its
+    # background would have Ctrl-C's signal ignored.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.default_int_handler)
+    try:
+        signal.pause()
+    except KeyboardInterrupt:
+        err.print("Stopping")
 
 
 def _telling(what: str) -> AbstractContextManager[object]:

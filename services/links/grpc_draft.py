@@ -13,11 +13,11 @@ import grpc
 import grpc.aio
 
 from outrider.internal.v1 import drafting_pb2, drafting_pb2_grpc
-from services.links.auth import ApiKeyInterceptor, bearer, hash_key
-from services.links.channel import bind, make_server
+from services.links.auth import bearer
 from services.links.codec import drafting as codec
 from services.links.drafting import END, converse
 from services.links.errors import aborting
+from services.links.internal import serve_internal
 from services.links.reconnect import stay_connected
 from speculation import limits
 from speculation.messages import CloseSession, DraftingCall, OpenSession, StepReport
@@ -121,13 +121,16 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         reading = asyncio.create_task(_read(request_iterator, prefix, opened, calls))
         try:
             async with aborting(context):
-                # Closing once more what was closed in time does no harm; what was still in the queue would be left open.
                 async for reply in converse(self._drafter, calls):
                     yield codec.encode_drafting_reply(replace(reply, session_id=reply.session_id.removeprefix(prefix)))
                 await reading
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
+            # A stream that is cancelled may leave closings in the queue.
+            while not calls.empty():
+                if isinstance(left := calls.get_nowait(), CloseSession):
+                    self._drafter.close(left)
             for session_id in opened:
                 self._drafter.close(CloseSession(session_id=session_id))
 
@@ -143,8 +146,7 @@ async def _read(
         async for wire in requests:
             call = codec.decode_drafting_call(wire)
             inner = replace(call, session_id=prefix + call.session_id)
-            if isinstance(call, OpenSession):
-                opened.add(inner.session_id)
+            (opened.discard if isinstance(call, CloseSession) else opened.add)(inner.session_id)
             await calls.put(inner)
     except Exception:
         await calls.put(END)
@@ -154,9 +156,8 @@ async def _read(
 
 async def serve_drafter(drafter: Drafter, address: str, token: str | None = None) -> tuple[grpc.aio.Server, int]:
     """Start a server for ``drafter`` at "host:port" (port 0: any) that asks for ``token``; returns it and its port."""
-    guards = [ApiKeyInterceptor([hash_key(token)])] if token else []
-    server = make_server(limits.MAX_DRAFT_MESSAGE_BYTES, interceptors=guards)
-    drafting_pb2_grpc.add_DraftingServiceServicer_to_server(_DraftingServicer(drafter), server)
-    port = bind(server, address)
-    await server.start()
-    return server, port
+    return await serve_internal(
+        lambda server: drafting_pb2_grpc.add_DraftingServiceServicer_to_server(_DraftingServicer(drafter), server),
+        address,
+        token,
+    )

@@ -13,10 +13,10 @@ import grpc
 import grpc.aio
 
 from outrider.internal.v1 import retrieval_pb2, retrieval_pb2_grpc
-from services.links.auth import ApiKeyInterceptor, bearer, hash_key
-from services.links.channel import bind, make_server
+from services.links.auth import bearer
 from services.links.codec import retrieval as codec
 from services.links.errors import aborting
+from services.links.internal import serve_internal
 from services.links.reconnect import stay_connected
 from speculation import limits
 from speculation.errors import OutriderError, Unavailable
@@ -150,9 +150,8 @@ class _RetrievalServicer(retrieval_pb2_grpc.RetrievalServiceServicer):
 
 async def serve_retrieval(service: LooksUp, address: str, token: str | None = None) -> tuple[grpc.aio.Server, int]:
     """Start a server for ``service`` at "host:port" (port 0: any) that asks for ``token``; returns it and its port."""
-    guards = [ApiKeyInterceptor([hash_key(token)])] if token else []
-    server = make_server(limits.MAX_DRAFT_MESSAGE_BYTES, interceptors=guards)
-    retrieval_pb2_grpc.add_RetrievalServiceServicer_to_server(_RetrievalServicer(service), server)
-    port = bind(server, address)
-    await server.start()
-    return server, port
+    return await serve_internal(
+        lambda server: retrieval_pb2_grpc.add_RetrievalServiceServicer_to_server(_RetrievalServicer(service), server),
+        address,
+        token,
+    )
