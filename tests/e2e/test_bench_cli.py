@@ -112,7 +112,7 @@ def test_ctrl_c_keeps_what_was_measured(tiny_model: Path, tmp_path: Path, prompt
     out = tmp_path / "out"
     command = [
         OUTRIDER, "bench", "--model", str(tiny_model), "--prompts", str(prompts), "--max-tokens", "12", "--repeats", "100000",
-        "--peers", "none", "--out", str(out), *SMALL,
+        "--strategies", "prompt_lookup", "--peers", "none", "--out", str(out), *SMALL,
     ]  # fmt: skip
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True)
     try:

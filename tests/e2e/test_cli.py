@@ -74,7 +74,7 @@ def test_serve_then_generate_then_stop(tiny_model: Path) -> None:
         assert "prompt_lookup" in listed.stdout
         refused = outrider("generate", "x", "--address", address, "--strategy", "[/b]")
         assert refused.returncode == 2
-        assert "speculation.strategy is [/b]: must be one of autoregressive, blend, prompt_lookup" in refused.stderr
+        assert "speculation.strategy is [/b]: must be one of anpd, autoregressive, blend" in refused.stderr
     finally:
         server.send_signal(signal.SIGTERM)
     assert server.wait(timeout=60) == 0

@@ -56,7 +56,7 @@ def test_an_index_from_build_to_use(tiny_model: Path, tmp_path: Path) -> None:
         (["build", "--corpus", "README.md", "--out", "x", "--keep", "0"], "--keep 0.0: must be above 0"),
         (["inspect", "nowhere"], "nowhere holds no index"),
         (["list", "--redis", "http://x"], "not a Redis URL"),
-        (["list", "--redis", "redis://me:secret@127.0.0.1:1"], "redis://me:***@127.0.0.1:1"),
+        (["list", "--redis", "redis://me:secret@127.0.0.1:1"], "redis://***@127.0.0.1:1"),
     ],
 )
 def test_wrong_input_gets_one_clear_line(arguments: list[str], why: str) -> None:
