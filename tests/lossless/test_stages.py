@@ -15,7 +15,7 @@ import torch
 
 from cluster.build import Pipeline
 from cluster.stages import launch_child
-from services.router.strategies import served
+from services.router import strategies as known
 from services.verifier.config import TargetConfig
 from services.verifier.loading import split_layers
 from services.verifier.stage import spec_from_json, spec_to_json
@@ -183,7 +183,7 @@ async def ask(running: Pipeline, strategy: str, number: int, **sampling: object)
 
 @pytest.mark.slow
 async def test_every_strategy_says_the_same(model: Path) -> None:
-    strategies = served(retrieval=False)
+    strategies = known.served(retrieval=False)
     wanted = {}
     async with pipeline(model) as running:
         for number in range(4):
