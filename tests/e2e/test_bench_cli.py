@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from services.router.strategies import served
+from tests.processes import is_worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -119,7 +120,7 @@ def test_ctrl_c_keeps_what_was_measured(tiny_model: Path, tmp_path: Path, prompt
         workers: list[psutil.Process] = []
         while not workers:
             time.sleep(0.2)
-            workers = [c for c in psutil.Process(process.pid).children() if "worker.py" in " ".join(c.cmdline())]
+            workers = [c for c in psutil.Process(process.pid).children() if is_worker(c)]
         time.sleep(15)
         # As a terminal does: the whole foreground group is told.
         os.killpg(process.pid, signal.SIGINT)

@@ -16,6 +16,7 @@ from benchmarks.types import ContestantFailed
 
 PEER = """
 import os, sys, time
+from tests.processes import is_worker
 
 class Peer:
     def __init__(self, spec):
@@ -101,4 +102,4 @@ def test_a_model_that_cannot_be_loaded(tmp_path: Path, worker: WorkerProcess) ->
         worker.load()
     worker.close()
     assert "no such model" in (tmp_path / "logs" / "fake.log").read_text()
-    assert not [child for child in psutil.Process(os.getpid()).children() if "worker.py" in " ".join(child.cmdline())]
+    assert not [child for child in psutil.Process(os.getpid()).children() if is_worker(child)]
