@@ -13,10 +13,10 @@ import pytest
 
 from benchmarks.process import WorkerProcess
 from benchmarks.types import ContestantFailed
+from tests.processes import is_worker
 
 PEER = """
 import os, sys, time
-from tests.processes import is_worker
 
 class Peer:
     def __init__(self, spec):
