@@ -89,9 +89,10 @@ async def service(model: ResolvedModel, delay_s: float, ahead: int) -> AsyncIter
 async def measure(router: RouterService, stats: LoopStats, strategy: str, tokens: int) -> Measured:
     """Answer all built-in prompts, one after the other."""
     before = (stats.times.steps, stats.times.seconds.get("draft_wait", 0.0), stats.drafts_used, stats.drafts_ahead)
+    prompts = read_prompts(BUILTIN, 1)
     start = time.perf_counter()
     answers = []
-    for prompt in read_prompts(BUILTIN, 1):
+    for prompt in prompts:
         request = ClientRequest(
             input=(ChatMessage(role="user", content=prompt.turns[0]),),
             sampling=SamplingParams(max_tokens=tokens),

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 
 from retrieval_index import ngrams, plot, successors
 from retrieval_index.corpus import Document
-from retrieval_index.manifest import FILE, MAX_DEPTH, MIN_DEPTH, Manifest, part_of
+from retrieval_index.manifest import FILE, MAX_DEPTH, MIN_DEPTH, PARTS, Manifest, part_of
 from retrieval_index.perplexity import Scorer
+from retrieval_index.progress import Advance, silent
 from retrieval_index.scores import ScoreFile, limit_for
 from speculation.errors import ConfigurationError
-from speculation.successors import FILE as SUCCESSORS
+from speculation.files import write_whole
 
 HISTOGRAM = "perplexity.png"
 _SCORES = "scores"
@@ -75,9 +76,6 @@ class Encode(Protocol):
         ...
 
 
-Advance = Callable[[str, int, int], None]
-
-
 def build_index(
     documents: Sequence[Document],
     target: Target,
@@ -85,7 +83,7 @@ def build_index(
     scorer: Callable[[], Scorer],
     out: Path,
     config: BuildConfig,
-    advance: Advance = lambda stage, done, total: None,
+    advance: Advance = silent,
 ) -> Manifest:
     """Build an index in ``out``.
 
@@ -124,7 +122,7 @@ def build_index(
         tokens=count,
         depth=config.depth,
         perplexity_limit=limit,
-        parts={name: part_of(finished / name) for name in (ngrams.KEYS, ngrams.COUNTS, SUCCESSORS)},
+        parts={name: part_of(finished / name) for name in PARTS},
     )
     _put_in_place(finished, out, manifest)
     finished.rmdir()
@@ -143,9 +141,7 @@ def _put_in_place(finished: Path, out: Path, manifest: Manifest) -> None:
     (out / FILE).unlink(missing_ok=True)
     for file in finished.iterdir():
         os.replace(file, out / file.name)
-    partial = out / (FILE + ".partial")
-    partial.write_text(manifest.to_json())
-    os.replace(partial, out / FILE)
+    write_whole(out / FILE, manifest.to_json().encode())
 
 
 def _score(
@@ -160,11 +156,11 @@ def _score(
     missing = [n for n, document in enumerate(documents) if document.digest not in scores.perplexities]
     missing.sort(key=lambda number: min(len(tokens[number]), config.score_tokens))
     total, done = len(documents), len(documents) - len(missing)
-    model = scorer() if missing else None
     advance("perplexity", done, total)
+    if not missing:
+        return
+    model = scorer()
     for batch in _batches(missing, [min(len(ids), config.score_tokens) for ids in tokens]):
-        if model is None:
-            break
         for number, score in zip(
             batch, model.score([tokens[n][: config.score_tokens].tolist() for n in batch]), strict=True
         ):

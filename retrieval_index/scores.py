@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval_index.perplexity import Score
+from speculation.files import write_whole
 
 _LINES, _ROWS = "scores.jsonl", "likely.bin"
 
@@ -46,9 +46,7 @@ class ScoreFile:
             kept.append(line)
         self._key = key
         self._end = rows
-        partial = self._lines.with_name(_LINES + ".partial")
-        partial.write_text("".join(line + "\n" for line in kept))
-        os.replace(partial, self._lines)
+        write_whole(self._lines, "".join(line + "\n" for line in kept).encode())
         with self._rows.open("ab") as file:
             file.truncate(4 * width * rows)
 

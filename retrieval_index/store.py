@@ -19,7 +19,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from typing import Any, cast
 import redis
 
 from retrieval_index.manifest import FILE, Manifest, Part, part_of, read_manifest, verify
+from retrieval_index.progress import Advance, silent
 from retrieval_index.urls import without_password
 from speculation.errors import ConfigurationError, Unavailable
 
@@ -40,8 +41,6 @@ _TIMEOUT_S = 5.0
 _CHANGES_KEPT = 100
 # The live version and the one before it.
 _VERSIONS_KEPT = 2
-
-Advance = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -132,7 +131,7 @@ class IndexStore:
         *,
         promote: bool = True,
         patience_s: float = 60.0,
-        advance: Advance = lambda part, done, total: None,
+        advance: Advance = silent,
     ) -> str:
         """Upload an index and, with ``promote``, make it live; returns its version.
 
@@ -245,7 +244,6 @@ class IndexStore:
             with self._speaking():
                 for name, part in manifest.parts.items():
                     self._download(partial / name, version, name, part)
-            verify(partial, manifest)
             (partial / FILE).write_text(manifest.to_json())
             try:
                 os.replace(partial, folder)

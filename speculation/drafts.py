@@ -80,14 +80,14 @@ class Drafts:
 
     def count_step(self, tokens: Sequence[int]) -> Draft | None:
         """Note whether the coming step has its draft, and give it."""
-        found = self._find(tokens) or self._find_late(tokens)
+        found = self._best(tokens)
         self._misses = self._misses + 1 if found is None else 0
         return None if found is None else found[0]
 
     def take(self, tokens: Sequence[int], max_nodes: int, max_depth: int) -> TokenTree:
         """The newest tree that grows from exactly ``tokens``, or what is left of one that came too late, cut to what can be
         used; else the empty tree."""
-        found = self._find(tokens) or self._find_late(tokens)
+        found = self._best(tokens)
         if found is None:
             return EMPTY_TREE
         tree = found[1]
@@ -95,6 +95,9 @@ class Drafts:
             # Sampled tokens must not be left out by looking at them; by their number all of them may.
             return EMPTY_TREE
         return prune(tree, max_nodes, max_depth)
+
+    def _best(self, tokens: Sequence[int]) -> tuple[Draft, TokenTree] | None:
+        return self._find(tokens) or self._find_late(tokens)
 
     def _find(self, tokens: Sequence[int]) -> tuple[Draft, TokenTree] | None:
         for draft in reversed(self._waiting):

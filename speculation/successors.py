@@ -6,13 +6,13 @@ row of token ids (uint32) for each token. A row of the largest id says that noth
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from speculation.errors import ConfigurationError
+from speculation.files import write_whole
 
 # Its name inside an index.
 FILE = "successors.bin"
@@ -26,11 +26,6 @@ class Successors:
 
     def __init__(self, table: NDArray[np.uint32]) -> None:
         self._table = table
-
-    @property
-    def vocab_size(self) -> int:
-        """Number of rows."""
-        return len(self._table)
 
     def after(self, token: int) -> list[int]:
         """What is likely after ``token``."""
@@ -48,9 +43,7 @@ def empty(vocab_size: int, k: int) -> NDArray[np.uint32]:
 def write(path: Path, table: NDArray[np.uint32]) -> None:
     """Write a table, whole or not at all."""
     shape = np.asarray(table.shape, dtype="<u4")
-    partial = path.with_name(path.name + ".partial")
-    partial.write_bytes(_MARK + shape.tobytes() + np.ascontiguousarray(table, dtype="<u4").tobytes())
-    os.replace(partial, path)
+    write_whole(path, _MARK + shape.tobytes() + np.ascontiguousarray(table, dtype="<u4").tobytes())
 
 
 def read(path: Path) -> Successors:

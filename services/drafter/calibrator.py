@@ -12,12 +12,14 @@ from. A kind's weight begins at the odds that its source believes in.
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from speculation.files import write_whole
 
 log = logging.getLogger(__name__)
 
@@ -63,11 +65,9 @@ class Calibrator:
             "version": _VERSION,
             "weights": {kind: [round(self._weights[kind], 4), round(s, 4)] for kind, s in self._squares.items()},
         }
-        partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps(content, indent=0, sort_keys=True))
-            os.replace(partial, path)
+            write_whole(path, json.dumps(content, indent=0, sort_keys=True).encode())
         except OSError as error:
             log.warning("cannot save what sources are worth to %s: %s", path, error)
 
@@ -90,7 +90,7 @@ class Calibrator:
             self._weights[kind], self._squares[kind] = float(weight), float(square)
         return True
 
-    def _score(self, kinds: Sequence[str]) -> float:
+    def _score(self, kinds: tuple[str, ...]) -> float:
         weights = self._weights
         if len(kinds) == 1:
             weight = weights.get(kinds[0])
@@ -98,7 +98,9 @@ class Calibrator:
         return sum(weights.get(kind, _first_weight(kind)) for kind in _with_agreement(kinds))
 
 
-def _with_agreement(kinds: Sequence[str]) -> Sequence[str]:
+# Asked at every node, for a few thousand combinations at most.
+@functools.lru_cache(maxsize=1 << 16)
+def _with_agreement(kinds: tuple[str, ...]) -> tuple[str, ...]:
     if len(kinds) == 1:
         return kinds
     # How much more two say than one depends on who they are and how they see it, roughly.

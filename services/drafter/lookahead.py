@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 from services.drafter.config import LookaheadConfig
+from services.drafter.ngrams import Ngrams
 from services.drafter.window import Window
 from speculation.messages import OpenSession, StepReport
 from speculation.tree import chain, merge, prune
@@ -60,20 +61,19 @@ class LookaheadSession:
     """The window and the pool of one request."""
 
     def __init__(self, config: LookaheadConfig, message: OpenSession) -> None:
-        self._config = config
         self._pool = Pool(config.guesses)
         self._window = Window(ngram=config.ngram, width=config.window, tokens=message.tokens, seed=message.seed)
-        self._tail: list[int] = []
+        self._text = Ngrams(config.ngram)
         self._read(message.tokens)
 
     def draft(self, max_nodes: int) -> TokenTree:
         """See ``SourceSession``: guesses first, then the window as far as there is room."""
-        tree = guesses(self._pool.after(self._tail[-1]), NAME, max_nodes)
+        tree = guesses(self._pool.after(self._text.tail[-1]), NAME, max_nodes)
         return self._window.attach(tree, NAME, max_nodes - len(tree))
 
     def observe(self, report: StepReport) -> None:
         """See ``SourceSession``."""
-        for ngram in self._window.advance(report, lambda _, likely: likely[0]):
+        for ngram in self._window.advance(report, lambda likely: likely[0]):
             self._pool.add(ngram[0], ngram[1:])
         self._read(report.committed)
 
@@ -81,10 +81,8 @@ class LookaheadSession:
         """See ``SourceSession``: nothing outlives the request."""
 
     def _read(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            self._tail = [*self._tail, token][-self._config.ngram :]
-            if len(self._tail) == self._config.ngram:
-                self._pool.add(self._tail[0], tuple(self._tail[1:]))
+        for ngram in self._text.read(tokens):
+            self._pool.add(ngram[0], ngram[1:])
 
 
 def guesses(continuations: Sequence[Sequence[int]], source: str, max_nodes: int) -> TokenTree:

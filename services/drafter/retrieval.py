@@ -6,6 +6,7 @@ says how likely a beginning is. REST's own rule of acceptance was not lossless w
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from speculation.messages import Continuation, OpenSession, StepReport
@@ -16,7 +17,7 @@ from speculation.types import TokenTree
 _BY_LENGTH = (0.0, 0.15, 0.3, 0.45, 0.55, 0.65, 0.7, 0.75)
 _LONG = 0.8
 # Tokens of the text's end that are looked up.
-_QUERIED = 16
+QUERIED = 16
 
 
 class Retrieval:
@@ -35,7 +36,7 @@ class RetrievalSession:
 
     def __init__(self, name: str, message: OpenSession) -> None:
         self._name = name
-        self._recent = list(message.tokens[-_QUERIED:])
+        self._recent = deque(message.tokens, maxlen=QUERIED)
         self._hits: Sequence[Continuation] = ()
 
     def query(self) -> Sequence[int]:
@@ -52,7 +53,7 @@ class RetrievalSession:
 
     def observe(self, report: StepReport) -> None:
         """See ``SourceSession``."""
-        self._recent = [*self._recent, *report.committed][-_QUERIED:]
+        self._recent.extend(report.committed)
         self._hits = ()
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
@@ -68,8 +69,8 @@ class Sources:
     def save(self) -> None:
         """Keep what was learnt of the sources, where that is asked for."""
         for names, calibrator in self._calibrators.items():
-            if self._config.calibration is not None:
-                calibrator.save(self._config.calibration.with_suffix(f".{'-'.join(names)}.json"))
+            if (file := self._file(names)) is not None:
+                calibrator.save(file)
 
     def _tree_source(self, name: str) -> Source:
         if name not in self._trees:
@@ -89,9 +90,14 @@ class Sources:
             for name in names:
                 prior |= self._walked_source(name).prior if name in WALKED else prior_of(name)
             found = self._calibrators[names] = Calibrator(prior)
-            if self._config.calibration is not None:
-                found.load(self._config.calibration.with_suffix(f".{'-'.join(names)}.json"))
+            if (file := self._file(names)) is not None:
+                found.load(file)
         return found
+
+    def _file(self, names: tuple[str, ...]) -> Path | None:
+        """Where what is learnt of a combination is kept."""
+        kept = self._config.calibration
+        return None if kept is None else kept.with_suffix(f".{'-'.join(names)}.json")
 
 
 def _retrieving(sessions: Sequence[object]) -> list[Retrieving]:

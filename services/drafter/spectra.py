@@ -11,10 +11,13 @@ argmax in both branches).
 from __future__ import annotations
 
 import random
+from collections import deque
 from collections.abc import Sequence
 
 from services.drafter.config import SpectraConfig
 from services.drafter.lookahead import Pool, guesses
+from services.drafter.ngrams import Ngrams
+from services.drafter.retrieval import QUERIED
 from services.drafter.window import Window
 from speculation.messages import Continuation, OpenSession, StepReport
 from speculation.types import TokenTree
@@ -45,7 +48,7 @@ class SpectraSession:
         self._backward: dict[tuple[int, ...], int] = {}
         self._window = Window(ngram=config.ngram, width=config.window, tokens=message.tokens, seed=message.seed)
         self._random = random.Random(message.seed)
-        self._tail: list[int] = []
+        self._text = Ngrams(config.ngram)
         self._read(message.tokens)
 
     def draft(self, max_nodes: int) -> TokenTree:
@@ -67,13 +70,13 @@ class SpectraSession:
         if self._config.backward and (chained := self._chain()):
             found.append(chained)
         if self._config.forward:
-            found += self._forward.after(self._tail[-1])
+            found += self._forward.after(self._text.tail[-1])
         return found[: self._config.guesses]
 
     def _chain(self) -> tuple[int, ...]:
         """The guess of dynamic length."""
         most = self._config.ngram - 1
-        text = list(self._tail)
+        text = list(self._text.tail)
         for _ in range(most):
             for length in range(min(most, len(text)), 0, -1):
                 follower = self._backward.get(tuple(text[-length:]))
@@ -82,7 +85,7 @@ class SpectraSession:
                     break
             else:
                 break
-        return tuple(text[len(self._tail) :])
+        return tuple(text[len(self._text.tail) :])
 
     def _enter(self, ngram: Sequence[int]) -> None:
         last = len(ngram) - 1
@@ -92,12 +95,10 @@ class SpectraSession:
             self._backward[tuple(ngram[: end + 1])] = ngram[end + 1]
 
     def _read(self, tokens: Sequence[int]) -> None:
-        for token in tokens:
-            self._tail = [*self._tail, token][-self._config.ngram :]
-            if len(self._tail) == self._config.ngram:
-                self._enter(self._tail)
+        for ngram in self._text.read(tokens):
+            self._enter(ngram)
 
-    def _choose(self, column: Sequence[int], likely: Sequence[int]) -> int:
+    def _choose(self, likely: Sequence[int]) -> int:
         if self._random.random() < self._config.explore_prob:
             return next((token for token in likely if token not in self._forward), likely[0])
         return likely[0]
@@ -108,7 +109,7 @@ class RetrievingSpectraSession(SpectraSession):
 
     def __init__(self, config: SpectraConfig, name: str, message: OpenSession) -> None:
         self._hits: list[tuple[int, ...]] = []
-        self._recent = list(message.tokens[-_QUERIED:])
+        self._recent = deque(message.tokens, maxlen=QUERIED)
         super().__init__(config, name, message)
 
     def query(self) -> Sequence[int]:
@@ -121,14 +122,10 @@ class RetrievingSpectraSession(SpectraSession):
 
     def observe(self, report: StepReport) -> None:
         """See ``SourceSession``."""
-        self._recent = [*self._recent, *report.committed][-_QUERIED:]
+        self._recent.extend(report.committed)
         super().observe(report)
 
     def _guesses(self) -> list[tuple[int, ...]]:
         # Guesses from the corpus take the places that the dictionaries leave, but always one.
         own, most = super()._guesses(), self._config.guesses
         return [*own[: most - 1], *self._hits, *own[most - 1 :]][:most] if self._hits else own
-
-
-# Tokens of the text's end that are looked up.
-_QUERIED = 16

@@ -16,8 +16,12 @@ from speculation.messages import StepReport
 from speculation.tree import ROOT
 from speculation.types import TokenTree
 
-# What a column's token is: chosen among the model's likeliest ones after it, given the column.
-Choose = Callable[[Sequence[int], Sequence[int]], int]
+# Which of the model's likeliest tokens after a column becomes its next one.
+Choose = Callable[[Sequence[int]], int]
+
+# What a probe is held to be worth, in accepted tokens per step, before any was computed; then what the request's steps show.
+_FIRST_WORTH = 0.02
+_WORTH_WEIGHT = 0.05
 
 
 class Window:
@@ -74,13 +78,8 @@ class Window:
             # Near an answer's end trees are cut by depth, and columns with them.
             if [seen.tree.tokens[node] for node in nodes] != column or at > len(seen.probe_ids):
                 break
-            column.append(choose(column, seen.probe_ids[at - 1]))
+            column.append(choose(seen.probe_ids[at - 1]))
             if len(column) > self._depth:
                 complete.append(tuple(column))
                 del column[0]
         return complete
-
-
-# What a probe is held to be worth, in accepted tokens per step, before any was computed; then what the request's steps show.
-_FIRST_WORTH = 0.02
-_WORTH_WEIGHT = 0.05

@@ -9,15 +9,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-import os
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
 from retrieval_index.index import Index, check_tokenizer, open_index
-from retrieval_index.store import IndexStore, is_whole
+from retrieval_index.store import IndexStore
 from services.retrieval.config import RetrievalConfig
 from speculation.errors import ConfigurationError, OutriderError, Unavailable
+from speculation.files import write_whole
 from speculation.messages import RetrievalQuery, Retrieved
 
 log = logging.getLogger(__name__)
@@ -130,12 +129,12 @@ class RetrievalService:
 
     def _load(self, store: IndexStore, version: str) -> Index:
         cache = self._cache(store)
-        check_tokenizer(store.manifest(version), self._config.tokenizer_sha256, f"{version} at {store.origin}")
-        index = open_index(store.fetch(version, cache), self._config.tokenizer_sha256)
+        manifest = store.manifest(version)
+        check_tokenizer(manifest, self._config.tokenizer_sha256, f"{version} at {store.origin}")
+        # What is fetched is verified: large indexes need not be read once more.
+        index = Index(store.fetch(version, cache), manifest)
         try:
-            partial = cache / f"{_LAST_LIVE}.{secrets.token_hex(4)}.partial"
-            partial.write_text(version)
-            os.replace(partial, cache / _LAST_LIVE)
+            write_whole(cache / _LAST_LIVE, version.encode())
         except OSError as error:
             log.warning("cannot note which version was live last: %s", error)
         return index
@@ -144,13 +143,13 @@ class RetrievalService:
         """Without Redis at start: the version that was live when it was last seen."""
         try:
             version = (self._cache(store) / _LAST_LIVE).read_text()
-            folder = self._cache(store) / Path(version).name
-            if not is_whole(folder, version):
-                return
-            self._index = open_index(folder, self._config.tokenizer_sha256)
+            index = open_index(self._cache(store) / Path(version).name, self._config.tokenizer_sha256)
+            if index.manifest.version != version:
+                raise ValueError(f"{index.manifest.version} lies where {version} should")
         except (OSError, ValueError, OutriderError) as error:
             log.debug("no index from earlier: %s", error)
             return
+        self._index = index
         log.error("Redis is not there; serving version %s, live when it last was", version)
 
     def _cache(self, store: IndexStore) -> Path:

@@ -58,13 +58,13 @@ def test_the_window_is_a_tree_of_probes() -> None:
     # The second column's first token sees the first column's.
     assert first.parents == (-1, 0)
     assert first.probes == (0, 1)
-    assert columns.advance(report(1, observation=computed(first, {5: 6})), lambda _, likely: likely[0]) == []
+    assert columns.advance(report(1, observation=computed(first, {5: 6})), lambda likely: likely[0]) == []
     second = columns.attach(chain([1], "x", [0.5]), "w", 8)
     assert second.tokens == (1, 5, 6, 5, 6)
     # Each column's second token hangs on its first, and sees nothing of its neighbour's second.
     assert second.parents == (-1, -1, 1, 1, 3)
     assert second.probes == (1, 2, 3, 4)
-    grams = columns.advance(report(1, observation=computed(second, {6: 7})), lambda _, likely: likely[0])
+    grams = columns.advance(report(1, observation=computed(second, {6: 7})), lambda likely: likely[0])
     assert grams == [(5, 6, 7)] * 2
     assert columns.attach(EMPTY_TREE, "w", 8).tokens == (6, 7, 6, 7)
 
@@ -74,7 +74,7 @@ def test_a_window_gets_by_with_few_rows_or_none() -> None:
     assert len(columns.attach(EMPTY_TREE, "w", 3)) == 3
     assert len(columns.attach(EMPTY_TREE, "w", 0)) == 0
     part = columns.attach(EMPTY_TREE, "w", 2)
-    columns.advance(report(1, observation=computed(part, {5: 6})), lambda _, likely: likely[0])
+    columns.advance(report(1, observation=computed(part, {5: 6})), lambda likely: likely[0])
     # Two columns have got longer, the others wait.
     assert columns.attach(EMPTY_TREE, "w", 9).tokens == (5, 6, 5, 6, 5, 5)
 
@@ -156,14 +156,12 @@ def test_hits_take_the_places_that_are_left() -> None:
 def test_columns_that_were_cut_by_depth_wait() -> None:
     columns = window(ngram=4, width=2)
     for say in ({5: 6}, {6: 7}):
-        columns.advance(
-            report(1, observation=computed(columns.attach(EMPTY_TREE, "w", 9), say)), lambda _, likely: likely[0]
-        )
+        columns.advance(report(1, observation=computed(columns.attach(EMPTY_TREE, "w", 9), say)), lambda likely: likely[0])
     whole = columns.attach(EMPTY_TREE, "w", 9)
     assert whole.tokens == (5, 6, 7, 5, 6, 7)
     cut = prune(whole, 9, 3)
     assert cut.tokens == (5, 6, 7, 5, 6)
-    assert columns.advance(report(1, observation=computed(cut, {7: 8})), lambda _, likely: likely[0]) == [(5, 6, 7, 8)]
+    assert columns.advance(report(1, observation=computed(cut, {7: 8})), lambda likely: likely[0]) == [(5, 6, 7, 8)]
     assert columns.attach(EMPTY_TREE, "w", 9).tokens == (6, 7, 8, 5, 6, 7)
 
 
