@@ -162,6 +162,19 @@ def rollback(redis: Url, name: Name = "default") -> None:
     out.print(f"version {IndexStore(redis, name).rollback()} is live again")
 
 
+@app.command()
+def delete(
+    version: Annotated[str, typer.Argument(help="As outrider index list shows it; not the live one.")],
+    redis: Url,
+    name: Name = "default",
+) -> None:
+    """Delete a version that is not live. Of those that were live, the latest two are kept without that."""
+    from retrieval_index.store import IndexStore
+
+    IndexStore(redis, name).delete(version)
+    out.print(f"version {version} is deleted")
+
+
 @app.command("redis")
 def run_redis(
     data: Annotated[Path | None, typer.Option(help="Folder for its data. Default: they are gone with it.")] = None,

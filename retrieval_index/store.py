@@ -16,10 +16,11 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,7 @@ _PIECE = 8 << 20
 _LOCK_MS = 30_000
 _TIMEOUT_S = 5.0
 _CHANGES_KEPT = 100
+_VERSION = re.compile("[0-9a-f]{16}")
 # The live version and the one before it.
 _VERSIONS_KEPT = 2
 
@@ -103,6 +105,13 @@ def is_whole(folder: Path, version: str) -> bool:
     except (ConfigurationError, OSError):
         return False
     return manifest.version == version
+
+
+def prune(cache: Path, keep: Collection[str]) -> None:
+    """Delete from a cache folder every version but some. A replica that still maps one goes on with what it has mapped."""
+    for folder in cache.iterdir():
+        if folder.is_dir() and folder.name not in keep and _VERSION.fullmatch(folder.name):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class IndexStore:
@@ -224,6 +233,21 @@ class IndexStore:
             self.manifest(history[1])
             self._make_live(history[1], turn)
         return history[1]
+
+    def delete(self, version: str) -> None:
+        """Delete a version that is not in use, such as one that was published and never made live.
+
+        Raises:
+            ConfigurationError: it is the live one, or there is none such.
+            Unavailable: Redis is not there or refuses, or somebody is publishing.
+        """
+        with self._speaking(), self._publishing(_TIMEOUT_S):
+            if version == self.live():
+                raise ConfigurationError(f"version {version} of {self._name} is live: promote another one first")
+            if not self._redis.exists(self._key("manifest", version)):
+                raise ConfigurationError(f"there is no version {version} of {self._name} at {self.origin}")
+            self._redis.lrem(self._key("history"), 0, version)
+            self._forget(version)
 
     def fetch(self, version: str, cache: Path) -> Path:
         """The folder of a version, downloaded into ``cache`` if it is not there yet, and verified.

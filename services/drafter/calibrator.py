@@ -60,11 +60,15 @@ class Calibrator:
                 self._weights[kind] = min(_LARGEST, max(-_LARGEST, weight))
 
     def save(self, path: Path) -> None:
-        """Write the weights, whole or not at all. That it fails costs only what was learnt."""
-        content = {
-            "version": _VERSION,
-            "weights": {kind: [round(self._weights[kind], 4), round(s, 4)] for kind, s in self._squares.items()},
-        }
+        """Write the weights, whole or not at all. That it fails costs only what was learnt.
+
+        Where another drafter has written, each kind stays with the one that has learnt more of it.
+        """
+        entries = self._read(path) if path.exists() else {}
+        for kind, square in self._squares.items():
+            if square >= entries.get(kind, (0.0, 0.0))[1]:
+                entries[kind] = (round(self._weights[kind], 4), round(square, 4))
+        content = {"version": _VERSION, "weights": entries}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, json.dumps(content, indent=0, sort_keys=True).encode())
@@ -73,22 +77,25 @@ class Calibrator:
 
     def load(self, path: Path) -> bool:
         """Take over what was saved; whether there was anything usable. A file that is none is told of and left alone."""
-        if not path.exists():
-            return False
+        entries = self._read(path) if path.exists() else {}
+        for kind, (weight, square) in entries.items():
+            self._weights[kind], self._squares[kind] = weight, square
+        return bool(entries)
+
+    def _read(self, path: Path) -> dict[str, tuple[float, float]]:
+        """Weights and squares by kind; none where the file is none of ours."""
         try:
             content = json.loads(path.read_text())
-            entries = dict(content["weights"])
             if content["version"] != _VERSION:
                 raise ValueError(f"version {content['version']}")
+            entries = {kind: (float(weight), float(square)) for kind, (weight, square) in content["weights"].items()}
             for kind, (weight, square) in entries.items():
                 if not (abs(weight) <= _LARGEST and 1 <= square < math.inf):
                     raise ValueError(f"{kind}: {weight}, {square}")
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             log.warning("%s is no file of weights (%s): sources are judged anew", path, error)
-            return False
-        for kind, (weight, square) in entries.items():
-            self._weights[kind], self._squares[kind] = float(weight), float(square)
-        return True
+            return {}
+        return entries
 
     def _score(self, kinds: tuple[str, ...]) -> float:
         weights = self._weights

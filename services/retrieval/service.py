@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from retrieval_index.index import Index, check_tokenizer, open_index
-from retrieval_index.store import IndexStore
+from retrieval_index.store import IndexStore, prune
 from services.retrieval.config import RetrievalConfig
 from speculation.errors import ConfigurationError, OutriderError, Unavailable
 from speculation.files import write_whole
@@ -135,6 +135,8 @@ class RetrievalService:
         index = Index(store.fetch(version, cache), manifest)
         try:
             write_whole(cache / _LAST_LIVE, version.encode())
+            # The one before is what a rollback asks for.
+            prune(cache, {version, self.version or version})
         except OSError as error:
             log.warning("cannot note which version was live last: %s", error)
         return index

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from retrieval_index.manifest import FILE
 from retrieval_index.store import IndexStore
 from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
 from services.links.in_process import InProcessRetrievalLink
@@ -179,6 +180,11 @@ async def test_versions_change_under_load_and_nobody_notices(tmp_path: Path, kin
             await asking
             changes = [answers[0], *(after for before, after in pairwise(answers) if after != before)]
             assert changes == ["0", "1", "2", "3", "2"]
+            # Of what has been fetched, the version in use and the one before it are kept.
+            kept = {
+                folder.name for folder in (tmp_path / "cache").rglob("*") if folder.is_dir() and (folder / FILE).exists()
+            }
+            assert kept == {running.version, version}
 
 
 async def test_an_unusable_version_is_refused_and_the_old_one_stays(tmp_path: Path) -> None:

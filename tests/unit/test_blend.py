@@ -123,6 +123,24 @@ def test_what_is_learnt_survives_and_holds_no_text(tmp_path: Path) -> None:
     assert later.probabilities([(1, ("a:0",))]) == pytest.approx(calibrator.probabilities([(1, ("a:0",))]), abs=1e-3)
 
 
+def test_two_drafters_that_share_a_file_keep_what_each_has_learnt(tmp_path: Path) -> None:
+    file = tmp_path / "c.json"
+    first, second = (Calibrator({"a:0": 0.5, "b:0": 0.5}) for _ in range(2))
+    for _ in range(50):
+        first.learn([(1, ("a:0",))], 1)
+        second.learn([(1, ("b:0",))], 1)
+    second.learn([(1, ("a:0",))], 2)
+    first.save(file)
+    second.save(file)
+    later = Calibrator({"a:0": 0.5, "b:0": 0.5})
+    later.load(file)
+    chances = later.probabilities([(1, ("a:0",))]), later.probabilities([(1, ("b:0",))])
+    assert chances == (
+        pytest.approx(first.probabilities([(1, ("a:0",))]), abs=1e-3),
+        pytest.approx(second.probabilities([(1, ("b:0",))]), abs=1e-3),
+    )
+
+
 @pytest.mark.parametrize(
     "content",
     [

@@ -67,6 +67,24 @@ def test_versions_come_and_go(url: str, indexes: list[Path], tmp_path: Path, mon
     assert not list((tmp_path / "cache").glob("*.partial"))
 
 
+def test_a_version_that_is_not_live_can_be_deleted(url: str, indexes: list[Path]) -> None:
+    store = IndexStore(url, "i")
+    one = store.publish(indexes[0])
+    two = store.publish(indexes[1], promote=False)
+    store.delete(two)
+    assert [each.version for each in store.versions()] == [one]
+    assert not [key for key in redis.Redis.from_url(url).scan_iter() if two.encode() in key]
+    with pytest.raises(ConfigurationError, match=f"version {one} of i is live: promote another one first"):
+        store.delete(one)
+    with pytest.raises(ConfigurationError, match=f"no version {two}"):
+        store.delete(two)
+    # What has been deleted cannot be rolled back to.
+    store.publish(indexes[1])
+    store.delete(one)
+    with pytest.raises(ConfigurationError, match="no version before"):
+        store.rollback()
+
+
 def test_names_are_apart(url: str, indexes: list[Path]) -> None:
     IndexStore(url, "a").publish(indexes[0])
     assert IndexStore(url, "b").live() is None
