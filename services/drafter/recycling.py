@@ -2,11 +2,12 @@
 
 Every pass shows the likeliest ids after each verified node, rejected ones too. The table keeps them, the last word counts.
 The paper's table goes by the last token; here the last two and three are asked first, where they have been seen together.
+What was likely one or two tokens ago and did not come often comes now.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 
 from services.drafter.config import RecyclingConfig
@@ -26,12 +27,17 @@ _BY_ORDER = {
     1: (0.2, 0.08, 0.04, 0.035, 0.02, 0.015, 0.012, 0.011),
 }
 _RANKS = len(_BY_ORDER[1])
+# The same of what was passed over at the last token, and at the one before.
+_PASSED_OVER = ((0.026, 0.016, 0.014, 0.011, 0.008, 0.007), (0.02, 0.012, 0.006, 0.005, 0.004, 0.004))
 _BY_SEEN = (0.05, 0.075, 0.2, 0.67)
 _KINDS = {order: tuple(f"top:{order}:{rank}" for rank in range(_RANKS)) for order in _ORDERS}
 _SEEN = tuple(f"seen:{order}" for order in range(max(_ORDERS) + 1))
+_PASSED = tuple(tuple(f"passed:{ago}:{rank}" for rank in range(len(by))) for ago, by in enumerate(_PASSED_OVER))
 _SNAPSHOT = tuple(f"snapshot:{rank}" for rank in range(_RANKS))
 PRIOR = {kind: p for order in _ORDERS for kind, p in zip(_KINDS[order], _BY_ORDER[order], strict=True)}
 PRIOR |= dict(zip(_SEEN, _BY_SEEN, strict=True)) | dict(zip(_SNAPSHOT, _BY_ORDER[1], strict=True))
+for _kinds, _by in zip(_PASSED, _PASSED_OVER, strict=True):
+    PRIOR |= dict(zip(_kinds, _by, strict=True))
 
 Context = tuple[int, ...]
 
@@ -104,6 +110,8 @@ class RecyclingSession:
         self._table = table
         self._warm = warm
         self._context: Context = ()
+        # Of the latest tokens, latest first: what was likely in their place.
+        self._passed: deque[tuple[int, ...]] = deque(maxlen=len(_PASSED))
         self._read(tokens)
 
     def start(self) -> Context:
@@ -115,7 +123,7 @@ class RecyclingSession:
         return (*place, token)[-_ORDERS[0] :]
 
     def candidates(self, place: Context) -> Iterator[tuple[int, str]]:
-        """See ``PathSource``: of the longest context that a pass has shown, then of shorter ones."""
+        """See ``PathSource``: of the longest context that a pass has shown, then of shorter ones; what else may fit last."""
         known: set[int] = set()
         for order in _ORDERS:
             for rank, token in enumerate(self._table.top(place[-order:])[:_RANKS]):
@@ -128,12 +136,24 @@ class RecyclingSession:
                 known.add(seen)
                 yield seen, _SEEN[order]
         if not known and self._warm is not None:
-            yield from zip(dict.fromkeys(self._warm.after(place[-1])), _SNAPSHOT, strict=False)
+            for token, kind in zip(dict.fromkeys(self._warm.after(place[-1])), _SNAPSHOT, strict=False):
+                known.add(token)
+                yield token, kind
+        # Only at the text's end, not on the way down a tree.
+        if place is self._context:
+            for passed, kinds in zip(self._passed, _PASSED, strict=False):
+                for token, kind in zip(passed, kinds, strict=False):
+                    if token not in known:
+                        known.add(token)
+                        yield token, kind
 
     def observe(self, report: StepReport) -> None:
         """See ``PathSource``."""
         if report.observation is not None and report.observation.top_ids:
             self._learn(report.observation)
+            for token, node in zip(report.committed, (ROOT, *report.accepted_path), strict=False):
+                likely = report.observation.top_ids[node + 1]
+                self._passed.appendleft(tuple(each for each in likely if each != token))
         self._read(report.committed)
 
     def close(self) -> None:

@@ -25,9 +25,15 @@ def opening(tokens: list[int], tenant: str = "t", prompt_length: int | None = No
     return OpenSession(session_id="s", tokens=tuple(tokens), prompt_length=length, sources=(), max_nodes=8, tenant=tenant)
 
 
-def report(*committed: int, observation: Observation | None = None) -> StepReport:
+def report(*committed: int, observation: Observation | None = None, accepted: tuple[int, ...] = ()) -> StepReport:
     return StepReport(
-        session_id="s", committed=committed, length=0, prefix_hash=0, accepted_path=(), max_nodes=8, observation=observation
+        session_id="s",
+        committed=committed,
+        length=0,
+        prefix_hash=0,
+        accepted_path=accepted,
+        max_nodes=8,
+        observation=observation,
     )
 
 
@@ -160,9 +166,9 @@ def test_recycling_follows_what_the_target_held_likely() -> None:
     source = Recycling(RecyclingConfig())
     session = source.open(opening([1, 2]))
     seen = Observation(tree=chain([3, 9], "x"), top_ids=((3, 4), (5, 6), (7, 8)))
-    session.observe(report(3, 5, observation=seen))
-    # After 2 came 3 or 4, after 3 5 or 6, after the rejected 9 7 or 8; nothing is known of 5.
-    assert len(draft(session, 4)) == 0
+    session.observe(report(3, 5, observation=seen, accepted=(0,)))
+    # After 2 came 3 or 4, after 3 5 or 6, after the rejected 9 7 or 8; of 5 only what was likely in its place and before it.
+    assert paths(draft(session, 4)) == [(6,), (4,)]
     found = paths(draft(source.open(opening([1, 2])), 6))
     assert found[:3] == [(3,), (3, 5), (4,)]
     assert (3, 6) in found
