@@ -76,7 +76,6 @@ def bench(
         return
     from benchmarks.lineup import LineupConfig
     from benchmarks.measure import Schedule
-    from services.router.strategies import served
     from speculation.types import SamplingParams
 
     try:
@@ -91,7 +90,7 @@ def bench(
     )
     loaded = _settings(config, settings, model)
     lineup = LineupConfig(
-        strategies=served(retrieval=loaded.retrieval.enabled) if strategies is None else _names(strategies),
+        strategies=_served(loaded) if strategies is None else _names(strategies),
         peers=() if peers == "none" else _names(peers),
         on_ray=on == "ray",
         timeout_s=timeout,
@@ -276,6 +275,12 @@ def _with_room(settings: Settings, at_once: int) -> Settings:
     """Settings under which so many requests are decoded at once, as the table will say."""
     verifier = settings.verifier.model_copy(update={"max_num_seqs": max(at_once, settings.verifier.max_num_seqs)})
     return settings.model_copy(update={"verifier": verifier})
+
+
+def _served(settings: Settings) -> tuple[str, ...]:
+    from services.router.strategies import served
+
+    return served(retrieval=settings.retrieval.enabled, semantic=settings.retrieval.semantic)
 
 
 def _names(text: str) -> tuple[str, ...]:

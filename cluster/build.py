@@ -153,7 +153,7 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
         ConfigurationError: both a folder and Redis are named, the folder holds no index or one for another tokenizer, the
             URL is none, or the model has no tokenizer.
     """
-    from retrieval_index.index import check_tokenizer
+    from retrieval_index.index import check_index
     from retrieval_index.manifest import read_manifest, tokenizer_digest
     from retrieval_index.store import IndexStore
 
@@ -162,7 +162,8 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
         raise ConfigurationError("retrieval.index and retrieval.redis_url: set one of the two")
     digest = tokenizer_digest(model.path)
     if retrieval.index is not None:
-        check_tokenizer(read_manifest(retrieval.index), digest, str(retrieval.index))
+        manifest = read_manifest(retrieval.index)
+        check_index(manifest, digest, str(retrieval.index), semantic=retrieval.semantic)
     if retrieval.redis_url is not None:
         IndexStore(retrieval.redis_url, retrieval.name).close()
     return RetrievalConfig(
@@ -171,6 +172,7 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
         name=retrieval.name,
         cache_dir=settings.cache_dir / "indexes",
         tokenizer_sha256=digest,
+        semantic=retrieval.semantic,
     )
 
 
@@ -238,6 +240,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         num_speculative_tokens=router.num_speculative_tokens,
         acceptance=router.acceptance,
         retrieval=settings.retrieval.enabled,
+        semantic=settings.retrieval.enabled and settings.retrieval.semantic,
     )
     check_default(strategy)
     return RouterConfig(model_path=str(model.path), strategy=strategy)

@@ -155,6 +155,9 @@ class RetrievalSettings(Placed):
         None, description="redis:// or rediss:// URL where versions are published; the live one is followed"
     )
     name: str = Field("default", pattern="^[A-Za-z0-9._-]{1,64}$", description="of the index in Redis")
+    semantic: bool = Field(
+        False, description="look up the target's hidden states, too: needs an index built with --semantic"
+    )
     host: str = Field("127.0.0.1", description="interface on which retrieval serves the drafters")
 
     @property

@@ -50,18 +50,22 @@ def build(
     field: Annotated[str | None, typer.Option(help="Of jsonl lines, the one that holds the text.")] = None,
     score_tokens: Annotated[int, typer.Option(help="Tokens of each document, from its beginning, that are scored.")] = 256,
     depth: Annotated[int, typer.Option(help="Longest n-gram, in tokens; half of it at most is matched.")] = 16,
+    semantic: Annotated[
+        bool, typer.Option("--semantic", help="Index the kept documents' hidden states as well, for retrieval.semantic.")
+    ] = False,
     device: Annotated[str, typer.Option(help="Where the target scores: cpu or cuda.")] = "cpu",
 ) -> None:
     """Read a corpus, keep what the target finds likely, and put it into a trie.
 
     Documents that occur twice are read once. The result is a folder with the trie, a snapshot of likely successors that the
-    source `recycling` begins with, a histogram of perplexities, and a manifest with checksums.
+    source `recycling` begins with, a histogram of perplexities, and a manifest with checksums. With --semantic also a FAISS
+    index of the hidden states: every kept token costs a pass of the target, and up to one byte for each of its numbers.
     """
     from retrieval_index.build import BuildConfig, Target, build_index
     from retrieval_index.corpus import read_corpus
     from retrieval_index.perplexity import ModelScorer
 
-    config = BuildConfig(keep=keep, depth=depth, score_tokens=score_tokens)
+    config = BuildConfig(keep=keep, depth=depth, score_tokens=score_tokens, semantic=semantic)
     documents = read_corpus(corpus, field)
     settings = load(flags=[] if model is None else [f"model={model}"])
     resolved = resolve(settings.model, settings.cache_dir, say=err.print)

@@ -18,10 +18,11 @@ from numpy.typing import NDArray
 
 from retrieval_index import ngrams, plot, successors
 from retrieval_index.corpus import Document
-from retrieval_index.manifest import FILE, MAX_DEPTH, MIN_DEPTH, PARTS, Manifest, part_of
+from retrieval_index.manifest import FILE, MAX_DEPTH, MIN_DEPTH, PARTS, SEMANTIC, Manifest, part_of
 from retrieval_index.perplexity import Scorer
 from retrieval_index.progress import Advance, silent
 from retrieval_index.scores import ScoreFile, limit_for
+from retrieval_index.states import StateFile
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 
@@ -41,12 +42,14 @@ class BuildConfig:
         depth: longest n-gram of the trie, in tokens.
         score_tokens: of each document so many tokens, from its beginning, are scored; longer ones are judged by them.
         top_k: likeliest successors that the snapshot holds for a token.
+        semantic: whether the kept documents' hidden states go in as well, computed in windows of ``score_tokens``.
     """
 
     keep: float = 0.3
     depth: int = 16
     score_tokens: int = 256
     top_k: int = 8
+    semantic: bool = False
 
     def __post_init__(self) -> None:
         for name, value, low, high in (
@@ -112,6 +115,9 @@ def build_index(
         raise ConfigurationError("nothing is left of the corpus: its documents are too short; raise --keep")
     advance("building the trie", 1, 1)
     successors.build(scores.likely([document.digest for document in documents]), target.vocab_size, finished)
+    if config.semantic:
+        states = StateFile(out / _SCORES, key)
+        _index_states(states, [ids for ids in kept if len(ids)], scorer, finished, config, advance)
     plot.draw_histogram(perplexities, max(perplexities) if limit is None else limit, finished / HISTOGRAM)
     manifest = Manifest(
         model=target.name,
@@ -122,11 +128,30 @@ def build_index(
         tokens=count,
         depth=config.depth,
         perplexity_limit=limit,
-        parts={name: part_of(finished / name) for name in PARTS},
+        parts={name: part_of(finished / name) for name in (*PARTS, *(SEMANTIC if config.semantic else ()))},
     )
     _put_in_place(finished, out, manifest)
     finished.rmdir()
+    if config.semantic:
+        states.delete()
     return manifest
+
+
+def _index_states(
+    states: StateFile,
+    kept: Sequence[NDArray[np.uint32]],
+    scorer: Callable[[], Scorer],
+    folder: Path,
+    config: BuildConfig,
+    advance: Advance,
+) -> None:
+    # FAISS is only needed here.
+    from retrieval_index import vectors
+
+    computed, tokens = states.fill(kept, config.score_tokens, scorer, advance)
+    advance("indexing hidden states", 0, 1)
+    vectors.build(computed, tokens, folder)
+    advance("indexing hidden states", 1, 1)
 
 
 def _check_out(out: Path) -> None:

@@ -16,6 +16,11 @@ FILE = "manifest.json"
 FORMAT = 1
 # Exactly these files, so that no name from elsewhere becomes a path.
 PARTS = ("ngrams.marisa", "counts.bin", SUCCESSORS)
+# And, where it was built with hidden states, these.
+STATES, TOKENS = "states.faiss", "tokens.bin"
+SEMANTIC = (STATES, TOKENS)
+# What stands behind a document's last token among these tokens.
+END = 2**32 - 1
 MIN_DEPTH, MAX_DEPTH = 4, 64
 _READ = 1 << 20
 # Larger manifests are none of ours.
@@ -57,6 +62,11 @@ class Manifest:
     parts: Mapping[str, Part]
 
     @property
+    def semantic(self) -> bool:
+        """Whether hidden states can be looked up in it."""
+        return STATES in self.parts
+
+    @property
     def version(self) -> str:
         """Names the content: the same files have the same version."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
@@ -79,7 +89,7 @@ class Manifest:
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']}, not {FORMAT}")
             parts = {name: Part(sha256=str(p["sha256"]), size=p["size"]) for name, p in content["parts"].items()}
-            if set(parts) != set(PARTS):
+            if set(parts) not in ({*PARTS}, {*PARTS, *SEMANTIC}):
                 raise ValueError(f"its parts are {sorted(parts)}, not {sorted(PARTS)}")
             manifest = Manifest(**(content | {"parts": parts}))
             numbers = [manifest.vocab_size, manifest.documents, manifest.kept, manifest.tokens, manifest.depth]

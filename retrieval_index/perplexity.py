@@ -43,6 +43,10 @@ class Scorer(Protocol):
         """Score documents, given as token ids, each long enough to fit."""
         ...
 
+    def states(self, documents: Sequence[Sequence[int]]) -> list[NDArray[np.float16]]:
+        """Of each document what the output layer reads at every token: [tokens, hidden size]."""
+        ...
+
 
 class ModelScorer:
     """Scores with a transformers model.
@@ -67,16 +71,19 @@ class ModelScorer:
 
     def score(self, documents: Sequence[Sequence[int]]) -> list[Score]:
         """See ``Scorer``."""
-        longest = max(len(document) for document in documents)
-        ids = torch.zeros(len(documents), longest, dtype=torch.long)
-        mask = torch.zeros(len(documents), longest, dtype=torch.long)
-        for row, document in enumerate(documents):
-            ids[row, : len(document)] = torch.tensor(document)
-            mask[row, : len(document)] = 1
+        ids, mask = _padded(documents)
         with torch.inference_mode():
             output = self._model(ids.to(self._device), attention_mask=mask.to(self._device), use_cache=False)
             # A document at a time: all log-probabilities at once would be several copies of the logits.
             return [self._of_one(output.logits[row, : len(d)], ids[row, : len(d)]) for row, d in enumerate(documents)]
+
+    def states(self, documents: Sequence[Sequence[int]]) -> list[NDArray[np.float16]]:
+        """See ``Scorer``."""
+        ids, mask = _padded(documents)
+        with torch.inference_mode():
+            decoder = self._model.get_decoder()
+            made = decoder(ids.to(self._device), attention_mask=mask.to(self._device), use_cache=False).last_hidden_state
+        return [made[row, : len(d)].to("cpu", torch.float16).numpy() for row, d in enumerate(documents)]
 
     def _of_one(self, logits: torch.Tensor, ids: torch.Tensor) -> Score:
         scored = len(ids) - 1
@@ -87,3 +94,14 @@ class ModelScorer:
         top = torch.topk(said, self._top_k, dim=-1).indices.cpu()
         likely = torch.cat([ids[:-1, None], top], dim=1).numpy().astype(np.uint32)
         return Score(nll=float(losses), tokens=scored, likely=likely)
+
+
+def _padded(documents: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and their mask: [documents, longest]."""
+    longest = max(len(document) for document in documents)
+    ids = torch.zeros(len(documents), longest, dtype=torch.long)
+    mask = torch.zeros(len(documents), longest, dtype=torch.long)
+    for row, document in enumerate(documents):
+        ids[row, : len(document)] = torch.tensor(document, dtype=torch.long)
+        mask[row, : len(document)] = 1
+    return ids, mask

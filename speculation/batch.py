@@ -11,7 +11,7 @@ from speculation.ports import Rows, Target
 from speculation.session import Session
 from speculation.stats import StepTimes
 from speculation.types import EMPTY_TREE, TokenTree, Verdict
-from speculation.verify import verify
+from speculation.verify import verify, with_features
 
 
 @dataclass(kw_only=True, slots=True)
@@ -80,6 +80,7 @@ def _part(session: Session, chain: int, tree: TokenTree) -> Part:
         tokens=(*session.tokens[session.computed : end], *tree.tokens),
         parents=tree.parents,
         logits=1 + len(tree) if _verified(session, chain) else 0,
+        features=session.request.plan.observe_features,
     )
     return Part(session=session, rows=rows, tree=tree)
 
@@ -108,6 +109,9 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
                 with times.measure("choose"):
                     part.verdict = verify(part.session, part.tree, part_logits)
                 rows += [part.rows.chain + node for node in part.verdict.accepted_path]
+                if part.rows.features:
+                    features = target.features(part.session.id, rows[part.rows.chain - 1 :])
+                    part.verdict = with_features(part.verdict, features)
             except Exception as error:
                 part.error = error
                 continue

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from speculation.types import (
     EMPTY_TREE,
     AcceptanceRule,
+    Features,
     FinishReason,
     Observation,
     Plan,
@@ -194,11 +195,16 @@ DraftingCall = OpenSession | StepReport | CloseSession
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetrievalQuery:
-    """The end of a text, oldest token first; at most ``max_continuations`` of at most ``max_length`` tokens are wanted."""
+    """The end of a text, oldest token first; at most ``max_continuations`` of at most ``max_length`` tokens are wanted.
+
+    With ``state``, one row, what followed the nearest hidden states is wanted instead of what followed the same tokens.
+    ``suffix`` then ends in the token that was chosen from it.
+    """
 
     suffix: tuple[int, ...]
     max_continuations: int
     max_length: int
+    state: Features | None = None
 
 
 # --- retrieval -> drafter -----------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ from speculation.messages import (
     TextChunk,
     VerifierCard,
 )
-from speculation.types import SamplingParams
+from speculation.types import Features, SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +49,7 @@ class Rows:
         tokens: the chain's tokens, then the nodes'.
         parents: one entry per node; -1 is the chain's last token.
         logits: how many of the last rows need logits.
+        features: whether ``Target.features`` will be asked for of these rows.
     """
 
     session_id: str
@@ -56,6 +57,7 @@ class Rows:
     tokens: tuple[int, ...]
     parents: tuple[int, ...] = ()
     logits: int
+    features: bool = False
 
     @property
     def chain(self) -> int:
@@ -123,6 +125,13 @@ class Target(Protocol):
 
         Raises:
             TargetLost: nothing can be done before ``recover``.
+        """
+        ...
+
+    def features(self, session_id: str, rows: Sequence[int]) -> Features:
+        """What the output layer read, in the session's pass just finished, at ``rows``: indices into its tokens.
+
+        Asked for by ``Rows.features``, and only of rows with logits.
         """
         ...
 

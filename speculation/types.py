@@ -120,7 +120,8 @@ class Plan:
     """How one request is sped up.
 
     ``sources`` draft, at most ``max_nodes`` nodes are checked per step, ``acceptance`` is the rule that accepts them, and
-    ``observe_top_k`` likeliest ids per node are reported back to the sources (0: none).
+    ``observe_top_k`` likeliest ids per node are reported back to the sources (0: none), and with ``observe_features`` the
+    hidden states from which the committed tokens were chosen.
     """
 
     strategy: str
@@ -128,6 +129,7 @@ class Plan:
     max_nodes: int = 0
     acceptance: AcceptanceRule = "walk"
     observe_top_k: int = 0
+    observe_features: bool = False
 
     @property
     def speculates(self) -> bool:

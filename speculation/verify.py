@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import torch
 
@@ -10,7 +12,7 @@ from speculation.acceptance import Accepted
 from speculation.choose import choose, log_probabilities
 from speculation.session import Session
 from speculation.tree import ROOT, path_to
-from speculation.types import Observation, TokenLogprobs, TokenTree, Verdict
+from speculation.types import Features, Observation, TokenLogprobs, TokenTree, Verdict
 
 
 def verify(session: Session, tree: TokenTree, logits: torch.Tensor) -> Verdict:
@@ -28,6 +30,11 @@ def verify(session: Session, tree: TokenTree, logits: torch.Tensor) -> Verdict:
         logprobs=_logprobs(session, accepted, logits),
         observation=_observe(session, tree, logits),
     )
+
+
+def with_features(verdict: Verdict, features: Features) -> Verdict:
+    """The verdict, with the hidden states from which its tokens were chosen."""
+    return replace(verdict, observation=replace(verdict.observation or Observation(), features=features))
 
 
 def _accept(session: Session, tree: TokenTree, logits: torch.Tensor) -> Accepted:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import struct
 import threading
 import time
 from collections import deque
@@ -36,7 +37,7 @@ from speculation.messages import (
 )
 from speculation.ports import DraftLink, Prefix, Rows
 from speculation.prefix import EMPTY_HASH, extend_hash
-from speculation.types import Plan, SamplingParams, TokenTree
+from speculation.types import Features, Plan, SamplingParams, TokenTree
 
 VOCAB = 16
 EOS = 0
@@ -131,6 +132,12 @@ class ToyTarget:
             seen.append([*before, token])
         wanted = seen[len(seen) - rows.logits :] if rows.logits else []
         return torch.stack([toy_logits(tokens) for tokens in wanted]) if wanted else torch.empty(0, VOCAB)
+
+    def features(self, session_id: str, rows: Sequence[int]) -> Features:
+        """Two numbers a row: the token at the row, and how many rows the pass had."""
+        tokens = self._last[session_id].tokens
+        data = struct.pack(f"<{2 * len(rows)}e", *(number for row in rows for number in (tokens[row], len(tokens))))
+        return Features(data=data, rows=len(rows), width=2, dtype="float16")
 
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
         self.threads.add(threading.current_thread().name)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retrieval_index.build import BuildConfig, Target, build_index
 from retrieval_index.corpus import Document
@@ -20,6 +21,7 @@ class ByteScorer:
 
     def __init__(self) -> None:
         self.scored: list[list[int]] = []
+        self.computed: list[list[int]] = []
 
     def score(self, documents: Sequence[Sequence[int]]) -> list[Score]:
         self.scored += [list(document) for document in documents]
@@ -29,6 +31,15 @@ class ByteScorer:
         ids = np.asarray(document[:-1], dtype=np.uint32)
         likely = np.stack([ids, (ids + 1) % 256, (ids + 2) % 256], axis=1)
         return Score(nll=float(np.log(len(set(document)))), tokens=len(ids), likely=likely)
+
+    def states(self, documents: Sequence[Sequence[int]]) -> list[NDArray[np.float16]]:
+        """After equal tokens equal states, after others others: a direction for each byte."""
+        self.computed += [list(document) for document in documents]
+        return [STATES[np.asarray(document, dtype=np.int64)] for document in documents]
+
+
+# [256, 16]
+STATES = np.random.default_rng(0).standard_normal((256, 16)).astype(np.float16)
 
 
 def encode(text: str) -> list[int]:
@@ -42,9 +53,15 @@ def document(text: str) -> Document:
 
 
 def build(
-    out: Path, texts: Sequence[str], *, keep: float = 1.0, scorer: ByteScorer | None = None, target: Target = TARGET
+    out: Path,
+    texts: Sequence[str],
+    *,
+    keep: float = 1.0,
+    scorer: ByteScorer | None = None,
+    target: Target = TARGET,
+    semantic: bool = False,
 ) -> Manifest:
     """An index of bytes."""
     found = scorer or ByteScorer()
-    config = BuildConfig(keep=keep, depth=8, score_tokens=64, top_k=2)
+    config = BuildConfig(keep=keep, depth=8, score_tokens=64, top_k=2, semantic=semantic)
     return build_index([document(text) for text in texts], target, encode, lambda: found, out, config)

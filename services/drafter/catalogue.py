@@ -51,6 +51,12 @@ def _retrieval(config: DrafterConfig) -> Source:
     return Retrieval("retrieval")
 
 
+def _semantic(config: DrafterConfig) -> Source:
+    from services.drafter.semantic import Semantic
+
+    return Semantic()
+
+
 def _suffix(config: DrafterConfig) -> WalkedSource:
     from services.drafter.suffix import Suffix
 
@@ -72,6 +78,7 @@ SOURCES: dict[str, Callable[[DrafterConfig], Source]] = {
     "lookahead": _lookahead,
     "prompt_lookup": _prompt_lookup,
     "retrieval": _retrieval,
+    "semantic": _semantic,
     "spectra": _spectra,
     "spectra_core": _spectra_core,
 }

@@ -9,15 +9,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from speculation.messages import Continuation, OpenSession, StepReport
+from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
 from speculation.tree import ROOT, prune
 from speculation.types import TokenTree
 
 # How likely the text goes on as it did after an ending of so many tokens in the corpus: only ranks nodes.
 _BY_LENGTH = (0.0, 0.15, 0.3, 0.45, 0.55, 0.65, 0.7, 0.75)
 _LONG = 0.8
-# Tokens of the text's end that are looked up.
+# Tokens of the text's end that are looked up, and how much is wanted of what followed them.
 QUERIED = 16
+CONTINUATIONS, CONTINUATION_LENGTH = 64, 10
 
 
 class Retrieval:
@@ -39,9 +40,9 @@ class RetrievalSession:
         self._recent = deque(message.tokens, maxlen=QUERIED)
         self._hits: Sequence[Continuation] = ()
 
-    def query(self) -> Sequence[int]:
+    def query(self) -> RetrievalQuery:
         """See ``Retrieving``."""
-        return self._recent
+        return ending(self._recent)
 
     def found(self, hits: Sequence[Continuation]) -> None:
         """See ``Retrieving``."""
@@ -58,6 +59,11 @@ class RetrievalSession:
 
     def close(self) -> None:
         """See ``SourceSession``: nothing is kept."""
+
+
+def ending(recent: Sequence[int]) -> RetrievalQuery:
+    """Asks for what followed the longest ending of ``recent``."""
+    return RetrievalQuery(suffix=tuple(recent), max_continuations=CONTINUATIONS, max_length=CONTINUATION_LENGTH)
 
 
 def hit_tree(hits: Sequence[Continuation], source: str) -> TokenTree:

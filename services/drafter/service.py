@@ -21,7 +21,6 @@ from speculation.messages import (
     Draft,
     DraftFailure,
     OpenSession,
-    RetrievalQuery,
     StepReport,
 )
 from speculation.ports import Retriever
@@ -32,8 +31,6 @@ log = logging.getLogger(__name__)
 
 # What is learnt of sources is kept whenever so many requests have ended.
 _SAVE_EVERY = 16
-_CONTINUATIONS = 64
-_CONTINUATION_LENGTH = 10
 
 
 @dataclass(kw_only=True, slots=True)
@@ -139,11 +136,9 @@ class DrafterService:
 
     async def _retrieve(self, wanting: Retrieving) -> None:
         """Give a source what the index finds, or nothing: a draft without is better than a late one."""
-        if self._retriever is None:
+        query = wanting.query()
+        if self._retriever is None or query is None:
             return
-        query = RetrievalQuery(
-            suffix=tuple(wanting.query()), max_continuations=_CONTINUATIONS, max_length=_CONTINUATION_LENGTH
-        )
         try:
             async with asyncio.timeout(self._config.retrieval_deadline_s):
                 found = await self._retriever.retrieve(query)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
-from speculation.messages import Continuation, OpenSession, StepReport
+from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
 from speculation.types import TokenTree
 
 
@@ -79,8 +79,8 @@ class WalkedSource(Protocol):
 class Retrieving(Protocol):
     """A session that works with hits of the retrieval index: it is given them before it drafts."""
 
-    def query(self) -> Sequence[int]:
-        """The text's last tokens, to be looked up."""
+    def query(self) -> RetrievalQuery | None:
+        """What is to be looked up; None: nothing."""
         ...
 
     def found(self, hits: Sequence[Continuation]) -> None:

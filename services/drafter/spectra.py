@@ -17,9 +17,9 @@ from collections.abc import Sequence
 from services.drafter.config import SpectraConfig
 from services.drafter.lookahead import Pool, guesses
 from services.drafter.ngrams import Ngrams
-from services.drafter.retrieval import QUERIED
+from services.drafter.retrieval import QUERIED, ending
 from services.drafter.window import Window
-from speculation.messages import Continuation, OpenSession, StepReport
+from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
 from speculation.types import TokenTree
 
 CORE, FULL = "spectra_core", "spectra"
@@ -112,9 +112,9 @@ class RetrievingSpectraSession(SpectraSession):
         self._recent = deque(message.tokens, maxlen=QUERIED)
         super().__init__(config, name, message)
 
-    def query(self) -> Sequence[int]:
+    def query(self) -> RetrievalQuery:
         """See ``Retrieving``."""
-        return self._recent
+        return ending(self._recent)
 
     def found(self, hits: Sequence[Continuation]) -> None:
         """See ``Retrieving``."""

@@ -26,6 +26,8 @@ log = logging.getLogger(__name__)
 
 
 _MOST_WAITING, _MOST_UNANSWERED = 4096, 256
+# Hidden states, in bytes, after which a message takes no further look-up.
+_FULL_BYTES = limits.MAX_DRAFT_MESSAGE_BYTES // 2
 
 
 class LooksUp(Protocol):
@@ -40,6 +42,11 @@ class LooksUp(Protocol):
 class _Waiting:
     query: RetrievalQuery
     answer: asyncio.Future[Retrieved]
+
+    @property
+    def size(self) -> int:
+        """Bytes of what may be large in it."""
+        return 0 if self.query.state is None else len(self.query.state.data)
 
 
 class GrpcRetrievalLink:
@@ -104,8 +111,10 @@ async def _requests(
         batch: list[_Waiting] = []
         while not batch:
             waiting = [await asked.get()]
-            while not asked.empty() and len(waiting) < limits.MAX_QUERIES:
+            size = waiting[0].size
+            while not asked.empty() and len(waiting) < limits.MAX_QUERIES and size < _FULL_BYTES:
                 waiting.append(asked.get_nowait())
+                size += waiting[-1].size
             # Whoever has given up meanwhile needs no answer any more.
             batch = [each for each in waiting if not each.answer.done()]
         if len(sent) >= _MOST_UNANSWERED:
@@ -144,7 +153,7 @@ class _RetrievalServicer(retrieval_pb2_grpc.RetrievalServiceServicer):
                 queries = codec.decode_queries(wire)
                 try:
                     yield codec.encode_answers(wire.batch_id, self._service.look_up(queries))
-                except Unavailable as error:
+                except OutriderError as error:
                     yield retrieval_pb2.RetrieveResponse(batch_id=wire.batch_id, error=str(error))
 
 

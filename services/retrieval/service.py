@@ -12,7 +12,7 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
-from retrieval_index.index import Index, check_tokenizer, open_index
+from retrieval_index.index import Index, check_index, open_index
 from retrieval_index.store import IndexStore, prune
 from services.retrieval.config import RetrievalConfig
 from speculation.errors import ConfigurationError, OutriderError, Unavailable
@@ -58,7 +58,7 @@ class RetrievalService:
         if (config.folder is None) == (config.redis_url is None):
             raise ConfigurationError("retrieval.index and retrieval.redis_url: set one of the two")
         if config.folder is not None:
-            self._index = await asyncio.to_thread(open_index, config.folder, config.tokenizer_sha256)
+            self._index = await asyncio.to_thread(self._open, config.folder)
         elif config.redis_url is not None:
             self._store = IndexStore(config.redis_url, config.name)
             self._watching = asyncio.create_task(self._follow(self._store), name="index-changes")
@@ -130,7 +130,8 @@ class RetrievalService:
     def _load(self, store: IndexStore, version: str) -> Index:
         cache = self._cache(store)
         manifest = store.manifest(version)
-        check_tokenizer(manifest, self._config.tokenizer_sha256, f"{version} at {store.origin}")
+        config, origin = self._config, f"{version} at {store.origin}"
+        check_index(manifest, config.tokenizer_sha256, origin, semantic=config.semantic)
         # What is fetched is verified: large indexes need not be read once more.
         index = Index(store.fetch(version, cache), manifest)
         try:
@@ -145,7 +146,7 @@ class RetrievalService:
         """Without Redis at start: the version that was live when it was last seen."""
         try:
             version = (self._cache(store) / _LAST_LIVE).read_text()
-            index = open_index(self._cache(store) / Path(version).name, self._config.tokenizer_sha256)
+            index = self._open(self._cache(store) / Path(version).name)
             if index.manifest.version != version:
                 raise ValueError(f"{index.manifest.version} lies where {version} should")
         except (OSError, ValueError, OutriderError) as error:
@@ -153,6 +154,9 @@ class RetrievalService:
             return
         self._index = index
         log.error("Redis is not there; serving version %s, live when it last was", version)
+
+    def _open(self, folder: Path) -> Index:
+        return open_index(folder, self._config.tokenizer_sha256, semantic=self._config.semantic)
 
     def _cache(self, store: IndexStore) -> Path:
         """Of one index in one Redis: what another Redis calls by the same name is something else."""

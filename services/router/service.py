@@ -96,14 +96,14 @@ class RouterService:
 
     async def models(self) -> list[ModelCard]:
         """See ``RouterPort``."""
-        card = await self._describe()
+        card, strategy = await self._describe(), self._config.strategy
         return [
             ModelCard(
                 name=card.model,
                 max_model_len=card.max_model_len,
                 vocab_size=card.vocab_size,
-                strategies=tuple(sorted(served(retrieval=self._config.strategy.retrieval))),
-                default_strategy=self._config.strategy.strategy,
+                strategies=tuple(sorted(served(retrieval=strategy.retrieval, semantic=strategy.semantic))),
+                default_strategy=strategy.strategy,
             )
         ]
 

@@ -22,6 +22,7 @@ from services.verifier.native import attention as native_attention
 from services.verifier.tiled_attention import TiledPass
 from speculation.errors import ConfigurationError
 from speculation.ports import Rows
+from speculation.types import Features
 
 log = logging.getLogger(__name__)
 
@@ -66,6 +67,10 @@ class ModelSlice:
             dtype=self.dtype,
             device=self.device,
         )
+        # What the output layer read in the last pass: [1, rows asked for or more, hidden size].
+        self._read = torch.empty(1, 0, self.hidden_size)
+        if self.is_last:
+            self.model.get_output_embeddings().register_forward_pre_hook(self._note_read)
         self._kernel = native_attention.kernel_for(self.pool, heads)
         self._graphs = self._captured() if self.device.type == "cuda" and self.dtype != torch.float32 else None
 
@@ -89,7 +94,9 @@ class ModelSlice:
             ValueError: a tree has more than ``MAX_NODES`` nodes.
         """
         self.pool.clean()
-        if self._graphs is not None and (captured := self._graphs.run(batch, hidden)) is not None:
+        # What the output layer reads is not kept by captured passes.
+        graphs = None if any(rows.features for rows in batch) else self._graphs
+        if graphs is not None and (captured := graphs.run(batch, hidden)) is not None:
             return captured[_wanted_rows(batch)].float().cpu() if self.is_last else captured.cpu()
         tokens = [token for rows in batch for token in rows.tokens]
         padding = max(0, self._min_rows - len(tokens))
@@ -115,6 +122,14 @@ class ModelSlice:
             outrider_pass=layout,
         ).logits[0, : len(wanted)]
         return logits.float().cpu()
+
+    def features(self, first: int, rows: Sequence[int]) -> Features:
+        """What the output layer read in the last pass, of rows counted from the ``first`` one with logits; in float16."""
+        read = self._read[0, [first + row for row in rows]].to("cpu", torch.float16).numpy()
+        return Features(data=read.astype("<f2").tobytes(), rows=len(rows), width=self.hidden_size, dtype="float16")
+
+    def _note_read(self, module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
+        self._read = given[0]
 
     def check(self, session_id: str, rows: int) -> None:
         """After a first pass over ``rows`` rows: has the model gone through our attention?

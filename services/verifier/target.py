@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from transformers import GenerationConfig
@@ -20,7 +21,7 @@ from speculation.acceptance import stop_token_ids
 from speculation.choose import LogitsPipeline
 from speculation.errors import ConfigurationError, OutriderError
 from speculation.ports import Prefix, Rows
-from speculation.types import SamplingParams
+from speculation.types import Features, SamplingParams
 
 log = logging.getLogger(__name__)
 
@@ -50,6 +51,8 @@ class TransformersTarget:
         # What each session that shares has computed and kept; its rows in the pass under way, or in the last one.
         self._tokens: dict[str, list[int]] = {}
         self._rows: dict[str, Rows] = {}
+        # Where a session's rows are among those with logits, in the last pass.
+        self._first: dict[str, int] = {}
         self._upstream: Upstream | None = None
         self._build()
 
@@ -146,7 +149,15 @@ class TransformersTarget:
         batch = self._under_way.popleft()
         hidden = self._upstream.finish(self._part.hidden_size, self._part.dtype) if self._upstream is not None else None
         logits = self._part.run(batch, hidden)
+        ends = accumulate(rows.logits for rows in batch)
+        self._first = {rows.session_id: end - rows.logits for rows, end in zip(batch, ends, strict=True)}
         return list(torch.split(logits, [rows.logits for rows in batch]))
+
+    def features(self, session_id: str, rows: Sequence[int]) -> Features:
+        """See ``Target``; float16."""
+        computed = self._rows[session_id]
+        without = len(computed.tokens) - computed.logits
+        return self._part.features(self._first[session_id], [row - without for row in rows])
 
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
         """``begin`` and ``finish``."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,12 +20,18 @@ from services.retrieval.service import RetrievalService
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
 from speculation.messages import RetrievalQuery, Retrieved
 from speculation.ports import Retriever
-from tests.indexes import TARGET, build, encode
+from speculation.types import Features
+from tests.indexes import STATES, TARGET, build, encode
 from tests.redis_servers import KINDS, free_port, server
 
 
 def query(text: str, most: int = 8, length: int = 6) -> RetrievalQuery:
     return RetrievalQuery(suffix=tuple(encode(text)), max_continuations=most, max_length=length)
+
+
+def of_state(after: str, chosen: str) -> RetrievalQuery:
+    state = Features(data=STATES[ord(after)].astype("<f2").tobytes(), rows=1, width=STATES.shape[1], dtype="float16")
+    return RetrievalQuery(suffix=tuple(encode(chosen)), max_continuations=8, max_length=6, state=state)
 
 
 @asynccontextmanager
@@ -80,8 +87,8 @@ async def eventually(condition: Callable[[], bool]) -> None:
 
 
 async def test_both_links_answer_alike(tmp_path: Path) -> None:
-    build(tmp_path / "i", ["abcdX", "abcdY1", "abcdY2"])
-    asked = [query("abcd"), query("cd", 1), query("nothing"), query("", 1, 1)]
+    build(tmp_path / "i", ["abcdX", "abcdY1", "abcdY2"], semantic=True)
+    asked = [query("abcd"), query("cd", 1), query("nothing"), query("", 1, 1), of_state("c", "d"), of_state("c", "X")]
     async with service(RetrievalConfig(folder=tmp_path / "i")) as running:
         seen = []
         for link in LINKS:
@@ -94,6 +101,32 @@ async def test_both_links_answer_alike(tmp_path: Path) -> None:
                 seen.append(one_by_one)
         assert seen[0] == seen[1]
         assert seen[0][0].continuations
+        assert {bytes(hit.tokens).decode() for hit in seen[0][4].continuations} == {"X", "Y1", "Y2"}
+        assert not seen[0][5].continuations
+
+
+async def test_a_state_of_another_model_fails_its_own_look_up_alone(tmp_path: Path) -> None:
+    build(tmp_path / "i", ["abcdX"], semantic=True)
+    foreign = replace(query("d"), state=Features(data=bytes(16), rows=1, width=8, dtype="float16"))
+    broken = replace(query("d"), state=Features(data=bytes(15), rows=1, width=8, dtype="float16"))
+    async with service(RetrievalConfig(folder=tmp_path / "i")) as running:
+        for link in LINKS:
+            async with link(running) as retriever:
+                with pytest.raises(OutriderError, match="1 x 16 float16 or float32"):
+                    await retriever.retrieve(foreign)
+                assert (await retriever.retrieve(query("abcd"))).continuations
+                with pytest.raises(OutriderError):
+                    await retriever.retrieve(broken)
+
+
+async def test_large_states_are_spread_over_messages(tmp_path: Path) -> None:
+    class Silent:
+        def look_up(self, queries: list[RetrievalQuery]) -> list[Retrieved]:
+            return [Retrieved() for _ in queries]
+
+    large = replace(query("d"), state=Features(data=bytes(2 * 16384), rows=1, width=16384, dtype="float16"))
+    async with over_grpc(Silent()) as retriever:  # type: ignore[arg-type]
+        assert len(await asyncio.gather(*(retriever.retrieve(large) for _ in range(300)))) == 300
 
 
 async def test_what_is_asked_together_shares_messages(tmp_path: Path) -> None:
@@ -188,8 +221,6 @@ async def test_versions_change_under_load_and_nobody_notices(tmp_path: Path, kin
 
 
 async def test_an_unusable_version_is_refused_and_the_old_one_stays(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     build(tmp_path / "good", ["abcdX"])
     build(tmp_path / "foreign", ["abcdY"], target=replace(TARGET, tokenizer_sha256="b" * 64))
     with server("embedded", tmp_path) as url:

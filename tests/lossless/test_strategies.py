@@ -100,8 +100,10 @@ async def answers(
 async def test_every_strategy_on_every_link(tiny_model: Path, sampling: dict[str, object], link: str) -> None:
     plain = await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=False)
     assert await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=True) == plain
-    for sources in [*((source,) for source in (*SOURCES, *WALKED)), (*STRATEGIES["blend"], "retrieval", "spectra_core")]:
-        plan = Plan(strategy="any", sources=sources, max_nodes=20, observe_top_k=6)
+    blend = (*STRATEGIES["blend"], "retrieval", "semantic", "spectra_core")
+    for sources in [*((source,) for source in (*SOURCES, *WALKED)), blend]:
+        features = "semantic" in sources
+        plan = Plan(strategy="any", sources=sources, max_nodes=20, observe_top_k=6, observe_features=features)
         for together in (False, True):
             result = await answers(tiny_model, "real", link, plan, sampling, together=together)
             assert result == plain, (sources, together)

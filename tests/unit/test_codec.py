@@ -91,7 +91,7 @@ GENERATION = GenerationRequest(
         logit_bias={3: 1.5},
         logprobs=2,
     ),
-    plan=Plan(strategy="p", sources=("a", "b"), max_nodes=4, acceptance="rejection", observe_top_k=8),
+    plan=Plan(strategy="p", sources=("a", "b"), max_nodes=4, acceptance="rejection", observe_top_k=8, observe_features=True),
     tenant="t",
 )
 PROGRESS = Progress(

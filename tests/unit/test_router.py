@@ -127,7 +127,7 @@ def asking(**given: object) -> ClientRequest:
 
 
 def test_plans() -> None:
-    config = StrategyConfig(strategy="prompt_lookup", num_speculative_tokens=7, retrieval=True)
+    config = StrategyConfig(strategy="prompt_lookup", num_speculative_tokens=7, retrieval=True, semantic=True)
     assert make_plan(asking(), config).max_nodes == 7
     assert make_plan(asking(num_speculative_tokens=3), config).max_nodes == 3
     assert not make_plan(asking(num_speculative_tokens=0), config).speculates
@@ -155,6 +155,14 @@ def test_strategies_that_need_an_index_are_refused_without_one() -> None:
         assert strategy not in str(caught.value).partition("must be")[2].split(", ")
         with pytest.raises(ConfigurationError, match="needs an index"):
             check_default(StrategyConfig(strategy=strategy))
+    with pytest.raises(InvalidArgument, match="this server has no index of hidden states"):
+        make_plan(asking(strategy="semantic"), StrategyConfig(retrieval=True))
+    with pytest.raises(ConfigurationError, match="built with --semantic"):
+        check_default(StrategyConfig(strategy="semantic", retrieval=True))
+    plan = make_plan(asking(strategy="blend"), StrategyConfig(retrieval=True, semantic=True))
+    assert plan.sources[-2:] == ("retrieval", "semantic")
+    assert plan.observe_features
+    assert not make_plan(asking(strategy="blend"), StrategyConfig(retrieval=True)).observe_features
     assert "retrieval" in make_plan(asking(strategy="blend"), StrategyConfig(retrieval=True)).sources
     assert "retrieval" not in make_plan(asking(strategy="blend"), StrategyConfig()).sources
 

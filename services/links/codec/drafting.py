@@ -12,6 +12,8 @@ from speculation.errors import InvalidArgument
 from speculation.messages import CloseSession, Draft, DraftFailure, DraftingCall, DraftingReply, OpenSession, StepReport
 from speculation.types import Features, Observation
 
+_NUMBER_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+
 
 def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:
     """Verifier to drafter."""
@@ -102,23 +104,37 @@ def _encode_observation(observation: Observation) -> drafting_pb2.Observation:
         tree=encode_tree(observation.tree),
         top_ids=_encode_top_ids(observation.top_ids),
         probe_ids=_encode_top_ids(observation.probe_ids),
-        features=None
-        if features is None
-        else drafting_pb2.Features(data=features.data, rows=features.rows, width=features.width, dtype=features.dtype),
+        features=None if features is None else encode_features(features),
     )
 
 
 def _decode_observation(wire: drafting_pb2.Observation) -> Observation:
-    features = None
-    if wire.HasField("features"):
-        source = wire.features
-        features = Features(data=source.data, rows=source.rows, width=source.width, dtype=source.dtype)
+    features = decode_features(wire.features) if wire.HasField("features") else None
     return Observation(
         tree=decode_tree(wire.tree),
         top_ids=_decode_top_ids(wire.top_ids),
         probe_ids=_decode_top_ids(wire.probe_ids),
         features=features,
     )
+
+
+def encode_features(features: Features) -> drafting_pb2.Features:
+    """Hidden states."""
+    return drafting_pb2.Features(data=features.data, rows=features.rows, width=features.width, dtype=features.dtype)
+
+
+def decode_features(wire: drafting_pb2.Features) -> Features:
+    """See ``encode_features``.
+
+    Raises:
+        InvalidArgument: there are not as many bytes as numbers.
+    """
+    if wire.dtype not in _NUMBER_BYTES:
+        raise InvalidArgument("features.dtype", wire.dtype, f"one of {', '.join(_NUMBER_BYTES)}")
+    expected = wire.rows * wire.width * _NUMBER_BYTES[wire.dtype]
+    if len(wire.data) != expected:
+        raise InvalidArgument("features.data", f"{len(wire.data)} bytes", f"{expected}: {wire.rows} x {wire.width} numbers")
+    return Features(data=wire.data, rows=wire.rows, width=wire.width, dtype=wire.dtype)
 
 
 def _encode_top_ids(rows: Sequence[Sequence[int]]) -> list[drafting_pb2.TopIds]:

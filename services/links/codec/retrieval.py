@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.internal.v1 import retrieval_pb2
+from services.links.codec.drafting import decode_features, encode_features
 from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import InvalidArgument
@@ -16,7 +17,12 @@ def encode_queries(batch_id: int, queries: Sequence[RetrievalQuery]) -> retrieva
     return retrieval_pb2.RetrieveRequest(
         batch_id=batch_id,
         queries=[
-            retrieval_pb2.Query(suffix=query.suffix, max_continuations=query.max_continuations, max_length=query.max_length)
+            retrieval_pb2.Query(
+                suffix=query.suffix,
+                max_continuations=query.max_continuations,
+                max_length=query.max_length,
+                state=None if query.state is None else encode_features(query.state),
+            )
             for query in queries
         ],
     )
@@ -34,7 +40,12 @@ def decode_queries(wire: retrieval_pb2.RetrieveRequest) -> list[RetrievalQuery]:
         check_size("query.max_continuations", query.max_continuations, limits.MAX_CONTINUATIONS)
         check_size("query.max_length", query.max_length, limits.MAX_CONTINUATION)
     return [
-        RetrievalQuery(suffix=tuple(query.suffix), max_continuations=query.max_continuations, max_length=query.max_length)
+        RetrievalQuery(
+            suffix=tuple(query.suffix),
+            max_continuations=query.max_continuations,
+            max_length=query.max_length,
+            state=decode_features(query.state) if query.HasField("state") else None,
+        )
         for query in wire.queries
     ]
 

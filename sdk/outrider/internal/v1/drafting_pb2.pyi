@@ -199,7 +199,7 @@ class Observation(_message.Message):
 
     @_builtins.property
     def features(self) -> Global___Features:
-        """Hidden states of the committed positions, if a drafter asked for them."""
+        """Hidden states that the committed tokens were chosen from, if a drafter asked for them."""
 
     def __init__(
         self,

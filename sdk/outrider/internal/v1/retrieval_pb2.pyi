@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from outrider.internal.v1 import drafting_pb2 as _drafting_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -51,6 +52,7 @@ class Query(_message.Message):
     SUFFIX_FIELD_NUMBER: _builtins.int
     MAX_CONTINUATIONS_FIELD_NUMBER: _builtins.int
     MAX_LENGTH_FIELD_NUMBER: _builtins.int
+    STATE_FIELD_NUMBER: _builtins.int
     max_continuations: _builtins.int
     """At most 512."""
     max_length: _builtins.int
@@ -59,18 +61,27 @@ class Query(_message.Message):
     def suffix(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The last tokens of the committed prefix, oldest first. At most 64."""
 
+    @_builtins.property
+    def state(self) -> _drafting_pb2.Features:
+        """The hidden state that the suffix's last token was chosen from: the nearest ones of the corpus are looked for, instead
+        of the suffix. One row.
+        """
+
     def __init__(
         self,
         *,
         suffix: _abc.Iterable[_builtins.int] | None = ...,
         max_continuations: _builtins.int = ...,
         max_length: _builtins.int = ...,
+        state: _drafting_pb2.Features | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_state", b"_state", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_continuations", b"max_continuations", "max_length", b"max_length", "suffix", b"suffix"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_state", b"_state", "max_continuations", b"max_continuations", "max_length", b"max_length", "state", b"state", "suffix", b"suffix"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__state: _TypeAlias = _typing.Literal["state"]  # noqa: Y015
+    _WhichOneofArgType__state: _TypeAlias = _typing.Literal["_state", b"_state"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__state) -> _WhichOneofReturnType__state | None: ...
 
 Global___Query: _TypeAlias = Query  # noqa: Y015
 

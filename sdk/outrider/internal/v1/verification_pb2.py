@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'outrider/internal/v1/verification.proto\x12\x14outrider.internal.v1\"\xcc\x01\n\rVerifyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x36\n\x08sampling\x18\x03 \x01(\x0b\x32$.outrider.internal.v1.SamplingParams\x12(\n\x04plan\x18\x04 \x01(\x0b\x32\x1a.outrider.internal.v1.Plan\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x1b\n\x13\x63ommitted_token_ids\x18\x06 \x03(\r\"\xb2\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x1a\n\x12repetition_penalty\x18\x0b \x01(\x01\x12\x18\n\x10presence_penalty\x18\x0c \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x01\x12G\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x33.outrider.internal.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\"g\n\x04Plan\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\x12\x12\n\nacceptance\x18\x04 \x01(\t\x12\x15\n\robserve_top_k\x18\x05 \x01(\r\"\x81\x01\n\x0eVerifyResponse\x12\x32\n\x08progress\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.ProgressH\x00\x12\x32\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1e.outrider.internal.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x94\x01\n\x08Progress\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x35\n\x08logprobs\x18\x02 \x03(\x0b\x32#.outrider.internal.v1.TokenLogprobs\x12\x13\n\x0bnum_drafted\x18\x03 \x01(\r\x12\x18\n\x10\x61\x63\x63\x65pted_sources\x18\x04 \x03(\t\x12\x0f\n\x07queue_s\x18\x05 \x01(\x01\"Y\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0f\n\x07top_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\">\n\x08\x46inished\x12\x32\n\x06reason\x18\x01 \x01(\x0e\x32\".outrider.internal.v1.FinishReason\"\x11\n\x0f\x44\x65scribeRequest\"\x99\x01\n\x10\x44\x65scribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x06 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x07 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xc7\x01\n\x13VerificationService\x12U\n\x06Verify\x12#.outrider.internal.v1.VerifyRequest\x1a$.outrider.internal.v1.VerifyResponse0\x01\x12Y\n\x08\x44\x65scribe\x12%.outrider.internal.v1.DescribeRequest\x1a&.outrider.internal.v1.DescribeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'outrider/internal/v1/verification.proto\x12\x14outrider.internal.v1\"\xcc\x01\n\rVerifyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x36\n\x08sampling\x18\x03 \x01(\x0b\x32$.outrider.internal.v1.SamplingParams\x12(\n\x04plan\x18\x04 \x01(\x0b\x32\x1a.outrider.internal.v1.Plan\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x1b\n\x13\x63ommitted_token_ids\x18\x06 \x03(\r\"\xb2\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x1a\n\x12repetition_penalty\x18\x0b \x01(\x01\x12\x18\n\x10presence_penalty\x18\x0c \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x01\x12G\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x33.outrider.internal.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\"\x81\x01\n\x04Plan\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\x12\x12\n\nacceptance\x18\x04 \x01(\t\x12\x15\n\robserve_top_k\x18\x05 \x01(\r\x12\x18\n\x10observe_features\x18\x06 \x01(\x08\"\x81\x01\n\x0eVerifyResponse\x12\x32\n\x08progress\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.ProgressH\x00\x12\x32\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1e.outrider.internal.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x94\x01\n\x08Progress\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x35\n\x08logprobs\x18\x02 \x03(\x0b\x32#.outrider.internal.v1.TokenLogprobs\x12\x13\n\x0bnum_drafted\x18\x03 \x01(\r\x12\x18\n\x10\x61\x63\x63\x65pted_sources\x18\x04 \x03(\t\x12\x0f\n\x07queue_s\x18\x05 \x01(\x01\"Y\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0f\n\x07top_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\">\n\x08\x46inished\x12\x32\n\x06reason\x18\x01 \x01(\x0e\x32\".outrider.internal.v1.FinishReason\"\x11\n\x0f\x44\x65scribeRequest\"\x99\x01\n\x10\x44\x65scribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x06 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x07 \x01(\r*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xc7\x01\n\x13VerificationService\x12U\n\x06Verify\x12#.outrider.internal.v1.VerifyRequest\x1a$.outrider.internal.v1.VerifyResponse0\x01\x12Y\n\x08\x44\x65scribe\x12%.outrider.internal.v1.DescribeRequest\x1a&.outrider.internal.v1.DescribeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,28 +33,28 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=1427
-  _globals['_FINISHREASON']._serialized_end=1522
+  _globals['_FINISHREASON']._serialized_start=1454
+  _globals['_FINISHREASON']._serialized_end=1549
   _globals['_VERIFYREQUEST']._serialized_start=66
   _globals['_VERIFYREQUEST']._serialized_end=270
   _globals['_SAMPLINGPARAMS']._serialized_start=273
   _globals['_SAMPLINGPARAMS']._serialized_end=707
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=646
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=694
-  _globals['_PLAN']._serialized_start=709
-  _globals['_PLAN']._serialized_end=812
-  _globals['_VERIFYRESPONSE']._serialized_start=815
-  _globals['_VERIFYRESPONSE']._serialized_end=944
-  _globals['_PROGRESS']._serialized_start=947
-  _globals['_PROGRESS']._serialized_end=1095
-  _globals['_TOKENLOGPROBS']._serialized_start=1097
-  _globals['_TOKENLOGPROBS']._serialized_end=1186
-  _globals['_FINISHED']._serialized_start=1188
-  _globals['_FINISHED']._serialized_end=1250
-  _globals['_DESCRIBEREQUEST']._serialized_start=1252
-  _globals['_DESCRIBEREQUEST']._serialized_end=1269
-  _globals['_DESCRIBERESPONSE']._serialized_start=1272
-  _globals['_DESCRIBERESPONSE']._serialized_end=1425
-  _globals['_VERIFICATIONSERVICE']._serialized_start=1525
-  _globals['_VERIFICATIONSERVICE']._serialized_end=1724
+  _globals['_PLAN']._serialized_start=710
+  _globals['_PLAN']._serialized_end=839
+  _globals['_VERIFYRESPONSE']._serialized_start=842
+  _globals['_VERIFYRESPONSE']._serialized_end=971
+  _globals['_PROGRESS']._serialized_start=974
+  _globals['_PROGRESS']._serialized_end=1122
+  _globals['_TOKENLOGPROBS']._serialized_start=1124
+  _globals['_TOKENLOGPROBS']._serialized_end=1213
+  _globals['_FINISHED']._serialized_start=1215
+  _globals['_FINISHED']._serialized_end=1277
+  _globals['_DESCRIBEREQUEST']._serialized_start=1279
+  _globals['_DESCRIBEREQUEST']._serialized_end=1296
+  _globals['_DESCRIBERESPONSE']._serialized_start=1299
+  _globals['_DESCRIBERESPONSE']._serialized_end=1452
+  _globals['_VERIFICATIONSERVICE']._serialized_start=1552
+  _globals['_VERIFICATIONSERVICE']._serialized_end=1751
 # @@protoc_insertion_point(module_scope)

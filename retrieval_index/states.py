@@ -1,0 +1,90 @@
+"""The target's hidden states over a corpus, written to disk as they come, so that an interrupted build goes on."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval_index.manifest import END
+from retrieval_index.perplexity import Scorer
+from retrieval_index.progress import Advance
+from speculation.files import write_whole
+
+_STATES, _KEY = "states.f16", "states.key"
+# About so many tokens are computed in one pass.
+_BATCH_TOKENS = 2048
+
+Tokens = NDArray[np.uint32]
+
+
+class StateFile:
+    """Hidden states of some documents, in their order.
+
+    Args:
+        key: of what the states depend on besides the documents.
+    """
+
+    def __init__(self, folder: Path, key: str) -> None:
+        self._file, self._key_file = folder / _STATES, folder / _KEY
+        self._key = key
+
+    def fill(
+        self, documents: Sequence[Tokens], window: int, scorer: Callable[[], Scorer], advance: Advance
+    ) -> tuple[NDArray[np.float16], Tokens]:
+        """States and tokens of ``documents`` ([tokens] each, none empty), which are read in windows of ``window`` tokens.
+
+        Returns:
+            [positions, width] and [positions]; behind each document a position that is none.
+        """
+        ended = [np.append(ids, np.uint32(END)) for ids in documents]
+        windows = [ids[start : start + window] for ids in ended for start in range(0, len(ids), window)]
+        tokens = np.concatenate(ended)
+        digest = hashlib.sha256(f"{self._key}/{window}".encode() + tokens.tobytes()).hexdigest()
+        positions, width = self._begun(digest)
+        done = int(np.searchsorted(np.cumsum([len(each) for each in windows]), positions, side="right"))
+        advance("hidden states", done, len(windows))
+        if done < len(windows):
+            model = scorer()
+            begun = sum(len(each) for each in windows[:done])
+            with self._file.open("r+b" if done else "wb") as file:
+                file.seek(2 * width * begun)
+                for batch in _batches(windows[done:]):
+                    states = model.states([each[each != END].tolist() for each in batch])
+                    width = states[0].shape[1]
+                    if not done:
+                        write_whole(self._key_file, f"{digest} {width}".encode())
+                    for ids, made in zip(batch, states, strict=True):
+                        file.write(np.pad(made, ((0, len(ids) - len(made)), (0, 0))).astype("<f2").tobytes())
+                    done += len(batch)
+                    advance("hidden states", done, len(windows))
+                file.truncate()
+        return np.memmap(self._file, dtype="<f2", mode="r").reshape(-1, width), tokens
+
+    def delete(self) -> None:
+        """They are in the index now."""
+        self._file.unlink(missing_ok=True)
+        self._key_file.unlink(missing_ok=True)
+
+    def _begun(self, digest: str) -> tuple[int, int]:
+        """Positions that are there, and the width of a state; 0 where nothing fits."""
+        try:
+            key, width = self._key_file.read_text().split()
+            if key == digest and int(width) > 0:
+                return self._file.stat().st_size // (2 * int(width)), int(width)
+        except (OSError, ValueError):
+            pass
+        return 0, 0
+
+
+def _batches(windows: Sequence[Tokens]) -> Iterator[list[Tokens]]:
+    batch: list[Tokens] = []
+    for ids in windows:
+        if batch and (len(batch) + 1) * max(len(ids), *(len(each) for each in batch)) > _BATCH_TOKENS:
+            yield batch
+            batch = []
+        batch.append(ids)
+    yield batch

@@ -1,0 +1,119 @@
+"""The semantic look-up: what followed the corpus positions whose hidden states are nearest to the text's.
+
+Neighbours are sought over the target's own states, as in kNN-LM (Khandelwal et al., ICLR 2020), here only to draft. Entry
+``i`` of the FAISS index is the normalised state that the target had after token ``i``; beside it lie the tokens. A document
+ends in a token that does not exist, with a state of zeros, so that nothing runs over its end.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import faiss
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval_index.manifest import END, STATES, TOKENS
+from speculation.errors import ConfigurationError
+from speculation.messages import Continuation
+
+# FAISS's own guidelines: exact up to here, inverted lists with a byte a number up to there, products of codebooks above.
+_EXACT_UP_TO = 20_000
+_BYTES_UP_TO = 2_000_000
+# Numbers of a state that share a codebook.
+_PRODUCT = 8
+_TRAINED_ON = 64
+_PROBED = 16
+_NEIGHBOURS = 64
+_CHUNK = 65_536
+
+
+def kind_for(count: int, width: int) -> str:
+    """FAISS's name of the index for ``count`` states of ``width`` numbers."""
+    if count < _EXACT_UP_TO:
+        return "SQfp16"
+    lists = int(4 * math.sqrt(count))
+    if count < _BYTES_UP_TO or width % _PRODUCT:
+        return f"IVF{lists},SQ8"
+    return f"IVF{lists},PQ{width // _PRODUCT}x8"
+
+
+def build(states: NDArray[np.float16], tokens: NDArray[np.uint32], folder: Path) -> str:
+    """Write the index of ``states`` ([positions, width]) and ``tokens`` ([positions]) into ``folder``; returns its kind."""
+    count, width = states.shape
+    kind = kind_for(count, width)
+    index = faiss.index_factory(width, kind, faiss.METRIC_INNER_PRODUCT)
+    lists = getattr(index, "nlist", 1)
+    sample = np.random.default_rng(0).permutation(count)[: max(_EXACT_UP_TO, _TRAINED_ON * lists)]
+    index.train(_normalised(states[np.sort(sample)]))
+    for chunk in _chunks(states):
+        index.add(_normalised(chunk))
+    faiss.write_index(index, str(folder / STATES))
+    tokens.astype("<u4").tofile(folder / TOKENS)
+    return kind
+
+
+class StateIndex:
+    """A built index, mapped into memory.
+
+    Raises:
+        ConfigurationError: the files are none, or do not belong together.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        # A search is a millisecond's work: threads of its own would only be in the way of the target's.
+        faiss.omp_set_num_threads(1)
+        try:
+            self._index = faiss.read_index(str(folder / STATES), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
+            self._tokens: NDArray[np.uint32] = np.memmap(folder / TOKENS, dtype="<u4", mode="r")
+        except (OSError, RuntimeError, ValueError) as error:
+            raise ConfigurationError(f"cannot map the hidden states in {folder}: {error}") from error
+        if self._index.ntotal != len(self._tokens):
+            raise ConfigurationError(f"{folder} has {self._index.ntotal} hidden states for {len(self._tokens)} tokens")
+        self.width: int = self._index.d
+        if isinstance(self._index, faiss.IndexIVF):
+            self._index.nprobe = _PROBED
+
+    def look_up(
+        self, states: NDArray[np.float32], last: Sequence[int], max_continuations: int, max_length: int
+    ) -> list[list[Continuation]]:
+        """What followed the positions nearest to ``states`` ([queries, width]), nearest first.
+
+        Args:
+            last: the token that was chosen from each state; where another one followed in the corpus, it says nothing.
+        """
+        _, found = self._index.search(_normalised(states), _NEIGHBOURS)
+        return [
+            self._continuations(positions, token, max_continuations, max_length)
+            for positions, token in zip(found, last, strict=True)
+        ]
+
+    def _continuations(
+        self, positions: NDArray[np.int64], last: int, max_continuations: int, max_length: int
+    ) -> list[Continuation]:
+        counted: dict[tuple[int, ...], int] = {}
+        for position in positions:
+            # FAISS says -1 where it has found fewer.
+            here = self._tokens[position : position + 2 + max_length] if position >= 0 else self._tokens[:0]
+            if len(here) < 2 or here[0] == END or here[1] != last:
+                continue
+            following = here[2:]
+            ends = np.flatnonzero(following == END)
+            rest = tuple(following[: ends[0] if len(ends) else None].tolist())
+            if rest:
+                counted[rest] = counted.get(rest, 0) + 1
+        found = list(counted.items())[:max_continuations]
+        return [Continuation(tokens=rest, count=count, match_length=1) for rest, count in found]
+
+
+def _normalised(states: NDArray[np.float16] | NDArray[np.float32]) -> NDArray[np.float32]:
+    made = np.ascontiguousarray(states, dtype=np.float32)
+    made /= np.maximum(np.linalg.norm(made, axis=1, keepdims=True), 1e-12)
+    return made
+
+
+def _chunks(states: NDArray[np.float16]) -> Iterator[NDArray[np.float16]]:
+    for start in range(0, len(states), _CHUNK):
+        yield states[start : start + _CHUNK]

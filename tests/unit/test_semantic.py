@@ -1,0 +1,193 @@
+"""Hidden states in the index: what is found, what is refused, interrupted builds, FAISS's kinds of index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from retrieval_index import vectors
+from retrieval_index.index import open_index
+from retrieval_index.manifest import END, FILE, SEMANTIC
+from retrieval_index.perplexity import ModelScorer
+from retrieval_index.vectors import StateIndex, kind_for
+from services.drafter.semantic import Semantic
+from speculation.errors import ConfigurationError, InvalidArgument
+from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
+from speculation.types import Features, Observation
+from tests.indexes import STATES, ByteScorer, build
+
+
+def features(*rows: NDArray[np.float16]) -> Features:
+    data = np.stack(rows).astype("<f2")
+    return Features(data=data.tobytes(), rows=len(rows), width=data.shape[1], dtype="float16")
+
+
+def asking(after: str, chosen: str, *, most: int = 16, length: int = 10) -> RetrievalQuery:
+    """What followed where the state was that of ``after``, and ``chosen`` came next."""
+    state = features(STATES[ord(after)])
+    return RetrievalQuery(suffix=(ord(chosen),), max_continuations=most, max_length=length, state=state)
+
+
+def found(hits: Sequence[Continuation]) -> dict[str, int]:
+    return {bytes(hit.tokens).decode(): hit.count for hit in hits}
+
+
+def test_what_followed_the_nearest_states_is_found(tmp_path: Path) -> None:
+    manifest = build(tmp_path, ["qabcd", "xabcd", "xaXYZ", "qaLMN"], semantic=True)
+    assert manifest.semantic
+    assert not (tmp_path / "scores" / "states.f16").exists()
+    index = open_index(tmp_path, semantic=True)
+    answers = index.look_up([asking("x", "a"), asking("a", "b", length=1), asking("a", "q")])
+    # The states after x, and what came after their next token a, before what came after q and a: the nearest first.
+    after_x = found(answers[0].continuations)
+    assert after_x == {"bcd": 2, "XYZ": 1, "LMN": 1}
+    assert list(after_x)[2] == "LMN"
+    assert found(answers[1].continuations) == {"c": 2}
+    # No state was followed by q.
+    assert not answers[2].continuations
+    assert {answer.index_version for answer in answers} == {manifest.version}
+    # Suffixes are found as ever.
+    assert index.look_up([RetrievalQuery(suffix=tuple(b"xa"), max_continuations=4, max_length=4)])[0].continuations
+
+
+def test_nothing_runs_over_a_documents_end(tmp_path: Path) -> None:
+    # 64 tokens are computed at once: documents of that length and around it.
+    texts = [chr(97 + n) * length for n, length in enumerate((63, 64, 65, 128, 1))]
+    build(tmp_path, texts, semantic=True)
+    index = open_index(tmp_path)
+    for text in texts[:4]:
+        for hit in index.look_up([asking(text[0], text[0], most=64, length=64)])[0].continuations:
+            assert set(hit.tokens) == {ord(text[0])}
+    tokens = np.fromfile(tmp_path / "tokens.bin", dtype="<u4")
+    assert len(tokens) == sum(len(text) + 1 for text in texts)
+    assert (tokens == END).sum() == len(texts)
+
+
+def test_an_index_without_states_finds_none_and_is_refused_where_they_are_wanted(tmp_path: Path) -> None:
+    manifest = build(tmp_path, ["abcdabcd"])
+    assert not manifest.semantic
+    assert not open_index(tmp_path).look_up([asking("a", "b")])[0].continuations
+    with pytest.raises(ConfigurationError, match="holds no hidden states: build it with --semantic"):
+        open_index(tmp_path, semantic=True)
+
+
+def test_states_of_another_model_are_refused(tmp_path: Path) -> None:
+    build(tmp_path, ["abcdabcd"], semantic=True)
+    index = open_index(tmp_path)
+    query = asking("a", "b")
+    for state in (
+        features(np.zeros(8, dtype=np.float16)),
+        features(STATES[0], STATES[1]),
+        Features(data=bytes(32), rows=1, width=16, dtype="bfloat16"),
+    ):
+        with pytest.raises(InvalidArgument, match="1 x 16 float16 or float32"):
+            index.look_up([replace(query, state=state)])
+
+
+@pytest.mark.parametrize("part", SEMANTIC)
+def test_damaged_states_are_refused(tmp_path: Path, part: str) -> None:
+    build(tmp_path, ["abcdabcd"], semantic=True)
+    content = bytearray((tmp_path / part).read_bytes())
+    content[len(content) // 2] ^= 1
+    (tmp_path / part).write_bytes(content)
+    with pytest.raises(ConfigurationError, match=part):
+        open_index(tmp_path)
+    (tmp_path / part).write_bytes(content[:-4])
+    with pytest.raises(ConfigurationError):
+        StateIndex(tmp_path)
+
+
+def test_an_interrupted_build_computes_no_state_twice(tmp_path: Path) -> None:
+    texts = [chr(97 + n) * (50 + 40 * n) for n in range(20)]
+
+    class Interrupted(ByteScorer):
+        def states(self, documents: Sequence[Sequence[int]]) -> list[NDArray[np.float16]]:
+            if len(self.computed) > 40:
+                raise KeyboardInterrupt
+            return super().states(documents)
+
+    first, second = Interrupted(), ByteScorer()
+    with pytest.raises(KeyboardInterrupt):
+        build(tmp_path / "i", texts, scorer=first, semantic=True)
+    assert not (tmp_path / "i" / FILE).exists()
+    # A crash in the middle of a write.
+    with (tmp_path / "i" / "scores" / "states.f16").open("ab") as file:
+        file.write(bytes(33))
+    resumed = build(tmp_path / "i", texts, scorer=second, semantic=True)
+    whole = ByteScorer()
+    assert resumed.version == build(tmp_path / "whole", texts, scorer=whole, semantic=True).version
+    assert 40 < len(first.computed) < len(whole.computed)
+    assert len(first.computed) + len(second.computed) <= len(whole.computed) + 1
+
+
+def test_states_of_other_documents_are_not_gone_on_with(tmp_path: Path) -> None:
+    (tmp_path / "i" / "scores").mkdir(parents=True)
+    (tmp_path / "i" / "scores" / "states.key").write_text("0123 16")
+    (tmp_path / "i" / "scores" / "states.f16").write_bytes(bytes(3200))
+    made = build(tmp_path / "i", ["abcdabcd"], semantic=True)
+    assert made.version == build(tmp_path / "fresh", ["abcdabcd"], semantic=True).version
+
+
+def test_the_kind_of_index_goes_by_its_size() -> None:
+    assert kind_for(1_000, 576) == "SQfp16"
+    assert kind_for(1_000_000, 576) == "IVF4000,SQ8"
+    assert kind_for(10_000_000, 576) == "IVF12649,PQ72x8"
+    assert kind_for(10_000_000, 575) == "IVF12649,SQ8"
+
+
+@pytest.mark.parametrize("most", ["_EXACT_UP_TO", "_BYTES_UP_TO"])
+def test_every_kind_finds_what_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: str) -> None:
+    for name in ("_EXACT_UP_TO", most):
+        monkeypatch.setattr(vectors, name, 100)
+    source = np.random.default_rng(1)
+    states = source.standard_normal((4000, 32)).astype(np.float16)
+    tokens = np.arange(4000, dtype=np.uint32)
+    kind = vectors.build(states, tokens, tmp_path)
+    assert kind == ("IVF252,SQ8" if most == "_EXACT_UP_TO" else "IVF252,PQ4x8")
+    index = StateIndex(tmp_path)
+    asked = source.permutation(3990)[:50]
+    answers = index.look_up(states[asked].astype(np.float32), [int(n) + 1 for n in asked], 8, 3)
+    hits = sum(any(hit.tokens == (n + 2, n + 3, n + 4) for hit in answer) for n, answer in zip(asked, answers, strict=True))
+    assert hits >= 48
+
+
+def test_a_models_states_are_what_its_output_layer_reads(tiny_model: Path) -> None:
+    scorer = ModelScorer(tiny_model)
+    texts = [[5, 6, 7, 8], [9, 10]]
+    (one, two) = scorer.states(texts)
+    assert (len(one), len(two)) == (4, 2)
+    with torch.inference_mode():
+        model = scorer._model
+        logits = model(torch.tensor([texts[0]])).logits[0]
+        again = model.get_output_embeddings()(torch.from_numpy(one.astype(np.float32)))
+    torch.testing.assert_close(again, logits, atol=2e-2, rtol=2e-2)
+
+
+def test_the_source_asks_with_the_state_that_the_last_token_was_chosen_from() -> None:
+    session = Semantic().open(OpenSession(session_id="s", tokens=(1, 2), prompt_length=2, sources=(), max_nodes=8))
+    assert session.query() is None
+    assert len(session.draft(8)) == 0
+    seen = Observation(features=features(STATES[1], STATES[2]))
+    session.observe(
+        StepReport(
+            session_id="s", committed=(7, 8), length=4, prefix_hash=0, accepted_path=(0,), max_nodes=8, observation=seen
+        )
+    )
+    query = session.query()
+    assert query is not None
+    assert query.suffix == (8,)
+    assert query.state == features(STATES[2])
+    session.found([Continuation(tokens=(4, 5), count=2, match_length=1), Continuation(tokens=(6,), count=1, match_length=1)])
+    tree = session.draft(8)
+    assert tree.tokens == (4, 5, 6)
+    assert tree.parents == (-1, 0, -1)
+    # Without features nothing is asked.
+    session.observe(StepReport(session_id="s", committed=(9,), length=5, prefix_hash=0, accepted_path=(), max_nodes=8))
+    assert session.query() is None
+    assert len(session.draft(8)) == 0
