@@ -180,6 +180,22 @@ def models(
     print_models(where, served, loaded)
 
 
+@app.command()
+def forget(
+    address: Address = None,
+    config: ConfigFile = None,
+    settings: Set = None,
+    api_key: ApiKey = None,
+    tls: Tls = False,
+    tls_root: TlsRoot = None,
+) -> None:
+    """Delete what a server remembers of the requests with this API key: answers, computed prompts, what followed what."""
+    where = address or _default_address(_load(config, settings))
+    with outrider.Client(where, timeout_s=30, **_credentials(api_key, tls, tls_root)) as client:
+        client.forget()
+    err.print(f"{where} remembers nothing of these requests any more")
+
+
 @app.command(name="hash-key")
 def hash_key_command() -> None:
     """Read an API key without echo and print the hash that server.api_key_hashes holds."""

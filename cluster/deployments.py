@@ -37,6 +37,8 @@ log = logging.getLogger(__name__)
 APPLICATION = "outrider"
 # Serve's own default, 5 at once per replica, would throttle: the verifier has its own queue.
 _ONGOING = 4096
+# Longest that the replicas may take to forget a tenant.
+_FORGET_S = 10.0
 
 
 class _Process:
@@ -131,6 +133,10 @@ class VerifierDeployment(_Process):
         """See ``VerifierPort.describe``."""
         return codec.encode_card(await self._verifier.describe()).SerializeToString()
 
+    async def forget(self, tenant: str) -> None:
+        """See ``VerifierPort.forget``."""
+        await self._verifier.forget(tenant)
+
     async def running(self) -> int:
         """Requests being decoded or waiting."""
         return self._verifier.loop.running + self._verifier.loop.waiting
@@ -195,6 +201,13 @@ class ServeVerifierLink:
         except Exception as error:
             raise _translate(error) from None
         return codec.decode_card(verification_pb2.DescribeResponse.FromString(wire))
+
+    async def forget(self, tenant: str) -> None:
+        """See ``VerifierPort``: every replica remembers."""
+        try:
+            await self._handle.broadcast("forget", tenant).results_async(timeout_s=_FORGET_S)
+        except Exception as error:
+            raise _translate(error) from None
 
 
 def _translate(error: Exception) -> OutriderError:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple, Unpack
@@ -34,6 +34,7 @@ from speculation.messages import (
     Draft,
     DraftingReply,
     Finished,
+    ForgetTenant,
     GenerationRequest,
     Progress,
     StepReport,
@@ -49,6 +50,8 @@ log = logging.getLogger(__name__)
 _Arguments = TypeVarTuple("_Arguments")
 _Result = TypeVar("_Result")
 
+# A drafter that returns is told of so many tenants, the latest ones.
+_MOST_FORGOTTEN = 1024
 # So many failed steps in a row, and the target is given up for broken.
 _MAX_FAILURES = 3
 # Share of a pass that is waited for drafts where they are sent ahead, and weight of the latest pass in what one takes.
@@ -75,6 +78,9 @@ class DecodingLoop:
         self._under_way: deque[list[Part]] = deque()
         self._wake = asyncio.Event()
         self._draft_came = asyncio.Event()
+        # Tenants to forget before the next pass, and those that a drafter which comes back must forget, too.
+        self._to_forget: list[str] = []
+        self._forgotten: OrderedDict[str, None] = OrderedDict()
         self._failures = 0
         self._pass_s = 0.0
         self._recovering = False
@@ -134,6 +140,21 @@ class DecodingLoop:
             session.closed = True
             self._wake.set()
 
+    def forget(self, tenant: str) -> None:
+        """Delete what is remembered of a tenant's requests: here before the next pass, at the drafter when it hears of it.
+
+        Raises:
+            Unavailable: the loop does not run.
+        """
+        if not self.alive:
+            raise UnavailableError("the verifier is not running")
+        self._to_forget.append(tenant)
+        self._forgotten[tenant] = None
+        if len(self._forgotten) > _MOST_FORGOTTEN:
+            self._forgotten.popitem(last=False)
+        self._link.forget(ForgetTenant(tenant=tenant))
+        self._wake.set()
+
     def _submit(self, request: GenerationRequest) -> Session:
         # While the target is being restarted, requests wait for it.
         if not self.alive:
@@ -177,6 +198,8 @@ class DecodingLoop:
 
     def on_connected(self) -> None:
         """See ``DraftReceiver``: tell a drafter that joins late what is committed."""
+        for tenant in self._forgotten:
+            self._link.forget(ForgetTenant(tenant=tenant))
         for session in self._requests.admitted():
             session.drafts.start_over()
             self._open_drafting(session)
@@ -187,6 +210,8 @@ class DecodingLoop:
         while True:
             try:
                 self._drop_closed()
+                while self._to_forget:
+                    self._target.forget(self._to_forget.pop())
                 for session in self._requests.admit():
                     self._open_drafting(session)
                 await self._fill()

@@ -187,7 +187,15 @@ class CloseSession:
     session_id: str
 
 
-DraftingCall = OpenSession | StepReport | CloseSession
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ForgetTenant:
+    """Everything that is remembered of a tenant's requests is to be forgotten, those under way included."""
+
+    tenant: str
+
+
+SessionCall = OpenSession | StepReport | CloseSession
+DraftingCall = SessionCall | ForgetTenant
 
 
 # --- drafter -> retrieval -----------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from speculation.messages import (
     DraftFailure,
     DraftingReply,
     Finished,
+    ForgetTenant,
     GenerationRequest,
     ModelCard,
     OpenSession,
@@ -143,6 +144,10 @@ class Target(Protocol):
         """Free what the session holds. Its rows are in no pass."""
         ...
 
+    def forget(self, tenant: str) -> None:
+        """Share nothing any more of what has been computed for a tenant."""
+        ...
+
     def recover(self) -> None:
         """Build everything anew after ``TargetLost``, without any session."""
         ...
@@ -192,6 +197,10 @@ class DraftLink(Protocol):
         """End a session."""
         ...
 
+    def forget(self, message: ForgetTenant) -> None:
+        """Delete what is remembered of a tenant."""
+        ...
+
     async def stop(self) -> None:
         """Disconnect."""
         ...
@@ -233,6 +242,10 @@ class Drafter(Protocol):
         """Forget a session; unknown ones are fine."""
         ...
 
+    def forget(self, message: ForgetTenant) -> None:
+        """Delete what is remembered of a tenant; unknown ones are fine."""
+        ...
+
 
 class VerifierPort(Protocol):
     """Decodes requests; what the router talks to."""
@@ -249,6 +262,14 @@ class VerifierPort(Protocol):
         """What is served, and the load."""
         ...
 
+    async def forget(self, tenant: str) -> None:
+        """Delete what is remembered of a tenant's requests, here and at the drafter; one that is away is told on its return.
+
+        Raises:
+            OutriderError: that could not be done.
+        """
+        ...
+
 
 class RouterPort(Protocol):
     """Answers users; what the public API talks to."""
@@ -263,6 +284,10 @@ class RouterPort(Protocol):
 
     async def models(self) -> list[ModelCard]:
         """What is served."""
+        ...
+
+    async def forget(self, tenant: str) -> None:
+        """See ``VerifierPort``."""
         ...
 
     async def ready(self) -> bool:

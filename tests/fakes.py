@@ -28,6 +28,7 @@ from speculation.messages import (
     Draft,
     DraftFailure,
     Finished,
+    ForgetTenant,
     GenerationRequest,
     OpenSession,
     Progress,
@@ -71,6 +72,7 @@ class ToyTarget:
         self.fail_next = False
         self.delay_s = 0.0
         self.threads: set[str] = set()
+        self.forgotten: list[str] = []
         self._last: dict[str, Rows] = {}
 
     def open(self, session_id: str, rows: int, prefix: Prefix | None = None, *, spare: int = 0) -> bool:
@@ -133,6 +135,9 @@ class ToyTarget:
         wanted = seen[len(seen) - rows.logits :] if rows.logits else []
         return torch.stack([toy_logits(tokens) for tokens in wanted]) if wanted else torch.empty(0, VOCAB)
 
+    def forget(self, tenant: str) -> None:
+        self.forgotten.append(tenant)
+
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
         """Two numbers a row: the token at the row, and how many rows the pass had."""
         tokens = self._last[session_id].tokens
@@ -186,6 +191,7 @@ class RandomDrafter:
         self.vocab = vocab
         self.mood = mood
         self.sessions: dict[str, list[int]] = {}
+        self.forgotten: list[str] = []
 
     @property
     def looks_up(self) -> bool:
@@ -206,6 +212,9 @@ class RandomDrafter:
 
     def close(self, message: CloseSession) -> None:
         self.sessions.pop(message.session_id, None)
+
+    def forget(self, message: ForgetTenant) -> None:
+        self.forgotten.append(message.tenant)
 
     async def _draft(self, session_id: str, max_nodes: int) -> Draft | DraftFailure:
         tokens = self.sessions[session_id]

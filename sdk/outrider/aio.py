@@ -112,6 +112,13 @@ class AsyncClient:
             raise from_rpc(error, self._address) from error
         return read_models(reply)
 
+    async def forget(self) -> None:
+        """See ``Client.forget``."""
+        try:
+            await self._stub.Forget(pb.ForgetRequest(), timeout=self._timeout_s, metadata=self._metadata)
+        except grpc.aio.AioRpcError as error:
+            raise from_rpc(error, self._address) from error
+
     async def close(self) -> None:
         """See ``Client.close``."""
         await self._channel.close()

@@ -130,6 +130,17 @@ class Client:
             raise from_rpc(error, self._address) from error
         return read_models(reply)
 
+    def forget(self) -> None:
+        """Delete what the server remembers of requests with this API key: answers, computed prompts, what followed what.
+
+        Raises:
+            OutriderError: see ``outrider.errors``.
+        """
+        try:
+            self._stub.Forget(pb.ForgetRequest(), timeout=self._timeout_s, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise from_rpc(error, self._address) from error
+
     def close(self) -> None:
         """Close the connection; running calls are cancelled."""
         self._channel.close()

@@ -102,6 +102,10 @@ class Recycling:
             self._tables.popitem(last=False)
         return RecyclingSession(table, self._warm, message.tokens)
 
+    def forget(self, tenant: str) -> None:
+        """See ``WalkedSource``."""
+        self._tables.pop(tenant, None)
+
 
 class RecyclingSession:
     """One request's place in its tenant's table."""

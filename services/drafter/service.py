@@ -20,6 +20,7 @@ from speculation.messages import (
     CloseSession,
     Draft,
     DraftFailure,
+    ForgetTenant,
     OpenSession,
     StepReport,
 )
@@ -120,6 +121,10 @@ class DrafterService:
             self._ended += 1
             if self._ended % _SAVE_EVERY == 0:
                 self._sources.save()
+
+    def forget(self, message: ForgetTenant) -> None:
+        """See ``Drafter``."""
+        self._sources.forget(message.tenant)
 
     def stop(self) -> None:
         """Keep what was learnt of the sources."""

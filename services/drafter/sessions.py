@@ -66,6 +66,11 @@ class Sources:
         blend = BlendSession(paths, self._calibrator(names))
         return Joined(session=blend, retrieving=_retrieving(opened), blend=blend)
 
+    def forget(self, tenant: str) -> None:
+        """Delete what sources remember of a tenant's requests; those that propose trees remember nothing beyond one."""
+        for source in self._walked.values():
+            source.forget(tenant)
+
     def save(self) -> None:
         """Keep what was learnt of the sources, where that is asked for."""
         for names, calibrator in self._calibrators.items():

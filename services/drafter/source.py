@@ -74,6 +74,10 @@ class WalkedSource(Protocol):
         """Start a session."""
         ...
 
+    def forget(self, tenant: str) -> None:
+        """Delete what is remembered of a tenant's requests. Those under way go on, and leave nothing behind."""
+        ...
+
 
 @runtime_checkable
 class Retrieving(Protocol):

@@ -121,6 +121,10 @@ class Suffix:
             each.tidy()
         return SuffixSession(self._config, trie, message)
 
+    def forget(self, tenant: str) -> None:
+        """See ``WalkedSource``."""
+        self._tries.pop(tenant, None)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

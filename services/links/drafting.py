@@ -7,7 +7,16 @@ import logging
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
 
-from speculation.messages import CloseSession, Draft, DraftFailure, DraftingCall, DraftingReply, OpenSession
+from speculation.messages import (
+    CloseSession,
+    Draft,
+    DraftFailure,
+    DraftingCall,
+    DraftingReply,
+    ForgetTenant,
+    OpenSession,
+    SessionCall,
+)
 from speculation.ports import Drafter
 
 log = logging.getLogger(__name__)
@@ -29,22 +38,32 @@ async def converse(drafter: Drafter, calls: asyncio.Queue[DraftingCall | None]) 
             await asyncio.sleep(0)
             continue
         waiting = [await calls.get()]
-        while not calls.empty():
+        # What was asked before a tenant is forgotten is answered before.
+        while not calls.empty() and not isinstance(waiting[-1], ForgetTenant):
             waiting.append(calls.get_nowait())
-        for together in _rounds([call for call in waiting if call is not END]):
+        for together in _rounds([call for call in waiting if isinstance(call, SessionCall)]):
             for answering in _answers(drafter, together):
                 reply = await answering
                 if isinstance(reply, Draft):
                     ahead[reply.session_id] = None
                 if reply is not None:
                     yield reply
+        if isinstance(last := waiting[-1], ForgetTenant):
+            _forget(drafter, last)
         if END in waiting:
             return
 
 
-def _rounds(calls: Iterable[DraftingCall]) -> list[list[DraftingCall]]:
+def _forget(drafter: Drafter, call: ForgetTenant) -> None:
+    try:
+        drafter.forget(call)
+    except Exception:
+        log.exception("a tenant could not be forgotten")
+
+
+def _rounds(calls: Iterable[SessionCall]) -> list[list[SessionCall]]:
     """Calls that are answered together, so that their look-ups share messages; those of one session one after the other."""
-    rounds: list[list[DraftingCall]] = []
+    rounds: list[list[SessionCall]] = []
     earlier: Counter[str] = Counter()
     for call in calls:
         number = earlier[call.session_id]
@@ -63,14 +82,14 @@ def _ahead(drafter: Drafter, session_id: str) -> list[Draft]:
         return []
 
 
-def _answers(drafter: Drafter, calls: Sequence[DraftingCall]) -> Iterable[Awaitable[DraftingReply | None]]:
+def _answers(drafter: Drafter, calls: Sequence[SessionCall]) -> Iterable[Awaitable[DraftingReply | None]]:
     """Together where they wait for look-ups; else one after the other, so that each reply leaves when it is there."""
     if drafter.looks_up:
         return [asyncio.create_task(_answer(drafter, call)) for call in calls]
     return (_answer(drafter, call) for call in calls)
 
 
-async def _answer(drafter: Drafter, call: DraftingCall) -> DraftingReply | None:
+async def _answer(drafter: Drafter, call: SessionCall) -> DraftingReply | None:
     """Hand ``call`` to ``drafter``. A drafter that raises has no draft: that is no reason to end the stream."""
     try:
         if isinstance(call, CloseSession):

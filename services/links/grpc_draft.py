@@ -20,7 +20,7 @@ from services.links.errors import aborting
 from services.links.internal import serve_internal
 from services.links.reconnect import stay_connected
 from speculation import limits
-from speculation.messages import CloseSession, DraftingCall, OpenSession, StepReport
+from speculation.messages import CloseSession, DraftingCall, ForgetTenant, OpenSession, StepReport
 from speculation.ports import Drafter, DraftReceiver
 
 log = logging.getLogger(__name__)
@@ -66,6 +66,10 @@ class GrpcDraftLink:
         self._send(message)
 
     def close(self, message: CloseSession) -> None:
+        """See ``DraftLink``."""
+        self._send(message)
+
+    def forget(self, message: ForgetTenant) -> None:
         """See ``DraftLink``."""
         self._send(message)
 
@@ -145,6 +149,9 @@ async def _read(
     try:
         async for wire in requests:
             call = codec.decode_drafting_call(wire)
+            if isinstance(call, ForgetTenant):
+                await calls.put(call)
+                continue
             inner = replace(call, session_id=prefix + call.session_id)
             (opened.discard if isinstance(call, CloseSession) else opened.add)(inner.session_id)
             await calls.put(inner)

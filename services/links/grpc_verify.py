@@ -42,6 +42,13 @@ class GrpcVerifierLink:
         except grpc.aio.AioRpcError as error:
             raise from_grpc(error) from error
 
+    async def forget(self, tenant: str) -> None:
+        """See ``VerifierPort``."""
+        try:
+            await self._stub.Forget(codec.encode_forget(tenant))
+        except grpc.aio.AioRpcError as error:
+            raise from_grpc(error) from error
+
     async def close(self) -> None:
         """Close the channel."""
         await self._channel.close()
@@ -67,6 +74,13 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
     ) -> verification_pb2.DescribeResponse:
         async with aborting(context):
             return codec.encode_card(await self._verifier.describe())
+
+    async def Forget(
+        self, request: verification_pb2.ForgetRequest, context: grpc.aio.ServicerContext[Any, Any]
+    ) -> verification_pb2.ForgetResponse:
+        async with aborting(context):
+            await self._verifier.forget(codec.decode_forget(request))
+            return verification_pb2.ForgetResponse()
 
 
 async def serve_verifier(verifier: VerifierPort, address: str) -> tuple[grpc.aio.Server, int]:

@@ -14,6 +14,7 @@ from speculation.messages import (
     CloseSession,
     DraftingCall,
     Finished,
+    ForgetTenant,
     GenerationRequest,
     OpenSession,
     Progress,
@@ -52,6 +53,10 @@ class InProcessDraftLink:
         self._send(message)
 
     def close(self, message: CloseSession) -> None:
+        """See ``DraftLink``."""
+        self._send(message)
+
+    def forget(self, message: ForgetTenant) -> None:
         """See ``DraftLink``."""
         self._send(message)
 
@@ -104,6 +109,11 @@ class InProcessVerifierLink:
                 yield verification_codec.decode_generation_event(verification_pb2.VerifyResponse.FromString(sent))
         finally:
             await events.aclose()
+
+    async def forget(self, tenant: str) -> None:
+        """See ``VerifierPort``."""
+        wire = verification_codec.encode_forget(tenant).SerializeToString()
+        await self._verifier.forget(verification_codec.decode_forget(verification_pb2.ForgetRequest.FromString(wire)))
 
     async def describe(self) -> VerifierCard:
         """See ``VerifierPort``."""

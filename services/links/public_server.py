@@ -69,6 +69,11 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         async with aborting(context):
             return encode_models(await self._router.models())
 
+    async def Forget(self, request: pb.ForgetRequest, context: grpc.aio.ServicerContext[Any, Any]) -> pb.ForgetResponse:
+        async with aborting(context):
+            await self._router.forget(tenant_of(context.invocation_metadata()))
+            return pb.ForgetResponse()
+
 
 class PublicServer:
     """A running server.

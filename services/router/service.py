@@ -107,6 +107,10 @@ class RouterService:
             )
         ]
 
+    async def forget(self, tenant: str) -> None:
+        """See ``RouterPort``."""
+        await self._verifier.forget(tenant)
+
     async def ready(self) -> bool:
         """See ``RouterPort``."""
         try:

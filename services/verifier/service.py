@@ -64,6 +64,10 @@ class VerifierService:
         """See ``VerifierPort``."""
         return self.loop.generate(request)
 
+    async def forget(self, tenant: str) -> None:
+        """See ``VerifierPort``."""
+        self.loop.forget(tenant)
+
     async def describe(self) -> VerifierCard:
         """See ``VerifierPort``.
 

@@ -126,6 +126,10 @@ class TransformersTarget:
         if self._upstream is not None:
             self._upstream.orders.close(session_id)
 
+    def forget(self, tenant: str) -> None:
+        """See ``Target``."""
+        self.tiles.forget(tenant)
+
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
         """See ``Target``."""
         self.pool.move(session_id, [context + row for row in rows], context)

@@ -37,6 +37,8 @@ class TileAllocator:
         self._users: dict[int, int] = {}
         self._sealed: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
+        # Whose a sealed tile is.
+        self._root_of: dict[int, bytes] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -73,7 +75,7 @@ class TileAllocator:
             raise ValueError(f"{owner} holds rows already")
         made = _Owner()
         if tenant is not None:
-            made.root = hashlib.sha256(b"tenant " + tenant.encode()).digest()
+            made.root = _root(tenant)
             made.digests = []
             for digest in _digests(made.root, tokens[: max(0, len(tokens) - 1)]):
                 if digest not in self._sealed:
@@ -121,6 +123,7 @@ class TileAllocator:
             if digest not in self._sealed:
                 self._sealed[digest] = tile
                 self._digest_of[tile] = digest
+                self._root_of[tile] = own.root
 
     def release(self, owner: str) -> None:
         """Take back what ``owner`` uses; nothing if it uses nothing."""
@@ -135,14 +138,29 @@ class TileAllocator:
             else:
                 insort(self._free, tile)
 
+    def forget(self, tenant: str) -> None:
+        """Let nobody share what ``tenant``'s requests have computed, those under way included."""
+        root = _root(tenant)
+        for owner in self._owners.values():
+            if owner.root == root:
+                owner.digests = None
+        for tile in [tile for tile, whose in self._root_of.items() if whose == root]:
+            self._unseal(tile)
+            if tile in self._idle:
+                del self._idle[tile]
+                insort(self._free, tile)
+
     def _use(self, tile: int) -> None:
         self._users[tile] = self._users.get(tile, 0) + 1
         self._idle.pop(tile, None)
 
     def _evict(self) -> None:
         tile, _ = self._idle.popitem(last=False)
-        del self._sealed[self._digest_of.pop(tile)]
+        self._unseal(tile)
         insort(self._free, tile)
+
+    def _unseal(self, tile: int) -> None:
+        del self._sealed[self._digest_of.pop(tile)], self._root_of[tile]
 
     def _take_run(self, count: int) -> list[int]:
         """``count`` free tiles: the first run of neighbours, or else the lowest ones."""
@@ -151,6 +169,11 @@ class TileAllocator:
         taken = free[start : start + count]
         del free[start : start + count]
         return taken
+
+
+def _root(tenant: str) -> bytes:
+    """What the digests of a tenant's tiles begin with."""
+    return hashlib.sha256(b"tenant " + tenant.encode()).digest()
 
 
 def _digests(before: bytes, tokens: Sequence[int]) -> Iterator[bytes]:

@@ -12,7 +12,7 @@ from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
-from speculation.messages import CloseSession, DraftingReply, OpenSession, StepReport
+from speculation.messages import CloseSession, DraftingReply, ForgetTenant, OpenSession, StepReport
 from speculation.ports import Drafter, DraftLink
 from speculation.prefix import EMPTY_HASH, extend_hash
 from tests.fakes import RandomDrafter
@@ -124,6 +124,18 @@ async def closed_session(link: DraftLink, recorder: Recorder) -> Observed:
     return [await recorder.replies.get() for _ in range(2)]
 
 
+async def a_forgotten_tenant(link: DraftLink, recorder: Recorder) -> Observed:
+    link.open(opening("a", TEXT, ("recycling",)))
+    link.open(opening("b", (1,), ("recycling",)))
+    link.forget(ForgetTenant(tenant=""))
+    link.forget(ForgetTenant(tenant="nobody"))
+    replies = [await recorder.replies.get() for _ in range(2)]
+    link.open(opening("c", (1,), ("recycling",)))
+    replies.append(await recorder.replies.get())
+    assert [len(reply.tree) > 0 for reply in replies[1:]] == [True, False]
+    return replies
+
+
 async def a_large_prompt(link: DraftLink, recorder: Recorder) -> Observed:
     link.open(opening("a", tuple(index % 100_000 for index in range(300_000))))
     return [await recorder.replies.get()]
@@ -137,6 +149,7 @@ CASES = [
     unknown_session,
     missed_step,
     closed_session,
+    a_forgotten_tenant,
     a_large_prompt,
 ]
 

@@ -261,6 +261,40 @@ async def test_api_keys(tiny_model: Path) -> None:
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
 
 
+async def test_what_is_remembered_of_a_caller_can_be_deleted(tiny_model: Path) -> None:
+    keys = ("k" * 20, "l" * 20)
+    config = PublicServerConfig(port=0, api_key_hashes=tuple(hash_key(key) for key in keys))
+    options = {**OPTIONS, "strategy": "suffix", "temperature": 1.0, "seed": 4}
+    async with served(tiny_model, "drafter.suffix_cached_tokens=1000", config=config) as (address, running):
+
+        async def drafted(client: AsyncClient) -> int:
+            """Accepted nodes of one and the same answer."""
+            return (await client.generate("fox", **options)).speculative_decoding.num_accepted_draft_tokens
+
+        async with AsyncClient(address, api_key=keys[0]) as one, AsyncClient(address, api_key=keys[1]) as two:
+            first = await drafted(one)
+            assert await drafted(one) > first + 5
+            assert await drafted(two) == first
+            assert running.verifier._target.tiles.cached == 0
+            await one.generate("fox " * 100, **options)
+            cached = running.verifier._target.tiles.cached
+            assert cached > 0
+            await one.forget()
+            assert await drafted(one) == first
+            assert await drafted(two) > first + 5
+            assert running.verifier._target.tiles.cached < cached
+
+            def blocking() -> None:
+                with Client(address, api_key=keys[1]) as plain:
+                    plain.forget()
+
+            await in_thread(blocking)
+            assert await drafted(two) == first
+        async with AsyncClient(address) as nobody:
+            with pytest.raises(outrider.Unauthenticated):
+                await nobody.forget()
+
+
 async def test_nothing_is_open_to_others_without_keys(tiny_model: Path) -> None:
     async with served(tiny_model) as (address, running):
         with pytest.raises(ConfigurationError, match="api_key_hashes"):

@@ -27,6 +27,9 @@ class Toy:
         self.loop = loop
         self.generate = loop.generate
 
+    async def forget(self, tenant: str) -> None:
+        self.loop.forget(tenant)
+
     async def describe(self) -> VerifierCard:
         return VerifierCard(
             model="toy",
@@ -76,6 +79,14 @@ async def described(link: VerifierPort, target: ToyTarget) -> Observed:
     return [await link.describe()]
 
 
+async def forgotten(link: VerifierPort, target: ToyTarget) -> Observed:
+    before = await events(link, request("r", [1, 2, 3], max_tokens=5, ignore_eos=True))
+    await link.forget("tenant \N{SNOWMAN}")
+    after = await events(link, request("r", [1, 2, 3], max_tokens=5, ignore_eos=True))
+    assert target.forgotten == ["tenant \N{SNOWMAN}"]
+    return [*before, *after]
+
+
 async def prompt_too_long(link: VerifierPort, target: ToyTarget) -> Observed:
     return await events(link, request("r", [1] * 512))
 
@@ -107,6 +118,7 @@ CASES = [
     greedy,
     sampled_with_logprobs,
     described,
+    forgotten,
     prompt_too_long,
     empty_prompt,
     token_outside,

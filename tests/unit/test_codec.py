@@ -16,6 +16,7 @@ from speculation.messages import (
     Draft,
     DraftFailure,
     Finished,
+    ForgetTenant,
     GenerationRequest,
     OpenSession,
     Progress,
@@ -104,11 +105,12 @@ PROGRESS = Progress(
 CARD = VerifierCard(model="m", max_model_len=1, vocab_size=2, running=3, waiting=4, free_blocks=5, total_blocks=6)
 
 CASES: list[tuple[Any, Any, Any]] = [
-    *((message, drafting.encode_drafting_call, drafting.decode_drafting_call) for message in (OPEN, STEP, CloseSession(session_id="s"))),
+    *((message, drafting.encode_drafting_call, drafting.decode_drafting_call) for message in (OPEN, STEP, CloseSession(session_id="s"), ForgetTenant(tenant="t"))),
     *((message, drafting.encode_drafting_reply, drafting.decode_drafting_reply) for message in (DRAFT, DraftFailure(session_id="s", reason="r", reopen=True))),
     (GENERATION, verification.encode_generation, verification.decode_generation),
     (PROGRESS, verification.encode_generation_event, verification.decode_generation_event),
     *((Finished(reason=reason), verification.encode_generation_event, verification.decode_generation_event) for reason in FinishReason),
+    ("tenant", verification.encode_forget, verification.decode_forget),
     (CARD, verification.encode_card, verification.decode_card),
     (TREE, trees.encode_tree, trees.decode_tree),
 ]  # fmt: skip

@@ -355,3 +355,21 @@ def test_seeds_matter() -> None:
 
     answers = asyncio.run(run())
     assert all(left != right for left, right in itertools.combinations(answers, 2))
+
+
+async def test_a_drafter_that_returns_is_told_whom_to_forget() -> None:
+    drafter = RandomDrafter()
+    target = ToyTarget()
+    async with decoding(target, InProcessDraftLink(drafter)) as loop:
+        loop.forget("one")
+        loop.forget("two")
+        # An idle loop wakes for it.
+        async with asyncio.timeout(5):
+            while target.forgotten != ["two", "one"] or drafter.forgotten != ["one", "two"]:
+                await asyncio.sleep(0.01)
+        loop.on_connected()
+        async with asyncio.timeout(5):
+            while drafter.forgotten != ["one", "two"] * 2:
+                await asyncio.sleep(0.01)
+    with pytest.raises(Unavailable):
+        loop.forget("three")

@@ -197,6 +197,21 @@ def test_recycling_keeps_tenants_apart() -> None:
     assert len(draft(source.open(opening([1], "two")), 4)) == 0
 
 
+def test_a_tenant_can_be_forgotten_with_its_requests_under_way() -> None:
+    answers, table = suffix(max_cached_tokens=100), Recycling(RecyclingConfig())
+    for source in (answers, table):
+        for tenant in ("one", "two"):
+            source.open(opening([1, 2, 3, 1, 2], tenant, prompt_length=1)).close()
+        under_way = source.open(opening([1, 2, 3, 1, 2], "one", prompt_length=1))
+        source.forget("one")
+        under_way.observe(report(3, 1))
+        under_way.close()
+        source.forget("nobody")
+        assert paths(draft(under_way, 1)) == [(2,)]
+        assert len(draft(source.open(opening([1], "one")), 4)) == 0
+        assert paths(draft(source.open(opening([1], "two")), 1)) == [(2,)]
+
+
 def test_longer_contexts_are_asked_first() -> None:
     session = Recycling(RecyclingConfig()).open(opening([7, 2]))
     session.observe(report(9, observation=Observation(tree=TokenTree(), top_ids=((3, 4),))))

@@ -66,6 +66,25 @@ def test_never_across_tenants_nor_without_one() -> None:
     assert not set(tiles.tiles_of("a")) & set(tiles.tiles_of("b"))
 
 
+def test_what_was_computed_for_a_tenant_can_be_forgotten() -> None:
+    tiles = TileAllocator(20)
+    opened(tiles, "idle", TEXT, "one")
+    tiles.release("idle")
+    opened(tiles, "running", [8, *TEXT], "one")
+    opened(tiles, "other", TEXT, "two")
+    tiles.forget("one")
+    assert tiles.cached == 0
+    assert opened(tiles, "a", TEXT, "one") == 0
+    # One that is under way leaves nothing behind either.
+    tiles.seal("running", [8, *TEXT, *TEXT])
+    tiles.release("running")
+    assert opened(tiles, "b", [8, *TEXT], "one") == 0
+    assert opened(tiles, "c", TEXT, "two") == 3
+    for owner in ("a", "b", "c", "other"):
+        tiles.release(owner)
+    assert tiles.available == 20
+
+
 def test_a_tile_in_the_middle_is_not_enough() -> None:
     tiles = TileAllocator(20)
     opened(tiles, "a", TEXT)

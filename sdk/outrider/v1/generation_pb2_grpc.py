@@ -46,6 +46,11 @@ class GenerationServiceStub:
                 request_serializer=outrider_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
                 response_deserializer=outrider_dot_v1_dot_generation__pb2.ListModelsResponse.FromString,
                 _registered_method=True)
+        self.Forget = channel.unary_unary(
+                '/outrider.v1.GenerationService/Forget',
+                request_serializer=outrider_dot_v1_dot_generation__pb2.ForgetRequest.SerializeToString,
+                response_deserializer=outrider_dot_v1_dot_generation__pb2.ForgetResponse.FromString,
+                _registered_method=True)
 
 
 class GenerationServiceServicer:
@@ -69,6 +74,15 @@ class GenerationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Forget(self, request, context):
+        """Deletes what the server remembers of the caller's requests to draft and to compute faster: answers, what followed
+        which token, computed prompts. Requests under way go on, and leave nothing behind. Whose requests they are is told by
+        the API key; without keys all callers are one.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_GenerationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -81,6 +95,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.ListModels,
                     request_deserializer=outrider_dot_v1_dot_generation__pb2.ListModelsRequest.FromString,
                     response_serializer=outrider_dot_v1_dot_generation__pb2.ListModelsResponse.SerializeToString,
+            ),
+            'Forget': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forget,
+                    request_deserializer=outrider_dot_v1_dot_generation__pb2.ForgetRequest.FromString,
+                    response_serializer=outrider_dot_v1_dot_generation__pb2.ForgetResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -139,6 +158,33 @@ class GenerationService:
             '/outrider.v1.GenerationService/ListModels',
             outrider_dot_v1_dot_generation__pb2.ListModelsRequest.SerializeToString,
             outrider_dot_v1_dot_generation__pb2.ListModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.v1.GenerationService/Forget',
+            outrider_dot_v1_dot_generation__pb2.ForgetRequest.SerializeToString,
+            outrider_dot_v1_dot_generation__pb2.ForgetResponse.FromString,
             options,
             channel_credentials,
             insecure,

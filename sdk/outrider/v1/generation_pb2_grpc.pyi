@@ -42,6 +42,11 @@ class GenerationServiceStub:
     """
     ListModels: _grpc.UnaryUnaryMultiCallable[_generation_pb2.ListModelsRequest, _generation_pb2.ListModelsResponse]
     """Lists the models that this server serves and the strategies that each can use."""
+    Forget: _grpc.UnaryUnaryMultiCallable[_generation_pb2.ForgetRequest, _generation_pb2.ForgetResponse]
+    """Deletes what the server remembers of the caller's requests to draft and to compute faster: answers, what followed
+    which token, computed prompts. Requests under way go on, and leave nothing behind. Whose requests they are is told by
+    the API key; without keys all callers are one.
+    """
 
 @_typing.type_check_only
 class GenerationServiceAsyncStub(GenerationServiceStub):
@@ -57,6 +62,11 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """
     ListModels: _aio.UnaryUnaryMultiCallable[_generation_pb2.ListModelsRequest, _generation_pb2.ListModelsResponse]  # type: ignore[assignment]
     """Lists the models that this server serves and the strategies that each can use."""
+    Forget: _aio.UnaryUnaryMultiCallable[_generation_pb2.ForgetRequest, _generation_pb2.ForgetResponse]  # type: ignore[assignment]
+    """Deletes what the server remembers of the caller's requests to draft and to compute faster: answers, what followed
+    which token, computed prompts. Requests under way go on, and leave nothing behind. Whose requests they are is told by
+    the API key; without keys all callers are one.
+    """
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Generates text with a large language model. Which strategy drafts tokens ahead changes how fast the answer
@@ -81,5 +91,16 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.ListModelsResponse, _abc.Awaitable[_generation_pb2.ListModelsResponse]]:
         """Lists the models that this server serves and the strategies that each can use."""
+
+    @_abc_1.abstractmethod
+    def Forget(
+        self,
+        request: _generation_pb2.ForgetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_pb2.ForgetResponse, _abc.Awaitable[_generation_pb2.ForgetResponse]]:
+        """Deletes what the server remembers of the caller's requests to draft and to compute faster: answers, what followed
+        which token, computed prompts. Requests under way go on, and leave nothing behind. Whose requests they are is told by
+        the API key; without keys all callers are one.
+        """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -9,7 +9,16 @@ from outrider.internal.v1 import drafting_pb2
 from services.links.codec.trees import check_size, decode_tree, encode_tree
 from speculation import limits
 from speculation.errors import InvalidArgument
-from speculation.messages import CloseSession, Draft, DraftFailure, DraftingCall, DraftingReply, OpenSession, StepReport
+from speculation.messages import (
+    CloseSession,
+    Draft,
+    DraftFailure,
+    DraftingCall,
+    DraftingReply,
+    ForgetTenant,
+    OpenSession,
+    StepReport,
+)
 from speculation.types import Features, Observation
 
 _NUMBER_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -24,6 +33,8 @@ def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:
             return drafting_pb2.DraftRequest(step=_encode_step(message))
         case CloseSession():
             return drafting_pb2.DraftRequest(close=drafting_pb2.CloseSession(session_id=message.session_id))
+        case ForgetTenant():
+            return drafting_pb2.DraftRequest(forget=drafting_pb2.ForgetTenant(tenant=message.tenant))
 
 
 def decode_drafting_call(wire: drafting_pb2.DraftRequest) -> DraftingCall:
@@ -39,8 +50,10 @@ def decode_drafting_call(wire: drafting_pb2.DraftRequest) -> DraftingCall:
             return _decode_step(wire.step)
         case "close":
             return CloseSession(session_id=wire.close.session_id)
+        case "forget":
+            return ForgetTenant(tenant=wire.forget.tenant)
         case _:
-            raise InvalidArgument("event", "unset", "open, step or close")
+            raise InvalidArgument("event", "unset", "open, step, close or forget")
 
 
 def _encode_open(message: OpenSession) -> drafting_pb2.OpenSession:

@@ -104,6 +104,16 @@ def _decode_plan(wire: verification_pb2.Plan) -> Plan:
     )
 
 
+def encode_forget(tenant: str) -> verification_pb2.ForgetRequest:
+    """Router to verifier."""
+    return verification_pb2.ForgetRequest(tenant=tenant)
+
+
+def decode_forget(wire: verification_pb2.ForgetRequest) -> str:
+    """See ``encode_forget``."""
+    return wire.tenant
+
+
 def acceptance_rule(name: str) -> AcceptanceRule:
     """Check the name of an acceptance rule.
 

@@ -26,24 +26,28 @@ class DraftRequest(_message.Message):
     OPEN_FIELD_NUMBER: _builtins.int
     STEP_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
+    FORGET_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___OpenSession: ...
     @_builtins.property
     def step(self) -> Global___StepReport: ...
     @_builtins.property
     def close(self) -> Global___CloseSession: ...
+    @_builtins.property
+    def forget(self) -> Global___ForgetTenant: ...
     def __init__(
         self,
         *,
         open: Global___OpenSession | None = ...,
         step: Global___StepReport | None = ...,
         close: Global___CloseSession | None = ...,
+        forget: Global___ForgetTenant | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "event", b"event", "open", b"open", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "event", b"event", "forget", b"forget", "open", b"open", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "event", b"event", "open", b"open", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "event", b"event", "forget", b"forget", "open", b"open", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["open", "step", "close"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["open", "step", "close", "forget"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -288,6 +292,27 @@ class CloseSession(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___CloseSession: _TypeAlias = CloseSession  # noqa: Y015
+
+@_typing.final
+class ForgetTenant(_message.Message):
+    """Deletes what is remembered of a tenant's requests."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TENANT_FIELD_NUMBER: _builtins.int
+    tenant: _builtins.str
+    def __init__(
+        self,
+        *,
+        tenant: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ForgetTenant: _TypeAlias = ForgetTenant  # noqa: Y015
 
 @_typing.final
 class Draft(_message.Message):

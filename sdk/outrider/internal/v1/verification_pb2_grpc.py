@@ -45,6 +45,11 @@ class VerificationServiceStub:
                 request_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.DescribeRequest.SerializeToString,
                 response_deserializer=outrider_dot_internal_dot_v1_dot_verification__pb2.DescribeResponse.FromString,
                 _registered_method=True)
+        self.Forget = channel.unary_unary(
+                '/outrider.internal.v1.VerificationService/Forget',
+                request_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.ForgetRequest.SerializeToString,
+                response_deserializer=outrider_dot_internal_dot_v1_dot_verification__pb2.ForgetResponse.FromString,
+                _registered_method=True)
 
 
 class VerificationServiceServicer:
@@ -65,6 +70,13 @@ class VerificationServiceServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Forget(self, request, context):
+        """Deletes what is remembered of a tenant's requests, here and at the drafter.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_VerificationServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -77,6 +89,11 @@ def add_VerificationServiceServicer_to_server(servicer, server):
                     servicer.Describe,
                     request_deserializer=outrider_dot_internal_dot_v1_dot_verification__pb2.DescribeRequest.FromString,
                     response_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.DescribeResponse.SerializeToString,
+            ),
+            'Forget': grpc.unary_unary_rpc_method_handler(
+                    servicer.Forget,
+                    request_deserializer=outrider_dot_internal_dot_v1_dot_verification__pb2.ForgetRequest.FromString,
+                    response_serializer=outrider_dot_internal_dot_v1_dot_verification__pb2.ForgetResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -134,6 +151,33 @@ class VerificationService:
             '/outrider.internal.v1.VerificationService/Describe',
             outrider_dot_internal_dot_v1_dot_verification__pb2.DescribeRequest.SerializeToString,
             outrider_dot_internal_dot_v1_dot_verification__pb2.DescribeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Forget(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/outrider.internal.v1.VerificationService/Forget',
+            outrider_dot_internal_dot_v1_dot_verification__pb2.ForgetRequest.SerializeToString,
+            outrider_dot_internal_dot_v1_dot_verification__pb2.ForgetResponse.FromString,
             options,
             channel_credentials,
             insecure,

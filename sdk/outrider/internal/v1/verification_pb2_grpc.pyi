@@ -37,6 +37,8 @@ class VerificationServiceStub:
     """Decodes one request. The stream ends in exactly one `finished`, or in a non-OK status."""
     Describe: _grpc.UnaryUnaryMultiCallable[_verification_pb2.DescribeRequest, _verification_pb2.DescribeResponse]
     """What the verifier serves and how busy it is."""
+    Forget: _grpc.UnaryUnaryMultiCallable[_verification_pb2.ForgetRequest, _verification_pb2.ForgetResponse]
+    """Deletes what is remembered of a tenant's requests, here and at the drafter."""
 
 @_typing.type_check_only
 class VerificationServiceAsyncStub(VerificationServiceStub):
@@ -47,6 +49,8 @@ class VerificationServiceAsyncStub(VerificationServiceStub):
     """Decodes one request. The stream ends in exactly one `finished`, or in a non-OK status."""
     Describe: _aio.UnaryUnaryMultiCallable[_verification_pb2.DescribeRequest, _verification_pb2.DescribeResponse]  # type: ignore[assignment]
     """What the verifier serves and how busy it is."""
+    Forget: _aio.UnaryUnaryMultiCallable[_verification_pb2.ForgetRequest, _verification_pb2.ForgetResponse]  # type: ignore[assignment]
+    """Deletes what is remembered of a tenant's requests, here and at the drafter."""
 
 class VerificationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Owns the target model and the decoding loop."""
@@ -66,5 +70,13 @@ class VerificationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_verification_pb2.DescribeResponse, _abc.Awaitable[_verification_pb2.DescribeResponse]]:
         """What the verifier serves and how busy it is."""
+
+    @_abc_1.abstractmethod
+    def Forget(
+        self,
+        request: _verification_pb2.ForgetRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_verification_pb2.ForgetResponse, _abc.Awaitable[_verification_pb2.ForgetResponse]]:
+        """Deletes what is remembered of a tenant's requests, here and at the drafter."""
 
 def add_VerificationServiceServicer_to_server(servicer: VerificationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...
