@@ -76,7 +76,10 @@ class Service:
 
 @pytest.fixture(scope="module")
 def service(tiny_model: Path) -> Iterator[Service]:
-    flags = ["server.port=0", "verifier.max_model_len=512", "verifier.kv_cache_tokens=4096", "verifier.threads=1"]
+    flags = [
+        "server.port=0", "verifier.max_model_len=512", "verifier.kv_cache_tokens=4096", "verifier.threads=1",
+        "verifier.budget=fixed",
+    ]  # fmt: skip
     running = Service(tiny_model, flags)
     yield running
     running.stop()
@@ -105,6 +108,22 @@ def test_same_tokens_under_every_strategy(client: Client) -> None:
 def test_drafts_come_over_grpc(client: Client) -> None:
     answer = client.generate(token_ids=[40, 41, 42] * 12, strategy="prompt_lookup", max_tokens=60, ignore_eos=True)
     assert answer.speculative_decoding.num_draft_tokens > 0
+
+
+def test_what_is_remembered_can_be_deleted(client: Client) -> None:
+    options = {
+        "token_ids": [90, 91, 92, 93],
+        "strategy": "recycling",
+        "max_tokens": 60,
+        "ignore_eos": True,
+        "temperature": 1.0,
+    }
+    first, second = (client.generate(seed=77, **options) for _ in range(2))  # type: ignore[arg-type]
+    assert second.speculative_decoding.num_spec_steps < first.speculative_decoding.num_spec_steps - 5
+    client.forget()
+    third = client.generate(seed=77, **options)  # type: ignore[arg-type]
+    assert abs(third.speculative_decoding.num_spec_steps - first.speculative_decoding.num_spec_steps) <= 5
+    assert third.token_ids == first.token_ids
 
 
 def test_errors_keep_their_kind_and_say_nothing_of_the_inside(client: Client) -> None:
