@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar, TypeVarTuple, Unpack
@@ -29,29 +29,25 @@ from speculation.budget import Budget
 from speculation.config import LoopConfig
 from speculation.errors import Internal, MalformedTree, OutriderError, TargetLost
 from speculation.errors import Unavailable as UnavailableError
+from speculation.forgetting import Forgetting
 from speculation.messages import (
     CloseSession,
     Draft,
     DraftingReply,
     Finished,
-    ForgetTenant,
     GenerationRequest,
     Progress,
-    StepReport,
 )
 from speculation.ports import DraftLink, Target
 from speculation.session import Session, check_request
 from speculation.stats import LoopStats
 from speculation.tree import validate
-from speculation.types import Verdict
 
 log = logging.getLogger(__name__)
 
 _Arguments = TypeVarTuple("_Arguments")
 _Result = TypeVar("_Result")
 
-# A drafter that returns is told of so many tenants, the latest ones.
-_MOST_FORGOTTEN = 1024
 # So many failed steps in a row, and the target is given up for broken.
 _MAX_FAILURES = 3
 # Share of a pass that is waited for drafts where they are sent ahead, and weight of the latest pass in what one takes.
@@ -78,9 +74,7 @@ class DecodingLoop:
         self._under_way: deque[list[Part]] = deque()
         self._wake = asyncio.Event()
         self._draft_came = asyncio.Event()
-        # Tenants to forget before the next pass, and those that a drafter which comes back must forget, too.
-        self._to_forget: list[str] = []
-        self._forgotten: OrderedDict[str, None] = OrderedDict()
+        self._forgetting = Forgetting(target, link)
         self._failures = 0
         self._pass_s = 0.0
         self._recovering = False
@@ -148,11 +142,7 @@ class DecodingLoop:
         """
         if not self.alive:
             raise UnavailableError("the verifier is not running")
-        self._to_forget.append(tenant)
-        self._forgotten[tenant] = None
-        if len(self._forgotten) > _MOST_FORGOTTEN:
-            self._forgotten.popitem(last=False)
-        self._link.forget(ForgetTenant(tenant=tenant))
+        self._forgetting.forget(tenant)
         self._wake.set()
 
     def _submit(self, request: GenerationRequest) -> Session:
@@ -198,8 +188,7 @@ class DecodingLoop:
 
     def on_connected(self) -> None:
         """See ``DraftReceiver``: tell a drafter that joins late what is committed."""
-        for tenant in self._forgotten:
-            self._link.forget(ForgetTenant(tenant=tenant))
+        self._forgetting.connected()
         for session in self._requests.admitted():
             session.drafts.start_over()
             self._open_drafting(session)
@@ -210,8 +199,7 @@ class DecodingLoop:
         while True:
             try:
                 self._drop_closed()
-                while self._to_forget:
-                    self._target.forget(self._to_forget.pop())
+                self._forgetting.between_passes()
                 for session in self._requests.admit():
                     self._open_drafting(session)
                 await self._fill()
@@ -401,15 +389,4 @@ class DecodingLoop:
             session.finish(verdict.finish_reason)
             self._release(session)
         elif session.request.plan.speculates and not session.drafts.given_up:
-            self._link.step(self._report(session, verdict))
-
-    def _report(self, session: Session, verdict: Verdict) -> StepReport:
-        return StepReport(
-            session_id=session.id,
-            committed=verdict.committed,
-            length=verdict.length,
-            prefix_hash=session.drafts.prefix_hash,
-            accepted_path=verdict.accepted_path,
-            max_nodes=session.wanted_nodes,
-            observation=verdict.observation,
-        )
+            self._link.step(session.report(verdict))

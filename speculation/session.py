@@ -10,9 +10,9 @@ from speculation.acceptance import StopRule, stop_token_ids
 from speculation.choose import LogitsPipeline
 from speculation.drafts import Drafts
 from speculation.errors import InvalidArgument, PromptTooLong
-from speculation.messages import Finished, GenerationRequest, OpenSession, Progress
+from speculation.messages import Finished, GenerationRequest, OpenSession, Progress, StepReport
 from speculation.ports import Target
-from speculation.types import FinishReason, TokenTree
+from speculation.types import FinishReason, TokenTree, Verdict
 
 # A request asks for twice the nodes that any of its last steps could use, and for a few at least.
 _REMEMBERED = 8
@@ -140,6 +140,18 @@ class Session:
             seed=self.request.sampling.seed,
             temperature=self.request.sampling.temperature,
             tenant=self.request.tenant,
+        )
+
+    def report(self, verdict: Verdict) -> StepReport:
+        """What the drafter is told of a step, once it is committed."""
+        return StepReport(
+            session_id=self.id,
+            committed=verdict.committed,
+            length=verdict.length,
+            prefix_hash=self.drafts.prefix_hash,
+            accepted_path=verdict.accepted_path,
+            max_nodes=self.wanted_nodes,
+            observation=verdict.observation,
         )
 
     def finish(self, reason: FinishReason) -> None:
