@@ -69,6 +69,25 @@ def test_plain_decoding_agrees_with_transformers(tiny_model: Path, text: list[in
     assert torch.equal(alone.argmax(-1), reference.argmax(-1))
 
 
+def test_features_are_what_the_output_layer_reads(tiny_model: Path, target: TransformersTarget, text: list[int]) -> None:
+    """Of two requests in one pass, one with a tree; the rows that are asked for, in their order."""
+    head = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).get_output_embeddings()
+    for name in ("plain", "tree"):
+        assert target.open(name, 40)
+    tree = Rows(session_id="tree", context=0, tokens=tuple(text[:9]), parents=(-1, 0, -1, 2), logits=5, features=True)
+    _, logits = target.forward([chunk("plain", 0, text[20:27], 3), tree])
+    wanted = [4, 7, 8]
+    features = target.features("tree", wanted)
+    for name in ("plain", "tree"):
+        target.close(name)
+    assert (features.rows, features.width, features.dtype) == (3, head.in_features, "float16")
+    states = torch.frombuffer(bytearray(features.data), dtype=torch.float16).reshape(3, -1).float()
+    # The tree's logits are those of its last five rows: from the chain's end, row 4, on.
+    expected = logits[[row - 4 for row in wanted]]
+    torch.testing.assert_close(head(states), expected, atol=2e-2, rtol=2e-2)
+    assert torch.equal(head(states).argmax(-1), expected.argmax(-1))
+
+
 @pytest.mark.parametrize("size", [1, 7, 63, 64, 65, LENGTH])
 def test_any_chunking_of_the_prompt(target: TransformersTarget, text: list[int], alone: torch.Tensor, size: int) -> None:
     assert target.open("chunked", LENGTH)
