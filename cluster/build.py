@@ -172,8 +172,22 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
         name=retrieval.name,
         cache_dir=settings.cache_dir / "indexes",
         tokenizer_sha256=digest,
-        semantic=retrieval.semantic,
+        state_width=_hidden_size(model.path) if retrieval.semantic else None,
     )
+
+
+def _hidden_size(model: Path) -> int:
+    """Width of a model's hidden states.
+
+    Raises:
+        ConfigurationError: its configuration does not say.
+    """
+    file = model / "config.json"
+    content = json.loads(file.read_text()) if file.is_file() else {}
+    width = content.get("text_config", content).get("hidden_size")
+    if not isinstance(width, int):
+        raise ConfigurationError(f"{file} names no hidden_size: retrieval.semantic cannot be used with this model")
+    return width
 
 
 def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:

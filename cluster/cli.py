@@ -193,7 +193,7 @@ def forget(
     where = address or _default_address(_load(config, settings))
     with outrider.Client(where, timeout_s=30, **_credentials(api_key, tls, tls_root)) as client:
         client.forget()
-    err.print(f"{where} remembers nothing of these requests any more")
+    err.print(f"{where} forgets what it remembered of these requests")
 
 
 @app.command(name="hash-key")

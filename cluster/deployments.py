@@ -206,6 +206,8 @@ class ServeVerifierLink:
         """See ``VerifierPort``: every replica remembers."""
         try:
             await self._handle.broadcast("forget", tenant).results_async(timeout_s=_FORGET_S)
+        except TimeoutError:
+            raise Unavailable(f"a verifier has not answered for {_FORGET_S:g} s; try again") from None
         except Exception as error:
             raise _translate(error) from None
 

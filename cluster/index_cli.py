@@ -48,7 +48,10 @@ def build(
         float, typer.Option(help="Share of the documents that is kept: those the target finds likeliest.")
     ] = 0.3,
     field: Annotated[str | None, typer.Option(help="Of jsonl lines, the one that holds the text.")] = None,
-    score_tokens: Annotated[int, typer.Option(help="Tokens of each document, from its beginning, that are scored.")] = 256,
+    score_tokens: Annotated[
+        int,
+        typer.Option(help="Tokens of each document, from its beginning, that are scored; also the window of --semantic."),
+    ] = 256,
     depth: Annotated[int, typer.Option(help="Longest n-gram, in tokens; half of it at most is matched.")] = 16,
     semantic: Annotated[
         bool, typer.Option("--semantic", help="Index the kept documents' hidden states as well, for retrieval.semantic.")
@@ -59,7 +62,7 @@ def build(
 
     Documents that occur twice are read once. The result is a folder with the trie, a snapshot of likely successors that the
     source `recycling` begins with, a histogram of perplexities, and a manifest with checksums. With --semantic also a FAISS
-    index of the hidden states: every kept token costs a pass of the target, and up to one byte for each of its numbers.
+    index of the hidden states: the target computes every kept token, and a byte or two are stored for each of its numbers.
     """
     from retrieval_index.build import BuildConfig, Target, build_index
     from retrieval_index.corpus import read_corpus
@@ -202,6 +205,7 @@ def _show(manifest: Manifest, folder: Path) -> None:
         ("documents", f"{manifest.kept:,} of {manifest.documents:,} kept ({limit})"),
         ("tokens", f"{manifest.tokens:,}"),
         ("longest n-gram", str(manifest.depth)),
+        ("hidden states", "yes" if manifest.semantic else "no"),
         ("size", f"{size / 2**20:,.1f} MiB in {len(manifest.parts)} parts"),
     ):
         table.add_row(label, value)

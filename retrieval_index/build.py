@@ -115,8 +115,8 @@ def build_index(
         raise ConfigurationError("nothing is left of the corpus: its documents are too short; raise --keep")
     advance("building the trie", 1, 1)
     successors.build(scores.likely([document.digest for document in documents]), target.vocab_size, finished)
+    states = StateFile(out / _SCORES, key)
     if config.semantic:
-        states = StateFile(out / _SCORES, key)
         _index_states(states, [ids for ids in kept if len(ids)], scorer, finished, config, advance)
     plot.draw_histogram(perplexities, max(perplexities) if limit is None else limit, finished / HISTOGRAM)
     manifest = Manifest(
@@ -132,8 +132,7 @@ def build_index(
     )
     _put_in_place(finished, out, manifest)
     finished.rmdir()
-    if config.semantic:
-        states.delete()
+    states.delete()
     return manifest
 
 
@@ -163,7 +162,8 @@ def _check_out(out: Path) -> None:
 
 def _put_in_place(finished: Path, out: Path, manifest: Manifest) -> None:
     # Without a manifest there is no index: it goes first and comes last.
-    (out / FILE).unlink(missing_ok=True)
+    for name in (FILE, *SEMANTIC):
+        (out / name).unlink(missing_ok=True)
     for file in finished.iterdir():
         os.replace(file, out / file.name)
     write_whole(out / FILE, manifest.to_json().encode())

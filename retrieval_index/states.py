@@ -40,9 +40,8 @@ class StateFile:
         Returns:
             [positions, width] and [positions]; behind each document a position that is none.
         """
-        ended = [np.append(ids, np.uint32(END)) for ids in documents]
-        windows = [ids[start : start + window] for ids in ended for start in range(0, len(ids), window)]
-        tokens = np.concatenate(ended)
+        windows = [part for ids in documents for part in _windows(ids, window)]
+        tokens = np.concatenate(windows)
         digest = hashlib.sha256(f"{self._key}/{window}".encode() + tokens.tobytes()).hexdigest()
         positions, width = self._begun(digest)
         done = int(np.searchsorted(np.cumsum([len(each) for each in windows]), positions, side="right"))
@@ -78,6 +77,12 @@ class StateFile:
         except (OSError, ValueError):
             pass
         return 0, 0
+
+
+def _windows(document: Tokens, window: int) -> list[Tokens]:
+    """A document's stretches of ``window`` tokens; the last one ends in the position that is none."""
+    parts = [document[start : start + window] for start in range(0, len(document), window)]
+    return [*parts[:-1], np.append(parts[-1], np.uint32(END))]
 
 
 def _batches(windows: Sequence[Tokens]) -> Iterator[list[Tokens]]:

@@ -40,6 +40,8 @@ _PIECE = 8 << 20
 _LOCK_MS = 30_000
 _TIMEOUT_S = 5.0
 _CHANGES_KEPT = 100
+# What a replica that died while it fetched has left.
+_PARTIAL, _PARTIAL_S = ".partial", 6 * 3600.0
 _VERSION = re.compile("[0-9a-f]{16}")
 # The live version and the one before it.
 _VERSIONS_KEPT = 2
@@ -108,9 +110,13 @@ def is_whole(folder: Path, version: str) -> bool:
 
 
 def prune(cache: Path, keep: Collection[str]) -> None:
-    """Delete from a cache folder every version but some. A replica that still maps one goes on with what it has mapped."""
+    """Delete from a cache folder every version but some, and what was fetched in part long ago.
+
+    A replica that still maps a deleted version goes on with what it has mapped.
+    """
     for folder in cache.iterdir():
-        if folder.is_dir() and folder.name not in keep and _VERSION.fullmatch(folder.name):
+        partial = folder.suffix == _PARTIAL and folder.stat().st_mtime < time.time() - _PARTIAL_S
+        if partial or (_VERSION.fullmatch(folder.name) and folder.name not in keep):
             shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -192,6 +198,16 @@ class IndexStore:
             found = self._redis.get(self._key("live"))
             return None if found is None else self._text(found)
 
+    def history(self) -> list[str]:
+        """The live version and those before it that are kept.
+
+        Raises:
+            Unavailable: Redis is not there or refuses.
+        """
+        with self._speaking():
+            entries = cast(list[Any], self._redis.lrange(self._key("history"), 0, _VERSIONS_KEPT - 1))
+        return [self._text(entry) for entry in entries]
+
     def manifest(self, version: str) -> Manifest:
         """A version's manifest.
 
@@ -227,7 +243,7 @@ class IndexStore:
             Unavailable: Redis is not there or refuses, or somebody is publishing.
         """
         with self._speaking(), self._publishing(_TIMEOUT_S) as turn:
-            history = [self._text(entry) for entry in cast(list[Any], self._redis.lrange(self._key("history"), 0, 1))]
+            history = self.history()
             if len(history) < 2:
                 raise ConfigurationError(f"{self._name} at {self.origin} has had no version before the live one")
             self.manifest(history[1])
@@ -262,7 +278,7 @@ class IndexStore:
         # What lies there is of no use, and would be in the way.
         shutil.rmtree(folder, ignore_errors=True)
         manifest = self.manifest(version)
-        partial = cache / f"{version}.{os.getpid()}.{secrets.token_hex(4)}.partial"
+        partial = cache / f"{version}.{os.getpid()}.{secrets.token_hex(4)}{_PARTIAL}"
         partial.mkdir(parents=True)
         try:
             with self._speaking():

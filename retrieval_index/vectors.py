@@ -8,7 +8,7 @@ ends in a token that does not exist, with a state of zeros, so that nothing runs
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import faiss
@@ -40,11 +40,10 @@ def kind_for(count: int, width: int) -> str:
     return f"IVF{lists},PQ{width // _PRODUCT}x8"
 
 
-def build(states: NDArray[np.float16], tokens: NDArray[np.uint32], folder: Path) -> str:
-    """Write the index of ``states`` ([positions, width]) and ``tokens`` ([positions]) into ``folder``; returns its kind."""
+def build(states: NDArray[np.float16], tokens: NDArray[np.uint32], folder: Path) -> None:
+    """Write the index of ``states`` ([positions, width]) and ``tokens`` ([positions]) into ``folder``."""
     count, width = states.shape
-    kind = kind_for(count, width)
-    index = faiss.index_factory(width, kind, faiss.METRIC_INNER_PRODUCT)
+    index = faiss.index_factory(width, kind_for(count, width), faiss.METRIC_INNER_PRODUCT)
     lists = getattr(index, "nlist", 1)
     sample = np.random.default_rng(0).permutation(count)[: max(_EXACT_UP_TO, _TRAINED_ON * lists)]
     index.train(_normalised(states[np.sort(sample)]))
@@ -52,19 +51,19 @@ def build(states: NDArray[np.float16], tokens: NDArray[np.uint32], folder: Path)
         index.add(_normalised(chunk))
     faiss.write_index(index, str(folder / STATES))
     tokens.astype("<u4").tofile(folder / TOKENS)
-    return kind
 
 
 class StateIndex:
-    """A built index, mapped into memory.
+    """A built index; inverted lists are mapped into memory, an exact index is read.
+
+    Attributes:
+        width: numbers of a state.
 
     Raises:
         ConfigurationError: the files are none, or do not belong together.
     """
 
     def __init__(self, folder: Path) -> None:
-        # A search is a millisecond's work: threads of its own would only be in the way of the target's.
-        faiss.omp_set_num_threads(1)
         try:
             self._index = faiss.read_index(str(folder / STATES), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
             self._tokens: NDArray[np.uint32] = np.memmap(folder / TOKENS, dtype="<u4", mode="r")
@@ -75,20 +74,22 @@ class StateIndex:
         self.width: int = self._index.d
         if isinstance(self._index, faiss.IndexIVF):
             self._index.nprobe = _PROBED
+            held = self._index.invlists
+            lists = None if held is None else faiss.downcast_InvertedLists(held)
+            if isinstance(lists, faiss.OnDiskInvertedLists):
+                # Sixteen threads that read ahead would only be in the way of the target's.
+                lists.prefetch_nthread = 0
 
-    def look_up(
-        self, states: NDArray[np.float32], last: Sequence[int], max_continuations: int, max_length: int
-    ) -> list[list[Continuation]]:
-        """What followed the positions nearest to ``states`` ([queries, width]), nearest first.
+    def look_up(self, state: NDArray[np.float32], last: int, max_continuations: int, max_length: int) -> list[Continuation]:
+        """What followed the positions nearest to ``state`` ([width]), nearest first.
 
         Args:
-            last: the token that was chosen from each state; where another one followed in the corpus, it says nothing.
+            last: the token that was chosen from it; where another one followed in the corpus, it says nothing.
         """
-        _, found = self._index.search(_normalised(states), _NEIGHBOURS)
-        return [
-            self._continuations(positions, token, max_continuations, max_length)
-            for positions, token in zip(found, last, strict=True)
-        ]
+        # A search is a millisecond's work, and this is a setting of the thread that searches.
+        faiss.omp_set_num_threads(1)
+        _, found = self._index.search(_normalised(state[None]), _NEIGHBOURS)
+        return self._continuations(found[0], last, max_continuations, max_length)
 
     def _continuations(
         self, positions: NDArray[np.int64], last: int, max_continuations: int, max_length: int

@@ -59,7 +59,7 @@ class Admission:
         while self.waiting and len(self.live) < self._config.max_num_seqs:
             session = self.waiting[0]
             rows = len(session.tokens) + session.max_nodes
-            prefix = Prefix(tokens=session.tokens, tenant=session.request.tenant)
+            prefix = Prefix(tokens=session.tokens, tenant=session.tenant)
             try:
                 opened = self._target.open(session.id, rows, prefix, spare=_HEADROOM * len(self.live))
             except Exception:

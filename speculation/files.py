@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whoever else writes them and whenever the machine stops."""
+"""Files that are there whole or not at all, whoever else writes or reads them."""
 
 from __future__ import annotations
 

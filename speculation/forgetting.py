@@ -17,13 +17,14 @@ class Forgetting:
     def __init__(self, target: Target, link: DraftLink) -> None:
         self._target = target
         self._link = link
-        self._waiting: list[str] = []
+        self._waiting: set[str] = set()
         self._told: OrderedDict[str, None] = OrderedDict()
 
     def forget(self, tenant: str) -> None:
         """Note a tenant."""
-        self._waiting.append(tenant)
+        self._waiting.add(tenant)
         self._told[tenant] = None
+        self._told.move_to_end(tenant)
         if len(self._told) > _MOST:
             self._told.popitem(last=False)
         self._link.forget(ForgetTenant(tenant=tenant))

@@ -94,7 +94,6 @@ class DecodingLoop:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         gone = UnavailableError("the verifier is shutting down")
-        # A pass may still be under way in the worker: only when it is over may its rows be freed.
         await asyncio.to_thread(self._worker.shutdown)
         self._fail_all(gone)
         await self._link.stop()
@@ -142,6 +141,9 @@ class DecodingLoop:
         """
         if not self.alive:
             raise UnavailableError("the verifier is not running")
+        for session in (*self._requests.live.values(), *self._requests.waiting):
+            if session.tenant == tenant:
+                session.forget_tenant()
         self._forgetting.forget(tenant)
         self._wake.set()
 
@@ -228,9 +230,7 @@ class DecodingLoop:
         log.error("the target is lost and built anew: %s", lost)
         self._recovering = True
         self._under_way.clear()
-        for session in list(self._requests.live.values()):
-            session.fail(UnavailableError("the target is being restarted; try again"))
-            self._forget(session)
+        self._lose_live(UnavailableError("the target is being restarted; try again"))
         while self._failures < _MAX_FAILURES:
             self._failures += 1
             try:
@@ -261,8 +261,14 @@ class DecodingLoop:
             session.fail(error)
             self._release(session)
 
+    def _lose_live(self, error: OutriderError) -> None:
+        """Without freeing anything: what the target held is lost, or a pass with its rows may be under way still."""
+        for session in list(self._requests.live.values()):
+            session.fail(error)
+            self._forget(session)
+
     def _fail_all(self, error: OutriderError) -> None:
-        self._fail_live(error)
+        self._lose_live(error)
         while self._requests.waiting:
             self._requests.waiting.popleft().fail(error)
 

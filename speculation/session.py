@@ -46,6 +46,7 @@ class Session:
     """State of a request: what is committed, what is computed, which drafts wait.
 
     Attributes:
+        tenant: who shares what it leaves behind.
         tokens: prompt and answer so far. Its last one is pending: committed, but not computed.
         computed: tokens whose keys and values the target holds.
         max_nodes: most nodes of its tree.
@@ -65,6 +66,7 @@ class Session:
         max_nodes: int,
     ) -> None:
         self.request = request
+        self.tenant = request.tenant
         self.pipeline = pipeline
         self.tokens = [*request.prompt, *request.committed]
         self.computed = 0
@@ -85,6 +87,10 @@ class Session:
     def id(self) -> str:
         """The request's id; sessions with drafters carry it too."""
         return self.request.request_id
+
+    def forget_tenant(self) -> None:
+        """From now on nobody shares what this request leaves, however often it steps back or is drafted for anew."""
+        self.tenant = f"forgotten/{self.id}"
 
     @property
     def generated(self) -> int:
@@ -139,7 +145,7 @@ class Session:
             max_nodes=self.max_nodes,
             seed=self.request.sampling.seed,
             temperature=self.request.sampling.temperature,
-            tenant=self.request.tenant,
+            tenant=self.tenant,
         )
 
     def report(self, verdict: Verdict) -> StepReport:

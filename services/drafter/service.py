@@ -133,8 +133,8 @@ class DrafterService:
     async def _draft(self, session_id: str, max_nodes: int) -> Draft:
         start = time.perf_counter()
         session = self._sessions[session_id]
-        for wanting in session.sources.retrieving:
-            await self._retrieve(wanting)
+        # Together, so that they share a message.
+        await asyncio.gather(*(self._retrieve(wanting) for wanting in session.sources.retrieving))
         session.max_nodes = max_nodes
         session.tree = session.sources.session.draft(max_nodes)
         return self._message(session_id, session, session.tree, (), time.perf_counter() - start)

@@ -131,10 +131,13 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-            # A stream that is cancelled may leave closings in the queue.
+            # A stream that is cancelled may leave in the queue what must not be lost.
             while not calls.empty():
-                if isinstance(left := calls.get_nowait(), CloseSession):
-                    self._drafter.close(left)
+                match calls.get_nowait():
+                    case CloseSession() as left:
+                        self._drafter.close(left)
+                    case ForgetTenant() as left:
+                        self._drafter.forget(left)
             for session_id in opened:
                 self._drafter.close(CloseSession(session_id=session_id))
 

@@ -15,7 +15,8 @@ class RetrievalConfig:
         redis_url: where versions are published; the live one is followed.
         name: of the index in Redis.
         cache_dir: where versions from Redis are kept; the last live one serves when Redis is gone at start.
-        semantic: whether hidden states will be looked up; indexes without them are refused.
+        state_width: numbers of the served model's hidden states, where they will be looked up: indexes without such are
+            refused.
         tokenizer_sha256: of the served model; indexes for another are refused. None: do not ask.
     """
 
@@ -23,5 +24,5 @@ class RetrievalConfig:
     redis_url: str | None = None
     name: str = "default"
     cache_dir: Path = Path("indexes")
-    semantic: bool = False
+    state_width: int | None = None
     tokenizer_sha256: str | None = None

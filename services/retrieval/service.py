@@ -131,15 +131,14 @@ class RetrievalService:
         cache = self._cache(store)
         manifest = store.manifest(version)
         config, origin = self._config, f"{version} at {store.origin}"
-        check_index(manifest, config.tokenizer_sha256, origin, semantic=config.semantic)
+        check_index(manifest, config.tokenizer_sha256, origin, semantic=config.state_width is not None)
         # What is fetched is verified: large indexes need not be read once more.
-        index = Index(store.fetch(version, cache), manifest)
+        index = Index(store.fetch(version, cache), manifest, config.state_width)
         try:
             write_whole(cache / _LAST_LIVE, version.encode())
-            # The one before is what a rollback asks for.
-            prune(cache, {version, self.version or version})
+            prune(cache, {version, *store.history()})
         except OSError as error:
-            log.warning("cannot note which version was live last: %s", error)
+            log.warning("cannot tidy up %s: %s", cache, error)
         return index
 
     def _use_last(self, store: IndexStore) -> None:
@@ -156,7 +155,7 @@ class RetrievalService:
         log.error("Redis is not there; serving version %s, live when it last was", version)
 
     def _open(self, folder: Path) -> Index:
-        return open_index(folder, self._config.tokenizer_sha256, semantic=self._config.semantic)
+        return open_index(folder, self._config.tokenizer_sha256, self._config.state_width)
 
     def _cache(self, store: IndexStore) -> Path:
         """Of one index in one Redis: what another Redis calls by the same name is something else."""

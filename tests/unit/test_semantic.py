@@ -17,7 +17,7 @@ from retrieval_index.manifest import END, FILE, SEMANTIC
 from retrieval_index.perplexity import ModelScorer
 from retrieval_index.vectors import StateIndex, kind_for
 from services.drafter.semantic import Semantic
-from speculation.errors import ConfigurationError, InvalidArgument
+from speculation.errors import ConfigurationError
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
 from speculation.types import Features, Observation
 from tests.indexes import STATES, ByteScorer, build
@@ -42,7 +42,7 @@ def test_what_followed_the_nearest_states_is_found(tmp_path: Path) -> None:
     manifest = build(tmp_path, ["qabcd", "xabcd", "xaXYZ", "qaLMN"], semantic=True)
     assert manifest.semantic
     assert not (tmp_path / "scores" / "states.f16").exists()
-    index = open_index(tmp_path, semantic=True)
+    index = open_index(tmp_path, state_width=16)
     answers = index.look_up([asking("x", "a"), asking("a", "b", length=1), asking("a", "q")])
     # The states after x, and what came after their next token a, before what came after q and a: the nearest first.
     after_x = found(answers[0].continuations)
@@ -57,11 +57,13 @@ def test_what_followed_the_nearest_states_is_found(tmp_path: Path) -> None:
 
 
 def test_nothing_runs_over_a_documents_end(tmp_path: Path) -> None:
-    # 64 tokens are computed at once: documents of that length and around it.
-    texts = [chr(97 + n) * length for n, length in enumerate((63, 64, 65, 128, 1))]
-    build(tmp_path, texts, semantic=True)
-    index = open_index(tmp_path)
-    for text in texts[:4]:
+    # 64 tokens are computed at once: documents of that length and around it, and one that fills a whole pass.
+    texts = [chr(97 + n) * length for n, length in enumerate((63, 64, 65, 128, 1, 2048))]
+    scorer = ByteScorer()
+    build(tmp_path, texts, scorer=scorer, semantic=True)
+    assert all(scorer.computed), "a model cannot read nothing"
+    index = open_index(tmp_path, state_width=16)
+    for text in (text for text in texts if len(text) > 1):
         for hit in index.look_up([asking(text[0], text[0], most=64, length=64)])[0].continuations:
             assert set(hit.tokens) == {ord(text[0])}
     tokens = np.fromfile(tmp_path / "tokens.bin", dtype="<u4")
@@ -74,20 +76,30 @@ def test_an_index_without_states_finds_none_and_is_refused_where_they_are_wanted
     assert not manifest.semantic
     assert not open_index(tmp_path).look_up([asking("a", "b")])[0].continuations
     with pytest.raises(ConfigurationError, match="holds no hidden states: build it with --semantic"):
-        open_index(tmp_path, semantic=True)
+        open_index(tmp_path, state_width=16)
 
 
 def test_states_of_another_model_are_refused(tmp_path: Path) -> None:
     build(tmp_path, ["abcdabcd"], semantic=True)
-    index = open_index(tmp_path)
+    with pytest.raises(ConfigurationError, match="of 16 numbers, the served model's have 8"):
+        open_index(tmp_path, state_width=8)
+    index = open_index(tmp_path, state_width=16)
     query = asking("a", "b")
+    assert index.look_up([query])[0].continuations
     for state in (
         features(np.zeros(8, dtype=np.float16)),
         features(STATES[0], STATES[1]),
         Features(data=bytes(32), rows=1, width=16, dtype="bfloat16"),
     ):
-        with pytest.raises(InvalidArgument, match="1 x 16 float16 or float32"):
-            index.look_up([replace(query, state=state)])
+        found_nothing, fine = index.look_up([replace(query, state=state), query])
+        assert not found_nothing.continuations
+        assert fine.continuations
+
+
+def test_an_index_built_anew_without_states_has_none(tmp_path: Path) -> None:
+    build(tmp_path, ["abcdabcd"], semantic=True)
+    build(tmp_path, ["abcdabcd"])
+    assert not [name for name in SEMANTIC if (tmp_path / name).exists()]
 
 
 @pytest.mark.parametrize("part", SEMANTIC)
@@ -148,12 +160,13 @@ def test_every_kind_finds_what_is_there(tmp_path: Path, monkeypatch: pytest.Monk
     source = np.random.default_rng(1)
     states = source.standard_normal((4000, 32)).astype(np.float16)
     tokens = np.arange(4000, dtype=np.uint32)
-    kind = vectors.build(states, tokens, tmp_path)
-    assert kind == ("IVF252,SQ8" if most == "_EXACT_UP_TO" else "IVF252,PQ4x8")
+    vectors.build(states, tokens, tmp_path)
+    assert kind_for(*states.shape) == ("IVF252,SQ8" if most == "_EXACT_UP_TO" else "IVF252,PQ4x8")
     index = StateIndex(tmp_path)
-    asked = source.permutation(3990)[:50]
-    answers = index.look_up(states[asked].astype(np.float32), [int(n) + 1 for n in asked], 8, 3)
-    hits = sum(any(hit.tokens == (n + 2, n + 3, n + 4) for hit in answer) for n, answer in zip(asked, answers, strict=True))
+    hits = 0
+    for n in source.permutation(3990)[:50].tolist():
+        answer = index.look_up(states[n].astype(np.float32), n + 1, 8, 3)
+        hits += any(hit.tokens == (n + 2, n + 3, n + 4) for hit in answer)
     assert hits >= 48
 
 

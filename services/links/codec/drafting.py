@@ -144,6 +144,8 @@ def decode_features(wire: drafting_pb2.Features) -> Features:
     """
     if wire.dtype not in _NUMBER_BYTES:
         raise InvalidArgument("features.dtype", wire.dtype, f"one of {', '.join(_NUMBER_BYTES)}")
+    if not wire.rows or not wire.width:
+        raise InvalidArgument("features", f"{wire.rows} x {wire.width}", "at least one row and one number")
     expected = wire.rows * wire.width * _NUMBER_BYTES[wire.dtype]
     if len(wire.data) != expected:
         raise InvalidArgument("features.data", f"{len(wire.data)} bytes", f"{expected}: {wire.rows} x {wire.width} numbers")
