@@ -11,16 +11,19 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from cluster.build import Pipeline
 from retrieval_index import vectors
+from retrieval_index.build import BuildConfig, Target, build_index
 from retrieval_index.index import open_index
-from retrieval_index.manifest import END, FILE, SEMANTIC
+from retrieval_index.manifest import END, FILE, SEMANTIC, tokenizer_digest
 from retrieval_index.perplexity import ModelScorer
 from retrieval_index.vectors import StateIndex, kind_for
 from services.drafter.semantic import Semantic
 from speculation.errors import ConfigurationError
-from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
-from speculation.types import Features, Observation
-from tests.indexes import STATES, ByteScorer, build
+from speculation.messages import ClientRequest, Completion, Continuation, OpenSession, RetrievalQuery, StepReport
+from speculation.types import Features, Observation, SamplingParams
+from tests.indexes import STATES, ByteScorer, build, document
+from tests.service import pipeline
 
 
 def features(*rows: NDArray[np.float16]) -> Features:
@@ -204,3 +207,32 @@ def test_the_source_asks_with_the_state_that_the_last_token_was_chosen_from() ->
     session.observe(StepReport(session_id="s", committed=(9,), length=5, prefix_hash=0, accepted_path=(), max_nodes=8))
     assert session.query() is None
     assert len(session.draft(8)) == 0
+
+
+async def test_from_the_corpus_to_accepted_nodes(tiny_model: Path, tmp_path: Path) -> None:
+    """An index of what the model would answer: its states are found again while it answers, over stages as well."""
+
+    async def answer(running: Pipeline, strategy: str) -> tuple[list[int], Completion]:
+        sampling = SamplingParams(max_tokens=50, ignore_eos=True, temperature=0.9, seed=5)
+        wanted = ClientRequest(
+            input=(40, 41, 42, 43), sampling=sampling, strategy=strategy, seed_given=True, max_tokens_given=True
+        )
+        events = [event async for event in running.router.generate(wanted)]
+        assert isinstance(events[-1], Completion)
+        return [token for event in events[:-1] for token in event.token_ids], events[-1]
+
+    async with pipeline(tiny_model) as running:
+        plain, _ = await answer(running, "autoregressive")
+    target = Target(name="tiny", tokenizer_sha256=tokenizer_digest(tiny_model), vocab_size=320)
+    config = BuildConfig(keep=1.0, semantic=True)
+    text = [40, 41, 42, 43, *plain]
+    build_index([document("answer")], target, lambda _: text, lambda: ModelScorer(tiny_model), tmp_path / "i", config)
+    flags = (f"retrieval.index={tmp_path / 'i'}", "retrieval.semantic=true", "drafter.retrieval_deadline_s=1")
+    for stages in (1, 2):
+        async with pipeline(tiny_model, *flags, "verifier.draft_deadline_s=1", f"verifier.stages={stages}") as running:
+            for strategy in ("semantic", "blend"):
+                tokens, done = await answer(running, strategy)
+                assert tokens == plain
+                assert done.stats.num_spec_steps < 25, strategy
+                # In the blend a token that several sources name counts for the first.
+                assert strategy == "blend" or done.stats.accepted_by_source["semantic"] > 20
