@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from typing import Any, cast
 
 import redis
 
+from retrieval_index.cached import PARTIAL, is_whole
 from retrieval_index.manifest import FILE, Manifest, Part, part_of, read_manifest, verify
 from retrieval_index.progress import Advance, silent
 from retrieval_index.urls import without_password
@@ -40,9 +40,6 @@ _PIECE = 8 << 20
 _LOCK_MS = 30_000
 _TIMEOUT_S = 5.0
 _CHANGES_KEPT = 100
-# What a replica that died while it fetched has left.
-_PARTIAL, _PARTIAL_S = ".partial", 6 * 3600.0
-_VERSION = re.compile("[0-9a-f]{16}")
 # The live version and the one before it.
 _VERSIONS_KEPT = 2
 
@@ -97,27 +94,6 @@ class _Turn:
                     together.execute()
         except redis.exceptions.WatchError:
             return
-
-
-def is_whole(folder: Path, version: str) -> bool:
-    """Whether a folder holds this version, undamaged."""
-    try:
-        manifest = read_manifest(folder)
-        verify(folder, manifest)
-    except (ConfigurationError, OSError):
-        return False
-    return manifest.version == version
-
-
-def prune(cache: Path, keep: Collection[str]) -> None:
-    """Delete from a cache folder every version but some, and what was fetched in part long ago.
-
-    A replica that still maps a deleted version goes on with what it has mapped.
-    """
-    for folder in cache.iterdir():
-        partial = folder.suffix == _PARTIAL and folder.stat().st_mtime < time.time() - _PARTIAL_S
-        if partial or (_VERSION.fullmatch(folder.name) and folder.name not in keep):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 class IndexStore:
@@ -278,7 +254,7 @@ class IndexStore:
         # What lies there is of no use, and would be in the way.
         shutil.rmtree(folder, ignore_errors=True)
         manifest = self.manifest(version)
-        partial = cache / f"{version}.{os.getpid()}.{secrets.token_hex(4)}{_PARTIAL}"
+        partial = cache / f"{version}.{os.getpid()}.{secrets.token_hex(4)}{PARTIAL}"
         partial.mkdir(parents=True)
         try:
             with self._speaking():

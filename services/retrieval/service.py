@@ -12,8 +12,9 @@ import logging
 from collections.abc import Sequence
 from pathlib import Path
 
+from retrieval_index.cached import prune
 from retrieval_index.index import Index, check_index, open_index
-from retrieval_index.store import IndexStore, prune
+from retrieval_index.store import IndexStore
 from services.retrieval.config import RetrievalConfig
 from speculation.errors import ConfigurationError, OutriderError, Unavailable
 from speculation.files import write_whole

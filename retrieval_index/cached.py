@@ -1,0 +1,38 @@
+"""Versions of an index in a cache folder, each in a folder of its own."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+from retrieval_index.manifest import read_manifest, verify
+from speculation.errors import ConfigurationError
+
+# What a version is fetched into; a replica that dies meanwhile leaves it.
+PARTIAL = ".partial"
+_PARTIAL_S = 6 * 3600.0
+_VERSION = re.compile("[0-9a-f]{16}")
+
+
+def is_whole(folder: Path, version: str) -> bool:
+    """Whether a folder holds this version, undamaged."""
+    try:
+        manifest = read_manifest(folder)
+        verify(folder, manifest)
+    except (ConfigurationError, OSError):
+        return False
+    return manifest.version == version
+
+
+def prune(cache: Path, keep: Collection[str]) -> None:
+    """Delete from a cache folder every version but some, and what was fetched in part long ago.
+
+    A replica that still maps a deleted version goes on with what it has mapped.
+    """
+    for folder in cache.iterdir():
+        partial = folder.suffix == PARTIAL and folder.stat().st_mtime < time.time() - _PARTIAL_S
+        if partial or (_VERSION.fullmatch(folder.name) and folder.name not in keep):
+            shutil.rmtree(folder, ignore_errors=True)
