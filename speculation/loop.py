@@ -340,6 +340,8 @@ class DecodingLoop:
         self._requests.forget(session)
         if session.request.plan.speculates:
             self._link.close(CloseSession(session_id=session.id))
+        if session.tenant != session.request.tenant:
+            self._forgetting.forget(session.tenant)
 
     async def _await_drafts(self, sessions: list[Session]) -> None:
         """Wait until every request that will be verified has its draft, but not beyond the deadline."""

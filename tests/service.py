@@ -20,6 +20,7 @@ def tiny_settings(*flags: str) -> list[str]:
         "verifier.max_model_len=512",
         "verifier.threads=1",
         "verifier.budget=fixed",
+        "drafter.keep_calibration=false",
         *flags,
     ]
 

@@ -78,7 +78,7 @@ class Service:
 def service(tiny_model: Path) -> Iterator[Service]:
     flags = [
         "server.port=0", "verifier.max_model_len=512", "verifier.kv_cache_tokens=4096", "verifier.threads=1",
-        "verifier.budget=fixed",
+        "verifier.budget=fixed", "drafter.keep_calibration=false",
     ]  # fmt: skip
     running = Service(tiny_model, flags)
     yield running
