@@ -63,6 +63,8 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
     from services.router.service import RouterService
     from services.verifier.service import VerifierService
 
+    # What is wrong with the settings is said before anything is loaded.
+    routing = router_config(settings, model)
     retrieval = None
     if settings.retrieval.enabled:
         from services.retrieval.service import RetrievalService
@@ -72,7 +74,7 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
     drafter = DrafterService(drafter_config(settings), link)
     verifier = VerifierService(verifier_config(settings, model), InProcessDraftLink(drafter), launch_child)
     try:
-        router = RouterService(router_config(settings, model), InProcessVerifierLink(verifier))
+        router = RouterService(routing, InProcessVerifierLink(verifier))
         if retrieval is not None:
             await retrieval.start()
         await verifier.start()
@@ -246,15 +248,19 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
     """The router's part of ``settings``.
 
     Raises:
-        ConfigurationError: the default strategy does not exist.
+        ConfigurationError: the default strategy does not exist, or hidden states are to be looked up without an index.
     """
     router = settings.router
+    if settings.retrieval.semantic and not settings.retrieval.enabled:
+        raise ConfigurationError(
+            "retrieval.semantic is true, but there is no index: set retrieval.index or retrieval.redis_url"
+        )
     strategy = StrategyConfig(
         strategy=router.strategy,
         num_speculative_tokens=router.num_speculative_tokens,
         acceptance=router.acceptance,
         retrieval=settings.retrieval.enabled,
-        semantic=settings.retrieval.enabled and settings.retrieval.semantic,
+        semantic=settings.retrieval.semantic,
     )
     check_default(strategy)
     return RouterConfig(model_path=str(model.path), strategy=strategy)

@@ -71,5 +71,6 @@ def test_an_index_that_is_none_is_refused_at_start(tiny_model: Path, tmp_path: P
     here = ["generate", "x", "--in-process", "--model", str(tiny_model), *SMALL]
     assert "holds no index" in outrider(*here, "--set", f"retrieval.index={tmp_path}").stderr
     assert "no retrieval index" in outrider(*here, "--strategy", "rest").stderr
+    assert "but there is no index" in outrider(*here, "--set", "retrieval.semantic=true").stderr
     both = ["--set", f"retrieval.index={tmp_path}", "--set", "retrieval.redis_url=redis://x"]
     assert "set one of the two" in outrider(*here, *both).stderr
