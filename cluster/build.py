@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cluster.config import Settings
 from cluster.models import ResolvedModel
@@ -178,17 +178,25 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
     )
 
 
+def _model_config(model: Path) -> dict[str, Any]:
+    """What the model's own configuration says; nothing where there is none at hand."""
+    file = model / "config.json"
+    content: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    return content
+
+
 def _hidden_size(model: Path) -> int:
     """Width of a model's hidden states.
 
     Raises:
         ConfigurationError: its configuration does not say.
     """
-    file = model / "config.json"
-    content = json.loads(file.read_text()) if file.is_file() else {}
+    content = _model_config(model)
     width = content.get("text_config", content).get("hidden_size")
     if not isinstance(width, int):
-        raise ConfigurationError(f"{file} names no hidden_size: retrieval.semantic cannot be used with this model")
+        raise ConfigurationError(
+            f"{model}/config.json names no hidden_size: retrieval.semantic cannot be used with this model"
+        )
     return width
 
 
@@ -236,8 +244,7 @@ def check_stages(stages: int, model: Path) -> None:
     Raises:
         ConfigurationError: there are more stages than layers.
     """
-    file = model / "config.json"
-    layers = json.loads(file.read_text()).get("num_hidden_layers") if file.is_file() else None
+    layers = _model_config(model).get("num_hidden_layers")
     if layers is not None and stages > layers:
         raise ConfigurationError(
             f"verifier.stages is {stages}: the model has {layers} layers, so 1 to {layers} are possible"

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval_index import ngrams, plot, successors
+from retrieval_index.batches import batches
 from retrieval_index.corpus import Document
 from retrieval_index.manifest import FILE, MAX_DEPTH, MIN_DEPTH, PARTS, SEMANTIC, Manifest, part_of
 from retrieval_index.perplexity import Scorer
@@ -29,8 +30,6 @@ from speculation.files import write_whole
 HISTOGRAM = "perplexity.png"
 _SCORES = "scores"
 _WORKING = "building"
-# About so many tokens are scored in one pass.
-_BATCH_TOKENS = 2048
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,31 +177,24 @@ def _score(
     advance: Advance,
 ) -> None:
     """Score what has no score yet, documents of like length together."""
+
+    def scored(number: int) -> int:
+        return min(len(tokens[number]), config.score_tokens)
+
     missing = [n for n, document in enumerate(documents) if document.digest not in scores.perplexities]
-    missing.sort(key=lambda number: min(len(tokens[number]), config.score_tokens))
+    missing.sort(key=scored)
     total, done = len(documents), len(documents) - len(missing)
     advance("perplexity", done, total)
     if not missing:
         return
     model = scorer()
-    for batch in _batches(missing, [min(len(ids), config.score_tokens) for ids in tokens]):
+    for batch in batches(missing, scored):
         for number, score in zip(
             batch, model.score([tokens[n][: config.score_tokens].tolist() for n in batch]), strict=True
         ):
             scores.add(documents[number].digest, score)
         done += len(batch)
         advance("perplexity", done, total)
-
-
-def _batches(numbers: Sequence[int], lengths: Sequence[int]) -> Iterator[list[int]]:
-    batch: list[int] = []
-    for number in numbers:
-        if batch and (len(batch) + 1) * lengths[number] > _BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(number)
-    if batch:
-        yield batch
 
 
 def _counting(documents: Sequence[Document], stage: str, advance: Advance) -> Iterator[Document]:

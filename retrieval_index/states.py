@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from retrieval_index.batches import batches
 from retrieval_index.manifest import END
 from retrieval_index.perplexity import Scorer
 from retrieval_index.progress import Advance
 from speculation.files import write_whole
 
 _STATES, _KEY = "states.f16", "states.key"
-# About so many tokens are computed in one pass.
-_BATCH_TOKENS = 2048
 
 Tokens = NDArray[np.uint32]
 
@@ -51,7 +50,7 @@ class StateFile:
             begun = sum(len(each) for each in windows[:done])
             with self._file.open("r+b" if done else "wb") as file:
                 file.seek(2 * width * begun)
-                for batch in _batches(windows[done:]):
+                for batch in batches(windows[done:], len):
                     states = model.states([each[each != END].tolist() for each in batch])
                     width = states[0].shape[1]
                     if not done:
@@ -83,13 +82,3 @@ def _windows(document: Tokens, window: int) -> list[Tokens]:
     """A document's stretches of ``window`` tokens; the last one ends in the position that is none."""
     parts = [document[start : start + window] for start in range(0, len(document), window)]
     return [*parts[:-1], np.append(parts[-1], np.uint32(END))]
-
-
-def _batches(windows: Sequence[Tokens]) -> Iterator[list[Tokens]]:
-    batch: list[Tokens] = []
-    for ids in windows:
-        if batch and (len(batch) + 1) * max(len(ids), *(len(each) for each in batch)) > _BATCH_TOKENS:
-            yield batch
-            batch = []
-        batch.append(ids)
-    yield batch

@@ -18,7 +18,7 @@ _BY_LENGTH = (0.0, 0.15, 0.3, 0.45, 0.55, 0.65, 0.7, 0.75)
 _LONG = 0.8
 # Tokens of the text's end that are looked up, and how much is wanted of what followed them.
 QUERIED = 16
-CONTINUATIONS, CONTINUATION_LENGTH = 64, 10
+_CONTINUATIONS, _CONTINUATION_LENGTH = 64, 10
 
 
 class Retrieval:
@@ -32,17 +32,12 @@ class Retrieval:
         return RetrievalSession(self._name, message)
 
 
-class RetrievalSession:
-    """One request's last tokens, and what was found for them. Implements ``Retrieving``."""
+class HitSession:
+    """What was found for one request's next step, drafted as it is. Asks for nothing yet: see ``Retrieving.query``."""
 
-    def __init__(self, name: str, message: OpenSession) -> None:
+    def __init__(self, name: str) -> None:
         self._name = name
-        self._recent = deque(message.tokens, maxlen=QUERIED)
         self._hits: Sequence[Continuation] = ()
-
-    def query(self) -> RetrievalQuery:
-        """See ``Retrieving``."""
-        return ending(self._recent)
 
     def found(self, hits: Sequence[Continuation]) -> None:
         """See ``Retrieving``."""
@@ -54,16 +49,32 @@ class RetrievalSession:
 
     def observe(self, report: StepReport) -> None:
         """See ``SourceSession``."""
-        self._recent.extend(report.committed)
         self._hits = ()
 
     def close(self) -> None:
         """See ``SourceSession``: nothing is kept."""
 
 
+class RetrievalSession(HitSession):
+    """One request's last tokens. Implements ``Retrieving``."""
+
+    def __init__(self, name: str, message: OpenSession) -> None:
+        super().__init__(name)
+        self._recent = deque(message.tokens, maxlen=QUERIED)
+
+    def query(self) -> RetrievalQuery:
+        """See ``Retrieving``."""
+        return ending(self._recent)
+
+    def observe(self, report: StepReport) -> None:
+        """See ``SourceSession``."""
+        super().observe(report)
+        self._recent.extend(report.committed)
+
+
 def ending(recent: Sequence[int]) -> RetrievalQuery:
     """Asks for what followed the longest ending of ``recent``."""
-    return RetrievalQuery(suffix=tuple(recent), max_continuations=CONTINUATIONS, max_length=CONTINUATION_LENGTH)
+    return RetrievalQuery(suffix=tuple(recent), max_continuations=_CONTINUATIONS, max_length=_CONTINUATION_LENGTH)
 
 
 def hit_tree(hits: Sequence[Continuation], source: str) -> TokenTree:

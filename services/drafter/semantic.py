@@ -7,12 +7,11 @@ change the distribution; here they only draft.)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import replace
 
-from services.drafter.retrieval import CONTINUATION_LENGTH, CONTINUATIONS, hit_tree
-from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
-from speculation.tree import prune
-from speculation.types import Features, TokenTree
+from services.drafter.retrieval import HitSession, ending
+from speculation.messages import OpenSession, RetrievalQuery, StepReport
+from speculation.types import Features
 
 NAME = "semantic"
 
@@ -25,39 +24,24 @@ class Semantic:
         return SemanticSession()
 
 
-class SemanticSession:
+class SemanticSession(HitSession):
     """The latest state and the token that was chosen from it. Implements ``Retrieving``."""
 
     def __init__(self) -> None:
+        super().__init__(NAME)
         self._query: RetrievalQuery | None = None
-        self._hits: Sequence[Continuation] = ()
 
     def query(self) -> RetrievalQuery | None:
         """See ``Retrieving``: nothing before the first step."""
         return self._query
 
-    def found(self, hits: Sequence[Continuation]) -> None:
-        """See ``Retrieving``."""
-        self._hits = hits
-
-    def draft(self, max_nodes: int) -> TokenTree:
-        """See ``SourceSession``."""
-        return prune(hit_tree(self._hits, NAME), max_nodes, max_nodes)
-
     def observe(self, report: StepReport) -> None:
         """See ``SourceSession``."""
-        self._hits, self._query = (), None
+        super().observe(report)
         features = None if report.observation is None else report.observation.features
+        self._query = None
         if features is not None and report.committed:
-            self._query = RetrievalQuery(
-                suffix=report.committed[-1:],
-                max_continuations=CONTINUATIONS,
-                max_length=CONTINUATION_LENGTH,
-                state=_last(features),
-            )
-
-    def close(self) -> None:
-        """See ``SourceSession``: nothing is kept."""
+            self._query = replace(ending(report.committed[-1:]), state=_last(features))
 
 
 def _last(features: Features) -> Features:

@@ -123,9 +123,9 @@ class ModelSlice:
         ).logits[0, : len(wanted)]
         return logits.float().cpu()
 
-    def features(self, first: int, rows: Sequence[int]) -> Features:
-        """What the output layer read in the last pass, of rows counted from the ``first`` one with logits; in float16."""
-        read = self._read[0, [first + row for row in rows]].to("cpu", torch.float16).numpy()
+    def features(self, rows: Sequence[int]) -> Features:
+        """What the output layer read in the last pass, of these among its rows with logits; in float16."""
+        read = self._read[0, list(rows)].to("cpu", torch.float16).numpy()
         return Features(data=read.astype("<f2").tobytes(), rows=len(rows), width=self.hidden_size, dtype="float16")
 
     def _note_read(self, module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:

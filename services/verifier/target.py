@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from itertools import accumulate
+from itertools import takewhile
 
 import torch
 from transformers import GenerationConfig
@@ -51,8 +51,7 @@ class TransformersTarget:
         # What each session that shares has computed and kept; its rows in the pass under way, or in the last one.
         self._tokens: dict[str, list[int]] = {}
         self._rows: dict[str, Rows] = {}
-        # Where a session's rows are among those with logits, in the last pass.
-        self._first: dict[str, int] = {}
+        self._finished: Sequence[Rows] = ()
         self._upstream: Upstream | None = None
         self._build()
 
@@ -153,15 +152,16 @@ class TransformersTarget:
         batch = self._under_way.popleft()
         hidden = self._upstream.finish(self._part.hidden_size, self._part.dtype) if self._upstream is not None else None
         logits = self._part.run(batch, hidden)
-        ends = accumulate(rows.logits for rows in batch)
-        self._first = {rows.session_id: end - rows.logits for rows, end in zip(batch, ends, strict=True)}
+        self._finished = batch
         return list(torch.split(logits, [rows.logits for rows in batch]))
 
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
         """See ``Target``; float16."""
         computed = self._rows[session_id]
+        # Only rows with logits were read by the output layer, those of the pass's requests one after the other.
+        before = sum(other.logits for other in takewhile(lambda other: other is not computed, self._finished))
         without = len(computed.tokens) - computed.logits
-        return self._part.features(self._first[session_id], [row - without for row in rows])
+        return self._part.features([before + row - without for row in rows])
 
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
         """``begin`` and ``finish``."""

@@ -1,0 +1,25 @@
+"""What the target reads in one pass while an index is built."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
+
+# About so many tokens, padding included.
+_TOKENS = 2048
+
+_Item = TypeVar("_Item")
+
+
+def batches(items: Sequence[_Item], length: Callable[[_Item], int]) -> Iterator[list[_Item]]:
+    """Neighbours together, as many as a pass should hold when all are padded to the longest; at least one."""
+    batch: list[_Item] = []
+    longest = 0
+    for item in items:
+        longest = max(longest, length(item))
+        if batch and (len(batch) + 1) * longest > _TOKENS:
+            yield batch
+            batch, longest = [], length(item)
+        batch.append(item)
+    if batch:
+        yield batch
