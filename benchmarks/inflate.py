@@ -165,9 +165,10 @@ def main() -> None:
     arguments = parser.parse_args()
     model = arguments.model
     if model is None:
-        from cluster.models import BUILT_IN, resolve
+        from cluster.models import BUILT_IN, as_float32, resolve
 
         model = resolve(BUILT_IN, Path.home() / ".cache" / "outrider", say=lambda text: print(text, file=sys.stderr)).path
+        model = as_float32(model)
     try:
         total = inflate(
             model, arguments.out, width=arguments.width, intermediate=arguments.intermediate, layers=arguments.layers,

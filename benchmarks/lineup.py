@@ -15,7 +15,7 @@ from benchmarks.contestants import PEERS, PLAIN, Environments, WorkerContestant
 from benchmarks.process import WorkerProcess
 from benchmarks.types import ContestantFailed
 from cluster.config import Settings
-from cluster.models import ResolvedModel
+from cluster.models import ResolvedModel, as_float32
 from services.machine import cores
 
 # Peers reserve memory for their longest context; no prompt here comes near this one.
@@ -132,6 +132,7 @@ class Lineup:
             "contestant": contestant,
             "model": self._model.name,
             "model_path": str(self._model.path),
+            "float32_path": str(as_float32(self._model.path)) if contestant in PEERS else "",
             "dtype": verifier.dtype,
             "device": verifier.device,
             "threads": self.threads,

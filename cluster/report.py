@@ -14,6 +14,8 @@ from cluster import build
 from cluster.config import Placed, Settings
 from cluster.models import BUILT_IN, ResolvedModel
 from retrieval_index.urls import without_password
+from services.machine import processor
+from services.verifier.kept import digest_of, latest
 
 # Of a number in the cache.
 _BYTES = {"float32": 4, "bfloat16": 2, "int8": 4}
@@ -58,12 +60,14 @@ def print_plan(settings: Settings) -> None:
             f"verifier: its layers in {verifier.stages} processes, each with these CPUs and GPUs, "
             f"which find each other at {verifier.stage_host}, any port"
         )
+    if verifier.device == "cpu":
+        console.print(f"kernels: {_kernels(settings)}")
     console.print(f"models are kept in {settings.cache_dir}")
 
 
 def _pool_size(settings: Settings) -> str:
     """The pool's size in memory, where the model's configuration is at hand."""
-    for folder in (Path(settings.model).expanduser(), settings.cache_dir / "models" / settings.model):
+    for folder in _folders(settings):
         if (folder / "config.json").is_file():
             config = json.loads((folder / "config.json").read_text())
             build.check_stages(settings.verifier.stages, folder)
@@ -72,6 +76,23 @@ def _pool_size(settings: Settings) -> str:
             row = config["num_hidden_layers"] * heads * (2 * size + 1) * _BYTES[settings.verifier.dtype]
             return f" ({row * settings.verifier.kv_cache_tokens / 2**20:,.0f} MiB)"
     return ""
+
+
+def _kernels(settings: Settings) -> str:
+    """What an earlier start has found on this processor."""
+    wanted = f"verifier.kernels: {settings.verifier.kernels}, verifier.weights: {settings.verifier.weights}"
+    folder = settings.cache_dir / build.KERNELS
+    model = next((found for found in _folders(settings) if (found / "config.json").is_file()), None)
+    known = None if model is None else latest(folder, model=digest_of(str(model)), processor=processor())
+    if known is None:
+        return f"{wanted}; the first start times what there is and takes the fastest exact one"
+    what = f"{known['linears']} {known['instructions']}, weights {known['weights']}"
+    return f"{what} ({wanted}); {known['reason']}"
+
+
+def _folders(settings: Settings) -> tuple[Path, ...]:
+    """Where the model may lie."""
+    return Path(settings.model).expanduser(), settings.cache_dir / "models" / settings.model
 
 
 def print_models(address: str, served: Sequence[outrider.Model], settings: Settings) -> None:

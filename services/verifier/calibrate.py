@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
-import json
 import logging
 import os
 import platform
@@ -20,6 +17,7 @@ import torch
 from services.machine import processor
 from services.verifier.attention import MAX_NODES
 from services.verifier.config import TargetConfig
+from services.verifier.kept import Kept, digest_of
 from services.verifier.kv_pool import TILE
 from services.verifier.target import TransformersTarget
 from speculation.costs import CostTable
@@ -27,7 +25,7 @@ from speculation.ports import Rows
 
 log = logging.getLogger(__name__)
 
-_FORMAT = 2
+_FORMAT = 3
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 _REQUESTS = 8
 _CONTEXT = 256
@@ -41,18 +39,13 @@ def costs_of(target: TransformersTarget, config: TargetConfig, folder: Path | No
     A file that is damaged, or of another model, machine or setting, is measured anew and replaced.
     """
     plan = _plan(target)
-    about = _about(target, config, plan)
-    file = None
-    if folder is not None:
-        name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-        file = folder / f"{name}.json"
-        if (found := _read(file, about)) is not None:
-            return found
+    kept = Kept(folder, _about(target, config, plan))
+    if (found := kept.read(CostTable.from_object)) is not None:
+        return found
     start = time.perf_counter()
     table = measure(target, plan)
     log.info("measured what passes cost in %.1f s: %s", time.perf_counter() - start, table.as_object())
-    if file is not None:
-        _write(file, {"format": _FORMAT, "about": about, "costs": table.as_object()})
+    kept.write(table.as_object())
     return table
 
 
@@ -132,42 +125,17 @@ def _seconds(target: TransformersTarget, batch: Sequence[Rows]) -> float:
 
 def _about(target: TransformersTarget, config: TargetConfig, plan: _Plan) -> dict[str, Any]:
     """Everything that a pass's cost, and what is measured of it, depends on."""
-    model = Path(config.model_path) / "config.json"
     gpu = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else None
     return {
-        "model": hashlib.sha256(model.read_bytes()).hexdigest() if model.is_file() else config.model_path,
+        "format": _FORMAT,
+        "model": digest_of(config.model_path),
         "dtype": config.dtype,
         "device": gpu or f"{platform.machine()} {processor()} {os.cpu_count()}",
         "threads": torch.get_num_threads(),
         "stages": config.stages,
         "torch": torch.__version__,
-        "kernels": target.kernels,
+        "kernels": target.kernels.about,
         "rows": list(plan.rows),
         "context": plan.context,
         "longer": plan.longer,
     }
-
-
-def _read(file: Path, about: dict[str, Any]) -> CostTable | None:
-    if not file.is_file():
-        return None
-    try:
-        content = json.loads(file.read_text())
-        if content["format"] != _FORMAT or content["about"] != about:
-            raise ValueError("it is of another model, machine or version")
-        return CostTable.from_object(content["costs"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        log.warning("cannot use the cost table %s, measuring anew: %s", file, error)
-        return None
-
-
-def _write(file: Path, content: dict[str, Any]) -> None:
-    building = file.with_suffix(f".{os.getpid()}.part")
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        building.write_text(json.dumps(content, indent=1))
-        building.replace(file)
-    except OSError as error:
-        log.warning("cannot keep the cost table %s: %s", file, error)
-        with contextlib.suppress(OSError):
-            building.unlink(missing_ok=True)

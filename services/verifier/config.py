@@ -9,6 +9,8 @@ from typing import Literal
 from speculation.config import LoopConfig
 
 Dtype = Literal["float32", "bfloat16", "int8"]
+Weights = Literal["auto", "float32", "as_stored"]
+Kernels = Literal["auto", "avx512", "avx2", "neon", "onednn", "torch"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,6 +21,11 @@ class TargetConfig:
         model_path: a folder with weights in safetensors, its configuration and its tokeniser.
         dtype: of weights and cache. Losslessness is bit for bit in float32. int8 means the weights of linear layers;
             the rest, and all arithmetic, is float32 on a CPU and bfloat16 on a GPU.
+        weights: on a CPU, what linear layers are multiplied from: their float32 numbers, or the blocks of a GGUF file and
+            the bfloat16 numbers of others as they are stored, the same numbers in fewer bytes; auto: what is faster.
+        kernels: on a CPU, what multiplies them: our own, compiled for an instruction set, oneDNN or torch; auto: the
+            fastest exact ones, by measurement.
+        kernels_dir: where measurements of kernels are kept; None: they are taken at every start.
         kv_cache_tokens: rows of the key-value pool, over all requests.
         max_model_len: most tokens of prompt and answer; None: what the model was made for.
         threads: of torch, in each stage; None: the cores that a process may use, shared by the stages.
@@ -30,6 +37,9 @@ class TargetConfig:
     model_path: str
     dtype: Dtype = "float32"
     device: str = "cpu"
+    weights: Weights = "auto"
+    kernels: Kernels = "auto"
+    kernels_dir: Path | None = None
     kv_cache_tokens: int = 16384
     max_model_len: int | None = None
     threads: int | None = None

@@ -9,18 +9,20 @@ Layers that are asked the same thing one after the other (query, key and value; 
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeGuard
 
 import torch
 from torch import nn
 
-from services.verifier.native.library import library
-from services.verifier.native.linear import NativeLinear
+from services.verifier.stored_blocks import StoredBlocks, StoredLinear, Weight, alike, joined
 from speculation.errors import ConfigurationError
 
 # From weight and bias.
-MakeLinear = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
+MakeLinear = Callable[[Weight, torch.Tensor | None], nn.Module]
+
+# What is packed.
+Linear = nn.Linear | StoredLinear
 
 # Row count that the packed layout is laid out for; any number of rows works.
 _TYPICAL_ROWS = 16
@@ -29,14 +31,19 @@ _TYPICAL_ROWS = 16
 _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
+def as_float(weight: Weight) -> torch.Tensor:
+    """[outputs, inputs] in float32."""
+    return weight.float() if isinstance(weight, StoredBlocks) else weight.detach().float()
+
+
 class OneDnnLinear(nn.Module):
     """Drop-in for ``nn.Linear`` in inference: float32, CPU. Needs two rows or more for row-exact results."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, weight: Weight, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self._weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), _TYPICAL_ROWS)
-        self._bias = None if bias is None else bias.detach()
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(as_float(weight), _TYPICAL_ROWS)
+        self._bias = None if bias is None else bias.detach().float()
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
@@ -44,24 +51,19 @@ class OneDnnLinear(nn.Module):
         return result
 
 
-class _Shared:
+class Shared:
     """One product for several layers; remembers it from the first of them to the last."""
 
-    def __init__(self, linears: Sequence[nn.Linear], make: MakeLinear) -> None:
-        self.sizes = [linear.out_features for linear in linears]
-        bias = None
-        if any(linear.bias is not None for linear in linears):
-            bias = torch.cat(
-                [torch.zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears]
-            )
-        self._packed = make(torch.cat([linear.weight for linear in linears]), bias)
+    def __init__(self, sizes: Sequence[int], packed: nn.Module) -> None:
+        self.sizes = list(sizes)
+        self.packed = packed
         self._input: torch.Tensor | None = None
         self._results: tuple[torch.Tensor, ...] = ()
 
     def result(self, rows: torch.Tensor, index: int) -> torch.Tensor:
         """Layer ``index``'s share of the product."""
         if self._input is not rows:
-            self._input, self._results = rows, self._packed(rows).split(self.sizes, dim=-1)
+            self._input, self._results = rows, self.packed(rows).split(self.sizes, dim=-1)
         result = self._results[index]
         if index == len(self.sizes) - 1:
             self._input, self._results = None, ()
@@ -71,36 +73,15 @@ class _Shared:
 class SharedLinear(nn.Module):
     """Drop-in for one of several ``nn.Linear`` that are given the same input."""
 
-    def __init__(self, shared: _Shared, index: int, in_features: int) -> None:
+    def __init__(self, shared: Shared, index: int, in_features: int) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, shared.sizes[index]
-        self._shared = shared
+        self.shared = shared
         self._index = index
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features]."""
-        return self._shared.result(rows, self._index)
-
-
-def best_linear(dtype: str = "float32") -> tuple[MakeLinear, int] | None:
-    """What makes the fastest layers on this CPU, and how few rows they may get; None: nothing beats torch's.
-
-    Args:
-        dtype: of the weights, float32 or int8; the rows are float32.
-
-    Raises:
-        ConfigurationError: int8 without our own kernels, which alone know it.
-    """
-    kernels = library()
-    if kernels is None and dtype == "int8":
-        raise ConfigurationError("dtype is int8: on a CPU that needs a C compiler (cc); use float32 or bfloat16")
-    if kernels is not None:
-        return functools.partial(NativeLinear, kernels, dtype=getattr(torch, dtype)), 1
-    available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
-    if available and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
-        # With a single row oneDNN takes another kernel, with other rounding.
-        return OneDnnLinear, 2
-    return None
+        return self.shared.result(rows, self._index)
 
 
 def quantize(model: nn.Module) -> None:
@@ -117,24 +98,37 @@ def quantize(model: nn.Module) -> None:
 
 
 def pack_linears(model: nn.Module, make: MakeLinear) -> int:
-    """Replace every ``nn.Linear`` below ``model``; returns how many."""
+    """Replace every linear layer below ``model``; returns how many."""
     replaced = 0
-    for parent in list(model.modules()):
-        for names in _SIBLINGS:
-            replaced += _share(parent, names, make)
-        for name, child in list(parent.named_children()):
-            if type(child) is nn.Linear:
-                setattr(parent, name, make(child.weight, child.bias))
-                replaced += 1
+    for parent, layers in list(products(model)):
+        linears = list(layers.values())
+        packed = make(joined([linear.weight for linear in linears]), _joint_bias(linears))
+        if len(linears) == 1:
+            setattr(parent, next(iter(layers)), packed)
+        else:
+            shared = Shared([linear.out_features for linear in linears], packed)
+            for index, (name, linear) in enumerate(layers.items()):
+                setattr(parent, name, SharedLinear(shared, index, linear.in_features))
+        replaced += len(linears)
     return replaced
 
 
-def _share(parent: nn.Module, names: Sequence[str], make: MakeLinear) -> int:
-    linears = [getattr(parent, name, None) for name in names]
-    found = [linear for linear in linears if type(linear) is nn.Linear]
-    if len(found) < len(names) or len({linear.in_features for linear in found}) > 1:
-        return 0
-    shared = _Shared(found, make)
-    for index, (name, linear) in enumerate(zip(names, found, strict=True)):
-        setattr(parent, name, SharedLinear(shared, index, linear.in_features))
-    return len(found)
+def products(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Linear]]]:
+    """The linear layers below ``model``: a parent, and one child, or several that can share a product, by name."""
+    for parent in model.modules():
+        children = {name: child for name, child in parent.named_children() if _is_linear(child)}
+        for names in _SIBLINGS:
+            if children.keys() >= set(names) and alike([children[name].weight for name in names]):
+                yield parent, {name: children.pop(name) for name in names}
+        for name, child in children.items():
+            yield parent, {name: child}
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[Linear]:
+    return type(module) in (nn.Linear, StoredLinear)
+
+
+def _joint_bias(linears: Sequence[Linear]) -> torch.Tensor | None:
+    if all(linear.bias is None for linear in linears):
+        return None
+    return torch.cat([torch.zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears])

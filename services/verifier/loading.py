@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import ipaddress
-import json
-from collections.abc import Mapping
-from contextlib import ExitStack
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from accelerate import init_empty_weights
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from services.verifier import attention
 from services.verifier.config import TargetConfig
 from services.verifier.memory import Shape, available_bytes, check_fits
+from services.verifier.native.library import library
+from services.verifier.stored_blocks import StoredBlocks, StoredLinear, Weight
+from services.verifier.weight_files import BLOCKS_FILE, OUTPUT_LAYER, WeightFiles
 from speculation.errors import ConfigurationError
 
 
@@ -34,6 +34,8 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
         ConfigurationError: it cannot be loaded; says why.
     """
     attention.register()
+    if (Path(config.model_path) / BLOCKS_FILE).is_file() or _stored_in_halves(config):
+        return _load_as_stored(config)
     try:
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
             config.model_path,
@@ -44,6 +46,35 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
         )
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot load the model at {config.model_path}: {error}") from error
+    return model
+
+
+def _keeps_stored(config: TargetConfig) -> bool:
+    """Whether linear layers may keep weights in the form of the files: our kernels alone read those."""
+    wanted = config.weights != "float32" and config.dtype == "float32" and config.device == "cpu"
+    return wanted and config.kernels not in ("onednn", "torch") and library(config.kernels) is not None
+
+
+def _stored_in_halves(config: TargetConfig) -> bool:
+    """Whether there are bfloat16 weights under the model's own names, which need not become float32."""
+    if not _keeps_stored(config) or read_config(config).dtype != torch.bfloat16:
+        return False
+    with WeightFiles(Path(config.model_path)) as files:
+        return all(name in files or name == OUTPUT_LAYER for name in _build(config).state_dict())
+
+
+def _load_as_stored(config: TargetConfig) -> PreTrainedModel:
+    """The whole model from weights that go by the names of its own; its linear layers as they are stored.
+
+    Raises:
+        ConfigurationError: a weight is missing, or of another shape.
+    """
+    # Buffers are computed, not stored.
+    with init_empty_weights(include_buffers=False):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            read_config(config), dtype=load_dtype(config), attn_implementation=attention.NAME
+        )
+    _read_weights(model, config, "", 0)
     return model
 
 
@@ -94,7 +125,17 @@ def shape_of(config: TargetConfig) -> Shape:
         embeddings=embeddings,
         stored_bytes=(skeleton.config.dtype or torch.float32).itemsize,
         cache_values_per_token=2 * text.num_hidden_layers * heads * size,
+        kept_bytes=_kept_bytes(config, total),
     )
+
+
+def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
+    """Of a parameter in the files, where linear layers keep what they have there."""
+    folder = Path(config.model_path)
+    if not _keeps_stored(config) or not ((folder / BLOCKS_FILE).is_file() or _stored_in_halves(config)):
+        return None
+    with WeightFiles(folder) as files:
+        return sum(path.stat().st_size for path in files.paths) / parameters
 
 
 def key_heads(text: PreTrainedConfig) -> tuple[int, int]:
@@ -183,43 +224,60 @@ def _build(config: TargetConfig) -> PreTrainedModel:
 
 
 def _read_weights(model: PreTrainedModel, config: TargetConfig, layer_prefix: str, offset: int) -> None:
-    """Read what the skeleton still has from the files, by its name in the whole model."""
-    files = weight_files(Path(config.model_path))
-    dtype = load_dtype(config)
-    tied = f"{model.base_model_prefix}.embed_tokens.weight"
-    state: dict[str, torch.Tensor] = {}
-    with ExitStack() as stack:
-        opened = {path: stack.enter_context(safe_open(path, framework="pt")) for path in set(files.values())}
-        for name in model.state_dict():
-            stored = name
-            if name.startswith(layer_prefix):
-                number, _, rest = name.removeprefix(layer_prefix).partition(".")
-                stored = f"{layer_prefix}{int(number) + offset}.{rest}"
-            if stored not in files and stored == "lm_head.weight":
-                stored = tied
-            if stored not in files:
-                raise ConfigurationError(
-                    f"stages is {config.stages}: {type(model).__name__} cannot be split, its files hold no {stored}"
-                )
-            state[name] = opened[files[stored]].get_tensor(stored).to(dtype)
-    model.load_state_dict(state, assign=True)
-
-
-def weight_files(folder: Path) -> Mapping[str, Path]:
-    """Which file holds which weight.
+    """Read what the skeleton still has from the files, by its name in the whole model; its layers begin at ``offset``.
 
     Raises:
-        ConfigurationError: the folder has no safetensors.
+        ConfigurationError: a weight is missing, or of another shape.
     """
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names: dict[str, str] = json.loads(index.read_text())["weight_map"]
-        return {name: folder / file for name, file in names.items()}
-    single = folder / "model.safetensors"
-    if not single.is_file():
-        raise ConfigurationError(f"cannot load the model at {folder}: no model.safetensors there")
-    with safe_open(single, framework="pt") as file:
-        return dict.fromkeys(file.keys(), single)
+    tied = f"{model.base_model_prefix}.embed_tokens.weight"
+    state: dict[str, torch.Tensor] = {}
+    with WeightFiles(Path(config.model_path)) as files:
+        for name, place in list(model.state_dict().items()):
+            stored = name
+            if layer_prefix and name.startswith(layer_prefix):
+                number, _, rest = name.removeprefix(layer_prefix).partition(".")
+                stored = f"{layer_prefix}{int(number) + offset}.{rest}"
+            if stored not in files and stored == OUTPUT_LAYER and model.config.get_text_config().tie_word_embeddings:
+                stored = tied
+            if stored not in files:
+                split = f"stages is {config.stages}: {type(model).__name__} cannot be split, " if config.stages > 1 else ""
+                raise ConfigurationError(f"{split}the files in {config.model_path} hold no {stored}")
+            weight = files.get(stored)
+            if tuple(weight.shape) != tuple(place.shape):
+                raise ConfigurationError(
+                    f"{config.model_path}: {stored} is {tuple(weight.shape)}, its configuration says {tuple(place.shape)}"
+                )
+            if isinstance(weight, StoredBlocks) and _keeps_stored(config) and _make_room(model, name, weight):
+                continue
+            state[name] = _as_tensor(weight, name, model, config)
+    # Layers whose weights lie in blocks have none of torch's any more.
+    model.load_state_dict(state, assign=True, strict=False)
+
+
+def _linear(model: PreTrainedModel, weight_name: str) -> tuple[nn.Module, str] | None:
+    """Parent and name of the linear layer that has the weight; None: it belongs to something else."""
+    if not weight_name.endswith(".weight"):
+        return None
+    parent_name, _, own = weight_name.removesuffix(".weight").rpartition(".")
+    parent = model.get_submodule(parent_name)
+    return (parent, own) if type(getattr(parent, own, None)) is nn.Linear else None
+
+
+def _make_room(model: PreTrainedModel, name: str, weight: StoredBlocks) -> bool:
+    """Put a layer there that keeps its weight in blocks; False: it is none that could."""
+    if (place := _linear(model, name)) is None:
+        return False
+    parent, own = place
+    setattr(parent, own, StoredLinear(weight, getattr(parent, own).bias))
+    return True
+
+
+def _as_tensor(weight: Weight, name: str, model: PreTrainedModel, config: TargetConfig) -> torch.Tensor:
+    if isinstance(weight, StoredBlocks):
+        return weight.float().to(load_dtype(config))
+    if weight.dtype == torch.bfloat16 and _keeps_stored(config) and _linear(model, name) is not None:
+        return weight
+    return weight.to(load_dtype(config))
 
 
 @torch.inference_mode()

@@ -29,7 +29,7 @@ class Shape:
     """What a model's size depends on: parameters in its layers and outside of them, and a token's part of the cache.
 
     ``embeddings`` are among ``others``: of them a pass reads its tokens' rows alone. ``stored_bytes`` has a parameter in the
-    model's files.
+    model's files; ``kept_bytes`` has one of a linear layer that keeps its weights in that form, None where none does.
     """
 
     layers: int
@@ -38,16 +38,21 @@ class Shape:
     embeddings: int
     stored_bytes: int
     cache_values_per_token: int
+    kept_bytes: float | None = None
 
     def weights(self, config: TargetConfig) -> float:
         """Bytes of the largest stage's weights, while they are loaded."""
+        layers = self.per_layer * -(-self.layers // config.stages)
+        if self.kept_bytes is not None:
+            return (layers + self.others - self.embeddings) * self.kept_bytes + self.embeddings * 4
         # What becomes int8 is loaded as it is stored.
         size = max(_BYTES[config.dtype], self.stored_bytes) if config.dtype == "int8" else _BYTES[config.dtype]
-        return (self.per_layer * -(-self.layers // config.stages) + self.others) * size
+        return (layers + self.others) * size
 
     def read_per_pass(self, config: TargetConfig) -> float:
         """Bytes of weights that all stages together read in a pass."""
-        return (self.per_layer * self.layers + self.others - self.embeddings) * _BYTES[config.dtype]
+        read = self.per_layer * self.layers + self.others - self.embeddings
+        return read * (_BYTES[config.dtype] if self.kept_bytes is None else self.kept_bytes)
 
     def cache(self, config: TargetConfig) -> float:
         """Bytes of the largest stage's cache."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,20 +15,20 @@ from services.verifier import attention
 from services.verifier.attention import MAX_NODES
 from services.verifier.config import TargetConfig
 from services.verifier.graphs import Graphs
+from services.verifier.kernels import Choice, choose_kernels, maker
 from services.verifier.kv_pool import KVPool
-from services.verifier.linears import best_linear, pack_linears, quantize
+from services.verifier.linears import pack_linears, quantize
 from services.verifier.loading import key_heads, load_layers, load_whole, split_layers
 from services.verifier.memory import arithmetic_dtype
 from services.verifier.native import attention as native_attention
+from services.verifier.native.layer import fuse
+from services.verifier.native.library import library
 from services.verifier.tiled_attention import TiledPass
 from speculation.errors import ConfigurationError
 from speculation.ports import Rows
 from speculation.types import Features
 
 log = logging.getLogger(__name__)
-
-# With a single row, torch's matrix products take another path, with other rounding.
-_MIN_ROWS = 2
 
 
 class ModelSlice:
@@ -45,7 +46,8 @@ class ModelSlice:
         layers = split_layers(config)[stage]
         self.model: PreTrainedModel = load_whole(config) if config.stages == 1 else load_layers(config, layers)
         self.model.eval().requires_grad_(False)
-        self._min_rows = _pack(self.model, config)
+        self.choice = _pack(self.model, config)
+        self._min_rows = self.choice.min_rows
         self.dtype = arithmetic_dtype(config)
         self.model.to(self.device)
         if config.dtype == "int8":
@@ -71,13 +73,36 @@ class ModelSlice:
         self._read = torch.empty(1, 0, self.hidden_size)
         if self.is_last:
             self.model.get_output_embeddings().register_forward_pre_hook(self._note_read)
-        self._kernel = native_attention.kernel_for(self.pool, heads)
+        kernels = library(self.choice.instructions) if self.choice.instructions else None
+        self._kernel = native_attention.kernel_for(kernels, self.pool, heads)
         self._graphs = self._captured() if self.device.type == "cuda" and self.dtype != torch.float32 else None
+        if self._kernel is not None:
+            self._fuse((heads, kv_heads, head_size))
 
-    @property
-    def kernels(self) -> str:
-        """Whose arithmetic: ``native`` or ``torch``."""
-        return "torch" if self._kernel is None else "native"
+    @torch.inference_mode()
+    def _fuse(self, heads: tuple[int, int, int]) -> None:
+        """Let our kernel compute whole layers where it computes the same."""
+        kernel = self._kernel
+        assert kernel is not None
+        owner, rows = "fusing", 8
+        self.pool.assign(owner, [0], 1)
+        tokens = tuple(range(1, rows + 1))
+        hidden = None if self.is_first else torch.randn(rows, self.hidden_size)
+
+        def trial_pass(watch: native_attention.Watch) -> None:
+            layout = native_attention.lay_out(
+                kernel, self.pool, [Rows(session_id=owner, context=0, tokens=tokens, logits=1)], 0
+            )
+            layout.watch = watch
+            self._decode(layout, list(tokens), hidden)
+
+        try:
+            done, reason = fuse(kernel.library, self.model.get_decoder().layers, trial_pass, heads)
+        except (AttributeError, TypeError, NotImplementedError) as error:
+            done, reason = 0, str(error)
+        finally:
+            self.pool.clear()
+        log.info("%d layers in one call each%s", done, f"; others not: {reason}" if reason else "")
 
     @torch.inference_mode()
     def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None) -> torch.Tensor:
@@ -101,27 +126,28 @@ class ModelSlice:
         tokens = [token for rows in batch for token in rows.tokens]
         padding = max(0, self._min_rows - len(tokens))
         layout = self._lay_out(batch, padding)
-        given: dict[str, torch.Tensor] = {}
-        if hidden is None:
-            given["input_ids"] = torch.tensor([tokens + [0] * padding], device=self.device)
-        else:
-            given["inputs_embeds"] = nn.functional.pad(hidden.to(self.device), (0, 0, 0, padding))[None]
+        given = None if hidden is None else nn.functional.pad(hidden.to(self.device), (0, 0, 0, padding))
         if not self.is_last:
-            decoder = self.model.get_decoder()
-            out = decoder(**given, position_ids=layout.positions[None], use_cache=False, outrider_pass=layout)
-            made: torch.Tensor = out.last_hidden_state[0, : len(tokens)].cpu()
-            return made
+            return self._decode(layout, tokens + [0] * padding, given)[: len(tokens)].cpu()
         wanted = _wanted_rows(batch)
         # No fewer rows than a layer may get, in the output layer as well.
         kept = wanted + [len(tokens) + padding - 1] * max(0, self._min_rows - len(wanted))
         logits: torch.Tensor = self.model(
-            **given,
-            position_ids=layout.positions[None],
-            use_cache=False,
+            **self._inputs(layout, tokens + [0] * padding, given),
             logits_to_keep=torch.tensor(kept, device=self.device),
-            outrider_pass=layout,
         ).logits[0, : len(wanted)]
         return logits.float().cpu()
+
+    def _decode(self, layout: attention.Pass, tokens: list[int], hidden: torch.Tensor | None) -> torch.Tensor:
+        """[rows, hidden size], what the layers make of the tokens, or of the hidden states of the stage before."""
+        made: torch.Tensor = self.model.get_decoder()(**self._inputs(layout, tokens, hidden)).last_hidden_state[0]
+        return made
+
+    def _inputs(self, layout: attention.Pass, tokens: list[int], hidden: torch.Tensor | None) -> dict[str, Any]:
+        own: dict[str, Any] = {"position_ids": layout.positions[None], "use_cache": False, "outrider_pass": layout}
+        if hidden is None:
+            return {**own, "input_ids": torch.tensor([tokens], device=self.device)}
+        return {**own, "inputs_embeds": hidden[None]}
 
     def features(self, rows: Sequence[int]) -> Features:
         """What the output layer read in the last pass, of these among its rows with logits; in float16."""
@@ -178,15 +204,22 @@ def _wanted_rows(batch: Sequence[Rows]) -> list[int]:
     return wanted
 
 
-def _pack(model: PreTrainedModel, config: TargetConfig) -> int:
-    """Put faster linear layers in; returns how few rows a pass may have."""
-    if config.device != "cpu" and config.dtype == "int8":
-        quantize(model)
-    if config.device == "cpu" and config.dtype != "bfloat16" and (best := best_linear(config.dtype)) is not None:
-        make, min_rows = best
+def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:
+    """Put faster linear layers in; returns which."""
+    if config.device != "cpu":
+        if config.dtype == "int8":
+            quantize(model)
+        return Choice(linears="torch")
+    if config.dtype == "bfloat16":
+        return Choice(linears="torch")
+    choice = choose_kernels(model, config)
+    make = maker(choice, config.dtype)
+    if make is not None:
         log.info("packed %d linear layers", pack_linears(model, make))
-        return min_rows
-    return _MIN_ROWS
+    # Whatever else the weights' form was, arithmetic is float32.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float()
+    return choice
 
 
 def refuse_unsupported(model_config: object) -> None:

@@ -12,6 +12,7 @@ from transformers import GenerationConfig
 
 from services.processors import build_pipeline
 from services.verifier.config import TargetConfig
+from services.verifier.kernels import Choice
 from services.verifier.kv_pool import TILE, KVPool
 from services.verifier.loading import check_memory, read_config, split_layers
 from services.verifier.model_slice import ModelSlice, refuse_unsupported
@@ -79,9 +80,9 @@ class TransformersTarget:
         return self._part.device
 
     @property
-    def kernels(self) -> str:
-        """Whose arithmetic: ``native`` or ``torch``."""
-        return self._part.kernels
+    def kernels(self) -> Choice:
+        """Whose arithmetic."""
+        return self._part.choice
 
     @property
     def pool(self) -> KVPool:

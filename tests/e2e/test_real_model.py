@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from cluster.build import in_process
 from cluster.config import load
-from cluster.models import BUILT_IN, resolve
+from cluster.models import BUILT_IN, as_float32, resolve
 from speculation.messages import ChatMessage, ClientRequest, Completion, TextChunk
 from speculation.types import SamplingParams
 
@@ -59,7 +59,7 @@ async def test_the_default_model_is_lossless() -> None:
     assert [tokens for tokens, _ in together] == [tokens for tokens, _ in plain]
     assert sampled[0] == sampled[1]
     assert sum(completion.stats.num_accepted_draft_tokens for _, completion in together) > 0
-    assert_equal_to_transformers(model.path, plain)
+    assert_equal_to_transformers(as_float32(model.path), plain)
 
 
 def assert_equal_to_transformers(folder: Path, answers: list[tuple[list[int], Completion]]) -> None:

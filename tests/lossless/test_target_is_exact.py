@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import random
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.verifier import linears
+from services.verifier import model_slice
 from services.verifier.attention import MAX_NODES
-from services.verifier.config import TargetConfig
+from services.verifier.config import Kernels, TargetConfig
 from services.verifier.kv_pool import TILE
-from services.verifier.native import attention as native_attention
+from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from speculation.ports import Rows
@@ -25,22 +25,29 @@ from tests.tiny import make_tiny_model
 LENGTH = 200
 
 
-@pytest.fixture(scope="module", params=["native", "torch"], autouse=True)
-def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
-    """With our own kernels, which need a C compiler, and without."""
+@pytest.fixture(scope="module", params=["avx512", "avx2", "neon", "modules", "onednn"], autouse=True)
+def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
+    """With our own kernels, which need a C compiler, for every instruction set that is here, and without.
+
+    ``modules`` is ours too, in layers that are not computed by one call.
+    """
+    chosen = request.param
+    if chosen != "onednn" and library("auto" if chosen == "modules" else chosen) is None:
+        pytest.skip(f"{chosen} cannot be compiled or run here")
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "torch":
-            for module in (native_attention, linears):
-                patch.setattr(module, "library", lambda: None)
-        elif shutil.which("cc") is None:
-            pytest.skip("no C compiler here")
-        yield request.param
+        if chosen == "modules":
+            patch.setattr(model_slice, "fuse", lambda *_: (0, "of the test"))
+        yield "auto" if chosen == "modules" else chosen
+
+
+def config_of(model: Path, kernels: Kernels, **settings: Any) -> TargetConfig:
+    return TargetConfig(model_path=str(model), kernels=kernels, **settings)
 
 
 @pytest.fixture(scope="module")
-def target(tiny_model: Path, kernels: str) -> TransformersTarget:
-    made = TransformersTarget(TargetConfig(model_path=str(tiny_model), kv_cache_tokens=2048, max_model_len=512))
-    assert made.kernels == kernels
+def target(tiny_model: Path, kernels: Kernels) -> TransformersTarget:
+    made = TransformersTarget(config_of(tiny_model, kernels, kv_cache_tokens=2048, max_model_len=512))
+    assert kernels in ("auto", made.kernels.linears, made.kernels.instructions)
     return made
 
 
@@ -216,10 +223,10 @@ def test_other_requests_in_the_batch(target: TransformersTarget, text: list[int]
 
 
 @pytest.mark.slow
-def test_far_into_a_long_text(tmp_path: Path) -> None:
+def test_far_into_a_long_text(tmp_path: Path, kernels: Kernels) -> None:
     """Beyond what one block of a matrix kernel covers."""
     folder = make_tiny_model(tmp_path, max_position_embeddings=4096)
-    target = TransformersTarget(TargetConfig(model_path=str(folder), kv_cache_tokens=8192))
+    target = TransformersTarget(config_of(folder, kernels, kv_cache_tokens=8192))
     source, length = random.Random(4), 3000
     text = [source.randrange(target.vocab_size) for _ in range(length)]
     for name in ("alone", "chunked"):
@@ -245,7 +252,7 @@ def test_everything_is_given_back(target: TransformersTarget) -> None:
     assert target.tiles.available == target.tiles.total
 
 
-def test_sliding_window(tmp_path: Path) -> None:
+def test_sliding_window(tmp_path: Path, kernels: Kernels) -> None:
     from transformers import MistralConfig, MistralForCausalLM
 
     folder = make_tiny_model(tmp_path)
@@ -256,7 +263,7 @@ def test_sliding_window(tmp_path: Path) -> None:
     )  # fmt: skip
     model = MistralForCausalLM(config).eval()
     model.save_pretrained(folder)
-    target = TransformersTarget(TargetConfig(model_path=str(folder), kv_cache_tokens=1024))
+    target = TransformersTarget(config_of(folder, kernels, kv_cache_tokens=1024))
     source = random.Random(3)
     text = [source.randrange(300) for _ in range(150)]
     target.open("a", 200)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.verifier import linears
+from services.verifier import kernels
 from services.verifier.config import TargetConfig
 from services.verifier.memory import Shape, check_fits
 from services.verifier.native.library import library
@@ -58,7 +58,7 @@ def test_devices_that_are_not_there(tiny_model: Path, device: str) -> None:
 
 
 def test_int8_needs_the_kernels(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(linears, "library", lambda: None)
+    monkeypatch.setattr(kernels, "library", lambda name: None)
     with pytest.raises(ConfigurationError, match="dtype is int8: on a CPU that needs a C compiler"):
         TransformersTarget(TargetConfig(model_path=str(tiny_model), dtype="int8"))
 

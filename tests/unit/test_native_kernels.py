@@ -1,36 +1,161 @@
-"""What happens where the kernels cannot be compiled; what they compute is checked in tests/lossless."""
+"""Our kernels one by one: any shape, any form of weights, the same bits on every instruction set that is here.
+
+What a whole target computes with them is checked in tests/lossless.
+"""
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
 import pytest
 import torch
 
-from services.verifier import linears
-from services.verifier.native.library import library
+from services.verifier.kv_pool import KVPool
+from services.verifier.native import library as compiling
+from services.verifier.native.attention import NativePass, kernel_for, lay_out
+from services.verifier.native.library import Library, library
 from services.verifier.native.linear import NativeLinear
+from services.verifier.stored_blocks import StoredBlocks, Weight, quantized
+from speculation.ports import Rows
+
+SETS = ("avx512", "avx2", "neon")
+FORMS = ("float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1")
+
+
+def all_here() -> list[Library]:
+    """Of every instruction set that can be compiled and run on this machine."""
+    return [found for name in SETS if (found := library(name)) is not None]
+
+
+@pytest.fixture(params=SETS)
+def kernels(request: pytest.FixtureRequest) -> Library:
+    found = library(request.param)
+    if found is None:
+        pytest.skip(f"{request.param} cannot be compiled or run here")
+    return found
+
+
+def stored(form: str, outputs: int, inputs: int) -> Weight:
+    """Random weights; a quantised form's bits are random, too."""
+    weight = torch.randn(outputs, inputs)
+    if form in ("float32", "bfloat16"):
+        return weight.to(getattr(torch, form))
+    if form == "Q8_0":
+        return quantized(weight)
+    halves = {"Q4_0": 1, "Q4_1": 2}[form]
+    source = np.random.default_rng(outputs * inputs)
+    scales = source.uniform(-2, 2, (outputs, inputs // 32, halves)).astype(np.float16).view(np.uint8)
+    numbers = source.integers(0, 256, (outputs, inputs // 32, 16), dtype=np.uint8)
+    raw = np.concatenate([scales, numbers], axis=-1).reshape(outputs, -1)
+    return StoredBlocks(torch.from_numpy(raw), form, inputs)
+
+
+def in_order(given: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """The law: [rows, inputs] times [outputs, inputs], one fused multiply-add after the other, in the order of the inputs."""
+    # A product of two floats is exact in double precision, and adding a float to it rounds once more but in ties.
+    sums = torch.zeros(len(given), len(weight), dtype=torch.float32)
+    for k in range(given.shape[1]):
+        product = given[:, k : k + 1].double() * weight[None, :, k].double()
+        sums = (product + sums.double()).float()
+    return sums
 
 
 @pytest.mark.parametrize(("compiler", "reason"), [("no-such-compiler", "no C compiler found"), ("false", "false failed")])
-def test_without_a_compiler_torch_does_it(
-    compiler: str, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_a_compiler_that_is_missing_or_fails(
+    compiler: str, reason: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("CC", compiler)
-    assert library.__wrapped__() is None
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert library.__wrapped__("auto") is None
     assert reason in caplog.text
-    monkeypatch.setattr(linears, "library", lambda: None)
-    best = linears.best_linear()
-    assert best is None or best[0] is linears.OneDnnLinear
 
 
-@pytest.mark.parametrize("shape", [(32, 16), (50, 7), (1, 64), (300, 100)])
-@pytest.mark.parametrize("rows", [1, 2, 11, 12, 13, 40])
-def test_linear_layers_of_any_shape(shape: tuple[int, int], rows: int) -> None:
-    kernels = library()
-    if kernels is None:
+@pytest.mark.parametrize(
+    ("body", "reason"), [("__builtin_trap(); return 1;", "exit status -"), ("return 0;", "exit status 9")]
+)
+def test_what_does_not_run_here_is_never_loaded(body: str, reason: str, tmp_path: Path) -> None:
+    if (compiler := shutil.which("cc")) is None:
         pytest.skip("no C compiler here")
+    (tmp_path / "bad.c").write_text(f"int outrider_check(void) {{ {body} }}")
+    made = tmp_path / "bad.so"
+    subprocess.run([compiler, "-shared", "-fPIC", str(tmp_path / "bad.c"), "-o", str(made)], check=True)
+    with pytest.raises(OSError, match=f"does not run on this processor .{reason}"):
+        compiling._check_runs(made)
+
+
+def test_what_was_compiled_is_kept_where_nobody_else_can_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    folder = compiling._private_folder()
+    assert folder is not None and folder.stat().st_mode & 0o077 == 0
+    folder.chmod(0o777)
+    assert compiling._private_folder() is None
+    assert "this user alone" in caplog.text
+
+
+@pytest.mark.parametrize("shape", [(32, 16), (50, 7), (1, 64), (300, 100), (70, 300)])
+@pytest.mark.parametrize("rows", [1, 2, 5, 11, 12, 13, 40, 200])
+def test_linear_layers_of_any_shape(kernels: Library, shape: tuple[int, int], rows: int) -> None:
     torch.manual_seed(0)
     weight, bias, given = torch.randn(*shape), torch.randn(shape[0]), torch.randn(3, rows, shape[1])
     layer = NativeLinear(kernels, weight, bias)
     result = layer(given)
     assert torch.allclose(result, given @ weight.T + bias, atol=1e-4)
     assert torch.equal(layer(given[1:2, -1:]), result[1:2, -1:])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("rows", [1, 3, 4, 7, 9, 30, 110])
+def test_every_form_of_weights_is_its_float32_bit_for_bit(kernels: Library, form: str, rows: int) -> None:
+    """Weights that stay as stored give the sums of the unpacked ones, in the order of the inputs."""
+    torch.manual_seed(1)
+    weight = stored(form, 100, 320)
+    given = torch.randn(rows, 320)
+    result = NativeLinear(kernels, weight, None)(given)
+    plain = weight.float()
+    assert torch.equal(result, NativeLinear(kernels, plain, None)(given))
+    assert torch.equal(result[:2], in_order(given[:2], plain))
+
+
+def test_inputs_that_fill_no_block(kernels: Library) -> None:
+    torch.manual_seed(2)
+    weight, given = torch.randn(40, 50).bfloat16(), torch.randn(5, 50)
+    assert torch.equal(NativeLinear(kernels, weight, None)(given), NativeLinear(kernels, weight.float(), None)(given))
+
+
+def test_a_wrong_count_of_bytes_is_refused(kernels: Library) -> None:
+    with pytest.raises(ValueError, match="blocks are"):
+        NativeLinear(kernels, StoredBlocks(torch.zeros(4, 19, dtype=torch.uint8), "Q4_1", 32), None)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_linear_layers_are_the_same_bits_on_every_instruction_set(form: str) -> None:
+    torch.manual_seed(3)
+    weight, bias = stored(form, 70, 384), torch.randn(70)
+    for rows in (1, 2, 3, 6, 8, 17, 100):
+        given = torch.randn(rows, 384)
+        results = [NativeLinear(kernels, weight, bias)(given) for kernels in all_here()]
+        assert all(torch.equal(result, results[0]) for result in results)
+
+
+@pytest.mark.parametrize("window", [None, 20])
+def test_attention_is_the_same_bits_on_every_instruction_set(window: int | None) -> None:
+    heads, kv_heads, size, rows = 4, 2, 32, 90
+    results = []
+    for kernels in all_here():
+        torch.manual_seed(4)
+        pool = KVPool(layers=1, heads=kv_heads, head_size=size, rows=256, dtype=torch.float32, device=torch.device("cpu"))
+        pool.assign("a", [1, 0, 2], 3)
+        kernel = kernel_for(kernels, pool, heads)
+        assert kernel is not None
+        parents = (-1, -1, 0, 2, 1, 4)
+        laid_out: NativePass = lay_out(
+            kernel, pool, [Rows(session_id="a", context=0, tokens=(0,) * rows, parents=parents, logits=1)], 0
+        )
+        query, key, value = (torch.randn(count, rows, size) for count in (heads, kv_heads, kv_heads))
+        results.append(laid_out.attend(0, query, key, value, size**-0.5, window))
+    assert all(torch.equal(result, results[0]) for result in results)

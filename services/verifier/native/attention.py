@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
 
 from services.verifier.kv_pool import TILE, KVPool
-from services.verifier.native.library import library
+from services.verifier.native.library import Library
 from speculation.ports import Rows
 from speculation.tree import ROOT
 
 # As in the source.
-_LANES = 16
+_COLUMNS = 16
 _LARGEST_HEAD = 512
 # Queries (a row under one head) that share what is read of a tile. More need more memory than a core's own cache has.
 _BLOCK_QUERIES = 24
@@ -29,7 +29,9 @@ class _Layout(ctypes.Structure):
     _fields_ = [(name, ctypes.c_int64) for name in _INTEGERS] + [(name, ctypes.c_void_p) for name in _ARRAYS]
 
 
-class _Layer(ctypes.Structure):
+class AttentionLayer(ctypes.Structure):
+    """As in tree_attention.h."""
+
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("query", "key", "value")],
         *[(name, ctypes.c_int64) for name in _STRIDES],
@@ -39,23 +41,33 @@ class _Layer(ctypes.Structure):
     ]
 
 
+# Of a layer's attention: scale, and sliding window.
+Watch = Callable[[float, int | None], None]
+
+
 class Kernel:
     """The compiled kernel, for one model's heads."""
 
-    def __init__(self, library: ctypes.CDLL, heads: int) -> None:
+    def __init__(self, library: Library, heads: int) -> None:
+        self.library = library
         self.heads = heads
-        self.attend = library.outrider_attend
-        self.attend.argtypes = [ctypes.POINTER(_Layout), ctypes.POINTER(_Layer)]
+        self.attend = library.functions.outrider_attend
+        self.attend.argtypes = [ctypes.POINTER(_Layout), ctypes.POINTER(AttentionLayer)]
         self.attend.restype = None
 
 
-def kernel_for(pool: KVPool, heads: int) -> Kernel | None:
+def kernel_for(kernels: Library | None, pool: KVPool, heads: int) -> Kernel | None:
     """The kernel for a model with so many query heads; None where it cannot be had."""
     size = pool.keys.shape[3]
-    if pool.device.type != "cpu" or pool.keys.dtype != torch.float32 or size % _LANES or size > _LARGEST_HEAD:
+    if (
+        kernels is None
+        or pool.device.type != "cpu"
+        or pool.keys.dtype != torch.float32
+        or size % _COLUMNS
+        or size > _LARGEST_HEAD
+    ):
         return None
-    kernels = library()
-    return None if kernels is None else Kernel(kernels, heads)
+    return Kernel(kernels, heads)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -64,6 +76,7 @@ class NativePass:
 
     Attributes:
         positions: [rows], of each row in its own request.
+        watch: told scale and window of every layer that attends by itself.
     """
 
     kernel: Kernel
@@ -72,6 +85,8 @@ class NativePass:
     layout: _Layout
     # What ``layout`` points to.
     held: list[torch.Tensor] = field(default_factory=list)
+    _rooms: dict[tuple[int, ...], list[torch.Tensor]] = field(default_factory=dict)
+    watch: Watch | None = None
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
@@ -82,18 +97,30 @@ class NativePass:
             NotImplementedError: the heads are not as the model's configuration says: the kernel sees memory, not shapes.
         """
         self._check(query, key, value)
+        if self.watch is not None:
+            self.watch(scale, window)
         query, key, value = (_rows_whole(tensor) for tensor in (query, key, value))
-        own = layer - self.pool.first_layer
         out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
         strides = [stride for tensor in (query, key, value) for stride in tensor.stride()[:2]]
-        arguments = _Layer(
-            query.data_ptr(), key.data_ptr(), value.data_ptr(),
-            *strides,
-            self.pool.keys[own].data_ptr(), self.pool.values[own].data_ptr(), out.data_ptr(),
-            scale, window or 0,
-        )  # fmt: skip
+        arguments = self.layer(layer, scale, window)
+        arguments.query, arguments.key, arguments.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        arguments.out = out.data_ptr()
+        for name, stride in zip(_STRIDES, strides, strict=True):
+            setattr(arguments, name, stride)
         self.kernel.attend(self.layout, arguments)
         return out
+
+    def layer(self, layer: int, scale: float, window: int | None) -> AttentionLayer:
+        """What the kernel needs of a layer, but for its queries, keys, values and room for what comes out."""
+        own = layer - self.pool.first_layer
+        keys, values = self.pool.keys[own].data_ptr(), self.pool.values[own].data_ptr()
+        return AttentionLayer(keys=keys, values=values, scale=scale, window=window or 0)
+
+    def room(self, widths: tuple[int, ...]) -> list[torch.Tensor]:
+        """Buffers of [rows, width] each, the same for all layers."""
+        if widths not in self._rooms:
+            self._rooms[widths] = [torch.empty(len(self.positions), width) for width in widths]
+        return self._rooms[widths]
 
     def _check(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
         _, _, kv_heads, size, _ = self.pool.keys.shape

@@ -8,49 +8,74 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from services.verifier.native.library import Library
+from services.verifier.stored_blocks import BLOCK, StoredBlocks, Weight
+
 # As in the source.
-_PANEL = 32
+PANEL = 32
+_TYPES = {"float32": 0, "bfloat16": 1, "Q8_0": 2, "Q4_0": 3, "Q4_1": 4}
+# Bytes that a block takes for each of its outputs.
+_BLOCK_BYTES = {"bfloat16": 64, "Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
 
 
-class _Linear(ctypes.Structure):
+class LinearStruct(ctypes.Structure):
+    """As in linear.h."""
+
     _fields_ = [
-        *[(name, ctypes.c_void_p) for name in ("rows", "weights", "scale", "bias", "out")],
-        *[(name, ctypes.c_int64) for name in ("row_count", "inputs", "panels")],
+        *[(name, ctypes.c_void_p) for name in ("weights", "bias")],
+        *[(name, ctypes.c_int64) for name in ("type", "inputs", "panels")],
     ]
 
 
 class NativeLinear(nn.Module):
-    """Drop-in for ``nn.Linear`` in inference: float32, CPU. A row's result does not depend on the other rows.
+    """Drop-in for ``nn.Linear`` in inference: float32 sums, CPU. A row's result does not depend on the other rows.
 
     Args:
-        dtype: of the weights: float32, or int8 with a scale for every output (symmetric; the largest weight is 127).
+        weight: float32, bfloat16, or blocks; kept as it is.
     """
 
-    def __init__(
-        self,
-        kernels: ctypes.CDLL,
-        weight: torch.Tensor,
-        bias: torch.Tensor | None,
-        dtype: torch.dtype = torch.float32,
-    ) -> None:
+    def __init__(self, kernels: Library, weight: Weight, bias: torch.Tensor | None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self._kernel = kernels.outrider_linear
-        self._kernel.argtypes = [ctypes.POINTER(_Linear), ctypes.c_int64]
+        self._kernel = kernels.functions.outrider_linear
+        self._kernel.argtypes = [ctypes.POINTER(LinearStruct), ctypes.c_int64, *[ctypes.c_void_p] * 3]
         self._kernel.restype = None
-        missing = -self.out_features % _PANEL
-        panels = (self.out_features + missing) // _PANEL
-        padded = functional.pad(weight.detach().float(), (0, 0, 0, missing))
-        self._scale = torch.ones(len(padded))
-        if dtype == torch.int8:
-            self._scale = padded.abs().amax(1).clamp(min=1e-12) / 127
-            padded = (padded / self._scale[:, None]).round()
-        self._weight = padded.to(dtype).view(panels, _PANEL, self.in_features).transpose(1, 2).contiguous()
-        self._bias = torch.zeros(len(padded))
+        self.stored_as = weight.kind if isinstance(weight, StoredBlocks) else str(weight.dtype).removeprefix("torch.")
+        self._panels = -(-self.out_features // PANEL)
+        # Blocks are whole: inputs that fill none get zeros beside their rows, which change no sum.
+        self._missing_inputs = 0 if self.stored_as == "float32" else -self.in_features % BLOCK
+        self._bias = None
         if bias is not None:
-            self._bias[: self.out_features] = bias.detach().float()
-        pointers = (self._weight.data_ptr(), self._scale.data_ptr(), self._bias.data_ptr())
-        self._layer = _Linear(None, *pointers, None, 0, self.in_features, panels)
+            self._bias = functional.pad(bias.detach().float(), (0, self._panels * PANEL - self.out_features))
+        self.struct = LinearStruct(
+            None,
+            None if self._bias is None else self._bias.data_ptr(),
+            _TYPES[self.stored_as],
+            self.in_features + self._missing_inputs,
+            self._panels,
+        )
+        self._weight = self._in_panels(kernels, weight)
+        self.struct.weights = self._weight.data_ptr()
+
+    def _in_panels(self, kernels: Library, weight: Weight) -> torch.Tensor:
+        if self.stored_as == "float32":
+            assert isinstance(weight, torch.Tensor)
+            padded = functional.pad(weight.detach(), (0, 0, 0, self._panels * PANEL - self.out_features))
+            return padded.view(self._panels, PANEL, self.in_features).transpose(1, 2).contiguous()
+        if isinstance(weight, StoredBlocks):
+            rows = weight.raw.contiguous()
+        else:
+            rows = functional.pad(weight.detach(), (0, self._missing_inputs)).contiguous().view(torch.uint8)
+        blocks = (self.in_features + self._missing_inputs) // BLOCK
+        size = blocks * _BLOCK_BYTES[self.stored_as]
+        if tuple(rows.shape) != (self.out_features, size):
+            raise ValueError(f"blocks are {tuple(rows.shape)}: must be {(self.out_features, size)} for {self.stored_as}")
+        packed = torch.empty(self._panels * PANEL * size, dtype=torch.uint8)
+        pack = kernels.functions.outrider_pack
+        pack.argtypes = [ctypes.POINTER(LinearStruct), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+        pack.restype = None
+        pack(self.struct, rows.data_ptr(), size, self.out_features, packed.data_ptr())
+        return packed
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., in_features] to [..., out_features].
@@ -60,9 +85,7 @@ class NativeLinear(nn.Module):
         """
         if rows.shape[-1] != self.in_features or rows.dtype != torch.float32:
             raise ValueError(f"rows are {tuple(rows.shape)} {rows.dtype}: must be [..., {self.in_features}] float32")
-        rows = rows.contiguous()
-        out = rows.new_empty(*rows.shape[:-1], len(self._bias))
-        layer = self._layer
-        layer.rows, layer.out, layer.row_count = rows.data_ptr(), out.data_ptr(), rows.numel() // self.in_features
-        self._kernel(layer, self._weight.element_size())
+        rows = functional.pad(rows, (0, self._missing_inputs)) if self._missing_inputs else rows.contiguous()
+        out = rows.new_empty(*rows.shape[:-1], self._panels * PANEL)
+        self._kernel(self.struct, rows.numel() // rows.shape[-1], rows.data_ptr(), None, out.data_ptr())
         return out[..., : self.out_features]

@@ -7,54 +7,24 @@
  * one element at a time. How rows are grouped into blocks, passes or threads changes no bit. A tree's nodes lie behind the
  * committed tokens in any order; a node's ancestors are brought into the order of their positions first.
  */
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
+#include "tree_attention.h"
 
-enum { TILE = 64, LANES = 16, QUERIES = 4, LARGEST_HEAD = 512, LONGEST_PATH = 256 };
-
-typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
-typedef int32_t ivec __attribute__((vector_size(LANES * sizeof(int32_t)), aligned(4)));
-
-/* What all layers of a pass share; mirrored by attention.py. Rows of one request are neighbours; a block is some of them. */
-struct layout {
-    int64_t rows, heads, kv_heads, size, value_width, blocks, slots, scratch_per_thread, threads;
-    const int64_t *tiles;       /* tile numbers of all requests, one request after the other */
-    const int64_t *row_tiles;   /* [rows] where the row's request begins in tiles */
-    const int64_t *own_slot;    /* [rows] where the row's own key goes */
-    const int64_t *position;    /* [rows] */
-    const int64_t *straight;    /* [rows] below it, positions are slots */
-    const int64_t *path;        /* slots of ancestors and selves at positions from straight on */
-    const int64_t *row_path;    /* [rows] where the row begins in path */
-    const int64_t *block_rows;  /* [blocks + 1] */
-    float *scratch;             /* [threads, scratch_per_thread] */
-};
-
-/* One layer's tensors: query [heads, rows, size], key and value [kv heads, rows, size], by strides; out [rows, heads, size]. */
-struct layer {
-    const float *query, *key, *value;
-    int64_t query_head, query_row, key_head, key_row, value_head, value_row;
-    float *keys;   /* [tiles, kv heads, size, TILE] */
-    float *values; /* [tiles, kv heads, TILE, value_width] */
-    float *out;
-    float scale;
-    int64_t window; /* 0: none */
-};
+enum { TILE = 64, QUERIES = 4, LARGEST_HEAD = 512, LONGEST_PATH = 256 };
 
 int omp_get_thread_num(void);
 
 /* c[q][at..] += sum over k of a[q][k] * b[k][at..], in the order of k. Inlined with constant `count` and `vecs`. */
-static inline __attribute__((always_inline)) void multiply_some(int count, int vecs, const float *a, int64_t lda,
+INLINE void multiply_some(int count, int vecs, const float *a, int64_t lda,
                                                                 const float *const *b, int64_t depth, float *c,
                                                                 int64_t ldc, int64_t at) {
     vec sum[QUERIES][2];
     for (int q = 0; q < count; q++)
-        for (int v = 0; v < vecs; v++) sum[q][v] = *(const vec *)(c + q * ldc + at + v * LANES);
+        for (int v = 0; v < vecs; v++) sum[q][v] = load(c + q * ldc + at + v * LANES);
     for (int64_t k = 0; k < depth; k++)
         for (int q = 0; q < count; q++)
-            for (int v = 0; v < vecs; v++) sum[q][v] += a[q * lda + k] * *(const vec *)(b[k] + at + v * LANES);
+            for (int v = 0; v < vecs; v++) sum[q][v] = fma_of(spread(a[q * lda + k]), load(b[k] + at + v * LANES), sum[q][v]);
     for (int q = 0; q < count; q++)
-        for (int v = 0; v < vecs; v++) *(vec *)(c + q * ldc + at + v * LANES) = sum[q][v];
+        for (int v = 0; v < vecs; v++) keep(c + q * ldc + at + v * LANES, sum[q][v]);
 }
 
 /* The same for any count of rows and any width that is a multiple of LANES. */
@@ -74,26 +44,6 @@ static void multiply(int64_t count, const float *a, int64_t lda, const float *co
     }
 }
 
-/* e^x for x <= 0, to about 1 unit in the last place (Cephes' polynomial); 0 below -87. */
-static vec exponential(vec x) {
-    const vec zero = {0}, low = zero - 87.0f;
-    ivec small = x < low;
-    x = (vec)((small & (ivec)low) | (~small & (ivec)x));
-    ivec n = __builtin_convertvector(x * 1.44269504088896341f - 0.5f, ivec);
-    vec whole = __builtin_convertvector(n, vec);
-    vec r = x - whole * 0.693359375f;
-    r = r - whole * -2.12194440e-4f;
-    vec y = zero + 1.9875691500e-4f;
-    y = y * r + 1.3981999507e-3f;
-    y = y * r + 8.3334519073e-3f;
-    y = y * r + 4.1665795894e-2f;
-    y = y * r + 1.6666665459e-1f;
-    y = y * r + 5.0000001201e-1f;
-    y = y * r * r + r + 1.0f;
-    y = y * (vec)((n + 127) << 23);
-    return (vec)(~small & (ivec)y);
-}
-
 /* Scores of a row under one head, by slot, become weights, by position; what it does not see gets 0. Returns their sum.
  * All run over [begin, end), multiples of TILE; the row sees [from, position]. */
 static float weigh(float *scores, int64_t begin, int64_t from, int64_t position, int64_t end, int64_t straight,
@@ -101,19 +51,18 @@ static float weigh(float *scores, int64_t begin, int64_t from, int64_t position,
     float moved[LONGEST_PATH];
     for (int64_t p = straight; p <= position; p++) moved[p - straight] = scores[path[p - straight]];
     for (int64_t p = straight; p <= position; p++) scores[p] = moved[p - straight];
-    for (int64_t p = begin; p < from; p++) scores[p] = -INFINITY;
-    for (int64_t p = position + 1; p < end; p++) scores[p] = -INFINITY;
+    for (int64_t p = begin; p < from; p++) scores[p] = -__builtin_inff();
+    for (int64_t p = position + 1; p < end; p++) scores[p] = -__builtin_inff();
     float top = scores[from];
     for (int64_t p = from; p <= position; p++) top = scores[p] > top ? scores[p] : top;
-    vec sums = {0};
-    for (int64_t p = begin; p < end; p += LANES) {
-        vec weights = exponential(*(const vec *)(scores + p) - top);
-        *(vec *)(scores + p) = weights;
-        sums += weights;
-    }
-    float sum = 0;
-    for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
-    return sum;
+    vec sums[COLUMN_VECS] = {0};
+    for (int64_t p = begin; p < end; p += COLUMNS)
+        for (int v = 0; v < COLUMN_VECS; v++) {
+            const vec weights = exponential(load(scores + p + v * LANES) - top);
+            keep(scores + p + v * LANES, weights);
+            sums[v] += weights;
+        }
+    return sum_of_columns(sums);
 }
 
 static void store(const struct layout *pass, const struct layer *layer, int64_t row, int64_t head) {
@@ -212,7 +161,6 @@ static void attend_block(const struct layout *pass, const struct layer *layer, i
     }
 }
 
-/* Store the rows' keys and values, then let every row attend. */
 void outrider_attend(const struct layout *pass, const struct layer *layer) {
 #pragma omp parallel num_threads((int)pass->threads)
     {

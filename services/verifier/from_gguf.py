@@ -1,0 +1,95 @@
+"""A GGUF file as a model folder: configuration, tokeniser, and the weights under transformers' names.
+
+Blocks that the kernels can read stay as they are; only their rows may change places, where the file's format has them in
+another order than transformers. Everything else becomes float32. Names and orders are transformers' own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import init_empty_weights
+from gguf import GGMLQuantizationType, GGUFReader, dequantize
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.integrations.gguf import is_gguf_arch_supported
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+from services.verifier.stored_blocks import KEPT, StoredBlocks, Weight
+from services.verifier.weight_files import OUTPUT_LAYER, save_blocks
+
+
+def unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
+    """Write ``gguf`` to ``folder``.
+
+    Raises:
+        OSError, ValueError, KeyError, RuntimeError, NotImplementedError: transformers does not know such a file, or it is
+            damaged.
+    """
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    config = AutoConfig.from_pretrained(**source)
+    reader = GGUFReader(gguf)
+    architecture = reader.get_field("general.architecture")
+    if architecture is None:
+        raise ValueError("it names no architecture")
+    if is_gguf_arch_supported(architecture.contents()):
+        # transformers knows these by another way, which gives whole tensors only.
+        say(f"{gguf.name}: weights of {architecture.contents()} become float32, they cannot be kept as stored")
+        AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).save_pretrained(folder)
+    else:
+        with init_empty_weights():
+            model = AutoModelForCausalLM.from_config(config)
+        weights = _weights(reader, model, architecture.contents(), say)
+        missing = {name for name, _ in model.named_parameters()} - weights.keys()
+        if config.tie_word_embeddings:
+            missing.discard(OUTPUT_LAYER)
+        if missing:
+            raise ValueError(f"it has no {', '.join(sorted(missing)[:3])}")
+        save_blocks(weights, folder)
+        # What made the file is of no interest.
+        config.architectures = [type(model).__name__]
+        config.save_pretrained(folder)
+        model.generation_config.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+
+
+def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[str], None]) -> dict[str, Weight]:
+    """All weights, by transformers' names."""
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
+    names = get_gguf_hf_weights_map(model, processor)
+    # Experts and the like are not given back but entered here.
+    entered: dict[str, Any] = {"tensors": {}}
+    found: dict[str, Weight] = {}
+    checked: dict[str, bool] = {}
+    unpacked: set[str] = set()
+
+    def process(data: np.ndarray[Any, Any], name: str) -> tuple[np.ndarray[Any, Any], str]:
+        done = processor.process(weights=data, name=name, tensor_key_mapping=names, parsed_parameters=entered)
+        return done.weights, done.name
+
+    for tensor in reader.tensors:
+        kind = tensor.tensor_type.name
+        if kind in KEPT and tensor.data.ndim == 2 and tensor.name in names:
+            blocks, name = process(tensor.data, tensor.name)
+            pattern = re.sub(r"\d+", "N", tensor.name)
+            if pattern not in checked:
+                # Whether blocks may be moved like whole tensors is tried on one layer of each kind.
+                whole, _ = process(dequantize(tensor.data, tensor.tensor_type), tensor.name)
+                checked[pattern] = np.array_equal(dequantize(blocks, tensor.tensor_type), whole)
+            if checked[pattern]:
+                raw = torch.from_numpy(np.array(blocks))
+                found[names[name]] = StoredBlocks(raw, kind, int(tensor.shape[0]))
+                continue
+        whole, name = process(dequantize(tensor.data, tensor.tensor_type), tensor.name)
+        if name in names:
+            found[names[name]] = torch.from_numpy(np.array(whole))
+            if tensor.tensor_type not in (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16):
+                unpacked.add(kind)
+    found.update({name: value.clone() for name, value in entered["tensors"].items()})
+    if unpacked:
+        say(f"weights of the type {', '.join(sorted(unpacked))} become float32: only {', '.join(KEPT)} are kept as stored")
+    return found

@@ -1,0 +1,219 @@
+"""Whole decoder layers of the Llama kind by one call each; see layer.c.
+
+Which layers are of that kind is not known from their class but seen: a layer's parts have the usual names, and what the
+kernel computes of a trial pass is what the layer itself has computed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from services.verifier.attention import Pass
+from services.verifier.linears import SharedLinear
+from services.verifier.native.attention import AttentionLayer, NativePass, Watch
+from services.verifier.native.library import Library
+from services.verifier.native.linear import PANEL, LinearStruct, NativeLinear
+
+# The kernel reads whole vectors of the widest kind.
+_COLUMNS = 16
+# What rounding in another order may change of a hidden state, relative to its size.
+_TOLERANCE = 1e-4
+# What a layer may be given that it does not need: the pass knows positions and what sees what.
+_IGNORED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "cache_position"}
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [("weight", ctypes.c_void_p), ("epsilon", ctypes.c_float)]
+
+
+class _DecoderLayer(ctypes.Structure):
+    _fields_ = [
+        *[(name, _Norm) for name in ("before_attention", "before_mlp", "of_query", "of_key")],
+        *[(name, LinearStruct) for name in ("query_key_value", "attention_out", "gate_up", "down")],
+        *[(name, ctypes.c_int64) for name in ("hidden", "intermediate", "heads", "kv_heads", "size")],
+    ]
+
+
+class _Room(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_void_p) for name in ("cosine", "sine", "normed", "query_key_value", "attended", "gate_up", "active")
+    ]
+
+
+TrialPass = Callable[[Watch], None]
+
+
+@dataclass(kw_only=True, slots=True)
+class Trial:
+    """What a layer was given in a trial pass, what it has made of it, and how it called attention."""
+
+    given: tuple[Any, ...]
+    named: dict[str, Any]
+    made: torch.Tensor
+    scale: float
+    window: int | None
+
+
+class FusedLayer:
+    """A layer's ``forward`` by the kernel.
+
+    Raises:
+        ValueError: the layer is of another kind; says what differs.
+    """
+
+    def __init__(self, kernels: Library, layer: nn.Module, trial: Trial, heads: tuple[int, int, int]) -> None:
+        self._call = kernels.functions.outrider_layer
+        self._call.restype = None
+        attention, mlp = _part(layer, "self_attn"), _part(layer, "mlp")
+        query_key_value = _joint(attention, "q_proj", "k_proj", "v_proj")
+        gate_up, down = _joint(mlp, "gate_proj", "up_proj"), _linear(mlp, "down_proj")
+        out = _linear(attention, "o_proj")
+        if type(getattr(mlp, "act_fn", None)).__name__ not in ("SiLU", "SiLUActivation"):
+            raise ValueError("its activation is not SiLU")
+        query_heads, kv_heads, size = heads
+        hidden, intermediate = out.out_features, down.in_features
+        if size % _COLUMNS or hidden % PANEL or intermediate % _COLUMNS or gate_up.out_features != 2 * intermediate:
+            raise ValueError(f"its sizes do not suit: hidden {hidden}, heads of {size}, intermediate {intermediate}")
+        if query_key_value.out_features != (query_heads + 2 * kv_heads) * size or out.in_features != query_heads * size:
+            raise ValueError("its projections are not those of its heads")
+        norms = [_norm(layer, name) for name in ("input_layernorm", "post_attention_layernorm")]
+        norms += [_norm(attention, name) if hasattr(attention, name) else _Norm() for name in ("q_norm", "k_norm")]
+        linears = [query_key_value, out, gate_up, down]
+        # They own what the struct points to.
+        self._held = [layer, *linears]
+        structs = [linear.struct for linear in linears]
+        self._layer = _DecoderLayer(*norms, *structs, hidden, intermediate, query_heads, kv_heads, size)
+        joint, gates = query_key_value.struct.panels * PANEL, gate_up.struct.panels * PANEL
+        self._widths = (hidden, joint, query_heads * size, gates, intermediate)
+        self._index: int = attention.layer_idx  # type: ignore[assignment]
+        self._scale, self._window, self._size = trial.scale, trial.window, size
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        *,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        outrider_pass: Pass,
+        **_ignored: object,
+    ) -> torch.Tensor:
+        """[1, rows, hidden size] to the same."""
+        assert isinstance(outrider_pass, NativePass)
+        rows = hidden_states.shape[1]
+        given = hidden_states.contiguous()
+        cosine, sine = (table.contiguous() for table in position_embeddings)
+        if cosine.shape != (1, rows, self._size) or not given.dtype == cosine.dtype == sine.dtype == torch.float32:
+            raise NotImplementedError(f"its positions are rotated in {tuple(cosine.shape)}, {cosine.dtype}")
+        made = torch.empty_like(given)
+        room = outrider_pass.room(self._widths)
+        pointers = _Room(cosine.data_ptr(), sine.data_ptr(), *[buffer.data_ptr() for buffer in room])
+        attention: AttentionLayer = outrider_pass.layer(self._index, self._scale, self._window)
+        layer, by = self._layer, ctypes.byref
+        self._call(
+            by(layer), by(outrider_pass.layout), by(attention), by(pointers), ctypes.c_int64(rows),
+            ctypes.c_void_p(given.data_ptr()), ctypes.c_void_p(made.data_ptr()),
+        )  # fmt: skip
+        return made
+
+
+def fuse(kernels: Library, layers: nn.ModuleList, trial_pass: TrialPass, heads: tuple[int, int, int]) -> tuple[int, str]:
+    """Let the kernel compute the layers that it can.
+
+    Args:
+        trial_pass: runs the model over a few rows, and tells how its layers call attention.
+        heads: query heads, key-value heads, and their size.
+
+    Returns:
+        How many layers it computes, and why it does not compute the first of the others.
+    """
+    reason = ""
+    done = 0
+    for layer, trial in zip(layers, _watched(layers, trial_pass), strict=True):
+        try:
+            fused = _tried(kernels, layer, trial, heads)
+        except (ValueError, NotImplementedError) as error:
+            reason = reason or str(error)
+            continue
+        layer.forward = fused
+        done += 1
+    return done, reason
+
+
+def _tried(kernels: Library, layer: nn.Module, trial: Trial | None, heads: tuple[int, int, int]) -> FusedLayer:
+    if trial is None:
+        raise ValueError("it calls attention otherwise than once")
+    needed = {"position_embeddings", "outrider_pass"}
+    if len(trial.given) != 1 or not needed <= trial.named.keys() <= needed | _IGNORED:
+        raise ValueError(f"it is given {', '.join(trial.named)}")
+    fused = FusedLayer(kernels, layer, trial, heads)
+    made = fused(*trial.given, **trial.named)
+    difference = float((made - trial.made).abs().max() / trial.made.abs().max())
+    if not difference <= _TOLERANCE:
+        raise ValueError(f"the kernel computes something else, by {difference:.2g}")
+    return fused
+
+
+def _watched(layers: nn.ModuleList, trial_pass: TrialPass) -> list[Trial | None]:
+    """What each layer is given and makes in a trial pass."""
+    trials: dict[int, Trial] = {}
+    hooks = []
+    calls: list[tuple[float, int | None]] = []
+
+    def note(number: int) -> Callable[..., None]:
+        def hook(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], made: object) -> None:
+            nonlocal calls
+            if len(calls) == 1 and isinstance(made, torch.Tensor):
+                scale, window = calls[0]
+                # Later layers may overwrite what they were given.
+                kept = tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in given)
+                trials[number] = Trial(given=kept, named=named, made=made.clone(), scale=scale, window=window)
+            calls = []
+
+        return hook
+
+    for number, layer in enumerate(layers):
+        hooks.append(layer.register_forward_hook(note(number), with_kwargs=True))
+    try:
+        trial_pass(lambda scale, window: calls.append((scale, window)))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [trials.get(number) for number in range(len(layers))]
+
+
+def _part(module: nn.Module, name: str) -> nn.Module:
+    part = getattr(module, name, None)
+    if not isinstance(part, nn.Module):
+        raise ValueError(f"it has no {name}")
+    return part
+
+
+def _joint(module: nn.Module, *names: str) -> NativeLinear:
+    """The one product that stands for several layers."""
+    parts = [_part(module, name) for name in names]
+    shared = [part.shared.packed for part in parts if isinstance(part, SharedLinear)]
+    if len(shared) < len(parts) or len({id(one) for one in shared}) > 1 or not isinstance(shared[0], NativeLinear):
+        raise ValueError(f"{', '.join(names)} are not one product")
+    return shared[0]
+
+
+def _linear(module: nn.Module, name: str) -> NativeLinear:
+    part = _part(module, name)
+    if not isinstance(part, NativeLinear) or part.struct.inputs != part.in_features:
+        raise ValueError(f"{name} is not computed by our kernels")
+    return part
+
+
+def _norm(module: nn.Module, name: str) -> _Norm:
+    part = _part(module, name)
+    weight, epsilon = getattr(part, "weight", None), getattr(part, "variance_epsilon", getattr(part, "eps", None))
+    if not isinstance(weight, torch.Tensor) or weight.dtype != torch.float32 or not isinstance(epsilon, float):
+        raise ValueError(f"{name} is no root mean square norm")
+    if getattr(part, "bias", None) is not None:
+        raise ValueError(f"{name} has a bias")
+    return _Norm(weight.data_ptr(), epsilon)

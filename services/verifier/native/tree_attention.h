@@ -1,0 +1,33 @@
+/* What attention over the key-value pool is told, and how it is called; see tree_attention.c. */
+#ifndef OUTRIDER_TREE_ATTENTION_H
+#define OUTRIDER_TREE_ATTENTION_H
+#include "vectors.h"
+
+/* What all layers of a pass share; mirrored by attention.py. Rows of one request are neighbours; a block is some of them. */
+struct layout {
+    int64_t rows, heads, kv_heads, size, value_width, blocks, slots, scratch_per_thread, threads;
+    const int64_t *tiles;       /* tile numbers of all requests, one request after the other */
+    const int64_t *row_tiles;   /* [rows] where the row's request begins in tiles */
+    const int64_t *own_slot;    /* [rows] where the row's own key goes */
+    const int64_t *position;    /* [rows] */
+    const int64_t *straight;    /* [rows] below it, positions are slots */
+    const int64_t *path;        /* slots of ancestors and selves at positions from straight on */
+    const int64_t *row_path;    /* [rows] where the row begins in path */
+    const int64_t *block_rows;  /* [blocks + 1] */
+    float *scratch;             /* [threads, scratch_per_thread] */
+};
+
+/* One layer's tensors: query [heads, rows, size], key and value [kv heads, rows, size], by strides; out [rows, heads, size]. */
+struct layer {
+    const float *query, *key, *value;
+    int64_t query_head, query_row, key_head, key_row, value_head, value_row;
+    float *keys;   /* [tiles, kv heads, size, TILE] */
+    float *values; /* [tiles, kv heads, TILE, value_width] */
+    float *out;
+    float scale;
+    int64_t window; /* 0: none */
+};
+
+/* Store the rows' keys and values, then let every row attend. */
+void outrider_attend(const struct layout *pass, const struct layer *layer);
+#endif

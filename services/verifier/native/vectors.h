@@ -1,0 +1,96 @@
+/* Vectors of floats as the processor has them. The only place that knows instruction sets: lanes, registers, fused
+ * multiply-adds. Everything is summed up in an order that no choice here changes, so all of them compute the same bits.
+ */
+#ifndef OUTRIDER_VECTORS_H
+#define OUTRIDER_VECTORS_H
+#include <stdint.h>
+#include <string.h>
+
+/* LANES: floats of a vector. ROWS x VECS sums fit into the registers beside what is read; WIDE_ROWS rows do with a whole
+ * panel of outputs. */
+#if defined(__AVX512F__)
+#include <immintrin.h>
+enum { LANES = 16, ROWS = 12, VECS = 2, WIDE_ROWS = 12, DIRECT_ROWS = 8, DIRECT_WIDE_ROWS = 8 };
+#elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
+#include <immintrin.h>
+enum { LANES = 8, ROWS = 6, VECS = 2, WIDE_ROWS = 3, DIRECT_ROWS = 4, DIRECT_WIDE_ROWS = 1 };
+#elif defined(__aarch64__) && defined(__ARM_NEON)
+#include <arm_neon.h>
+enum { LANES = 4, ROWS = 6, VECS = 4, WIDE_ROWS = 3, DIRECT_ROWS = 6, DIRECT_WIDE_ROWS = 2 };
+#else
+#error "these kernels need AVX-512, AVX2 with FMA and F16C, or NEON"
+#endif
+
+/* Outputs of a layer that lie side by side, and what is summed up apart where a sum is taken over vectors. */
+enum { PANEL = 32, PANEL_VECS = PANEL / LANES, COLUMNS = 16, COLUMN_VECS = COLUMNS / LANES };
+
+typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
+typedef int32_t ivec __attribute__((vector_size(LANES * sizeof(int32_t)), aligned(4)));
+typedef uint32_t uvec __attribute__((vector_size(LANES * sizeof(uint32_t)), aligned(4)));
+
+#define INLINE static inline __attribute__((always_inline))
+
+INLINE vec load(const float *from) { return *(const vec *)from; }
+INLINE void keep(float *to, vec what) { *(vec *)to = what; }
+INLINE vec spread(float one) { return (vec){0} + one; }
+
+/* a * b + c, rounded once. */
+INLINE vec fma_of(vec a, vec b, vec c) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__AVX2__)
+    return (vec)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return (vec)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#endif
+}
+
+/* LANES numbers of 16 bits (IEEE half precision) as floats. */
+INLINE vec load_halves(const uint16_t *from) {
+#if defined(__AVX512F__)
+    return (vec)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(__AVX2__)
+    return (vec)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#else
+    return (vec)vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from)));
+#endif
+}
+
+INLINE vec to_floats(uvec numbers) { return __builtin_convertvector((ivec)numbers, vec); }
+
+INLINE vec larger(vec a, vec b) {
+    const ivec first = a > b;
+    return (vec)((first & (ivec)a) | (~first & (ivec)b));
+}
+
+/* The columns of `sums`, one after the other. */
+INLINE float sum_of_columns(const vec *sums) {
+    float sum = 0;
+    for (int v = 0; v < COLUMN_VECS; v++)
+        for (int lane = 0; lane < LANES; lane++) sum += sums[v][lane];
+    return sum;
+}
+
+/* e^x to about 1 unit in the last place (Cephes' polynomial), for x <= 88; 0 below -87. */
+INLINE vec exponential(vec x) {
+    const vec low = spread(-87.0f);
+    const ivec small = x < low;
+    x = (vec)((small & (ivec)low) | (~small & (ivec)x));
+    /* To the nearest: conversion cuts towards zero. */
+    const ivec negative = x < spread(0.0f);
+    const vec half = (vec)((negative & (ivec)spread(-0.5f)) | (~negative & (ivec)spread(0.5f)));
+    const ivec n = __builtin_convertvector(fma_of(x, spread(1.44269504088896341f), half), ivec);
+    const vec whole = __builtin_convertvector(n, vec);
+    vec r = fma_of(whole, spread(-0.693359375f), x);
+    r = fma_of(whole, spread(2.12194440e-4f), r);
+    vec y = spread(1.9875691500e-4f);
+    y = fma_of(y, r, spread(1.3981999507e-3f));
+    y = fma_of(y, r, spread(8.3334519073e-3f));
+    y = fma_of(y, r, spread(4.1665795894e-2f));
+    y = fma_of(y, r, spread(1.6666665459e-1f));
+    y = fma_of(y, r, spread(5.0000001201e-1f));
+    y = fma_of(y * r, r, r) + spread(1.0f);
+    y = y * (vec)((n + 127) << 23);
+    return (vec)(~small & (ivec)y);
+}
+#endif
