@@ -136,8 +136,9 @@ def _unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> Path:
             # Another process was faster: its folder is as good as ours.
             if not _is_unpacked(folder):
                 raise
-    except (OSError, ValueError, KeyError, RuntimeError, NotImplementedError) as error:
-        raise ConfigurationError(f"cannot unpack {gguf}: {error}") from error
+    except Exception as error:
+        # What libraries raise of a damaged file is anything.
+        raise ConfigurationError(f"cannot unpack {gguf}: {error or type(error).__name__}") from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return folder

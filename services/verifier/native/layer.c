@@ -12,10 +12,18 @@ struct norm {
     float epsilon;
 };
 
+/* Products of one input, side by side: a single one, or as many as are stored in different forms. `at` is where, in rows of
+ * `width`, the results begin that the model knows: query, key, value; or gate, up. */
+struct parts {
+    struct linear product[3];
+    int64_t count, width, at[3];
+};
+
 /* Mirrored by layer.py. */
 struct decoder_layer {
     struct norm before_attention, before_mlp, of_query, of_key;
-    struct linear query_key_value, attention_out, gate_up, down;
+    struct parts query_key_value, gate_up;
+    struct linear attention_out, down;
     int64_t hidden, intermediate, heads, kv_heads, size;
 };
 
@@ -61,12 +69,13 @@ static void rotate(int64_t size, const float *cosine, const float *sine, float *
 }
 
 static void place_heads(const struct decoder_layer *layer, int64_t rows, const struct room *room) {
-    const int64_t heads = layer->heads + layer->kv_heads, size = layer->size, width = layer->query_key_value.panels * PANEL;
+    const int64_t heads = layer->heads + layer->kv_heads, size = layer->size, width = layer->query_key_value.width;
 #pragma omp parallel for collapse(2) if (rows * width > ALONE)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t head = 0; head < heads; head++) {
             const struct norm *norm = head < layer->heads ? &layer->of_query : &layer->of_key;
-            float *own = room->query_key_value + row * width + head * size;
+            const int64_t at = head < layer->heads ? head * size : layer->query_key_value.at[1] + (head - layer->heads) * size;
+            float *own = room->query_key_value + row * width + at;
             if (norm->weight) normalise(norm, size, own, own);
             rotate(size, room->cosine + row * size, room->sine + row * size, own);
         }
@@ -74,35 +83,42 @@ static void place_heads(const struct decoder_layer *layer, int64_t rows, const s
 
 /* active = SiLU(gate) * up. */
 static void activate(const struct decoder_layer *layer, int64_t rows, const struct room *room) {
-    const int64_t size = layer->intermediate, width = layer->gate_up.panels * PANEL;
+    const int64_t size = layer->intermediate, width = layer->gate_up.width;
 #pragma omp parallel for collapse(2) if (rows * size > ALONE)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t at = 0; at < size; at += LANES) {
-            const vec gate = load(room->gate_up + row * width + at), up = load(room->gate_up + row * width + size + at);
+            const float *gates = room->gate_up + row * width + at;
+            const vec gate = load(gates), up = load(gates + layer->gate_up.at[1]);
             /* Beyond it the gate is shut anyway. */
             const vec least = larger(gate, spread(-87.0f));
             keep(room->active + row * size + at, gate / (exponential(-least) + 1.0f) * up);
         }
 }
 
+static void multiply_parts(const struct parts *parts, int64_t rows, const float *in, float *out) {
+    for (int64_t part = 0, at = 0; part < parts->count; at += parts->product[part++].panels * PANEL)
+        outrider_linear(&parts->product[part], rows, in, 0, out + at, parts->width);
+}
+
 /* in and out: [rows, hidden]; `attention` lacks what this layer makes itself: query, key, value, their strides and out. */
 void outrider_layer(const struct decoder_layer *layer, const struct layout *pass, const struct layer *attention,
                     const struct room *room, int64_t rows, const float *in, float *out) {
-    const int64_t width = layer->query_key_value.panels * PANEL, size = layer->size;
+    const struct parts *parts = &layer->query_key_value;
+    const int64_t size = layer->size, hidden = layer->hidden;
     struct layer attending = *attention;
-    normalise_rows(&layer->before_attention, rows, layer->hidden, in, room->normed);
-    outrider_linear(&layer->query_key_value, rows, room->normed, 0, room->query_key_value);
+    normalise_rows(&layer->before_attention, rows, hidden, in, room->normed);
+    multiply_parts(parts, rows, room->normed, room->query_key_value);
     place_heads(layer, rows, room);
     attending.query = room->query_key_value;
-    attending.key = attending.query + layer->heads * size;
-    attending.value = attending.key + layer->kv_heads * size;
+    attending.key = attending.query + parts->at[1];
+    attending.value = attending.query + parts->at[2];
     attending.query_head = attending.key_head = attending.value_head = size;
-    attending.query_row = attending.key_row = attending.value_row = width;
+    attending.query_row = attending.key_row = attending.value_row = parts->width;
     attending.out = room->attended;
     outrider_attend(pass, &attending);
-    outrider_linear(&layer->attention_out, rows, room->attended, in, out);
-    normalise_rows(&layer->before_mlp, rows, layer->hidden, out, room->normed);
-    outrider_linear(&layer->gate_up, rows, room->normed, 0, room->gate_up);
+    outrider_linear(&layer->attention_out, rows, room->attended, in, out, hidden);
+    normalise_rows(&layer->before_mlp, rows, hidden, out, room->normed);
+    multiply_parts(&layer->gate_up, rows, room->normed, room->gate_up);
     activate(layer, rows, room);
-    outrider_linear(&layer->down, rows, room->active, out, out);
+    outrider_linear(&layer->down, rows, room->active, out, out, hidden);
 }

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -32,10 +33,19 @@ class _Norm(ctypes.Structure):
     _fields_ = [("weight", ctypes.c_void_p), ("epsilon", ctypes.c_float)]
 
 
+class _Parts(ctypes.Structure):
+    _fields_ = [
+        ("product", LinearStruct * 3),
+        *[(name, ctypes.c_int64) for name in ("count", "width")],
+        ("at", ctypes.c_int64 * 3),
+    ]
+
+
 class _DecoderLayer(ctypes.Structure):
     _fields_ = [
         *[(name, _Norm) for name in ("before_attention", "before_mlp", "of_query", "of_key")],
-        *[(name, LinearStruct) for name in ("query_key_value", "attention_out", "gate_up", "down")],
+        *[(name, _Parts) for name in ("query_key_value", "gate_up")],
+        *[(name, LinearStruct) for name in ("attention_out", "down")],
         *[(name, ctypes.c_int64) for name in ("hidden", "intermediate", "heads", "kv_heads", "size")],
     ]
 
@@ -71,26 +81,26 @@ class FusedLayer:
         self._call = kernels.functions.outrider_layer
         self._call.restype = None
         attention, mlp = _part(layer, "self_attn"), _part(layer, "mlp")
-        query_key_value = _joint(attention, "q_proj", "k_proj", "v_proj")
-        gate_up, down = _joint(mlp, "gate_proj", "up_proj"), _linear(mlp, "down_proj")
-        out = _linear(attention, "o_proj")
+        out, down = _linear(attention, "o_proj"), _linear(mlp, "down_proj")
         if type(getattr(mlp, "act_fn", None)).__name__ not in ("SiLU", "SiLUActivation"):
             raise ValueError("its activation is not SiLU")
         query_heads, kv_heads, size = heads
         hidden, intermediate = out.out_features, down.in_features
-        if size % _COLUMNS or hidden % PANEL or intermediate % _COLUMNS or gate_up.out_features != 2 * intermediate:
+        if size % _COLUMNS or hidden % PANEL or intermediate % _COLUMNS:
             raise ValueError(f"its sizes do not suit: hidden {hidden}, heads of {size}, intermediate {intermediate}")
-        if query_key_value.out_features != (query_heads + 2 * kv_heads) * size or out.in_features != query_heads * size:
+        if out.in_features != query_heads * size:
             raise ValueError("its projections are not those of its heads")
+        widths = {"q_proj": query_heads * size, "k_proj": kv_heads * size, "v_proj": kv_heads * size}
+        query_key_value, projections = _parts(attention, widths)
+        gate_up, gates = _parts(mlp, {"gate_proj": intermediate, "up_proj": intermediate})
         norms = [_norm(layer, name) for name in ("input_layernorm", "post_attention_layernorm")]
         norms += [_norm(attention, name) if hasattr(attention, name) else _Norm() for name in ("q_norm", "k_norm")]
-        linears = [query_key_value, out, gate_up, down]
         # They own what the struct points to.
-        self._held = [layer, *linears]
-        structs = [linear.struct for linear in linears]
-        self._layer = _DecoderLayer(*norms, *structs, hidden, intermediate, query_heads, kv_heads, size)
-        joint, gates = query_key_value.struct.panels * PANEL, gate_up.struct.panels * PANEL
-        self._widths = (hidden, joint, query_heads * size, gates, intermediate)
+        self._held = [layer, out, down, *projections, *gates]
+        self._layer = _DecoderLayer(
+            *norms, query_key_value, gate_up, out.struct, down.struct, hidden, intermediate, query_heads, kv_heads, size
+        )
+        self._widths = (hidden, query_key_value.width, query_heads * size, gate_up.width, intermediate)
         self._index: int = attention.layer_idx  # type: ignore[assignment]
         self._scale, self._window, self._size = trial.scale, trial.window, size
 
@@ -193,17 +203,28 @@ def _part(module: nn.Module, name: str) -> nn.Module:
     return part
 
 
-def _joint(module: nn.Module, *names: str) -> NativeLinear:
-    """The one product that stands for several layers."""
-    parts = [_part(module, name) for name in names]
-    shared = [part.shared.packed for part in parts if isinstance(part, SharedLinear)]
-    if len(shared) < len(parts) or len({id(one) for one in shared}) > 1 or not isinstance(shared[0], NativeLinear):
-        raise ValueError(f"{', '.join(names)} are not one product")
-    return shared[0]
+def _parts(module: nn.Module, widths: dict[str, int]) -> tuple[_Parts, list[NativeLinear]]:
+    """The products that children with so many outputs are, and where their results lie: one product's, or their own each."""
+    children = {name: _part(module, name) for name in widths}
+    shared = [child.shared.packed for child in children.values() if isinstance(child, SharedLinear)]
+    if len(shared) == len(children) and len({id(one) for one in shared}) == 1:
+        products = [_native(shared[0], "their product")]
+        starts = [0, *accumulate(widths.values())][: len(widths)]
+    else:
+        products = [_native(child, name) for name, child in children.items()]
+        starts = [0, *accumulate(one.struct.panels * PANEL for one in products)][: len(widths)]
+    if sum(one.out_features for one in products) != sum(widths.values()):
+        raise ValueError(f"{', '.join(widths)} do not have {sum(widths.values())} outputs")
+    structs = (LinearStruct * 3)(*[one.struct for one in products])
+    width = sum(one.struct.panels for one in products) * PANEL
+    return _Parts(structs, len(products), width, (ctypes.c_int64 * 3)(*starts)), products
 
 
 def _linear(module: nn.Module, name: str) -> NativeLinear:
-    part = _part(module, name)
+    return _native(_part(module, name), name)
+
+
+def _native(part: nn.Module, name: str) -> NativeLinear:
     if not isinstance(part, NativeLinear) or part.struct.inputs != part.in_features:
         raise ValueError(f"{name} is not computed by our kernels")
     return part

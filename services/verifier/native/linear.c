@@ -196,7 +196,7 @@ INLINE void multiply_all(enum weights type, int64_t rows, const float *in, int64
 
 /* What a layer is asked; see outrider_linear. */
 struct product {
-    int64_t rows;
+    int64_t rows, out_row;
     const float *in, *add;
     float *out;
 };
@@ -204,14 +204,14 @@ struct product {
 /* A panel's outputs for GROUP rows or fewer, from row `row` on. */
 INLINE void one_panel(enum weights type, const struct linear *layer, const struct product *asked, int64_t number,
                       int64_t row) {
-    const int64_t outputs = layer->panels * PANEL, inputs = layer->inputs;
+    const int64_t inputs = layer->inputs;
     const int64_t panel_bytes = type == FLOAT32 ? 4 * inputs * PANEL : inputs / BLOCK * block_bytes(type);
     const int64_t rows = asked->rows - row < GROUP ? asked->rows - row : GROUP;
     float sums[GROUP * PANEL];
     multiply_all(type, rows, asked->in + row * inputs, inputs, (const char *)layer->weights + number * panel_bytes, sums);
     for (int64_t r = 0; r < rows; r++)
         for (int v = 0; v < PANEL; v += LANES) {
-            const int64_t at = (row + r) * outputs + number * PANEL + v;
+            const int64_t at = (row + r) * asked->out_row + number * PANEL + v;
             vec sum = load(sums + r * PANEL + v);
             if (layer->bias) sum += load(layer->bias + number * PANEL + v);
             if (asked->add) sum += load(asked->add + at);
@@ -219,8 +219,9 @@ INLINE void one_panel(enum weights type, const struct linear *layer, const struc
         }
 }
 
-void outrider_linear(const struct linear *layer, int64_t rows, const float *in, const float *add, float *out) {
-    const struct product asked = {.rows = rows, .in = in, .add = add, .out = out};
+void outrider_linear(const struct linear *layer, int64_t rows, const float *in, const float *add, float *out,
+                     int64_t out_row) {
+    const struct product asked = {.rows = rows, .out_row = out_row, .in = in, .add = add, .out = out};
 #pragma omp parallel for collapse(2) schedule(static)
     for (int64_t row = 0; row < rows; row += GROUP)
         for (int64_t number = 0; number < layer->panels; number++) switch (layer->type) {

@@ -10,6 +10,8 @@ struct linear {
     int64_t type, inputs, panels;
 };
 
-/* out = in * weights + bias + add: in [rows, inputs]; out [rows, panels * PANEL]; add likewise, or none: it may be out. */
-void outrider_linear(const struct linear *layer, int64_t rows, const float *in, const float *add, float *out);
+/* out = in * weights + bias + add: in [rows, inputs]; out panels * PANEL columns of [rows, out_row]; add likewise, or none: it
+ * may be out. */
+void outrider_linear(const struct linear *layer, int64_t rows, const float *in, const float *add, float *out,
+                     int64_t out_row);
 #endif

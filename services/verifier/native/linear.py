@@ -38,7 +38,7 @@ class NativeLinear(nn.Module):
         super().__init__()
         self.out_features, self.in_features = weight.shape
         self._kernel = kernels.functions.outrider_linear
-        self._kernel.argtypes = [ctypes.POINTER(LinearStruct), ctypes.c_int64, *[ctypes.c_void_p] * 3]
+        self._kernel.argtypes = [ctypes.POINTER(LinearStruct), ctypes.c_int64, *[ctypes.c_void_p] * 3, ctypes.c_int64]
         self._kernel.restype = None
         self.stored_as = weight.kind if isinstance(weight, StoredBlocks) else str(weight.dtype).removeprefix("torch.")
         self._panels = -(-self.out_features // PANEL)
@@ -87,5 +87,5 @@ class NativeLinear(nn.Module):
             raise ValueError(f"rows are {tuple(rows.shape)} {rows.dtype}: must be [..., {self.in_features}] float32")
         rows = functional.pad(rows, (0, self._missing_inputs)) if self._missing_inputs else rows.contiguous()
         out = rows.new_empty(*rows.shape[:-1], self._panels * PANEL)
-        self._kernel(self.struct, rows.numel() // rows.shape[-1], rows.data_ptr(), None, out.data_ptr())
+        self._kernel(self.struct, rows.numel() // rows.shape[-1], rows.data_ptr(), None, out.data_ptr(), out.shape[-1])
         return out[..., : self.out_features]

@@ -1,0 +1,137 @@
+"""Weights kept as a file stores them: the numbers that transformers makes of the file, the same bits, the same tokens."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+from cluster.models import as_float32, resolve
+from services.verifier.config import TargetConfig
+from services.verifier.loading import load_whole
+from services.verifier.native.library import library
+from services.verifier.stored_blocks import StoredLinear
+from services.verifier.target import TransformersTarget
+from services.verifier.weight_files import BLOCKS_FILE
+from speculation.errors import ConfigurationError
+from speculation.ports import Rows
+from tests.tiny import make_tiny_model
+from tests.tiny_gguf import make_tiny_gguf
+
+MIXED = {"attn_q": "Q4_1", "attn_k": "Q4_1", "attn_v": "Q8_0", "attn_output": "Q4_0", "ffn": "Q4_1", "token_embd": "Q8_0"}
+ALIKE = {"attn_norm": "F32", "ffn_norm": "F32", "attn": "Q4_1", "ffn": "Q4_0", "token_embd": "Q8_0"}
+MIXED = {"attn_norm": "F32", "ffn_norm": "F32", **MIXED}
+SETS = ("avx512", "avx2", "neon")
+TEXT = tuple(range(5, 45))
+
+
+def logits(model: Path, **settings: str) -> tuple[torch.Tensor, TransformersTarget]:
+    """Of a prompt, then of a tree behind it."""
+    target = TransformersTarget(
+        TargetConfig(model_path=str(model), kv_cache_tokens=512, **settings)  # type: ignore[arg-type]
+    )
+    target.open("a", 200)
+    made = target.forward([Rows(session_id="a", context=0, tokens=TEXT, logits=len(TEXT))])[0]
+    target.keep("a", 0, range(len(TEXT)))
+    tree = Rows(session_id="a", context=len(TEXT), tokens=(7, 8, 9, 10, 11), parents=(-1, 0, -1, 2), logits=5)
+    return torch.cat([made, target.forward([tree])[0]]), target
+
+
+@pytest.fixture(scope="module", params=[MIXED, ALIKE], ids=["mixed", "alike"])
+def unpacked(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """A GGUF file and the folder that was made of it."""
+    folder = tmp_path_factory.mktemp("gguf")
+    gguf = make_tiny_gguf(folder, request.param)
+    return gguf, resolve(str(gguf), folder / "cache").path
+
+
+def test_the_folder_holds_what_transformers_makes_of_the_file(unpacked: tuple[Path, Path]) -> None:
+    gguf, folder = unpacked
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    theirs = AutoModelForCausalLM.from_pretrained(
+        **source, dtype=torch.float32, quantization_config=GgufConfig(dequantize=True)
+    ).state_dict()
+    ours = load_whole(TargetConfig(model_path=str(folder), weights="float32")).state_dict()
+    assert ours.keys() == theirs.keys()
+    for name, weight in theirs.items():
+        assert torch.equal(ours[name], weight), name
+    assert (
+        AutoTokenizer.from_pretrained(folder)("naïve fox 🙂").input_ids
+        == AutoTokenizer.from_pretrained(**source)("naïve fox 🙂").input_ids
+    )
+    # In blocks, not unpacked.
+    assert (folder / BLOCKS_FILE).stat().st_size < sum(weight.numel() for weight in theirs.values()) * 2
+
+
+@pytest.mark.parametrize("instructions", SETS)
+def test_as_stored_and_as_float32_are_the_same_bits(unpacked: tuple[Path, Path], instructions: str) -> None:
+    if library(instructions) is None:
+        pytest.skip(f"{instructions} cannot be compiled or run here")
+    _, folder = unpacked
+    stored, target = logits(folder, weights="as_stored", kernels=instructions)
+    assert target.kernels.weights == "as_stored"
+    floats, other = logits(folder, weights="float32", kernels=instructions)
+    assert other.kernels.weights == "float32"
+    assert torch.equal(stored, floats)
+    reference = AutoModelForCausalLM.from_pretrained(as_float32(folder), dtype=torch.float32)(torch.tensor([TEXT])).logits[0]
+    assert torch.allclose(stored[: len(TEXT)], reference, atol=2e-4)
+    assert torch.equal(stored[: len(TEXT)].argmax(-1), reference.argmax(-1))
+
+
+def test_every_instruction_set_computes_the_same_bits(unpacked: tuple[Path, Path]) -> None:
+    _, folder = unpacked
+    made = [logits(folder, kernels=name)[0] for name in SETS if library(name) is not None]
+    assert all(torch.equal(one, made[0]) for one in made)
+
+
+def test_without_kernels_blocks_are_unpacked(unpacked: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, folder = unpacked
+    made, target = logits(folder, kernels="onednn")
+    assert target.kernels.linears == "onednn"
+    assert not any(isinstance(module, StoredLinear) for module in target._part.model.modules())
+    assert torch.allclose(made, logits(folder)[0], atol=2e-4)
+
+
+def test_bfloat16_weights_stay_two_bytes(tmp_path: Path) -> None:
+    if library() is None:
+        pytest.skip("no C compiler here")
+    folder = make_tiny_model(tmp_path)
+    AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(folder)
+    stored, target = logits(folder)
+    assert target.kernels.weights == "as_stored"
+    assert torch.equal(stored, logits(folder, weights="float32")[0])
+
+
+def test_types_that_are_not_kept_become_float32_and_are_told(tmp_path: Path) -> None:
+    gguf = make_tiny_gguf(tmp_path, {"ffn_up": "Q5_0", "ffn_down": "Q4_0"})
+    said: list[str] = []
+    folder = resolve(str(gguf), tmp_path / "cache", say=said.append).path
+    assert any("weights of the type Q5_0 become float32: only Q4_0, Q4_1, Q8_0 are kept" in line for line in said)
+    kept = load_file(folder / BLOCKS_FILE)
+    assert kept["model.layers.0.mlp.up_proj.weight"].dtype == torch.float32
+    assert kept["model.layers.0.mlp.down_proj.weight"].dtype == torch.uint8
+
+
+def test_damage_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"it has no model\.layers\.1\.mlp\.up_proj\.weight"):
+        resolve(str(make_tiny_gguf(tmp_path, {}, without="blk.1.ffn_up.weight")), tmp_path / "cache")
+    (tmp_path / "broken.gguf").write_bytes(b"GGUF but not for long")
+    with pytest.raises(ConfigurationError, match="cannot unpack"):
+        resolve(str(tmp_path / "broken.gguf"), tmp_path / "cache")
+    assert not list((tmp_path / "cache" / "models").iterdir())
+    folder = resolve(str(make_tiny_gguf(tmp_path / "whole", {})), tmp_path / "cache").path
+    weights = load_file(folder / BLOCKS_FILE)
+    weights["model.norm.weight"] = weights["model.norm.weight"][:8].clone()
+    save_file(weights, folder / BLOCKS_FILE, metadata={"kinds": "{}"})
+    with pytest.raises(ConfigurationError, match=r"model\.norm\.weight is \(8,\), its configuration says \(64,\)"):
+        TransformersTarget(TargetConfig(model_path=str(folder)))
+    del weights["model.norm.weight"]
+    save_file(weights, folder / BLOCKS_FILE, metadata={"kinds": "{}"})
+    with pytest.raises(ConfigurationError, match=r"hold no model\.norm\.weight"):
+        TransformersTarget(TargetConfig(model_path=str(folder)))
+    save_file(weights, folder / BLOCKS_FILE, metadata={"kinds": '{"model.layers.0.mlp.up_proj.weight": ["Q9", 64]}'})
+    with pytest.raises(ConfigurationError, match="blocks of the type Q9"):
+        TransformersTarget(TargetConfig(model_path=str(folder)))

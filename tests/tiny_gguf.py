@@ -1,0 +1,88 @@
+"""A tiny random model as a GGUF file, written as llama.cpp would."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFWriter, quants
+from transformers import AutoModelForCausalLM
+
+from tests.tiny import make_tiny_model
+
+_NAMES = {
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
+
+
+def make_tiny_gguf(folder: Path, kinds: Mapping[str, str], *, without: str = "") -> Path:
+    """Write ``tiny.gguf``; ``kinds`` says by part of a tensor's name what it is stored as, float32 else.
+
+    Args:
+        without: a tensor that is left out.
+    """
+    source = make_tiny_model(folder / "source")
+    model = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    config, tokenizer = model.config, json.loads((source / "tokenizer.json").read_text())
+    writer = GGUFWriter(folder / "tiny.gguf", "llama")
+    writer.add_name("tiny")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    tokens = sorted(tokenizer["model"]["vocab"].items(), key=lambda item: item[1])
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("default")
+    writer.add_token_list([token for token, _ in tokens])
+    writer.add_token_types([3 if token.startswith("<|") else 1 for token, _ in tokens])
+    writer.add_token_merges([" ".join(pair) for pair in tokenizer["model"]["merges"]])
+    writer.add_eos_token_id(0)
+    for name, weight in model.state_dict().items():
+        own = _gguf_name(name)
+        if own is None or own == without:
+            continue
+        data = _in_its_order(own, weight.numpy(), config.num_attention_heads, config.num_key_value_heads)
+        kind = next((kind for part, kind in kinds.items() if part in own), "F32")
+        made = quants.quantize(data, GGMLQuantizationType[kind]) if kind != "F32" else data
+        writer.add_tensor(own, made, raw_dtype=GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return folder / "tiny.gguf"
+
+
+def _gguf_name(name: str) -> str | None:
+    if name == "lm_head.weight":
+        return None
+    if name == "model.embed_tokens.weight":
+        return "token_embd.weight"
+    if name == "model.norm.weight":
+        return "output_norm.weight"
+    number, _, rest = name.removeprefix("model.layers.").partition(".")
+    return f"blk.{number}.{_NAMES[rest.removesuffix('.weight')]}.weight"
+
+
+def _in_its_order(name: str, weight: np.ndarray, heads: int, kv_heads: int) -> np.ndarray:
+    """llama.cpp rotates neighbouring pairs, transformers halves."""
+    if "attn_q." not in name and "attn_k." not in name:
+        return weight
+    count = heads if "attn_q." in name else kv_heads
+    halves = weight.reshape(count, 2, len(weight) // count // 2, *weight.shape[1:])
+    return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weight.shape))

@@ -1,0 +1,175 @@
+"""Kernels are chosen by what they take here, among those that are exact; what was found is kept, and named by what it is of."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from services.verifier import kernels
+from services.verifier.config import TargetConfig
+from services.verifier.kept import latest
+from services.verifier.kernels import Choice, choose_kernels
+from services.verifier.linears import MakeLinear, pack_linears
+from services.verifier.native.library import library
+from services.verifier.native.linear import NativeLinear
+from speculation.errors import ConfigurationError
+
+CONFIG = TargetConfig(model_path="of the test")
+
+
+def model(outputs: int = 256, dtype: torch.dtype = torch.float32) -> nn.Module:
+    return nn.Sequential(nn.Linear(96, outputs, dtype=dtype))
+
+
+class Slow(nn.Module):
+    """Exact, and slower than anything: a row at a time, many times over."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.weight = weight.double()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        for _ in range(20):
+            made = torch.cat([(row[None].double() @ self.weight.T).float() for row in rows.reshape(-1, rows.shape[-1])])
+        return made
+
+
+class Inexact(nn.Module):
+    """Fast, but a row depends on how many others there are."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.outputs = len(weight)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.full((rows.numel() // rows.shape[-1], self.outputs), float(len(rows)))
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small the model, its layers are timed."""
+    monkeypatch.setattr(kernels, "_TOO_SMALL", 0)
+
+
+def candidates(monkeypatch: pytest.MonkeyPatch, **makers: MakeLinear | type[nn.Module]) -> None:
+    """Let these be all there is; the first one would be taken without measurement."""
+    named = {name: Choice(linears="onednn", reason=name) for name in makers}
+    monkeypatch.setattr(kernels, "_candidates", lambda *_: list(named.values()))
+    monkeypatch.setattr(kernels, "maker", lambda choice, dtype="float32": makers[choice.reason])
+    monkeypatch.setattr(kernels, "_name", lambda choice: choice.reason)
+
+
+def linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    layer.weight.data = weight
+    return Padded(layer)
+
+
+class Padded(nn.Module):
+    """torch's product over as many rows always: exact."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        flat = rows.reshape(-1, rows.shape[-1])
+        parts = [self.layer(nn.functional.pad(part, (0, 0, 0, 64 - len(part))))[: len(part)] for part in flat.split(64)]
+        return torch.cat(parts)
+
+
+@pytest.mark.usefixtures("timed")
+def test_a_candidate_that_loses_is_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates(monkeypatch, slow=Slow, fast=linear)
+    chosen = choose_kernels(model(), CONFIG)
+    assert "fast" in chosen.milliseconds and "slow" in chosen.milliseconds and "torch" in chosen.milliseconds
+    assert max(chosen.milliseconds["fast"]) < max(chosen.milliseconds["slow"])
+    assert chosen.reason.startswith("fastest exact, ms over 1/8/64/256 rows: slow ")
+
+
+@pytest.mark.usefixtures("timed")
+def test_one_that_is_not_exact_is_not_served_however_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidates(monkeypatch, inexact=Inexact, slow=Slow)
+    chosen = choose_kernels(model(), CONFIG)
+    assert "not exact here: inexact" in chosen.reason
+    assert chosen.linears == "onednn"
+    candidates(monkeypatch, inexact=Inexact, other=Inexact)
+    assert choose_kernels(model(), CONFIG).linears == "torch"
+
+
+@pytest.mark.usefixtures("timed")
+def test_what_was_found_is_kept_for_this_machine_and_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(CONFIG, kernels_dir=tmp_path)
+    first = choose_kernels(model(), config)
+    assert first.milliseconds
+    (file,) = tmp_path.glob("*.json")
+    assert latest(tmp_path, model="of the test")["reason"] == first.reason
+    assert latest(tmp_path, model="another") is None
+    assert choose_kernels(model(), config).milliseconds == first.milliseconds
+    # Another shape, count of threads or kind of weights is another question.
+    choose_kernels(model(outputs=512), config)
+    choose_kernels(model(), replace(config, weights="float32"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        choose_kernels(model(), config)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(list(tmp_path.glob("*.json"))) == 4
+    file.write_text(json.dumps({**json.loads(file.read_text()), "measured": {"linears": "abacus"}}))
+    assert choose_kernels(model(), config).linears != "abacus"
+
+
+def test_settings_that_cannot_be_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "library", lambda name: None)
+    for settings, words in (
+        ({"kernels": "avx2"}, "verifier.kernels is avx2: that needs a C compiler"),
+        ({"weights": "as_stored"}, "verifier.weights is as_stored: on a CPU that needs a C compiler"),
+    ):
+        with pytest.raises(ConfigurationError, match=words):
+            choose_kernels(model(), replace(CONFIG, **settings))  # type: ignore[arg-type]
+    assert choose_kernels(model(), replace(CONFIG, kernels="torch")).linears == "torch"
+    assert choose_kernels(model(), CONFIG).linears in ("onednn", "torch")
+
+
+def test_weights_in_their_own_form_or_not() -> None:
+    if (own := library()) is None:
+        pytest.skip("no C compiler here")
+    for weights, dtype, expected in (
+        ("auto", torch.bfloat16, "bfloat16"),
+        ("as_stored", torch.bfloat16, "bfloat16"),
+        ("as_stored", torch.float32, "float32"),
+        # Half precision is exact in float32, and kernels for it there are none.
+        ("auto", torch.float16, "float32"),
+        ("float32", torch.bfloat16, "float32"),
+    ):
+        given = model(dtype=dtype)
+        choice = choose_kernels(given, replace(CONFIG, weights=weights))  # type: ignore[arg-type]
+        make = kernels.maker(choice)
+        assert make is not None
+        pack_linears(given, make)
+        packed = given[0]  # type: ignore[index]
+        assert isinstance(packed, NativeLinear)
+        assert (packed.stored_as, choice.instructions) == (expected, own.name)
+
+
+def test_cores_are_those_that_a_container_grants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from services import machine
+
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr(machine, "_CPU_QUOTA", quota)
+    everything = machine.cores()
+    for text, cores in (
+        ("max 100000", everything),
+        ("100000 100000", 1),
+        ("50000 100000", 1),
+        ("9900000 100000", everything),
+    ):
+        quota.write_text(text)
+        assert machine.cores() == min(cores, len(os.sched_getaffinity(0)))
