@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-import outrider
 from cluster import build
 from cluster.config import Placed, Settings
-from cluster.models import BUILT_IN, ResolvedModel
+from cluster.machine import check_ray_answers, ray_is_here
+from cluster.model_files import cache_bytes
+from cluster.models import BUILT_IN
+from cluster.preflight import model_folder, preflight
 from retrieval_index.urls import without_password
 
-# Of a number in the cache.
-_BYTES = {"float32": 4, "bfloat16": 2, "int8": 4}
+if TYPE_CHECKING:
+    import outrider
 
 
 def print_plan(settings: Settings) -> None:
@@ -25,10 +26,9 @@ def print_plan(settings: Settings) -> None:
     Raises:
         ConfigurationError: it would refuse the settings.
     """
-    named = ResolvedModel(name=settings.model, path=Path(settings.model))
+    unchecked = preflight(settings, here=ray_is_here())
+    check_ray_answers()
     server = build.server_config(settings)
-    build.router_config(settings, named)
-    build.drafter_config(settings)
     table = Table(title=f"outrider serve: {settings.model}", title_justify="left")
     for column in ("component", "replicas", "CPUs", "GPUs", "listens on", "does"):
         table.add_column(column, no_wrap=column == "listens on")
@@ -59,19 +59,15 @@ def print_plan(settings: Settings) -> None:
             f"which find each other at {verifier.stage_host}, any port"
         )
     console.print(f"models are kept in {settings.cache_dir}")
+    for what in unchecked:
+        console.print(f"not checked: {what}")
 
 
 def _pool_size(settings: Settings) -> str:
     """The pool's size in memory, where the model's configuration is at hand."""
-    for folder in (Path(settings.model).expanduser(), settings.cache_dir / "models" / settings.model):
-        if (folder / "config.json").is_file():
-            config = json.loads((folder / "config.json").read_text())
-            build.check_stages(settings.verifier.stages, folder)
-            heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-            size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-            row = config["num_hidden_layers"] * heads * (2 * size + 1) * _BYTES[settings.verifier.dtype]
-            return f" ({row * settings.verifier.kv_cache_tokens / 2**20:,.0f} MiB)"
-    return ""
+    folder = model_folder(settings)
+    size = None if folder is None else cache_bytes(settings.verifier, build.read_model_config(folder))
+    return "" if size is None else f" ({size / 2**20:,.0f} MiB)"
 
 
 def print_models(address: str, served: Sequence[outrider.Model], settings: Settings) -> None:

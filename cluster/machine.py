@@ -1,0 +1,146 @@
+"""What this machine has, found without torch and without Ray: memory, GPUs, folders that can be written, addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import socket
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from speculation.errors import ConfigurationError
+
+_MIB = 2**20
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+def free_memory() -> float:
+    """Bytes that processes may still take, within the limits that a container sets."""
+    import psutil
+
+    free = float(psutil.virtual_memory().available)
+    # Where there is no such limit, the file is missing, or says "max".
+    with contextlib.suppress(OSError, ValueError):
+        used = int((_CGROUP / "memory.current").read_text())
+        # Files that were read count as used, until somebody needs the room.
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+        used -= sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+        free = min(free, int((_CGROUP / "memory.max").read_text()) - used)
+    return free
+
+
+def check_device(device: str) -> None:
+    """Check that this machine has the device.
+
+    Raises:
+        ConfigurationError: it has not, or there is no such device.
+    """
+    kind, _, number = device.partition(":")
+    if device != "cpu" and not (kind == "cuda" and (number.isdecimal() or device == "cuda")):
+        raise ConfigurationError(f"verifier.device is {device}: must be cpu, cuda or cuda:NUMBER")
+    if kind == "cpu":
+        return
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        if (built := metadata.version("torch")).endswith("+cpu"):
+            raise ConfigurationError(
+                f"verifier.device is {device}, but PyTorch here ({built}) is built for CPUs: "
+                "install a build with CUDA, or use device: cpu"
+            )
+    count = count_gpus()
+    if not count:
+        raise ConfigurationError(f"verifier.device is {device}, but there is no NVIDIA GPU here; use device: cpu")
+    if number and int(number) >= count:
+        raise ConfigurationError(f"verifier.device is {device}: there are {count} GPUs, from cuda:0 on")
+
+
+def count_gpus() -> int:
+    """As NVIDIA's driver says; 0 without one."""
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    except OSError:
+        return 0
+    return 0 if failed else count.value
+
+
+def check_folder(name: str, folder: Path, needed_bytes: int = 0) -> None:
+    """Check that files can be written to ``folder``, which need not exist yet.
+
+    Args:
+        name: what the settings call it.
+        needed_bytes: that will be written.
+
+    Raises:
+        ConfigurationError: they cannot, or there is no room.
+    """
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        with tempfile.TemporaryFile(dir=existing) as trial:
+            trial.write(b"x")
+    except OSError as error:
+        where = "" if existing == folder else f" in {existing}"
+        raise ConfigurationError(
+            f"{name} is {folder}: cannot write{where} ({error.strerror}); name a folder that can be written to"
+        ) from error
+    free = shutil.disk_usage(existing).free
+    if free < needed_bytes:
+        raise ConfigurationError(
+            f"{name} is {folder}: {needed_bytes / _MIB:,.0f} MiB are needed there, {free / _MIB:,.0f} MiB are free; "
+            "make room, or name another folder"
+        )
+
+
+def check_interface(name: str, host: str) -> None:
+    """Check that servers can be bound to ``host``.
+
+    Raises:
+        ConfigurationError: it is unknown, or not this machine's.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.bind(address)
+    except (OSError, UnicodeError) as error:
+        raise ConfigurationError(
+            f"{name} is {host}: must be the address of one of this machine's interfaces "
+            f"({getattr(error, 'strerror', None) or error})"
+        ) from error
+
+
+def foreign_ray() -> str | None:
+    """The address of a Ray that runs already, where the environment names one."""
+    named = os.environ.get("RAY_ADDRESS", "")
+    return None if named in ("", "local") else named
+
+
+def ray_is_here() -> bool:
+    """Whether components will run on this machine, as far as the environment says."""
+    named = foreign_ray()
+    return named is None or named == "auto" or named.rpartition(":")[0].strip("[]") in ("127.0.0.1", "localhost", "::1")
+
+
+def check_ray_answers(timeout_s: float = 3.0) -> None:
+    """Check that somebody listens where the environment says that a Ray runs.
+
+    Raises:
+        ConfigurationError: nobody does.
+    """
+    named = foreign_ray()
+    host, _, port = (named or "").removeprefix("ray://").rpartition(":")
+    if named is None or named == "auto":
+        return
+    if not host or not port.isdecimal():
+        raise ConfigurationError(f"RAY_ADDRESS is {named}: must be HOST:PORT of a running Ray (unset: one of our own)")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
+    except (OSError, OverflowError, UnicodeError) as error:
+        raise ConfigurationError(
+            f"RAY_ADDRESS is {named}: nothing answers there ({getattr(error, 'strerror', None) or error}); "
+            "start that Ray, or unset RAY_ADDRESS for one of our own"
+        ) from error
