@@ -48,6 +48,8 @@ def running(settings: Settings, model: ResolvedModel, *, verbose: bool = False) 
 
         from cluster.deployments import application
 
+        # Its import sets a level of its own.
+        logging.getLogger("ray.serve").setLevel(_level(verbose))
         name = settings.cluster.name
         _check_name(name)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "INFO" if verbose else "ERROR"})
@@ -73,8 +75,7 @@ def _connected(*, verbose: bool) -> Iterator[None]:
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray
 
-    level = logging.INFO if verbose else logging.ERROR
-    logging.getLogger("ray.serve").setLevel(level)
+    level = _level(verbose)
     try:
         if address is None:
             # Without an address Ray would join whatever it believes to run on this machine, or to have run.
@@ -97,6 +98,10 @@ def _connected(*, verbose: bool) -> Iterator[None]:
         yield
     finally:
         ray.shutdown()
+
+
+def _level(verbose: bool) -> int:
+    return logging.INFO if verbose else logging.ERROR
 
 
 def _first_line(error: Exception) -> str:
