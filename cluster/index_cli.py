@@ -60,14 +60,15 @@ def build(
     index of the hidden states: the target computes every kept token, and a byte or two are stored for each of its numbers.
     """
     from cluster.machine import check_folder
+
+    # Imports, reading and scoring take long: what cannot be written is said before.
+    check_folder("--out", out_folder)
     from retrieval_index.build import BuildConfig, Target, build_index
     from retrieval_index.corpus import read_corpus
     from retrieval_index.perplexity import ModelScorer
 
     config = BuildConfig(keep=keep, depth=depth, score_tokens=score_tokens, semantic=semantic)
     documents = read_corpus(corpus, field)
-    # Reading and scoring take long: what cannot be written is said before.
-    check_folder("--out", out_folder)
     resolved = _resolve(model)
     digest, tokenizer = _tokenizer(resolved.path)
     vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())

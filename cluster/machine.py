@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import os
 import shutil
 import socket
 import tempfile
@@ -110,37 +109,4 @@ def check_interface(name: str, host: str) -> None:
         raise ConfigurationError(
             f"{name} is {host}: must be the address of one of this machine's interfaces "
             f"({getattr(error, 'strerror', None) or error})"
-        ) from error
-
-
-def foreign_ray() -> str | None:
-    """The address of a Ray that runs already, where the environment names one."""
-    named = os.environ.get("RAY_ADDRESS", "")
-    return None if named in ("", "local") else named
-
-
-def ray_is_here() -> bool:
-    """Whether components will run on this machine, as far as the environment says."""
-    named = foreign_ray()
-    return named is None or named == "auto" or named.rpartition(":")[0].strip("[]") in ("127.0.0.1", "localhost", "::1")
-
-
-def check_ray_answers(timeout_s: float = 3.0) -> None:
-    """Check that somebody listens where the environment says that a Ray runs.
-
-    Raises:
-        ConfigurationError: nobody does.
-    """
-    named = foreign_ray()
-    host, _, port = (named or "").removeprefix("ray://").rpartition(":")
-    if named is None or named == "auto":
-        return
-    if not host or not port.isdecimal():
-        raise ConfigurationError(f"RAY_ADDRESS is {named}: must be HOST:PORT of a running Ray (unset: one of our own)")
-    try:
-        socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
-    except (OSError, OverflowError, UnicodeError) as error:
-        raise ConfigurationError(
-            f"RAY_ADDRESS is {named}: nothing answers there ({getattr(error, 'strerror', None) or error}); "
-            "start that Ray, or unset RAY_ADDRESS for one of our own"
         ) from error

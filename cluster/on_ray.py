@@ -9,9 +9,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from cluster.config import Placed, Settings
-from cluster.machine import foreign_ray, ray_is_here
 from cluster.models import ResolvedModel
 from cluster.preflight import preflight
+from cluster.ray_address import foreign_ray, ray_is_here
 from cluster.signals import stop_on_signals
 from cluster.starting import wait_until_running
 from speculation.errors import ConfigurationError

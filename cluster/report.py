@@ -10,10 +10,10 @@ from rich.table import Table
 
 from cluster import build
 from cluster.config import Placed, Settings
-from cluster.machine import check_ray_answers, ray_is_here
 from cluster.model_files import cache_bytes
 from cluster.models import BUILT_IN
 from cluster.preflight import model_folder, preflight
+from cluster.ray_address import check_ray_answers, ray_is_here
 from retrieval_index.urls import without_password
 
 if TYPE_CHECKING:

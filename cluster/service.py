@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from cluster.config import Settings
-from cluster.machine import check_ray_answers, ray_is_here
 from cluster.models import resolve
 from cluster.preflight import preflight
+from cluster.ray_address import check_ray_answers, ray_is_here
 from cluster.signals import stop_on_signals
 from cluster.terminal import stderr
 

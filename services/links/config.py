@@ -49,6 +49,7 @@ def check_server(config: PublicServerConfig) -> None:
         ConfigurationError: it would be open to others without API keys, its address is unknown, not ours or taken, or its
             TLS files cannot be used.
     """
+    addresses = _resolve(config.host, config.port)
     if config.host not in _LOOPBACK and not config.api_key_hashes:
         raise ConfigurationError(
             f"server.host is {config.host}, which others can reach, but there are no api_key_hashes; "
@@ -56,7 +57,10 @@ def check_server(config: PublicServerConfig) -> None:
         )
     if config.tls is not None:
         check_tls(config.tls)
-    _check_address(config.host, config.port)
+    # As the server does, which tries one after the other: any that can be bound will do.
+    refusals = [refusal for family, address in addresses if (refusal := _try_to_bind(family, address)) is not None]
+    if len(refusals) == len(addresses):
+        _refuse(config.host, config.port, refusals[0])
 
 
 def check_tls(files: TlsFiles) -> None:
@@ -86,7 +90,7 @@ def check_tls(files: TlsFiles) -> None:
         ) from error
 
 
-def _check_address(host: str, port: int) -> None:
+def _resolve(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
     try:
         found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
@@ -95,10 +99,7 @@ def _check_address(host: str, port: int) -> None:
             f"server.host is {host}: no such host ({why}); use the address of one of this machine's interfaces, "
             "such as 127.0.0.1"
         ) from error
-    # As the server does, which tries one after the other: any that can be bound will do.
-    refusals = [refusal for entry in found if (refusal := _try_to_bind(entry[0], entry[4])) is not None]
-    if len(refusals) == len(found):
-        _refuse(host, port, refusals[0])
+    return [(entry[0], entry[4]) for entry in found]
 
 
 def _try_to_bind(family: int, address: tuple[object, ...]) -> OSError | None:
