@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import grpc
 
 from services.links.auth import bearer
@@ -14,10 +16,11 @@ def refuses(address: str, method: str, token: str | None, timeout_s: float = 3.0
         method: of the server, as in "/package.Service/Method"; it is called with an empty message.
     """
     with grpc.insecure_channel(address) as channel:
-        call = channel.unary_unary(method)
+        call: Callable[..., object] = channel.unary_unary(method)
         try:
             call(b"", timeout=timeout_s, metadata=bearer(token))
         except grpc.RpcError as error:
-            code: object = error.code() if isinstance(error, grpc.Call) else None
+            # What a call raises is its state as well.
+            code = getattr(error, "code", lambda: None)()
             return code is grpc.StatusCode.UNAUTHENTICATED
     return False
