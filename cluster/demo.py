@@ -1,7 +1,7 @@
 """``make demo``: the whole pipeline on a local Ray, three prompts, answers streamed, every token compared.
 
-A small index of a code base and some of Python's standard library is built once, published in an embedded Redis, and served by
-the retrieval service.
+A small index of a code base and some of Python's library is built once, published in an embedded Redis, and served by the
+retrieval service.
 """
 
 from __future__ import annotations

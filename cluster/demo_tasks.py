@@ -77,7 +77,7 @@ TASKS = (
         name="edit",
         message=f"Rename the class Account to Wallet and print the whole program again:\n\n```python\n{_PROGRAM}```",
         strategies={
-            "prompt_lookup": "the answer repeats the prompt, so what followed the same words there is right, many tokens at once"
+            "prompt_lookup": "the answer repeats the prompt: what followed the same words there is right, many at once"
         },
     ),
     Task(

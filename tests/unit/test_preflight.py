@@ -147,6 +147,9 @@ def test_broken_weights(model: Path, tmp_path: Path) -> None:
         assert message in refused(model, tmp_path)
     file.unlink()
     assert "no model.safetensors there" in refused(model, tmp_path)
+    (model / "blocks.safetensors").write_bytes(whole[:-1])
+    assert "blocks.safetensors has" in refused(model, tmp_path)
+    (model / "blocks.safetensors").unlink()
     index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
     (model / "model.safetensors.index.json").write_text(json.dumps(index))
     (model / "one.safetensors").write_bytes(whole)
@@ -207,7 +210,7 @@ def test_a_cache_that_is_full_is_found_before_anything_is_fetched(tmp_path: Path
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10 << 20))
     settings = load(flags=["server.port=0", f"cache_dir={tmp_path / 'cache'}"], environ={})
-    with pytest.raises(ConfigurationError, match=r"650 MiB are needed there, 10 MiB are free"):
+    with pytest.raises(ConfigurationError, match=r"120 MiB are needed there, 10 MiB are free"):
         preflight.preflight(settings)
 
 
