@@ -23,19 +23,16 @@ from services.drafter.config import (
     SpectraConfig,
     SuffixConfig,
 )
-from services.drafter.service import DrafterService
-from services.links.channel import TlsFiles
-from services.links.in_process import InProcessDraftLink, InProcessRetrievalLink, InProcessVerifierLink
-from services.links.public_server import PublicServerConfig
+from services.links.config import PublicServerConfig, TlsFiles
 from services.retrieval.config import RetrievalConfig
 from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig, check_default
 from services.verifier.config import TargetConfig, VerifierConfig
 from speculation.config import LoopConfig
 from speculation.errors import ConfigurationError
-from speculation.successors import FILE as SUCCESSORS
 
 if TYPE_CHECKING:
+    from services.drafter.service import DrafterService
     from services.retrieval.service import RetrievalService
     from services.router.service import RouterService
     from services.verifier.service import VerifierService
@@ -62,8 +59,10 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
     Raises:
         ConfigurationError: the settings or the model do not work; says why.
     """
-    # These bring torch and transformers: whoever only reads settings, or drafts, starts much faster without.
+    # These bring gRPC, numpy and torch: whoever only reads settings, or drafts, starts much faster without.
     from cluster.stages import launch_child
+    from services.drafter.service import DrafterService
+    from services.links.in_process import InProcessDraftLink, InProcessRetrievalLink, InProcessVerifierLink
     from services.router.service import RouterService
     from services.verifier.service import VerifierService
 
@@ -141,9 +140,13 @@ def _snapshot(settings: Settings) -> Path | None:
         if not named.is_file():
             raise ConfigurationError(f"drafter.recycling_snapshot is {named}: no such file")
         return named
+    if index is None:
+        return None
+    from speculation.successors import FILE
+
     # Whether an index is for this model's tokens is checked where it is opened; a file of its own speaks for itself.
-    beside = None if index is None else index / SUCCESSORS
-    return beside if beside is not None and beside.is_file() else None
+    beside = index / FILE
+    return beside if beside.is_file() else None
 
 
 def _as_name(model: str) -> str:
@@ -182,10 +185,21 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
     )
 
 
-def _model_config(model: Path) -> dict[str, Any]:
-    """What the model's own configuration says; nothing where there is none at hand."""
+def read_model_config(model: Path) -> dict[str, Any]:
+    """What the model's own configuration says; nothing where there is none at hand.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
     file = model / "config.json"
-    content: dict[str, Any] = json.loads(file.read_text()) if file.is_file() else {}
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot load the model at {model}: config.json cannot be read ({error})") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"cannot load the model at {model}: config.json is no JSON object")
     return content
 
 
@@ -195,7 +209,7 @@ def _hidden_size(model: Path) -> int:
     Raises:
         ConfigurationError: its configuration does not say.
     """
-    content = _model_config(model)
+    content = read_model_config(model)
     width = content.get("text_config", content).get("hidden_size")
     if not isinstance(width, int):
         raise ConfigurationError(
@@ -251,7 +265,7 @@ def check_stages(stages: int, model: Path) -> None:
     Raises:
         ConfigurationError: there are more stages than layers.
     """
-    layers = _model_config(model).get("num_hidden_layers")
+    layers = read_model_config(model).get("num_hidden_layers")
     if layers is not None and stages > layers:
         raise ConfigurationError(
             f"verifier.stages is {stages}: the model has {layers} layers, so 1 to {layers} are possible"

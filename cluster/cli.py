@@ -2,33 +2,53 @@
 
 from __future__ import annotations
 
-import dataclasses
-import getpass
 import json
+import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
-import outrider
 from benchmarks import cli as benchmarks
 from cluster import index_cli
-from cluster.config import API_KEY_VARIABLE, ServerSettings, Settings, load
-from cluster.service import err, running, wait_for_interrupt
-from outrider.requests import Options
+from cluster.names import API_KEY_VARIABLE
+from cluster.terminal import explain, stderr, tell
 from services.router.strategies import STRATEGIES
-from speculation.errors import ConfigurationError, InvalidArgument, OutriderError
+from speculation.errors import ConfigurationError, OutriderError
+
+if TYPE_CHECKING:
+    import outrider
+    from cluster.config import Settings
+    from outrider.requests import Message, Options
+
+# Whatever takes time to import is imported by the command that needs it: `outrider --help` shall answer at once.
 
 app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    help="Outrider serves a language model faster without changing one token: drafters propose, the target chooses.",
     epilog="Try: outrider generate 'Once upon a time' --in-process",
 )
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"outrider {version('outrider-server')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Outrider serves a language model faster without changing one token: drafters propose, the target chooses."""
+
 
 app.add_typer(benchmarks.app, name="bench")
 app.add_typer(index_cli.app, name="index")
@@ -65,12 +85,20 @@ def serve(
     model: ModelName = None,
     host: Annotated[str | None, typer.Option(help="Interface of the public server. Default: 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the public server. Default: 50051.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of the application on Ray, where several share one. Default: outrider.")
+    ] = None,
     in_process: Annotated[bool, typer.Option("--in-process", help="One process, no Ray.")] = False,
     settings: Set = None,
     verbose: Verbose = False,
 ) -> None:
     """Serve a model over gRPC until interrupted: router, drafter and verifier on Ray Serve, or in one process."""
-    loaded = _load(config, settings, **{"model": model, "server.host": host, "server.port": port})
+    from cluster.service import running, wait_for_interrupt
+    from cluster.signals import stop_on_signals
+
+    stop_on_signals()
+    named = {"model": model, "server.host": host, "server.port": port, "cluster.name": name}
+    loaded = _load(config, settings, **named)
     with running(loaded, in_process=in_process, verbose=verbose) as address:
         typer.echo(f"Outrider serves {loaded.model} at {address} (Ctrl-C stops it)")
         wait_for_interrupt()
@@ -105,7 +133,7 @@ def generate(
         min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens,
     )  # fmt: skip
     with _client(
-        address, in_process, model, config, settings, verbose, options, _credentials(api_key, tls, tls_root)
+        address, in_process, model, config, settings, verbose, prompt, options, _credentials(api_key, tls, tls_root)
     ) as client:
         _print(client.stream(prompt, **options), as_json)
 
@@ -139,17 +167,17 @@ def chat(
         strategy=strategy, max_tokens=max_tokens, temperature=temperature, seed=seed, top_p=top_p, top_k=top_k,
         min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens,
     )  # fmt: skip
-    messages = [{"role": "system", "content": system}] if system else []
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
     messages.append({"role": "user", "content": message})
     with _client(
-        address, in_process, model, config, settings, verbose, options, _credentials(api_key, tls, tls_root)
+        address, in_process, model, config, settings, verbose, messages, options, _credentials(api_key, tls, tls_root)
     ) as client:
         _print(client.stream(messages=messages, **options), as_json)
 
 
 @app.command()
 def plan(config: ConfigFile = None, model: ModelName = None, settings: Set = None) -> None:
-    """Print what `outrider serve` would run, and where. Starts nothing."""
+    """Print what `outrider serve` would run, and where; refuse what it would refuse. Starts nothing."""
     from cluster.report import print_plan
 
     print_plan(_load(config, settings, model=model))
@@ -165,6 +193,7 @@ def models(
     tls_root: TlsRoot = None,
 ) -> None:
     """List the models that a server serves, and those that lie on this machine."""
+    import outrider
     from cluster.report import print_models
 
     loaded = _load(config, settings)
@@ -190,15 +219,19 @@ def forget(
     tls_root: TlsRoot = None,
 ) -> None:
     """Delete what a server remembers of the requests with this API key: answers, computed prompts, what followed what."""
+    import outrider
+
     where = address or _default_address(_load(config, settings))
     with outrider.Client(where, timeout_s=30, **_credentials(api_key, tls, tls_root)) as client:
         client.forget()
-    err.print(f"{where} forgets what it remembered of these requests")
+    stderr().print(f"{where} forgets what it remembered of these requests")
 
 
 @app.command(name="hash-key")
 def hash_key_command() -> None:
     """Read an API key without echo and print the hash that server.api_key_hashes holds."""
+    import getpass
+
     from services.links.auth import hash_key
 
     key = getpass.getpass("API key: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
@@ -208,6 +241,8 @@ def hash_key_command() -> None:
 
 
 def _load(config: Path | None, settings: list[str] | None, **named: Any) -> Settings:
+    from cluster.config import load
+
     flags = [*(settings or []), *(f"{key}={value}" for key, value in named.items() if value is not None)]
     return load(config, flags)
 
@@ -220,16 +255,23 @@ def _client(
     config: Path | None,
     settings: list[str] | None,
     verbose: bool,
+    source: str | Sequence[Message],
     options: Options,
     credentials: dict[str, Any],
 ) -> Iterator[outrider.Client]:
     """A client of a running server, or of one that lives in this process for the block."""
+    import outrider
+
     if in_process and address:
         raise OutriderError("--address and --in-process exclude each other")
     if in_process:
+        from cluster.config import ServerSettings
+        from cluster.service import running
+
         loaded = _load(config, settings, model=model)
         # Nobody but this process is to reach it: whatever the settings say of the public server does not count here.
         private = loaded.model_copy(update={"server": ServerSettings(port=0)})
+        _check_request(private, source, options)
         service: Any = running(private, in_process=True, verbose=verbose)
         credentials = {}
     else:
@@ -239,6 +281,24 @@ def _client(
             options["model"] = model
     with service as where, outrider.Client(where, **credentials) as client:
         yield client
+
+
+def _check_request(settings: Settings, source: str | Sequence[Message], options: Options) -> None:
+    """Refuse what the server in this process would refuse, before it is loaded.
+
+    Raises:
+        InvalidArgument: names the field, its value and what is allowed.
+    """
+    from cluster import build
+    from cluster.models import ResolvedModel
+    from outrider.requests import build_request
+    from services.links.public import decode_request
+    from services.router.strategies import make_plan
+
+    prompt, messages = (source, None) if isinstance(source, str) else (None, source)
+    wire = build_request(prompt, messages, None, options)
+    strategy = build.router_config(settings, ResolvedModel(name=settings.model, path=Path(settings.model))).strategy
+    make_plan(decode_request(wire, ""), strategy)
 
 
 def _credentials(api_key: str | None, tls: bool, root: Path | None) -> dict[str, Any]:
@@ -272,7 +332,7 @@ def _print(stream: outrider.Stream, as_json: bool) -> None:
     sys.stdout.write("\n")
     result = stream.result
     speculative = result.speculative_decoding
-    err.print(
+    stderr().print(
         f"[dim]{result.usage.completion_tokens} tokens, {result.timing.tokens_per_second:.1f} tok/s, "
         f"{speculative.strategy}: {speculative.mean_acceptance_length:.2f} tokens per pass[/dim]"
     )
@@ -280,6 +340,8 @@ def _print(stream: outrider.Stream, as_json: bool) -> None:
 
 def as_object(result: outrider.Generation) -> dict[str, Any]:
     """A generation as the JSON object that --json prints."""
+    import dataclasses
+
     speculative = dataclasses.asdict(result.speculative_decoding)
     return {
         "text": result.text,
@@ -299,8 +361,26 @@ def main() -> None:
     """Run the command line; a mistake of the user ends in one line on stderr and exit code 2, a failure in 1."""
     try:
         app()
-    except (OutriderError, outrider.OutriderError) as error:
-        err.print("[bold red]error:[/bold red]", escape(str(error)), highlight=False, soft_wrap=True)
-        sys.exit(2 if isinstance(error, (ConfigurationError, InvalidArgument, outrider.InvalidArgument)) else 1)
     except KeyboardInterrupt:
-        sys.exit(130)
+        _leave(130)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough.
+        _leave(1)
+    except Exception as error:
+        told = explain(error)
+        if told is None:
+            raise
+        tell(told[0])
+        sys.exit(told[1])
+
+
+def _leave(code: int) -> None:
+    """End at once: threads that still load a model are not waited for."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

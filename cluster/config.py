@@ -11,8 +11,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from cluster.names import API_KEY_VARIABLE
 from services.drafter.config import AnpdConfig, PromptLookupConfig, SpectraConfig, SuffixConfig
-from services.links.public_server import PublicServerConfig
+from services.links.config import PublicServerConfig
 from services.machine import cache_folder
 from services.router.strategies import StrategyConfig
 from services.verifier.config import Dtype, Kernels, TargetConfig, Weights
@@ -20,8 +21,6 @@ from speculation.config import LoopConfig
 from speculation.errors import ConfigurationError
 
 _PREFIX = "OUTRIDER_"
-# Not a setting: the command line's own credentials as a client.
-API_KEY_VARIABLE = "OUTRIDER_API_KEY"
 _SERVER, _STRATEGY, _LOOP = PublicServerConfig(), StrategyConfig(), LoopConfig()
 _TARGET, _LOOKUP, _SUFFIX = TargetConfig(model_path=""), PromptLookupConfig(), SuffixConfig()
 _SPECTRA, _ANPD = SpectraConfig(), AnpdConfig()
@@ -174,6 +173,14 @@ class RetrievalSettings(Placed):
         return self.index is not None or self.redis_url is not None
 
 
+class ClusterSettings(_Section):
+    """What distinguishes this service from others on the same Ray."""
+
+    name: str = Field(
+        "outrider", pattern="^[A-Za-z0-9._-]{1,64}$", description="of the application on Ray; two on one Ray need two names"
+    )
+
+
 class Settings(BaseSettings):
     """Everything."""
 
@@ -184,6 +191,7 @@ class Settings(BaseSettings):
     model: str = Field("smollm2-135m-instruct", description="Hugging Face name, folder, GGUF file, or the built-in one")
     internal_token: str | None = Field(None, min_length=16, description="shared by the components; None: drawn at start")
     cache_dir: Path = Field(default_factory=cache_folder, description="where converted models are kept")
+    cluster: ClusterSettings = ClusterSettings()
     server: ServerSettings = ServerSettings()
     router: RouterSettings = RouterSettings()
     verifier: VerifierSettings = VerifierSettings()
@@ -231,14 +239,33 @@ def load(path: Path | None = None, flags: Sequence[str] = (), environ: Mapping[s
 
 def _read_file(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text())
-    except (OSError, yaml.YAMLError) as error:
-        raise ConfigurationError(f"cannot read the configuration {path}: {error}") from error
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"cannot read the configuration {path}: it is not UTF-8 (byte {error.start}); save it as UTF-8"
+        ) from error
+    except OSError as error:
+        raise ConfigurationError(f"cannot read the configuration {path}: {error.strerror}") from error
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"cannot read the configuration {path}: {_one_line(error)}") from error
     if content is None:
         return {}
     if not isinstance(content, dict):
         raise ConfigurationError(f"the configuration {path} must be a mapping of sections")
+    _check_keys(content, path)
     return content
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())
+
+
+def _check_keys(content: dict[Any, Any], path: Path) -> None:
+    for section, below in content.items():
+        for key in (section, *(below if isinstance(below, dict) else ())):
+            # YAML takes 1 and yes for a number and a truth value.
+            if not isinstance(key, str):
+                raise ConfigurationError(f"the configuration {path} has the key {key!r}: keys must be names of settings")
 
 
 def _put(tree: dict[str, Any], keys: Sequence[str], value: str) -> None:

@@ -8,9 +8,11 @@ interface, without TLS, without our limits and without the callers' deadlines: d
 from __future__ import annotations
 
 import dataclasses
+import json
 import logging
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import ray
@@ -23,6 +25,7 @@ from ray.util import get_current_placement_group
 from cluster import build
 from cluster.config import Placed, Settings
 from cluster.models import ResolvedModel
+from cluster.starting import START_FAILED
 from outrider.internal.v1 import verification_pb2
 from services.drafter.service import DrafterService
 from services.links.codec import verification as codec
@@ -34,11 +37,23 @@ from speculation.messages import Finished, GenerationRequest, Progress, Verifier
 
 log = logging.getLogger(__name__)
 
-APPLICATION = "outrider"
 # Serve's own default, 5 at once per replica, would throttle: the verifier has its own queue.
 _ONGOING = 4096
 # Longest that the replicas may take to forget a tenant.
 _FORGET_S = 10.0
+
+
+@contextmanager
+def _telling_why() -> Iterator[None]:
+    """Whatever keeps a replica from starting becomes one line that whoever waits for it finds among Serve's many."""
+    try:
+        yield
+    except Exception as error:
+        log.error("cannot start", exc_info=not isinstance(error, OutriderError))
+        ours = _translate(error) if isinstance(error, (OutriderError, RayError, DeploymentUnavailableError)) else None
+        text = str(ours or error) or type(error).__name__
+        kind = type(ours).__name__ if ours is not None else type(error).__name__
+        raise RuntimeError(START_FAILED + json.dumps([kind, text])) from None
 
 
 class _Process:
@@ -56,19 +71,20 @@ class DrafterDeployment(_Process):
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, settings: Settings, retrieval: DeploymentHandle | None
     ) -> None:
-        link = None
-        if retrieval is not None:
-            to_retrieval = retrieval
+        with _telling_why():
+            link = None
+            if retrieval is not None:
+                to_retrieval = retrieval
 
-            async def resolve() -> str:
-                return cast(str, await to_retrieval.address.remote())
+                async def resolve() -> str:
+                    return cast(str, await to_retrieval.address.remote())
 
-            link = GrpcRetrievalLink(resolve, settings.internal_token)
-            await link.start()
-        self._drafter = DrafterService(build.drafter_config(settings), link)
-        host = settings.drafter.host
-        self._server, port = await serve_drafter(self._drafter, f"{host}:0", settings.internal_token)
-        self._address = f"{_reachable(host)}:{port}"
+                link = GrpcRetrievalLink(resolve, settings.internal_token)
+                await link.start()
+            self._drafter = DrafterService(build.drafter_config(settings), link)
+            host = settings.drafter.host
+            self._server, port = await serve_drafter(self._drafter, f"{host}:0", settings.internal_token)
+            self._address = f"{_reachable(host)}:{port}"
 
     async def address(self) -> str:
         """Where it answers."""
@@ -80,13 +96,14 @@ class RetrievalDeployment(_Process):
     """A retrieval service with its own gRPC server."""
 
     async def __init__(self, settings: Settings, model: ResolvedModel) -> None:  # type: ignore[misc]
-        from services.retrieval.service import RetrievalService
+        with _telling_why():
+            from services.retrieval.service import RetrievalService
 
-        self._retrieval = RetrievalService(build.retrieval_config(settings, model))
-        await self._retrieval.start()
-        host = settings.retrieval.host
-        self._server, port = await serve_retrieval(self._retrieval, f"{host}:0", settings.internal_token)
-        self._address = f"{_reachable(host)}:{port}"
+            self._retrieval = RetrievalService(build.retrieval_config(settings, model))
+            await self._retrieval.start()
+            host = settings.retrieval.host
+            self._server, port = await serve_retrieval(self._retrieval, f"{host}:0", settings.internal_token)
+            self._address = f"{_reachable(host)}:{port}"
 
     async def address(self) -> str:
         """Where it answers."""
@@ -102,22 +119,24 @@ class VerifierDeployment(_Process):
     """A target with its decoding loop."""
 
     async def __init__(self, settings: Settings, model: ResolvedModel, drafter: DeploymentHandle) -> None:  # type: ignore[misc]
-        async def resolve() -> str:
-            return cast(str, await drafter.address.remote())
+        with _telling_why():
 
-        # Imported where it is needed: a drafter without torch starts much faster.
-        from services.verifier.service import VerifierService
+            async def resolve() -> str:
+                return cast(str, await drafter.address.remote())
 
-        link = GrpcDraftLink(resolve, settings.internal_token)
-        config = build.verifier_config(settings, model)
-        own = settings.verifier
-        launch = None
-        if own.stages > 1:
-            from cluster.stages import launcher_in
+            # Imported where it is needed: a drafter without torch starts much faster.
+            from services.verifier.service import VerifierService
 
-            launch = launcher_in(get_current_placement_group(), num_cpus=own.num_cpus, num_gpus=own.num_gpus)
-        self._verifier = VerifierService(config, link, launch)
-        await self._verifier.start()
+            link = GrpcDraftLink(resolve, settings.internal_token)
+            config = build.verifier_config(settings, model)
+            own = settings.verifier
+            launch = None
+            if own.stages > 1:
+                from cluster.stages import launcher_in
+
+                launch = launcher_in(get_current_placement_group(), num_cpus=own.num_cpus, num_gpus=own.num_gpus)
+            self._verifier = VerifierService(config, link, launch)
+            await self._verifier.start()
 
     async def generate(self, request: bytes) -> AsyncGenerator[bytes, None]:
         """See ``VerifierPort.generate``; the messages are outrider.internal.v1's, serialised."""
@@ -156,12 +175,13 @@ class RouterDeployment(_Process):
     """A router with the public gRPC server."""
 
     async def __init__(self, settings: Settings, model: ResolvedModel, verifier: DeploymentHandle) -> None:  # type: ignore[misc]
-        from services.router.service import RouterService
+        with _telling_why():
+            from services.router.service import RouterService
 
-        router = RouterService(build.router_config(settings, model), ServeVerifierLink(verifier))
-        # Asking what is served waits for the verifier, so that the port opens when requests will be answered.
-        await router.models()
-        self._server = await serve_public(router, build.server_config(settings))
+            router = RouterService(build.router_config(settings, model), ServeVerifierLink(verifier))
+            # Asking what is served waits for the verifier, so that the port opens when requests will be answered.
+            await router.models()
+            self._server = await serve_public(router, build.server_config(settings))
 
     async def address(self) -> str:
         """Where users reach it."""
@@ -244,7 +264,12 @@ def application(settings: Settings, model: ResolvedModel) -> serve.Application:
 
 def _placed(deployment: Any, component: Placed) -> serve.Deployment:
     resources = {"num_cpus": component.num_cpus, "num_gpus": component.num_gpus}
-    options: dict[str, Any] = {"num_replicas": component.replicas, "ray_actor_options": resources}
+    # What keeps a replica from starting is wrong with settings or model: another try would only take its time.
+    options: dict[str, Any] = {
+        "num_replicas": component.replicas,
+        "ray_actor_options": resources,
+        "max_constructor_retry_count": 1,
+    }
     if component.processes > 1:
         bundle = {"CPU": component.num_cpus, "GPU": component.num_gpus}
         # Ray takes no empty bundle.

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from cluster import build
 from cluster.config import Settings
 from cluster.models import ResolvedModel
+from cluster.preflight import preflight
 from services.links.public_server import serve_public
 
 
@@ -21,6 +22,7 @@ def running(settings: Settings, model: ResolvedModel) -> Iterator[str]:
     Raises:
         ConfigurationError: the settings or the model do not work; says why.
     """
+    preflight(settings, model)
     ready: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
     thread = threading.Thread(target=lambda: asyncio.run(_serve(settings, model, ready)), name="outrider", daemon=True)
     thread.start()

@@ -6,26 +6,21 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
-from cluster.config import load
-from cluster.models import as_float32, resolve
-from cluster.service import err, wait_for_interrupt
-from retrieval_index.manifest import Manifest, read_manifest, tokenizer_digest
-from retrieval_index.manifest import verify as verify_parts
+from cluster.terminal import stderr, stdout
+
+if TYPE_CHECKING:
+    from cluster.models import ResolvedModel
+    from retrieval_index.manifest import Manifest
 
 app = typer.Typer(
     no_args_is_help=True,
     help="Build retrieval indexes, look at them, and publish them through Redis.",
     epilog="Try: outrider index build --corpus src/ --out my-index, then: outrider serve --set retrieval.index=my-index",
 )
-out = Console()
 
 Folder = Annotated[Path, typer.Argument(help="Folder of an index.")]
 Url = Annotated[
@@ -64,14 +59,18 @@ def build(
     source `recycling` begins with, a histogram of perplexities, and a manifest with checksums. With --semantic also a FAISS
     index of the hidden states: the target computes every kept token, and a byte or two are stored for each of its numbers.
     """
+    from cluster.host import check_folder
+
+    # Imports, reading and scoring take long: what cannot be written is said before.
+    check_folder("--out", out_folder)
+    from cluster.models import as_float32
     from retrieval_index.build import BuildConfig, Target, build_index
     from retrieval_index.corpus import read_corpus
     from retrieval_index.perplexity import ModelScorer
 
     config = BuildConfig(keep=keep, depth=depth, score_tokens=score_tokens, semantic=semantic)
     documents = read_corpus(corpus, field)
-    settings = load(flags=[] if model is None else [f"model={model}"])
-    resolved = resolve(settings.model, settings.cache_dir, say=err.print)
+    resolved = _resolve(model)
     digest, tokenizer = _tokenizer(resolved.path)
     vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
     target = Target(name=resolved.name, tokenizer_sha256=digest, vocab_size=vocab_size)
@@ -80,7 +79,7 @@ def build(
             documents,
             target,
             lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
-            lambda: ModelScorer(as_float32(resolved.path, say=err.print), device=device, top_k=config.top_k),
+            lambda: ModelScorer(as_float32(resolved.path, say=stderr().print), device=device, top_k=config.top_k),
             out_folder,
             config,
             advance,
@@ -96,6 +95,8 @@ def inspect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
     """Show what an index is, and what it finds."""
+    from retrieval_index.manifest import read_manifest
+
     manifest = read_manifest(folder)
     if as_json:
         typer.echo(manifest.to_json())
@@ -108,9 +109,12 @@ def inspect(
 @app.command()
 def verify(folder: Folder) -> None:
     """Check every part of an index against its checksum."""
+    from retrieval_index.manifest import read_manifest
+    from retrieval_index.manifest import verify as verify_parts
+
     manifest = read_manifest(folder)
     verify_parts(folder, manifest)
-    out.print(f"{folder} is whole: {len(manifest.parts)} parts, version {manifest.version}")
+    stdout().print(f"{folder} is whole: {len(manifest.parts)} parts, version {manifest.version}")
 
 
 @app.command()
@@ -125,7 +129,7 @@ def publish(
 
     with _progress() as advance:
         version = IndexStore(redis, name).publish(folder, promote=promote, advance=advance)
-    out.print(f"version {version} is {'live' if promote else 'there; make it live with: outrider index promote'}")
+    stdout().print(f"version {version} is {'live' if promote else 'there; make it live with: outrider index promote'}")
 
 
 @app.command("list")
@@ -135,6 +139,9 @@ def list_versions(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show the versions that lie in Redis."""
+    from rich.markup import escape
+    from rich.table import Table
+
     from retrieval_index.store import IndexStore
 
     versions = IndexStore(redis, name).versions()
@@ -147,7 +154,7 @@ def list_versions(
         table.add_row(
             each.version, "yes" if each.live else "", escape(each.manifest.model), kept, f"{each.manifest.tokens:,}"
         )
-    out.print(table if versions else f"no version of {name} has been published")
+    stdout().print(table if versions else f"no version of {name} has been published")
 
 
 @app.command()
@@ -158,7 +165,7 @@ def promote(
     from retrieval_index.store import IndexStore
 
     IndexStore(redis, name).promote(version)
-    out.print(f"version {version} is live")
+    stdout().print(f"version {version} is live")
 
 
 @app.command()
@@ -166,7 +173,7 @@ def rollback(redis: Url, name: Name = "default") -> None:
     """Make live again what was live before."""
     from retrieval_index.store import IndexStore
 
-    out.print(f"version {IndexStore(redis, name).rollback()} is live again")
+    stdout().print(f"version {IndexStore(redis, name).rollback()} is live again")
 
 
 @app.command()
@@ -179,7 +186,7 @@ def delete(
     from retrieval_index.store import IndexStore
 
     IndexStore(redis, name).delete(version)
-    out.print(f"version {version} is deleted")
+    stdout().print(f"version {version} is deleted")
 
 
 @app.command("redis")
@@ -188,6 +195,7 @@ def run_redis(
     port: Annotated[int | None, typer.Option(help="Default: any free one.")] = None,
 ) -> None:
     """Run the embedded Redis on loopback until interrupted, and print its URL. For one machine; many need a real one."""
+    from cluster.service import wait_for_interrupt
     from retrieval_index.embedded import embedded_redis
 
     with embedded_redis(data, port) as url:
@@ -196,6 +204,9 @@ def run_redis(
 
 
 def _show(manifest: Manifest, folder: Path) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
     size = sum(part.size for part in manifest.parts.values())
     limit = "all" if manifest.perplexity_limit is None else f"perplexity up to {manifest.perplexity_limit:.1f}"
     table = Table(show_header=False, title=escape(str(folder)), title_justify="left")
@@ -209,31 +220,43 @@ def _show(manifest: Manifest, folder: Path) -> None:
         ("size", f"{size / 2**20:,.1f} MiB in {len(manifest.parts)} parts"),
     ):
         table.add_row(label, value)
-    out.print(table)
+    stdout().print(table)
 
 
 def _look_up(folder: Path, text: str, model: str | None) -> None:
     from retrieval_index.index import open_index
     from speculation.messages import RetrievalQuery
 
-    settings = load(flags=[] if model is None else [f"model={model}"])
-    path = resolve(settings.model, settings.cache_dir, say=err.print).path
+    path = _resolve(model).path
     digest, tokenizer = _tokenizer(path)
     index = open_index(folder, digest)
     ids = tuple(tokenizer.encode(text, add_special_tokens=False).ids)
     (found,) = index.look_up([RetrievalQuery(suffix=ids[-64:], max_continuations=16, max_length=10)])
     if not found.continuations:
-        out.print("nothing in the index follows the last two tokens of this text")
+        stdout().print("nothing in the index follows the last two tokens of this text")
         return
     matched = found.continuations[0].match_length
-    out.print(f"after {tokenizer.decode(ids[-matched:])!r} ({matched} tokens) came:", highlight=False, markup=False)
+    stdout().print(f"after {tokenizer.decode(ids[-matched:])!r} ({matched} tokens) came:", highlight=False, markup=False)
     for hit in found.continuations:
-        out.print(f"{hit.count:6}  {tokenizer.decode(list(hit.tokens))!r}", highlight=False, markup=False)
+        stdout().print(f"{hit.count:6}  {tokenizer.decode(list(hit.tokens))!r}", highlight=False, markup=False)
+
+
+def _resolve(model: str | None) -> ResolvedModel:
+    """The model that is named, or the default one."""
+    from cluster.config import load
+    from cluster.host import check_folder
+    from cluster.models import resolve
+
+    settings = load(flags=[] if model is None else [f"model={model}"])
+    check_folder("cache_dir", settings.cache_dir)
+    return resolve(settings.model, settings.cache_dir, say=stderr().print)
 
 
 def _tokenizer(model: Path) -> tuple[str, Any]:
     """A model's tokenizer, whose every token counts, and its digest."""
     from tokenizers import Tokenizer
+
+    from retrieval_index.manifest import tokenizer_digest
 
     digest = tokenizer_digest(model)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -245,6 +268,8 @@ def _tokenizer(model: Path) -> tuple[str, Any]:
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
     """Bars on a terminal, by stage; gives the function that moves them."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -252,7 +277,7 @@ def _progress() -> Iterator[Callable[[str, int, int], None]]:
         TimeElapsedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=err) as bars:
+    with Progress(*columns, console=stderr()) as bars:
         tasks: dict[str, Any] = {}
 
         def advance(stage: str, done: int, total: int) -> None:

@@ -8,10 +8,12 @@ import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from cluster import build
 from cluster.config import Placed, Settings
 from cluster.models import ResolvedModel
-from services.links.public_server import check_server
+from cluster.preflight import preflight
+from cluster.ray_address import foreign_ray, ray_is_here
+from cluster.signals import stop_on_signals
+from cluster.starting import wait_until_running
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -33,58 +35,110 @@ def running(settings: Settings, model: ResolvedModel, *, verbose: bool = False) 
     """Serve on Ray for the block; gives the public "host:port". Stops a Ray that it has started itself.
 
     Set ``RAY_ADDRESS`` to use a cluster that runs already.
+
+    Raises:
+        ConfigurationError: it cannot start; says why.
     """
-    own = "RAY_ADDRESS" not in os.environ
-    if own:
-        # What is wrong with the settings shall be said before Ray starts, not in the log of a replica that dies of it.
-        check_server(build.server_config(settings))
-        build.router_config(settings, model)
-        build.drafter_config(settings)
-        if settings.retrieval.enabled:
-            build.retrieval_config(settings, model)
-        build.verifier_config(settings, model)
-        for name, value in _ENVIRONMENT.items():
-            os.environ.setdefault(name, value)
-        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    # What is wrong with the settings shall be said before Ray starts, not in the log of a replica that dies of it.
+    preflight(settings, model, here=ray_is_here())
     if settings.internal_token is None:
         settings = settings.model_copy(update={"internal_token": secrets.token_hex(32)})
-    import ray
-    from ray import serve
+    with _connected(verbose=verbose):
+        from ray import serve
 
-    from cluster.deployments import APPLICATION, application
+        from cluster.deployments import application
 
-    level = logging.INFO if verbose else logging.ERROR
-    logging.getLogger("ray.serve").setLevel(level)
-    if own:
-        ray.init(
-            include_dashboard=False,
-            log_to_driver=verbose,
-            logging_level=level,
-            configure_logging=verbose,
-            _node_ip_address="127.0.0.1",
-        )
-    else:
-        ray.init(log_to_driver=verbose, logging_level=level)
-    try:
+        # Its import sets a level of its own.
+        logging.getLogger("ray.serve").setLevel(_level(verbose))
+        name = settings.cluster.name
+        _check_name(name)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "INFO" if verbose else "ERROR"})
-        _check_resources(settings, ray.cluster_resources())
-        handle = serve.run(application(settings, model), name=APPLICATION, route_prefix=None)
+        _check_resources(settings)
+        target = serve.RunTarget(target=application(settings, model), name=name, route_prefix=None)
         try:
+            handle = serve.run_many([target], wait_for_applications_running=False)[0]
+            wait_until_running(name)
             yield handle.address.remote().result(timeout_s=60)
             handle.close.remote().result(timeout_s=60)
         finally:
-            if not own:
-                serve.delete(APPLICATION)
+            if foreign_ray() is not None:
+                serve.delete(name)
+
+
+@contextmanager
+def _connected(*, verbose: bool) -> Iterator[None]:
+    """A Ray of our own, or the one that the environment names."""
+    address = foreign_ray()
+    if address is None:
+        for variable, value in _ENVIRONMENT.items():
+            os.environ.setdefault(variable, value)
+        os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
+    import ray
+
+    level = _level(verbose)
+    try:
+        if address is None:
+            # Without an address Ray would join whatever it believes to run on this machine, or to have run.
+            ray.init(
+                address="local",
+                include_dashboard=False,
+                log_to_driver=verbose,
+                logging_level=level,
+                configure_logging=verbose,
+                _node_ip_address="127.0.0.1",
+            )
+        else:
+            ray.init(address=address, log_to_driver=verbose, logging_level=level)
+    except (RuntimeError, ConnectionError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
+        where = "a Ray of our own does not start" if address is None else f"RAY_ADDRESS is {address}: cannot join that Ray"
+        raise ConfigurationError(f"{where} ({_first_line(error)})") from error
+    # Ray has handlers of its own, which do not end what waits.
+    stop_on_signals()
+    try:
+        yield
     finally:
         ray.shutdown()
 
 
-def _check_resources(settings: Settings, available: Mapping[str, float]) -> None:
+def _level(verbose: bool) -> int:
+    return logging.INFO if verbose else logging.ERROR
+
+
+def _first_line(error: Exception) -> str:
+    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+
+
+def _check_name(name: str) -> None:
+    """Another service of the same name would be replaced, and deleted with this one.
+
+    Raises:
+        ConfigurationError: there is one.
+    """
+    import ray
+    from ray import serve
+
+    try:
+        ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+    except ValueError:
+        return
+    if name in serve.status().applications:
+        raise ConfigurationError(
+            f"cluster.name is {name}: an application of this name runs on this Ray already; "
+            "stop it, or choose another name (--name) and another server.port"
+        )
+
+
+def _check_resources(settings: Settings) -> None:
     """Serve would wait for ever for resources that the cluster lacks.
 
     Raises:
         ConfigurationError: the cluster has too few CPUs or GPUs.
     """
+    import ray
+
+    foreign = foreign_ray() is not None
+    # On a Ray that others use as well only what they leave counts.
+    available: Mapping[str, float] = ray.available_resources() if foreign else ray.cluster_resources()
     components: list[Placed] = [settings.router, settings.drafter, settings.verifier]
     if settings.retrieval.enabled:
         components.append(settings.retrieval)
@@ -94,6 +148,7 @@ def _check_resources(settings: Settings, available: Mapping[str, float]) -> None
     ):
         if wanted > available.get(name, 0):
             raise ConfigurationError(
-                f"the components ask for {wanted:g} {name}s, but Ray has {available.get(name, 0):g}; "
+                f"the components ask for {wanted:g} {name}s, but Ray has {available.get(name, 0):g}"
+                f"{' to spare' if foreign else ''}; "
                 f"lower num_{name.lower()}s, replicas or stages of router, drafter or verifier"
             )

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.table import Table
 
-import outrider
 from cluster import build
 from cluster.config import Placed, Settings
-from cluster.models import BUILT_IN, ResolvedModel
+from cluster.model_files import cache_bytes
+from cluster.models import BUILT_IN
+from cluster.preflight import model_folder, preflight
+from cluster.ray_address import check_ray_answers, ray_is_here
 from retrieval_index.urls import without_password
 from services.machine import processor
 from services.verifier.kept import digest_of, latest
 
-# Of a number in the cache.
-_BYTES = {"float32": 4, "bfloat16": 2, "int8": 4}
+if TYPE_CHECKING:
+    import outrider
 
 
 def print_plan(settings: Settings) -> None:
@@ -27,10 +28,9 @@ def print_plan(settings: Settings) -> None:
     Raises:
         ConfigurationError: it would refuse the settings.
     """
-    named = ResolvedModel(name=settings.model, path=Path(settings.model))
+    unchecked = preflight(settings, here=ray_is_here())
+    check_ray_answers()
     server = build.server_config(settings)
-    build.router_config(settings, named)
-    build.drafter_config(settings)
     table = Table(title=f"outrider serve: {settings.model}", title_justify="left")
     for column in ("component", "replicas", "CPUs", "GPUs", "listens on", "does"):
         table.add_column(column, no_wrap=column == "listens on")
@@ -63,36 +63,27 @@ def print_plan(settings: Settings) -> None:
     if verifier.device == "cpu":
         console.print(f"kernels: {_kernels(settings)}")
     console.print(f"models are kept in {settings.cache_dir}")
+    for what in unchecked:
+        console.print(f"not checked: {what}")
 
 
 def _pool_size(settings: Settings) -> str:
     """The pool's size in memory, where the model's configuration is at hand."""
-    for folder in _folders(settings):
-        if (folder / "config.json").is_file():
-            config = json.loads((folder / "config.json").read_text())
-            build.check_stages(settings.verifier.stages, folder)
-            heads = config.get("num_key_value_heads") or config["num_attention_heads"]
-            size = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-            row = config["num_hidden_layers"] * heads * (2 * size + 1) * _BYTES[settings.verifier.dtype]
-            return f" ({row * settings.verifier.kv_cache_tokens / 2**20:,.0f} MiB)"
-    return ""
+    folder = model_folder(settings)
+    size = None if folder is None else cache_bytes(settings.verifier, build.read_model_config(folder))
+    return "" if size is None else f" ({size / 2**20:,.0f} MiB)"
 
 
 def _kernels(settings: Settings) -> str:
     """What an earlier start has found on this processor."""
     wanted = f"verifier.kernels: {settings.verifier.kernels}, verifier.weights: {settings.verifier.weights}"
     folder = settings.cache_dir / build.KERNELS
-    model = next((found for found in _folders(settings) if (found / "config.json").is_file()), None)
+    model = model_folder(settings)
     known = None if model is None else latest(folder, model=digest_of(str(model)), processor=processor())
     if known is None:
         return f"{wanted}; the first start times what there is and takes the fastest exact one"
     what = f"{known['linears']} {known['instructions']}, weights {known['weights']}"
     return f"{what} ({wanted}); {known['reason']}"
-
-
-def _folders(settings: Settings) -> tuple[Path, ...]:
-    """Where the model may lie."""
-    return Path(settings.model).expanduser(), settings.cache_dir / "models" / settings.model
 
 
 def print_models(address: str, served: Sequence[outrider.Model], settings: Settings) -> None:

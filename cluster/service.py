@@ -8,18 +8,27 @@ import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
-from rich.console import Console
-
 from cluster.config import Settings
 from cluster.models import resolve
+from cluster.preflight import preflight
+from cluster.ray_address import check_ray_answers, ray_is_here
+from cluster.signals import stop_on_signals
+from cluster.terminal import stderr
 
-err = Console(stderr=True)
+err = stderr()
 
 
 @contextmanager
 def running(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[str]:
-    """The service, for the block; gives its address."""
+    """The service, for the block; gives its address.
+
+    Raises:
+        ConfigurationError: it cannot start; says why, as far as possible before anything is fetched or started.
+    """
     _set_logging(verbose)
+    preflight(settings, here=in_process or ray_is_here())
+    if not in_process:
+        check_ray_answers()
     model = resolve(settings.model, settings.cache_dir, say=lambda text: err.print(text, soft_wrap=True))
     with ExitStack() as stack:
         if in_process:
@@ -31,17 +40,15 @@ def running(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[
             from cluster.on_ray import running as running_on_ray
 
             names = "router, drafter, retrieval" if settings.retrieval.enabled else "router, drafter"
-            with _telling(f"Starting {names} and verifier on Ray (half a minute)"):
+            with _telling(f"Starting {names} and verifier on Ray (some twenty seconds)"):
                 address = stack.enter_context(running_on_ray(settings, model, verbose=verbose))
         yield address
 
 
 def wait_for_interrupt() -> None:
     """Until Ctrl-C or SIGTERM."""
-    # SIGTERM, which containers and supervisors send, ends the wait like Ctrl-C does; and a shell that starts this in its
-    # background would have Ctrl-C's signal ignored.
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.default_int_handler)
+    # Ray sets handlers of its own when it starts.
+    stop_on_signals()
     try:
         signal.pause()
     except KeyboardInterrupt:

@@ -8,7 +8,8 @@ import os
 import platform
 from pathlib import Path
 
-_CPU_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_CGROUP = Path("/sys/fs/cgroup")
+_CPU_QUOTA = _CGROUP / "cpu.max"
 
 
 def cores() -> int:
@@ -33,6 +34,21 @@ def processor_flags() -> frozenset[str]:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return frozenset(next(line for line in lines if line.startswith("flags")).partition(":")[2].split())
     return frozenset()
+
+
+def free_memory() -> float:
+    """Bytes that processes may still take, within the limits that a container sets."""
+    import psutil
+
+    free = float(psutil.virtual_memory().available)
+    # Where there is no such limit, the file is missing, or says "max".
+    with contextlib.suppress(OSError, ValueError):
+        used = int((_CGROUP / "memory.current").read_text())
+        # Files that were read count as used, until somebody needs the room.
+        lines = (_CGROUP / "memory.stat").read_text().splitlines()
+        used -= sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
+        free = min(free, int((_CGROUP / "memory.max").read_text()) - used)
+    return free
 
 
 def processor() -> str:

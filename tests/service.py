@@ -9,7 +9,8 @@ from pathlib import Path
 from cluster.build import Pipeline, in_process
 from cluster.config import load
 from cluster.models import ResolvedModel
-from services.links.public_server import PublicServerConfig, serve_public
+from services.links.config import PublicServerConfig
+from services.links.public_server import serve_public
 
 
 def tiny_settings(*flags: str) -> list[str]:

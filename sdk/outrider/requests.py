@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
+from google.protobuf.descriptor import FieldDescriptor
+
 from outrider._transport import MAX_BYTES
 from outrider.errors import InvalidArgument
 from outrider.types import (
@@ -110,6 +112,19 @@ def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
         _set(request.sampling, name, value)
 
 
+_KINDS = {
+    FieldDescriptor.CPPTYPE_INT32: f"a whole number from {-(2**31)} to {2**31 - 1}",
+    FieldDescriptor.CPPTYPE_UINT32: f"a whole number from 0 to {2**32 - 1}",
+    FieldDescriptor.CPPTYPE_INT64: f"a whole number from {-(2**63)} to {2**63 - 1}",
+    FieldDescriptor.CPPTYPE_UINT64: f"a whole number from 0 to {2**64 - 1}",
+    FieldDescriptor.CPPTYPE_FLOAT: "a number",
+    FieldDescriptor.CPPTYPE_DOUBLE: "a number",
+    FieldDescriptor.CPPTYPE_BOOL: "true or false",
+    FieldDescriptor.CPPTYPE_STRING: "text that can be written in UTF-8",
+    FieldDescriptor.CPPTYPE_ENUM: "a name that the API knows",
+}
+
+
 def _set(message: Any, name: str, value: Any, label: str | None = None) -> None:
     try:
         if isinstance(value, Mapping):
@@ -119,8 +134,17 @@ def _set(message: Any, name: str, value: Any, label: str | None = None) -> None:
         else:
             setattr(message, name, value)
     except (TypeError, ValueError, AttributeError) as error:
-        label = label or name
-        raise InvalidArgument(f"{label} is {value!r}: {error}", label, repr(value), str(error)) from error
+        label, allowed = label or name, _allowed(message, name)
+        raise InvalidArgument(f"{label} is {value!r}: must be {allowed}", label, repr(value), allowed) from error
+
+
+def _allowed(message: Any, name: str) -> str:
+    """What the wire takes; the server may allow less."""
+    field = message.DESCRIPTOR.fields_by_name[name]
+    if field.message_type is not None and field.message_type.GetOptions().map_entry:
+        return "a mapping of token ids to numbers"
+    kind = _KINDS.get(field.cpp_type, "another type")
+    return f"a list, each {kind}" if field.is_repeated else kind
 
 
 def read_chunk(wire: pb.Chunk) -> Chunk:

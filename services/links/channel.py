@@ -3,21 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 import grpc
 import grpc.aio
 
+from services.links.config import TlsFiles
+
 Options = list[tuple[str, int]]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TlsFiles:
-    """PEM files of a server: its certificate chain and its key."""
-
-    certificate: Path
-    key: Path
 
 
 def client_options(max_bytes: int) -> Options:

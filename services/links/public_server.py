@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from typing import Any
 
 import grpc.aio
@@ -15,37 +13,15 @@ from grpc_reflection.v1alpha import reflection
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
 from services.links.auth import ApiKeyInterceptor, tenant_of
-from services.links.channel import TlsFiles, bind, make_server
+from services.links.channel import bind, make_server
+from services.links.config import PublicServerConfig, check_server
 from services.links.errors import aborting
 from services.links.public import decode_request, encode_event, encode_models
 from speculation import limits
-from speculation.errors import ConfigurationError
 from speculation.ports import RouterPort
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 _HEALTH_PERIOD_S = 2.0
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PublicServerConfig:
-    """The public entry.
-
-    Attributes:
-        host: interface to bind to; anything but loopback needs API keys.
-        port: 0 takes any free one.
-        api_key_hashes: SHA-256 of each API key in hex; empty: no keys, loopback only.
-        tls: certificate and key; None: plain text.
-        reflection: lets tools such as grpcurl ask what there is.
-        max_concurrent_requests: more calls than these at once are refused.
-    """
-
-    host: str = "127.0.0.1"
-    port: int = 50051
-    api_key_hashes: tuple[str, ...] = ()
-    tls: TlsFiles | None = None
-    reflection: bool = True
-    max_concurrent_requests: int = 1024
 
 
 class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
@@ -105,28 +81,6 @@ class PublicServer:
             for service in (SERVICE, ""):
                 await self._health.set(service, status)
             await asyncio.sleep(_HEALTH_PERIOD_S)
-
-
-def check_server(config: PublicServerConfig) -> None:
-    """Check that the server could be started, without starting it.
-
-    Raises:
-        ConfigurationError: it would be open to others without API keys, or the address cannot be bound.
-    """
-    if config.host not in _LOOPBACK and not config.api_key_hashes:
-        raise ConfigurationError(
-            f"host is {config.host}, which others can reach, but there are no api_key_hashes; "
-            "set server.api_key_hashes (outrider hash-key prints one) or bind to 127.0.0.1"
-        )
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            trial.bind((config.host.strip("[]"), config.port))
-        except OSError as error:
-            raise ConfigurationError(
-                f"cannot listen on {config.host}:{config.port} ({error.strerror}); choose another server.port"
-            ) from error
 
 
 async def serve_public(router: RouterPort, config: PublicServerConfig) -> PublicServer:

@@ -22,7 +22,7 @@ class StrategyConfig:
         semantic: whether hidden states can be looked up in it.
     """
 
-    strategy: str = "prompt_lookup"
+    strategy: str = "blend"
     num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule = "walk"
     retrieval: bool = False

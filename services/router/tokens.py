@@ -2,15 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
 
 from jinja2 import TemplateError
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from services.router.tokenizer_file import open_file
 from speculation import limits
-from speculation.errors import ConfigurationError, InvalidArgument
+from speculation.errors import InvalidArgument
 from speculation.messages import ChatMessage
+
+
+class Backend(Protocol):
+    """What turns text into ids and back: a library's tokenizer with the model's chat template."""
+
+    @property
+    def has_chat_template(self) -> bool:
+        """Whether conversations can be encoded."""
+
+    def encode(self, text: str) -> Sequence[int]:
+        """Ids of ``text``, with the special tokens that the model wants around a text."""
+
+    def encode_chat(self, conversation: Sequence[Mapping[str, str]]) -> Sequence[int]:
+        """Ids of a conversation, up to where the assistant's answer begins.
+
+        Raises:
+            jinja2.TemplateError: the chat template refuses it.
+        """
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ``tokens``, special ones left out."""
+
+
+def load(model_path: str) -> Backend:
+    """A model's tokenizer. transformers is imported only where nothing else knows what the model's tokenizer does.
+
+    Raises:
+        ConfigurationError: the tokeniser cannot be loaded, or is not a fast one.
+    """
+    found = open_file(Path(model_path))
+    if found is not None:
+        return found
+    from services.router.transformers_tokenizer import TransformersTokenizer
+
+    return TransformersTokenizer(model_path)
 
 
 class Tokens:
@@ -21,18 +57,12 @@ class Tokens:
     """
 
     def __init__(self, model_path: str) -> None:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"cannot load the tokeniser at {model_path}: {error}") from error
-        if not getattr(tokenizer, "is_fast", False):
-            raise ConfigurationError(f"the tokeniser at {model_path} has no tokenizer.json; convert it to a fast tokeniser")
-        self._tokenizer: PreTrainedTokenizerFast = tokenizer
+        self._backend = load(model_path)
 
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be encoded."""
-        return bool(self._tokenizer.chat_template)
+        return self._backend.has_chat_template
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of ``text``, special tokens added as the model's tokeniser does.
@@ -42,7 +72,7 @@ class Tokens:
         """
         if not text:
             raise InvalidArgument("prompt", "empty", "at least one character")
-        return tuple(self._tokenizer(text)["input_ids"])
+        return tuple(self._backend.encode(text))
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
         """Token ids of a conversation, up to where the assistant's answer begins.
@@ -59,14 +89,13 @@ class Tokens:
             raise InvalidArgument("messages", "a conversation", "a prompt or token ids: this model has no chat template")
         conversation = [{"role": message.role, "content": message.content} for message in messages]
         try:
-            encoded: Any = self._tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=True)
+            return tuple(self._backend.encode_chat(conversation))
         except TemplateError as error:
             raise InvalidArgument("messages", "a conversation", f"what the chat template allows: {error}") from error
-        return tuple(encoded["input_ids"])
 
     def detokenizer(self) -> Detokenizer:
         """For one answer."""
-        return Detokenizer(self._tokenizer)
+        return Detokenizer(self._backend)
 
 
 class Detokenizer:
@@ -76,16 +105,16 @@ class Detokenizer:
     longer decoding has beyond the shorter one is new.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
         self._window: list[int] = []
         self._shown = 0
 
     def push(self, token: int) -> str:
         """The text that ``token`` completes; empty if it ends within a character."""
         self._window.append(token)
-        before = self._decode(self._window[: self._shown])
-        text = self._decode(self._window)
+        before = self._backend.decode(self._window[: self._shown])
+        text = self._backend.decode(self._window)
         # A broken character looks like this; so does a token that says it outright, which is merely late then.
         if text.endswith("\ufffd") or len(text) <= len(before):
             return ""
@@ -95,9 +124,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """What was held back, with a replacement character for broken UTF-8."""
-        rest = self._decode(self._window)[len(self._decode(self._window[: self._shown])) :]
+        whole, shown = self._backend.decode(self._window), self._backend.decode(self._window[: self._shown])
+        rest = whole[len(shown) :]
         self._window, self._shown = [], 0
         return rest
-
-    def _decode(self, tokens: list[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))

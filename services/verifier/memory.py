@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import torch
 
+from services.machine import free_memory
 from services.verifier.config import Dtype, TargetConfig
 from speculation.errors import ConfigurationError
 
 _BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
 _GIB = 2**30
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 def arithmetic_dtype(config: TargetConfig) -> torch.dtype:
@@ -93,24 +91,6 @@ def check_fits(config: TargetConfig, shape: Shape, available: float) -> None:
     )
 
 
-def _free_memory() -> float:
-    """As Linux says; without limit elsewhere."""
-    with contextlib.suppress(OSError, StopIteration):
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return 1024.0 * int(next(line for line in lines if line.startswith("MemAvailable")).split()[1])
-    return float("inf")
-
-
 def available_bytes(device: torch.device) -> float:
     """Free memory of a device, or of this machine within the limits that a container sets."""
-    if device.type == "cuda":
-        return float(torch.cuda.mem_get_info(device)[0])
-    free = _free_memory()
-    # Where there is no such limit, the file is missing, or says "max".
-    with contextlib.suppress(OSError, ValueError):
-        used = int((_CGROUP / "memory.current").read_text())
-        # Files that were read count as used, until somebody needs the room.
-        lines = (_CGROUP / "memory.stat").read_text().splitlines()
-        used -= sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
-        free = min(free, int((_CGROUP / "memory.max").read_text()) - used)
-    return free
+    return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()

@@ -9,6 +9,7 @@ import dataclasses
 import json
 import logging
 import sys
+from pathlib import Path
 
 import torch
 
@@ -107,13 +108,16 @@ def serve(spec: StageSpec) -> None:
 
 def spec_to_json(spec: StageSpec) -> str:
     """For the command line."""
-    return json.dumps(dataclasses.asdict(spec))
+    return json.dumps(dataclasses.asdict(spec), default=str)
 
 
 def spec_from_json(text: str) -> StageSpec:
     """What ``spec_to_json`` has made."""
     fields = json.loads(text)
-    return StageSpec(**{**fields, "config": TargetConfig(**fields["config"])})
+    config = fields["config"]
+    if config["kernels_dir"] is not None:
+        config["kernels_dir"] = Path(config["kernels_dir"])
+    return StageSpec(**{**fields, "config": TargetConfig(**config)})
 
 
 def main() -> None:

@@ -17,7 +17,8 @@ from outrider import AsyncClient, Client, Retry
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
 from services.links.auth import hash_key
-from services.links.public_server import SERVICE, PublicServerConfig, serve_public
+from services.links.config import PublicServerConfig
+from services.links.public_server import SERVICE, serve_public
 from speculation.errors import ConfigurationError
 from tests.service import served
 

@@ -105,3 +105,23 @@ def test_plan_and_hash_key() -> None:
         assert word in done.stdout
     assert len(outrider("hash-key", stdin="a key of enough letters\n").stdout.strip()) == 64
     assert "at least 16" in outrider("hash-key", stdin="short\n").stderr
+
+
+def test_ctrl_c_while_the_model_is_loaded_ends_at_once(tiny_model: Path) -> None:
+    command = [
+        str(Path(sys.executable).parent / "outrider"),
+        "serve",
+        "--in-process",
+        "--model",
+        str(tiny_model),
+        "--port",
+        "0",
+    ]
+    for number in (signal.SIGINT, signal.SIGTERM):
+        server = subprocess.Popen([*command, *SMALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert server.stderr is not None
+        assert "Loading the model" in server.stderr.readline()
+        server.send_signal(number)
+        _, rest = server.communicate(timeout=20)
+        assert server.returncode == 130
+        assert "Traceback" not in rest

@@ -36,7 +36,8 @@ def test_an_index_from_build_to_use(tiny_model: Path, tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         answers.append(json.loads(done.stdout)["token_ids"])
     assert all(answer == answers[0] for answer in answers)
-    assert re.search(r"retrieval.*looks up in", outrider("plan", "--set", f"retrieval.index={index}").stdout)
+    planned = outrider("plan", "--model", str(tiny_model), "--set", f"retrieval.index={index}")
+    assert re.search(r"retrieval.*looks up in", planned.stdout), planned.stderr
     with embedded_redis() as url:
         published = outrider("index", "publish", index, "--redis", url)
         assert "is live" in published.stdout, published.stderr

@@ -88,7 +88,7 @@ def test_a_later_turn_follows_the_answer_to_the_one_before(tiny_model: Path, tmp
     assert [request.id for request in made] == ["x/1", "x/2/turn 1", "x/2/turn 2"]
     assert [request.id for request in asked] == ["x/2/turn 1"]
     assert len({request.seed for request in made}) == 3
-    text = Tokens(str(tiny_model))._tokenizer.decode(made[2].prompt)
+    text = Tokens(str(tiny_model))._backend.decode(made[2].prompt)
     assert text.index("the fox") < text.index("lazy") < text.index("and before")
 
 

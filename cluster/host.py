@@ -1,0 +1,96 @@
+"""What this machine has for settings that name it, found without torch and Ray: GPUs, folders to write to, addresses."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import shutil
+import socket
+import tempfile
+from importlib import metadata
+from pathlib import Path
+
+from speculation.errors import ConfigurationError
+
+_MIB = 2**20
+
+
+def check_device(device: str) -> None:
+    """Check that this machine has the device.
+
+    Raises:
+        ConfigurationError: it has not, or there is no such device.
+    """
+    kind, _, number = device.partition(":")
+    if device != "cpu" and not (kind == "cuda" and (number.isdecimal() or device == "cuda")):
+        raise ConfigurationError(f"verifier.device is {device}: must be cpu, cuda or cuda:NUMBER")
+    if kind == "cpu":
+        return
+    with contextlib.suppress(metadata.PackageNotFoundError):
+        if (built := metadata.version("torch")).endswith("+cpu"):
+            raise ConfigurationError(
+                f"verifier.device is {device}, but PyTorch here ({built}) is built for CPUs: "
+                "install a build with CUDA, or use device: cpu"
+            )
+    count = count_gpus()
+    if not count:
+        raise ConfigurationError(f"verifier.device is {device}, but there is no NVIDIA GPU here; use device: cpu")
+    if number and int(number) >= count:
+        raise ConfigurationError(f"verifier.device is {device}: there are {count} GPUs, from cuda:0 on")
+
+
+def count_gpus() -> int:
+    """As NVIDIA's driver says; 0 without one."""
+    count = ctypes.c_int(0)
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        failed = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+    except OSError:
+        return 0
+    return 0 if failed else count.value
+
+
+def check_folder(name: str, folder: Path, needed_bytes: int = 0) -> None:
+    """Check that files can be written to ``folder``, which need not exist yet.
+
+    Args:
+        name: what the settings call it.
+        needed_bytes: that will be written.
+
+    Raises:
+        ConfigurationError: they cannot, or there is no room.
+    """
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    try:
+        with tempfile.TemporaryFile(dir=existing) as trial:
+            trial.write(b"x")
+    except OSError as error:
+        where = "" if existing == folder else f" in {existing}"
+        raise ConfigurationError(
+            f"{name} is {folder}: cannot write{where} ({error.strerror}); name a folder that can be written to"
+        ) from error
+    free = shutil.disk_usage(existing).free
+    if free < needed_bytes:
+        raise ConfigurationError(
+            f"{name} is {folder}: {needed_bytes / _MIB:,.0f} MiB are needed there, {free / _MIB:,.0f} MiB are free; "
+            "make room, or name another folder"
+        )
+
+
+def check_interface(name: str, host: str) -> None:
+    """Check that servers can be bound to ``host``.
+
+    Raises:
+        ConfigurationError: it is unknown, or not this machine's.
+    """
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, socket.SOCK_STREAM) as trial:
+            trial.bind(address)
+    except (OSError, UnicodeError) as error:
+        raise ConfigurationError(
+            f"{name} is {host}: must be the address of one of this machine's interfaces "
+            f"({getattr(error, 'strerror', None) or error})"
+        ) from error

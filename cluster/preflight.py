@@ -1,0 +1,149 @@
+"""Whether the service could start, found in a second or two, before anything is fetched, loaded or started.
+
+``outrider plan``, ``serve`` on Ray and ``serve`` in one process all ask here, so that none takes what another refuses. torch
+and Ray are not imported.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from pathlib import Path
+
+from cluster import build, host, model_files
+from cluster.config import Settings
+from cluster.models import BUILT_IN, ResolvedModel
+from services.links.config import check_server
+from services.machine import free_memory
+from speculation.errors import ConfigurationError
+
+# Of the file that is fetched; what is made of it may need more.
+_BUILT_IN_BYTES = 120 * 2**20
+# What could be a name on the Hugging Face hub.
+_HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
+
+
+def preflight(settings: Settings, model: ResolvedModel | None = None, *, here: bool = True) -> tuple[str, ...]:
+    """Check everything that can be checked beforehand.
+
+    Args:
+        model: where it has been fetched already; None: it is looked for, and not fetched.
+        here: whether the components will run on this machine; a Ray elsewhere has other ports, memory and GPUs.
+
+    Returns:
+        what was not checked, in words.
+
+    Raises:
+        ConfigurationError: the service would not start; names the setting, its value and what is allowed.
+    """
+    _check_settings(settings, here=here)
+    folder = model.path if model is not None else model_folder(settings)
+    if folder is None:
+        if model is None and settings.model == BUILT_IN:
+            host.check_folder("cache_dir", settings.cache_dir, _BUILT_IN_BYTES)
+        _check_index(settings, None)
+        return ("the model's files, memory and index: the model is fetched or converted at its first start",)
+    return _check_model(settings, folder, here=here)
+
+
+def _check_settings(settings: Settings, *, here: bool) -> None:
+    """What can be said without the model."""
+    named = ResolvedModel(name=settings.model, path=Path(settings.model))
+    server = build.server_config(settings)
+    build.router_config(settings, named)
+    build.drafter_config(settings)
+    build.verifier_config(settings, named)
+    if settings.retrieval.index is not None and settings.retrieval.redis_url is not None:
+        raise ConfigurationError("retrieval.index and retrieval.redis_url: set one of the two")
+    host.check_folder("cache_dir", settings.cache_dir)
+    if not here:
+        return
+    check_server(server)
+    host.check_interface("drafter.host", settings.drafter.host)
+    if settings.retrieval.enabled:
+        host.check_interface("retrieval.host", settings.retrieval.host)
+    host.check_device(settings.verifier.device)
+
+
+def model_folder(settings: Settings) -> Path | None:
+    """The model's folder, if it is at hand: nothing is fetched.
+
+    Raises:
+        ConfigurationError: there is no such model.
+    """
+    name, path = settings.model, Path(settings.model).expanduser()
+    if name == BUILT_IN:
+        kept = settings.cache_dir / "models" / BUILT_IN
+        return kept if (kept / "config.json").is_file() else None
+    if path.suffix == ".gguf":
+        _check_gguf(name, path)
+        return None
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            raise ConfigurationError(f"model is {name}: the folder has no config.json (for GGUF, name the .gguf file)")
+        return path.resolve()
+    if path.exists():
+        raise ConfigurationError(f"model is {name}: must be a folder with config.json, or a .gguf file")
+    if not _HUB_NAME.fullmatch(name) or name.startswith((".", "/", "~")):
+        raise ConfigurationError(
+            f"model is {name}: no such folder; use {BUILT_IN}, a folder, a .gguf file or a name that the hub knows"
+        )
+    return _in_hub_cache(name)
+
+
+def _check_gguf(name: str, path: Path) -> None:
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise ConfigurationError(f"model is {name}: no such file ({error.strerror})") from error
+    if start != b"GGUF":
+        why = "a pointer of git-lfs, fetch it with `git lfs pull`" if start == b"vers" else "no GGUF file"
+        raise ConfigurationError(f"model is {name}: it is {why}")
+
+
+def _in_hub_cache(name: str) -> Path | None:
+    """A model of the Hugging Face hub that has been fetched before."""
+    home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
+    cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
+    repository = cache / f"models--{name.replace('/', '--')}"
+    try:
+        snapshot = repository / "snapshots" / (repository / "refs" / "main").read_text().strip()
+    except OSError:
+        if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
+            raise ConfigurationError(
+                f"model is {name}: neither a folder here nor fetched before, and HF_HUB_OFFLINE forbids to ask the hub"
+            ) from None
+        return None
+    return snapshot if (snapshot / "config.json").is_file() else None
+
+
+def _check_model(settings: Settings, folder: Path, *, here: bool) -> tuple[str, ...]:
+    """What the model's files say."""
+    verifier = settings.verifier
+    config = model_files.check_config(folder)
+    build.check_stages(verifier.stages, folder)
+    model_files.check_lengths(verifier, config)
+    model_files.check_tokenizer(folder)
+    weights = model_files.check_weights(folder)
+    _check_index(settings, folder)
+    if not here:
+        return ("memory, ports and devices of the machines of that Ray",)
+    if verifier.device != "cpu":
+        return ("the GPU's memory",)
+    # Stages that find each other on loopback share this machine.
+    stages = verifier.stages if ipaddress.ip_address(verifier.stage_host).is_loopback else 1
+    model_files.check_fits(verifier, config, weights, free_memory(), stages)
+    return ()
+
+
+def _check_index(settings: Settings, model: Path | None) -> None:
+    if not settings.retrieval.enabled:
+        return
+    if model is not None:
+        build.retrieval_config(settings, ResolvedModel(name=settings.model, path=model))
+    elif settings.retrieval.index is not None:
+        from retrieval_index.manifest import read_manifest
+
+        read_manifest(settings.retrieval.index)

@@ -1,0 +1,71 @@
+"""Waiting for an application on Ray: until it runs, or with the one line that says why it does not."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+
+from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
+
+# Begins the one line of a replica's failure that says why it did not start.
+START_FAILED = "outrider-start-failed: "
+_POLL_S = 0.1
+# Errors of the user's making, by name: the others are failures.
+_OF_SETTINGS = (ConfigurationError.__name__, InvalidArgument.__name__)
+# Of these there is always a cause, in another component.
+_CONSEQUENCES = (Unavailable.__name__,)
+
+
+def wait_until_running(name: str) -> None:
+    """Wait for the application ``name``.
+
+    Raises:
+        ConfigurationError: a component refuses settings or model; says why.
+        OutriderError: a component fails; says why.
+    """
+    from ray import serve
+    from ray.serve.schema import ApplicationStatus
+
+    while True:
+        application = serve.status().applications.get(name)
+        if application is None:
+            raise Unavailable(f"the application {name} was deleted while it started")
+        if application.status == ApplicationStatus.RUNNING:
+            return
+        failures = {part: state.message for part, state in application.deployments.items() if "failed" in state.message}
+        causes = [cause for part, text in failures.items() if (cause := _cause(part, text)) is not None]
+        if any(kind not in _CONSEQUENCES for kind, _ in causes) or application.status == ApplicationStatus.DEPLOY_FAILED:
+            raise failure(failures, application.message)
+        time.sleep(_POLL_S)
+
+
+def failure(messages: Mapping[str, str], otherwise: str) -> OutriderError:
+    """The error that says why components did not start.
+
+    Args:
+        messages: what Serve says of each component: its name, and many lines.
+        otherwise: what is said where they say nothing.
+    """
+    causes = [cause for part, text in messages.items() if (cause := _cause(part, text)) is not None]
+    if not causes:
+        last = [line.strip() for text in messages.values() for line in text.splitlines() if line.strip()][-1:]
+        return OutriderError(f"the service did not start: {(last or [otherwise])[0][:400]}")
+    # A refusal of settings explains what merely follows from it.
+    kind, text = min(causes, key=lambda cause: (cause[0] in _CONSEQUENCES, cause[0] not in _OF_SETTINGS))
+    return ConfigurationError(text) if kind in _OF_SETTINGS else OutriderError(text)
+
+
+def _cause(part: str, text: str) -> tuple[str, str] | None:
+    """The kind of error and its text, out of a traceback that holds our line."""
+    for line in text.splitlines():
+        _, found, encoded = line.partition(START_FAILED)
+        if not found:
+            continue
+        try:
+            kind, reason = json.JSONDecoder().raw_decode(encoded)[0]
+        except (ValueError, TypeError):
+            continue
+        known = kind in _OF_SETTINGS or kind in _CONSEQUENCES
+        return kind, reason if known else f"the {part} did not start: {kind}: {reason}".splitlines()[0]
+    return None

@@ -1,0 +1,51 @@
+"""What people see on the terminal besides the answer: notes on stderr, and mistakes in one line each."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from speculation.errors import ConfigurationError, InvalidArgument, OutriderError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def stderr() -> Console:
+    """For notes: the answer itself goes to stdout."""
+    from rich.console import Console
+
+    return Console(stderr=True)
+
+
+def stdout() -> Console:
+    """For tables and other results."""
+    from rich.console import Console
+
+    return Console()
+
+
+def explain(error: BaseException) -> tuple[str, int] | None:
+    """One line for ``error``, and the exit code: 2 for a mistake of the user, 1 for a failure. None: a bug of ours."""
+    if isinstance(error, OutriderError):
+        return str(error), 2 if isinstance(error, (ConfigurationError, InvalidArgument)) else 1
+    # The client's errors, if a client was ever imported.
+    client = sys.modules.get("outrider.errors")
+    if client is not None and isinstance(error, client.OutriderError):
+        return str(error), 2 if isinstance(error, client.InvalidArgument) else 1
+    if isinstance(error, UnicodeDecodeError):
+        return f"what was read is not UTF-8: {error.reason} at byte {error.start}", 2
+    if isinstance(error, OSError):
+        what = error.strerror or str(error) or type(error).__name__
+        return (what, 1) if error.filename is None else (f"{os.fsdecode(error.filename)}: {what}", 2)
+    if isinstance(error, MemoryError):
+        return "out of memory; a smaller model, dtype or verifier.kv_cache_tokens needs less", 1
+    return None
+
+
+def tell(line: str) -> None:
+    """An error, for people."""
+    from rich.markup import escape
+
+    stderr().print("[bold red]error:[/bold red]", escape(line), highlight=False, soft_wrap=True)

@@ -1,0 +1,121 @@
+"""Settings of the public server, and whether it could be started with them: found without starting it, without gRPC."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+from speculation.errors import ConfigurationError
+
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TlsFiles:
+    """PEM files of a server: its certificate chain and its key."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublicServerConfig:
+    """The public entry.
+
+    Attributes:
+        host: interface to bind to; anything but loopback needs API keys.
+        port: 0 takes any free one.
+        api_key_hashes: SHA-256 of each API key in hex; empty: no keys, loopback only.
+        tls: certificate and key; None: plain text.
+        reflection: lets tools such as grpcurl ask what there is.
+        max_concurrent_requests: more calls than these at once are refused.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 50051
+    api_key_hashes: tuple[str, ...] = ()
+    tls: TlsFiles | None = None
+    reflection: bool = True
+    max_concurrent_requests: int = 1024
+
+
+def check_server(config: PublicServerConfig) -> None:
+    """Check that the server could be started, without starting it.
+
+    Raises:
+        ConfigurationError: it would be open to others without API keys, its address is unknown, not ours or taken, or its
+            TLS files cannot be used.
+    """
+    addresses = _resolve(config.host, config.port)
+    if config.host not in _LOOPBACK and not config.api_key_hashes:
+        raise ConfigurationError(
+            f"server.host is {config.host}, which others can reach, but there are no api_key_hashes; "
+            "set server.api_key_hashes (outrider hash-key prints one) or bind to 127.0.0.1"
+        )
+    if config.tls is not None:
+        check_tls(config.tls)
+    # As the server does, which tries one after the other: any that can be bound will do.
+    refusals = [refusal for family, address in addresses if (refusal := _try_to_bind(family, address)) is not None]
+    if len(refusals) == len(addresses):
+        _refuse(config.host, config.port, refusals[0])
+
+
+def check_tls(files: TlsFiles) -> None:
+    """Check that certificate and key can be read and belong together.
+
+    Raises:
+        ConfigurationError: they cannot, or do not.
+    """
+    for name, file in (("tls_certificate", files.certificate), ("tls_key", files.key)):
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise ConfigurationError(f"server.{name} is {file}: cannot be read ({error.strerror})") from error
+        if b"-----BEGIN " not in content:
+            raise ConfigurationError(f"server.{name} is {file}: must be a PEM file")
+    try:
+        # An encrypted key would ask for its password on the terminal: it is given none.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(files.certificate, files.key, password=lambda: "")
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigurationError(
+                f"server.tls_key is {files.key}: it is not the key of server.tls_certificate, {files.certificate}"
+            ) from error
+        raise ConfigurationError(
+            f"server.tls_certificate is {files.certificate}, server.tls_key is {files.key}: must be a certificate chain and "
+            f"its key without password, both in PEM ({error.reason or error})"
+        ) from error
+
+
+def _resolve(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigurationError(
+            f"server.host is {host}: no such host ({why}); use the address of one of this machine's interfaces, "
+            "such as 127.0.0.1"
+        ) from error
+    return [(entry[0], entry[4]) for entry in found]
+
+
+def _try_to_bind(family: int, address: tuple[object, ...]) -> OSError | None:
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            trial.bind(address)
+        except OSError as error:
+            return error
+    return None
+
+
+def _refuse(host: str, port: int, error: OSError) -> None:
+    where = f"cannot listen on {host}:{port} ({error.strerror})"
+    if error.errno == errno.EADDRNOTAVAIL:
+        raise ConfigurationError(f"{where}; server.host must be the address of one of this machine's interfaces") from error
+    if error.errno == errno.EACCES:
+        raise ConfigurationError(f"{where}; server.port below 1024 needs rights: choose another one") from error
+    raise ConfigurationError(f"{where}; choose another server.port (0: any free one)") from error

@@ -1,0 +1,124 @@
+"""A model's chat template, rendered as transformers renders it, without transformers.
+
+Templates come with models from elsewhere: they are programs of others, and run in jinja2's sandbox alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import Any, NoReturn
+
+import jinja2
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
+
+
+class ChatTemplate:
+    """A compiled template.
+
+    Args:
+        source: Jinja, as models carry it.
+        tokens: special tokens by name, such as bos_token, that the template may name.
+
+    Raises:
+        jinja2.TemplateSyntaxError: the template is none.
+    """
+
+    def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
+        self._template = _environment().from_string(source)
+        self._tokens = dict(tokens)
+
+    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+        """The conversation as text, up to where the assistant's answer begins.
+
+        Raises:
+            jinja2.TemplateError: the template refuses the conversation, or tries what the sandbox forbids.
+        """
+        return self._template.render(
+            messages=[dict(message) for message in messages],
+            tools=None,
+            documents=None,
+            add_generation_prompt=True,
+            **self._tokens,
+        )
+
+
+def _environment() -> ImmutableSandboxedEnvironment:
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(
+        {"raise_exception": _raise, "strftime_now": _now, "dict": _Dict(), "namespace": _PublicNamespace}
+    )
+    return environment
+
+
+class _GenerationBlocks(Extension):
+    """``{% generation %}`` marks the assistant's words for training; here it only holds them."""
+
+    tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
+
+    def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        # A scope of its own, as the call block has that transformers makes of it.
+        return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
+
+    def _said(self, caller: Any) -> Any:
+        return caller()
+
+
+def _to_json(
+    value: object,
+    ensure_ascii: bool = False,
+    indent: int | str | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    """Unlike jinja2's own filter this one escapes nothing for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
+
+
+class _Dict:
+    """``dict`` without the attributes of a class, by which a template could leave the sandbox."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args, **kwargs)
+
+
+class _PublicNamespace(Namespace):
+    """A namespace that takes no name with an underscore before it."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:  # so that `namespace(self=...)` works, as in jinja2
+        self, rest = args[0], args[1:]
+        given = dict(*rest, **kwargs)
+        for name in given:
+            _check_public(name)
+        Namespace.__init__(self, given)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_public(name)
+        super().__setitem__(name, value)
+
+
+def _check_public(name: object) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a chat template may not store {name!r} in a namespace")

@@ -1,0 +1,179 @@
+"""A model's tokenizer from ``tokenizer.json`` alone, where that gives what transformers would.
+
+transformers builds some tokenizers anew from the file's vocabulary, and adds tokens that only other files name. Such models
+are left to it: ``open_file`` gives None for them, and never a tokenizer that might differ.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jinja2 import TemplateSyntaxError
+from tokenizers import Tokenizer
+
+from services.router.templates import ChatTemplate
+from speculation.errors import ConfigurationError
+
+# Classes by which transformers takes the file as it is. LlamaTokenizer is one where the file works on bytes.
+_PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
+_LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
+# Types of model for which transformers overrules the class or repairs the file.
+_SPECIAL_TYPES = (
+    "hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "siglip2",
+    "ministral", "ministral3", "mistral", "mistral3", "mixtral", "pixtral", "voxtral",
+)  # fmt: skip
+# Settings of which any makes a tokenizer do something that its file does not say.
+_UNKNOWN_SETTINGS = (
+    "auto_map",
+    "fast_tokenizer_files",
+    "split_special_tokens",
+    "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output",
+)
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_ADDED_FIELDS = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+
+
+class FileTokenizer:
+    """Implements ``services.router.tokens.Backend`` on the ``tokenizers`` library."""
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
+        # What the file says of lengths is for training.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        self._template = template
+
+    @property
+    def has_chat_template(self) -> bool:
+        """See ``Backend``."""
+        return self._template is not None
+
+    def encode(self, text: str) -> Sequence[int]:
+        """See ``Backend``."""
+        return self._tokenizer.encode(text, add_special_tokens=True).ids
+
+    def encode_chat(self, conversation: Sequence[Mapping[str, str]]) -> Sequence[int]:
+        """See ``Backend``."""
+        assert self._template is not None
+        text = self._template.render(conversation)
+        # The template writes the special tokens itself.
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """See ``Backend``."""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def open_file(folder: Path) -> FileTokenizer | None:
+    """The tokenizer in ``folder``; None where only transformers knows what it does.
+
+    Raises:
+        ConfigurationError: a file is damaged; names it.
+    """
+    file = folder / "tokenizer.json"
+    if not file.is_file() or not (folder / "tokenizer_config.json").is_file():
+        return None
+    content, settings = _read(file), _read(folder / "tokenizer_config.json")
+    model = _read(folder / "config.json") if (folder / "config.json").is_file() else {}
+    if not _is_plain(content, settings, model) or not _adds_nothing(folder, content, settings):
+        return None
+    source = _template_of(folder, settings)
+    if source is not None and not isinstance(source, str):
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing more specific
+        raise ConfigurationError(f"cannot load the tokeniser at {file}: {error}") from error
+    try:
+        template = ChatTemplate(source, _special_tokens(settings)) if source else None
+    except TemplateSyntaxError as error:
+        raise ConfigurationError(f"the chat template at {folder} cannot be read: {error}") from error
+    return FileTokenizer(tokenizer, template)
+
+
+def _is_plain(content: dict[str, Any], settings: dict[str, Any], model: dict[str, Any]) -> bool:
+    """Whether transformers takes the file as it is."""
+    if any(settings.get(name) for name in _UNKNOWN_SETTINGS) or model.get("model_type") in _SPECIAL_TYPES:
+        return False
+    # The cleaning of spaces does nothing to BPE.
+    if settings.get("clean_up_tokenization_spaces") and content.get("model", {}).get("type") != "BPE":
+        return False
+    name = settings.get("tokenizer_class")
+    return name in _PLAIN_CLASSES or (name in _LLAMA_CLASSES and _works_on_bytes(content))
+
+
+def _works_on_bytes(content: dict[str, Any]) -> bool:
+    parts = (content.get("pre_tokenizer"), content.get("decoder"))
+    return any('"ByteLevel"' in json.dumps(part) for part in parts)
+
+
+def _adds_nothing(folder: Path, content: dict[str, Any], settings: dict[str, Any]) -> bool:
+    """Whether every token that other files name is in the tokenizer's own file, with the same properties."""
+    # Old files, which count where the newer one says nothing.
+    older = any((folder / name).is_file() for name in ("added_tokens.json", "special_tokens_map.json"))
+    if older and "added_tokens_decoder" not in settings:
+        return False
+    own = {entry["content"]: entry for entry in content.get("added_tokens", ())}
+    for number, entry in (settings.get("added_tokens_decoder") or {}).items():
+        known = own.get(entry.get("content")) if isinstance(entry, dict) else None
+        if known is None or known["id"] != int(number):
+            return False
+        if any(entry.get(field) != known[field] for field in _ADDED_FIELDS):
+            return False
+    # Padding in the file names a token as well.
+    if content.get("padding") and "pad_token" not in settings:
+        return False
+    return all(name in own for name in _named_tokens(settings))
+
+
+def _named_tokens(settings: dict[str, Any]) -> Iterator[str | None]:
+    for key, value in settings.items():
+        if key.endswith("_token") and value is not None and not isinstance(value, bool):
+            yield _text_of(value)
+    for key in ("extra_special_tokens", "additional_special_tokens"):
+        listed = settings.get(key) or ()
+        for value in listed.values() if isinstance(listed, dict) else listed:
+            yield _text_of(value)
+
+
+def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
+    """Those that a template may name."""
+    found = {name: _text_of(settings[name]) for name in _NAMED if settings.get(name) is not None}
+    return {name: text for name, text in found.items() if text is not None}
+
+
+def _text_of(token: object) -> str | None:
+    """A token as settings spell it: text, or an object around it."""
+    if isinstance(token, dict):
+        token = token.get("content") if token.get("__type") == "AddedToken" else None
+    return token if isinstance(token, str) else None
+
+
+def _template_of(folder: Path, settings: dict[str, Any]) -> object:
+    """The chat template's text; a file of its own goes before the settings. None: there is none. Anything else: unclear."""
+    if any((folder / "additional_chat_templates").glob("*.jinja")):
+        return False
+    own = folder / "chat_template.jinja"
+    if own.is_file():
+        try:
+            return own.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigurationError(f"{own} cannot be read: {error}") from error
+    given = settings.get("chat_template")
+    if isinstance(given, list):
+        named = {entry.get("name"): entry.get("template") for entry in given if isinstance(entry, dict)}
+        return named.get("default", False)
+    return given
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{file} cannot be read: {error}") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{file} cannot be read: it is no JSON object")
+    return content

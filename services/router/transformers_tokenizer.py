@@ -1,0 +1,48 @@
+"""A model's tokenizer through transformers: for models whose ``tokenizer.json`` alone does not say what it does."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+from speculation.errors import ConfigurationError
+
+
+class TransformersTokenizer:
+    """Implements ``services.router.tokens.Backend``.
+
+    Raises:
+        ConfigurationError: the tokeniser cannot be loaded, or is not a fast one.
+    """
+
+    def __init__(self, model_path: str) -> None:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
+        except (OSError, ValueError) as error:
+            raise ConfigurationError(f"cannot load the tokeniser at {model_path}: {error}") from error
+        if not getattr(tokenizer, "is_fast", False):
+            raise ConfigurationError(f"the tokeniser at {model_path} has no tokenizer.json; convert it to a fast tokeniser")
+        self._tokenizer: PreTrainedTokenizerFast = tokenizer
+
+    @property
+    def has_chat_template(self) -> bool:
+        """See ``Backend``."""
+        return bool(self._tokenizer.chat_template)
+
+    def encode(self, text: str) -> Sequence[int]:
+        """See ``Backend``."""
+        ids: Sequence[int] = self._tokenizer(text)["input_ids"]
+        return ids
+
+    def encode_chat(self, conversation: Sequence[Mapping[str, str]]) -> Sequence[int]:
+        """See ``Backend``."""
+        messages = [dict(message) for message in conversation]
+        encoded: Any = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
+        ids: Sequence[int] = encoded["input_ids"]
+        return ids
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """See ``Backend``."""
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))

@@ -1,0 +1,150 @@
+"""What starts on Ray and what does not: stale files of another Ray, a replica that refuses, two services on one Ray."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outrider import Client
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+BIN = Path(sys.executable).parent
+SMALL = [
+    "verifier.max_model_len=512", "verifier.kv_cache_tokens=4096", "verifier.threads=1", "verifier.budget=fixed",
+    "verifier.num_cpus=0.25", "drafter.keep_calibration=false",
+]  # fmt: skip
+
+
+def environment(**more: str) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("RAY_")} | {"COLUMNS": "200"} | more
+
+
+def serve(model: Path, *arguments: str, **more: str) -> subprocess.Popen[str]:
+    flags = [part for flag in SMALL for part in ("--set", flag)]
+    return subprocess.Popen(
+        [str(BIN / "outrider"), "serve", "--model", str(model), *flags, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment(**more),
+    )
+
+
+def address_of(server: subprocess.Popen[str]) -> str:
+    assert server.stdout is not None
+    line = server.stdout.readline()
+    assert " at " in line, server.stderr.read() if server.stderr else line
+    return line.split(" at ")[1].split()[0]
+
+
+def stop(server: subprocess.Popen[str], number: int = signal.SIGTERM) -> None:
+    server.send_signal(number)
+    assert server.wait(timeout=60) == 0
+
+
+def refusal(server: subprocess.Popen[str]) -> str:
+    """The one line after what is told while it starts."""
+    _, told = server.communicate(timeout=90)
+    assert server.returncode == 2, told
+    lines = [line for line in told.splitlines() if line.strip()]
+    assert len(lines) == 2, told
+    assert lines[0].startswith("Starting ")
+    return lines[1]
+
+
+@pytest.fixture
+def short_folder() -> Iterator[str]:
+    """Ray's sockets lie in it: their paths may not be long."""
+    folder = tempfile.mkdtemp(prefix="or-", dir="/tmp")
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_what_another_ray_left_behind_is_not_followed(tiny_model: Path, short_folder: str) -> None:
+    stale = Path(short_folder) / "ray" / "ray_current_cluster"
+    stale.parent.mkdir()
+    stale.write_text("127.0.0.1:1")
+    server = serve(tiny_model, "--port", "0", RAY_TMPDIR=short_folder)
+    with Client(address_of(server)) as client:
+        (model,) = client.models()
+        assert model.default_strategy == "blend"
+    stop(server)
+
+
+def test_a_replica_that_refuses_gives_its_own_reason(tiny_model: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config | {"attention_chunk_size": 64}))
+    start = time.monotonic()
+    told = refusal(serve(model, "--port", "0"))
+    assert "error: models with chunked attention (attention_chunk_size) are not supported" in told
+    # Generous, for a busy machine: three tries and Serve's patience would take far longer.
+    assert time.monotonic() - start < 60
+
+
+def test_ctrl_c_while_ray_starts_leaves_nothing_behind(tiny_model: Path, short_folder: str) -> None:
+    server = serve(tiny_model, "--port", "0", RAY_TMPDIR=short_folder)
+    sessions = Path(short_folder) / "ray"
+    while not sessions.exists():
+        time.sleep(0.1)
+    time.sleep(1)
+    server.send_signal(signal.SIGINT)
+    _, told = server.communicate(timeout=60)
+    assert server.returncode == 130
+    assert "Traceback" not in told
+
+
+@pytest.fixture
+def ray(short_folder: str) -> Iterator[dict[str, str]]:
+    """A Ray that runs already, with a token; what a process needs to join it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "RAY_TMPDIR": short_folder}
+    head = [
+        str(BIN / "ray"), "start", "--head", "--num-cpus=4", f"--port={port}", "--include-dashboard=false", "--block",
+        "--node-ip-address=127.0.0.1", "--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0",
+    ]  # fmt: skip
+    process = subprocess.Popen(head, env=environment(**variables), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        with socket.socket() as trial:
+            if trial.connect_ex(("127.0.0.1", port)) == 0:
+                break
+        time.sleep(0.2)
+    yield variables | {"RAY_ADDRESS": f"127.0.0.1:{port}"}
+    process.terminate()
+    process.wait(timeout=60)
+
+
+def test_two_services_on_one_ray(tiny_model: Path, ray: dict[str, str]) -> None:
+    stranger = ray | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
+    _, told = serve(tiny_model, "--port", "0", **stranger).communicate(timeout=60)
+    assert "that Ray refuses our token" in told
+    assert len(told.splitlines()) == 1
+    first = serve(tiny_model, "--port", "0", **ray)
+    one = address_of(first)
+    assert "cluster.name is outrider: an application of this name runs on this Ray" in refusal(
+        serve(tiny_model, "--port", "0", **ray)
+    )
+    second = serve(tiny_model, "--port", "0", "--name", "two", **ray)
+    other = address_of(second)
+    with Client(one) as client:
+        expected = client.generate("the quick", max_tokens=5, ignore_eos=True).token_ids
+    stop(first)
+    with Client(other) as client:
+        assert client.generate("the quick", max_tokens=5, ignore_eos=True).token_ids == expected
+    stop(second, signal.SIGINT)

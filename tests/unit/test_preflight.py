@@ -1,0 +1,342 @@
+"""What would not start is refused beforehand, in one line that names setting, value and what is allowed."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import grpc
+import pytest
+import trustme
+
+from cluster import host, model_files, preflight, ray_address, starting
+from cluster.cli import _check_request
+from cluster.config import Settings, load
+from cluster.models import ResolvedModel
+from cluster.terminal import explain
+from outrider.errors import InvalidArgument as ClientInvalidArgument
+from services.links.config import PublicServerConfig, TlsFiles, check_server
+from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def model(tiny_model: Path, tmp_path: Path) -> Path:
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(tiny_model, tmp_path / "model"))
+
+
+def settings_of(model: Path, tmp_path: Path, *flags: str) -> Settings:
+    return load(flags=[f"model={model}", "server.port=0", f"cache_dir={tmp_path / 'cache'}", *flags], environ={})
+
+
+def refused(model: Path, tmp_path: Path, *flags: str) -> str:
+    with pytest.raises(ConfigurationError) as caught:
+        preflight.preflight(settings_of(model, tmp_path, *flags))
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_what_would_start_is_let_through(model: Path, tmp_path: Path) -> None:
+    settings = settings_of(model, tmp_path)
+    assert preflight.preflight(settings) == ()
+    assert preflight.preflight(settings, ResolvedModel(name="x", path=model)) == ()
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["server.host=0.0.0.0"], "server.host is 0.0.0.0, which others can reach, but there are no api_key_hashes"),
+        (["server.host=no-such-host.invalid"], "server.host is no-such-host.invalid: no such host"),
+        (["drafter.host=192.0.2.1"], "drafter.host is 192.0.2.1: must be the address of one of this machine's"),
+        (["retrieval.index=/nowhere"], "/nowhere holds no index"),
+        (["retrieval.index=x", "retrieval.redis_url=redis://x"], "set one of the two"),
+        (["retrieval.semantic=true"], "there is no index"),
+        (["router.strategy=magic"], "must be one of anpd"),
+        (["verifier.device=tpu"], "verifier.device is tpu: must be cpu, cuda or cuda:NUMBER"),
+        (["verifier.kv_cache_tokens=100000000000"], "kv_cache_tokens: [0-9]+ would fit"),
+        (["verifier.stages=3"], "verifier.stages is 3: the model has 2 layers"),
+        (["verifier.stage_host=x"], "verifier.stage_host is x: must be an IP address"),
+        (["verifier.max_model_len=100000"], "max_model_len is 100000: the model was made for at most 512"),
+        (["verifier.max_model_len=500", "verifier.kv_cache_tokens=128"], "kv_cache_tokens, 128, must not be below"),
+        (["model=/nowhere"], "model is /nowhere: no such folder; use smollm2"),
+        (["model=nowhere.gguf"], "model is nowhere.gguf: no such file"),
+        (["model=a/b/c"], "model is a/b/c: no such folder"),
+        (["cache_dir=/proc/x"], "cache_dir is /proc/x: cannot write in /proc"),
+        (["server.tls_key=/x"], "go together"),
+    ],
+)
+def test_settings(flags: list[str], message: str, model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        preflight.preflight(settings_of(model, tmp_path, *flags))
+
+
+def test_a_taken_port(model: Path, tmp_path: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert f"cannot listen on 127.0.0.1:{port}" in refused(model, tmp_path, f"server.port={port}")
+        # It is said before the model is even looked for.
+        assert "cannot listen" in refused(tmp_path / "none", tmp_path, f"server.port={port}")
+        # On a Ray elsewhere it is that machine's port that counts.
+        preflight.preflight(settings_of(model, tmp_path, f"server.port={port}"), here=False)
+
+
+def test_tls_files(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    for name in ("a", "b"):
+        issued = authority.issue_cert("localhost")
+        issued.private_key_pem.write_to_path(tmp_path / f"{name}.key")
+        issued.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.pem")
+    (tmp_path / "text").write_text("no certificate")
+    (tmp_path / "cut").write_bytes((tmp_path / "a.pem").read_bytes()[:300])
+
+    def check(certificate: str, key: str) -> None:
+        files = TlsFiles(certificate=tmp_path / certificate, key=tmp_path / key)
+        check_server(PublicServerConfig(port=0, tls=files))
+
+    check("a.pem", "a.key")
+    for pair, message in (
+        (("a.pem", "b.key"), "b.key: it is not the key of server.tls_certificate"),
+        (("text", "a.key"), "tls_certificate is .*text: must be a PEM file"),
+        (("a.pem", "text"), "tls_key is .*text: must be a PEM file"),
+        (("cut", "a.key"), "must be a certificate chain and its key"),
+        (("missing", "a.key"), "tls_certificate is .*missing: cannot be read"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            check(*pair)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"a"', "config.json cannot be read"),
+        ("[]", "no JSON object"),
+        ("{}", "names no model_type"),
+        (b"\xff", "cannot be read"),
+    ],
+)
+def test_a_broken_configuration(content: str | bytes, message: str, model: Path, tmp_path: Path) -> None:
+    (model / "config.json").write_bytes(content if isinstance(content, bytes) else content.encode())
+    assert message in refused(model, tmp_path)
+
+
+def test_broken_weights(model: Path, tmp_path: Path) -> None:
+    file = model / "model.safetensors"
+    whole = file.read_bytes()
+    header = struct.unpack("<Q", whole[:8])[0]
+    for content, message in (
+        (whole[:-1], f"has {len(whole) - 1:,} bytes instead of {len(whole):,}: it is cut off"),
+        (whole[: 8 + header // 2], "cut off in its header"),
+        (b"", "is no safetensors file"),
+        (b"<html>" * 10, "is no safetensors file"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "pointer of git-lfs"),
+    ):
+        file.write_bytes(content)
+        assert message in refused(model, tmp_path)
+    file.unlink()
+    assert "no model.safetensors there" in refused(model, tmp_path)
+    (model / "blocks.safetensors").write_bytes(whole[:-1])
+    assert "blocks.safetensors has" in refused(model, tmp_path)
+    (model / "blocks.safetensors").unlink()
+    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
+    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    (model / "one.safetensors").write_bytes(whole)
+    assert "two.safetensors is missing" in refused(model, tmp_path)
+    (model / "two.safetensors").write_bytes(whole)
+    preflight.preflight(settings_of(model, tmp_path))
+
+
+def test_a_broken_tokenizer_and_an_empty_folder(model: Path, tmp_path: Path) -> None:
+    (model / "tokenizer.json").write_text("{")
+    assert "tokenizer.json cannot be read" in refused(model, tmp_path)
+    (model / "config.json").unlink()
+    assert "the folder has no config.json" in refused(model, tmp_path)
+
+
+def test_gguf_files_that_are_none(tmp_path: Path) -> None:
+    file = tmp_path / "x.gguf"
+    file.write_bytes(b"version https://git-lfs")
+    assert "pointer of git-lfs" in refused(file, tmp_path)
+    file.write_bytes(b"PK\x03\x04")
+    assert "no GGUF file" in refused(file, tmp_path)
+    file.write_bytes(b"GGUF\x03")
+    assert preflight.preflight(settings_of(file, tmp_path)) != ()
+
+
+def test_memory_is_counted_from_headers(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from safetensors import safe_open
+
+    with safe_open(model / "model.safetensors", framework="pt") as file:
+        numbers = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
+    weights = model_files.check_weights(model)
+    assert weights.in_layers + weights.others == numbers
+    assert weights.in_layers > 0
+    assert weights.stored == 4
+    verifier = settings_of(model, tmp_path).verifier
+    # Two layers, keys and values of two heads of 16 numbers, four bytes each.
+    assert model_files.cache_bytes(verifier, json.loads((model / "config.json").read_text())) == 2 * 2 * 2 * 16 * 4 * 16384
+    monkeypatch.setattr(preflight, "free_memory", lambda: 4.0 * numbers + 100)
+    assert "the model does not fit" in refused(model, tmp_path)
+
+
+def test_a_model_of_the_hub_that_was_fetched_before(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    settings = settings_of(Path("some/model"), tmp_path)
+    assert preflight.preflight(settings) != ()
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    with pytest.raises(ConfigurationError, match="HF_HUB_OFFLINE"):
+        preflight.preflight(settings)
+    kept = tmp_path / "hub" / "models--some--model"
+    (kept / "refs").mkdir(parents=True)
+    (kept / "refs" / "main").write_text("abc")
+    shutil.copytree(model, kept / "snapshots" / "abc")
+    assert preflight.preflight(settings) == ()
+    assert preflight.model_folder(settings) == kept / "snapshots" / "abc"
+
+
+def test_a_cache_that_is_full_is_found_before_anything_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=10 << 20))
+    settings = load(flags=["server.port=0", f"cache_dir={tmp_path / 'cache'}"], environ={})
+    with pytest.raises(ConfigurationError, match=r"120 MiB are needed there, 10 MiB are free"):
+        preflight.preflight(settings)
+
+
+def test_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host.metadata, "version", lambda _: "2.13.0+cpu")
+    with pytest.raises(ConfigurationError, match="built for CPUs"):
+        host.check_device("cuda")
+    monkeypatch.setattr(host.metadata, "version", lambda _: "2.13.0")
+    monkeypatch.setattr(host, "count_gpus", lambda: 0)
+    with pytest.raises(ConfigurationError, match="no NVIDIA GPU here"):
+        host.check_device("cuda:0")
+    monkeypatch.setattr(host, "count_gpus", lambda: 2)
+    host.check_device("cuda:1")
+    with pytest.raises(ConfigurationError, match="there are 2 GPUs"):
+        host.check_device("cuda:2")
+
+
+@pytest.fixture
+def guarded() -> Iterator[str]:
+    """A server that wants a token for every call, as Ray's does."""
+
+    class Guard(grpc.ServerInterceptor):
+        def intercept_service(self, continuation, details):  # type: ignore[no-untyped-def]
+            if ("authorization", "Bearer right") in [tuple(pair) for pair in details.invocation_metadata]:
+                return continuation(details)
+            refuse = lambda request, context: context.abort(grpc.StatusCode.UNAUTHENTICATED, "no")  # noqa: E731
+            return grpc.unary_unary_rpc_method_handler(refuse)
+
+    server = grpc.server(ThreadPoolExecutor(2), interceptors=[Guard()])
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    yield f"127.0.0.1:{port}"
+    server.stop(None)
+
+
+def test_a_ray_elsewhere(guarded: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_ADDRESS"):
+        monkeypatch.delenv(name, raising=False)
+    ray_address.check_ray_answers()
+    assert ray_address.ray_is_here()
+    for address, message in (
+        ("127.0.0.1:1", "nothing answers there"),
+        ("here", "must be HOST:PORT"),
+        (guarded, "refuses our"),
+    ):
+        monkeypatch.setenv("RAY_ADDRESS", address)
+        with pytest.raises(ConfigurationError, match=f"RAY_ADDRESS is {address}: .*{message}"):
+            ray_address.check_ray_answers(timeout_s=5)
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
+    with pytest.raises(ConfigurationError, match="refuses our token"):
+        ray_address.check_ray_answers(timeout_s=5)
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "right")
+    ray_address.check_ray_answers(timeout_s=5)
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:6379")
+    assert not ray_address.ray_is_here()
+
+
+def test_the_reason_is_found_among_serves_lines() -> None:
+    def message(kind: str, text: str) -> str:
+        line = f"RuntimeError: {starting.START_FAILED}{json.dumps([kind, text])}"
+        return f"The deployment failed to start 1 times in a row. Error:\nray::Serve\n  File x\n{line}\nmore"
+
+    refusal, gone = message("ConfigurationError", 'a\nb "c"'), message("Unavailable", "the verifier is gone")
+    found = starting.failure({"router": gone, "verifier": refusal}, "")
+    assert isinstance(found, ConfigurationError)
+    assert str(found) == 'a\nb "c"'
+    found = starting.failure({"router": gone, "drafter": message("OSError", "no room")}, "")
+    assert type(found) is OutriderError
+    assert str(found) == "the drafter did not start: OSError: no room"
+    assert str(starting.failure({"drafter": "It failed:\n the actor died\n\n"}, "x")).endswith(
+        "did not start: the actor died"
+    )
+    assert str(starting.failure({}, "Failed to update")).endswith("Failed to update")
+
+
+def test_wrong_requests_are_refused_before_a_model_is_loaded(tmp_path: Path) -> None:
+    settings = load(flags=["model=none"], environ={})
+    _check_request(settings, "x", {"seed": 3, "stop": "y", "strategy": "suffix"})
+    with pytest.raises(ClientInvalidArgument, match="seed is -1: must be a whole number from 0 to 18446744073709551615"):
+        _check_request(settings, "x", {"seed": -1})
+    for options, message in (
+        ({"top_p": 7.0}, "top_p is 7.0"),
+        ({"strategy": "magic"}, "must be one of anpd"),
+        ({"strategy": "rest"}, "no retrieval index"),
+        ({"max_tokens": 0}, "max_tokens is 0: must be a whole number from 1"),
+    ):
+        with pytest.raises(InvalidArgument, match=message):
+            _check_request(settings, [{"role": "user", "content": "x"}], options)  # type: ignore[arg-type]
+
+
+def test_errors_in_one_line(tmp_path: Path) -> None:
+    def told(error: BaseException) -> tuple[str, int] | None:
+        return explain(error)
+
+    assert told(ConfigurationError("x")) == ("x", 2)
+    assert told(Unavailable("x")) == ("x", 1)
+    assert told(ClientInvalidArgument("x", "f")) == ("x", 2)
+    with pytest.raises(OSError) as caught:
+        (tmp_path / "none").read_text()
+    assert told(caught.value) == (f"{tmp_path / 'none'}: No such file or directory", 2)
+    assert told(OSError("odd")) == ("odd", 1)
+    assert told(UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")) is not None
+    assert told(KeyError("a bug")) is None
+
+
+@pytest.mark.parametrize("arguments", [("--help",), ("plan",), ("models",), ("index", "--help")])
+def test_the_command_line_imports_light(arguments: tuple[str, ...], model: Path, tmp_path: Path) -> None:
+    heavy = ("torch", "transformers", "ray", "faiss", "redis", "scipy", "numpy", "huggingface_hub")
+    script = (
+        f"import sys; sys.argv = ['outrider', *{arguments!r}]\nfrom cluster.cli import main\n"
+        "try: main()\nexcept SystemExit as end: assert not end.code, end.code\n"
+        f"print('imported:', [name for name in {heavy!r} if name in sys.modules])"
+    )
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OUTRIDER_"))}
+    environment |= {"OUTRIDER_MODEL": str(model), "OUTRIDER_CACHE_DIR": str(tmp_path), "OUTRIDER_SERVER__PORT": "0"}
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "imported: []", done.stdout
+
+
+def test_version_and_module() -> None:
+    for command in (["--version"], ["--help"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "cluster.cli", *command], capture_output=True, text=True, cwd=ROOT, check=True
+        )
+        assert "outrider" in done.stdout.lower()
