@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from outrider import Client
-from tests.e2e.test_on_ray import Service
+from tests.on_ray import Service
 
 pytestmark = pytest.mark.slow
 
