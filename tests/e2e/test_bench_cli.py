@@ -89,6 +89,7 @@ def test_a_whole_run(tiny_model: Path, tmp_path: Path, prompts: Path, crashing_p
     assert float(row.split("│")[3]) == pytest.approx(measured["tau"], abs=0.006)
 
 
+@pytest.mark.alone
 def test_on_ray_there_are_rpcs_and_the_same_tokens(tiny_model: Path, tmp_path: Path, prompts: Path) -> None:
     out = tmp_path / "out"
     done = bench(

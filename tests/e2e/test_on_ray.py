@@ -27,7 +27,7 @@ from retrieval_index.store import IndexStore
 from tests.indexes import document
 from tests.on_ray import Service
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ import pytest
 from outrider import Client
 from tests.on_ray import Service
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 ASKED: dict[str, Any] = {
     "token_ids": [40, 41, 42] * 12,

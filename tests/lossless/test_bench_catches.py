@@ -35,7 +35,8 @@ from speculation.tree import chain
 from speculation.types import TokenTree
 from tests.service import tiny_settings
 
-pytestmark = pytest.mark.slow
+# One process, for the run that they share.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("bench catches")]
 
 SECONDS_PER_PASS = 0.010
 SECONDS_PER_ROW = 0.003

@@ -28,6 +28,9 @@ from speculation.types import SamplingParams
 from tests.service import pipeline
 from tests.tiny import make_tiny_model
 
+# One process, for the stages that they share.
+pytestmark = pytest.mark.xdist_group("stages")
+
 LAYERS = 5
 
 
