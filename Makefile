@@ -6,10 +6,14 @@ BIN    := $(VENV)/bin
 # configured index or folder has one. With a GPU: make demo TORCH=torch==2.13.0
 TORCH  ?= $(if $(filter Linux,$(shell uname)),torch==2.13.0+cpu,torch==2.13.0)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+# Most tests run in two processes side by side, those of one group in the same one. Two teams of OpenMP threads that wait
+# actively would take the cores from each other.
+TOGETHER := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist loadgroup
+
 # Where `make proto` writes.
 STUBS ?= sdk
 
-.PHONY: help demo test test-fast bench bench-smoke check fix types imports proto proto-fresh install clean
+.PHONY: help demo test test-fast test-together test-alone bench bench-smoke check fix types imports proto proto-fresh install clean
 
 help:  ## List what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -17,12 +21,17 @@ help:  ## List what there is
 demo: install  ## Serve the default model on a local Ray and stream three answers
 	@$(BIN)/python -m cluster.demo
 
-test: check  ## Everything, the slow tests and the benchmark's smoke test too
-	@$(BIN)/pytest
-	@$(MAKE) --no-print-directory bench-smoke
+test:  ## Everything, the slow tests and the benchmark's smoke test too; says how long each part took
+	@MAKE="$(MAKE)" .ci/parts install check test-together test-alone bench-smoke
 
-test-fast: install  ## Unit, lossless and contract tests: some three minutes
-	@$(BIN)/pytest -m "not slow"
+test-fast: install  ## Unit, lossless, contract and chaos tests: some two minutes
+	@$(TOGETHER) -m "not slow"
+
+test-together: install  ## All tests but those of test-alone, the slow ones too
+	@$(TOGETHER) -m "not alone"
+
+test-alone: install  ## Tests that want the machine to themselves: Ray, the real model
+	@$(BIN)/pytest -m alone
 
 bench: install  ## The full table on this machine, peers that are installed included: under an hour
 	@$(BIN)/outrider bench --per-task 2 --max-tokens 80 --concurrency 1,4,16 --repeats 3 \

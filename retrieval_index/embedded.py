@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -28,7 +29,8 @@ def embedded_redis(data_dir: Path | None = None, port: int | None = None) -> Ite
     # Whoever names a folder wants to find the data there again.
     durable = {} if data_dir is None else {"appendonly": "yes", "appendfsync": "everysec"}
     try:
-        server = ValkeyServer(host=HOST, port=port, data_dir=data_dir, persist=data_dir is not None, config=durable)
+        chosen = port or _free_port()
+        server = ValkeyServer(host=HOST, port=chosen, data_dir=data_dir, persist=data_dir is not None, config=durable)
         # While it starts it is asked, without a password, whether it is up: so it gets one right after.
         server.start()
     except (ValkeyServerError, OSError) as error:
@@ -38,3 +40,10 @@ def embedded_redis(data_dir: Path | None = None, port: int | None = None) -> Ite
         yield f"redis://:{password}@{HOST}:{server.port}"
     finally:
         server.stop()
+
+
+def _free_port() -> int:
+    """Drawn by the system: two processes that each look for the first free one from a fixed number on find the same."""
+    with socket.socket() as probe:
+        probe.bind((HOST, 0))
+        return int(probe.getsockname()[1])

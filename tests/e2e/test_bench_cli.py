@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from services.router.strategies import served
+from tests.e2e.conftest import Command
 from tests.processes import is_worker
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
@@ -88,6 +89,7 @@ def test_a_whole_run(tiny_model: Path, tmp_path: Path, prompts: Path, crashing_p
     assert float(row.split("│")[3]) == pytest.approx(measured["tau"], abs=0.006)
 
 
+@pytest.mark.alone
 def test_on_ray_there_are_rpcs_and_the_same_tokens(tiny_model: Path, tmp_path: Path, prompts: Path) -> None:
     out = tmp_path / "out"
     done = bench(
@@ -149,9 +151,10 @@ def test_ctrl_c_keeps_what_was_measured(tiny_model: Path, tmp_path: Path, prompt
         (["--temperature", "-1"], "--temperature"),
     ],
 )
-def test_mistakes_are_found_before_anything_is_loaded(arguments: list[str], says: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [OUTRIDER, "bench", *arguments], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
-    )
+def test_mistakes_are_found_before_anything_is_loaded(
+    outrider_here: Command, arguments: list[str], says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = outrider_here("bench", *arguments)
     assert done.returncode == 2, done.stdout + done.stderr
     assert says in done.stderr

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from retrieval_index.embedded import embedded_redis
+from tests.e2e.conftest import Command
 from tests.e2e.test_cli import SMALL, outrider
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 
-def test_an_index_from_build_to_use(tiny_model: Path, tmp_path: Path) -> None:
+def test_an_index_from_build_to_use(outrider_here: Command, tiny_model: Path, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus"
     corpus.mkdir()
     for number in range(6):
@@ -29,7 +30,7 @@ def test_an_index_from_build_to_use(tiny_model: Path, tmp_path: Path) -> None:
     assert "is whole" in outrider("index", "verify", index).stdout
     answers = []
     for strategy in ("autoregressive", "rest", "spectra", "blend"):
-        done = outrider(
+        done = outrider_here(
             "generate", "the quick brown", "--in-process", "--model", str(tiny_model), *SMALL, "--strategy", strategy,
             "--max-tokens", "30", "--temperature", "0.8", "--seed", "7", "--json", "--set", f"retrieval.index={index}",
         )  # fmt: skip
@@ -60,18 +61,18 @@ def test_an_index_from_build_to_use(tiny_model: Path, tmp_path: Path) -> None:
         (["list", "--redis", "redis://me:secret@127.0.0.1:1"], "redis://***@127.0.0.1:1"),
     ],
 )
-def test_wrong_input_gets_one_clear_line(arguments: list[str], why: str) -> None:
-    done = outrider("index", *arguments)
+def test_wrong_input_gets_one_clear_line(outrider_here: Command, arguments: list[str], why: str) -> None:
+    done = outrider_here("index", *arguments)
     assert done.returncode != 0
     assert why in done.stderr
     assert "Traceback" not in done.stderr
     assert "secret" not in done.stderr
 
 
-def test_an_index_that_is_none_is_refused_at_start(tiny_model: Path, tmp_path: Path) -> None:
+def test_an_index_that_is_none_is_refused_at_start(outrider_here: Command, tiny_model: Path, tmp_path: Path) -> None:
     here = ["generate", "x", "--in-process", "--model", str(tiny_model), *SMALL]
-    assert "holds no index" in outrider(*here, "--set", f"retrieval.index={tmp_path}").stderr
-    assert "no retrieval index" in outrider(*here, "--strategy", "rest").stderr
-    assert "but there is no index" in outrider(*here, "--set", "retrieval.semantic=true").stderr
+    assert "holds no index" in outrider_here(*here, "--set", f"retrieval.index={tmp_path}").stderr
+    assert "no retrieval index" in outrider_here(*here, "--strategy", "rest").stderr
+    assert "but there is no index" in outrider_here(*here, "--set", "retrieval.semantic=true").stderr
     both = ["--set", f"retrieval.index={tmp_path}", "--set", "retrieval.redis_url=redis://x"]
-    assert "set one of the two" in outrider(*here, *both).stderr
+    assert "set one of the two" in outrider_here(*here, *both).stderr

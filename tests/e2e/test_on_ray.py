@@ -1,15 +1,15 @@
-"""The service on a real local Ray: three processes, gRPC between them, and what happens when one of them dies."""
+"""The service on a real local Ray: four processes, gRPC between them, and what happens when one of them dies.
+
+One service for all tests, since a Ray and its replicas take half a minute to start. An index is published in the last test.
+"""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,66 +19,31 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import outrider
 from outrider import Client
+from retrieval_index.build import BuildConfig, Target, build_index
+from retrieval_index.embedded import embedded_redis
+from retrieval_index.manifest import tokenizer_digest
+from retrieval_index.perplexity import ModelScorer
+from retrieval_index.store import IndexStore
+from tests.indexes import document
+from tests.on_ray import Service
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
-
-# Runs the service and answers questions about it on stdin, so that the tests themselves stay outside of Ray.
-_HOST = """
-import json, sys
-from pathlib import Path
-from cluster.config import load
-from cluster.models import ResolvedModel
-from cluster.on_ray import running
-
-settings = load(flags=json.loads(sys.argv[2]), environ={})
-with running(settings, ResolvedModel(name="tiny", path=Path(sys.argv[1]))) as address:
-    from ray import serve
-    print(json.dumps(address), flush=True)
-    for line in sys.stdin:
-        deployment, method = line.split()
-        handle = serve.get_deployment_handle(deployment, "outrider")
-        print(json.dumps(getattr(handle, method).remote().result(timeout_s=60)), flush=True)
-"""
-
-
-class Service:
-    """A service in a process of its own."""
-
-    def __init__(self, folder: Path, flags: list[str]) -> None:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", _HOST, str(folder), json.dumps(flags)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        self.address: str = self._read()
-
-    def ask(self, deployment: str, method: str) -> Any:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"{deployment} {method}\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self) -> Any:
-        assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line[:1] in '"{[0123456789':
-                return json.loads(line)
-        raise AssertionError("the service ended")
-
-    def stop(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(timeout=120)
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
 
 
 @pytest.fixture(scope="module")
-def service(tiny_model: Path) -> Iterator[Service]:
+def redis() -> Iterator[str]:
+    with embedded_redis() as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def service(tiny_model: Path, redis: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     flags = [
         "server.port=0", "verifier.max_model_len=512", "verifier.kv_cache_tokens=4096", "verifier.threads=1",
-        "verifier.budget=fixed", "drafter.keep_calibration=false",
+        "verifier.budget=fixed", "drafter.keep_calibration=false", f"retrieval.redis_url={redis}", "retrieval.name=e2e",
+        f"cache_dir={tmp_path_factory.mktemp('cache')}",
+        # The first look-up of a process takes longer than later ones.
+        "drafter.retrieval_deadline_s=0.5",
     ]  # fmt: skip
     running = Service(tiny_model, flags)
     yield running
@@ -222,3 +187,50 @@ def test_killing_the_verifier_delays_the_answer_and_changes_no_token(service: Se
     assert stream.result is not None
     assert stream.result.usage.completion_tokens == 300
     assert service.ask("verifier", "process_id") != victim
+
+
+SAMPLED: dict[str, Any] = {"token_ids": [40, 41, 42, 43], "max_tokens": 60, "ignore_eos": True, "temperature": 0.9}
+
+
+def build_of(folder: Path, model: Path, tokens: tuple[int, ...]) -> None:
+    """An index whose whole corpus is one answer."""
+    target = Target(name="tiny", tokenizer_sha256=tokenizer_digest(model), vocab_size=320)
+    scorer: Callable[[], ModelScorer] = lambda: ModelScorer(model)  # noqa: E731
+    build_index([document(str(folder))], target, lambda text: tokens, scorer, folder, BuildConfig(keep=1.0))
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 90
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_an_index_comes_into_use_changes_and_survives(
+    service: Service, client: Client, redis: str, tiny_model: Path, tmp_path: Path
+) -> None:
+    plain = {seed: client.generate(strategy="autoregressive", seed=seed, **SAMPLED) for seed in (1, 2)}
+    # Nothing is published yet: no drafts, the same tokens.
+    assert client.generate(strategy="rest", seed=1, **SAMPLED).token_ids == plain[1].token_ids
+    store = IndexStore(redis, "e2e")
+    versions = []
+    for seed in (1, 2):
+        build_of(tmp_path / str(seed), tiny_model, (*SAMPLED["token_ids"], *plain[seed].token_ids))
+        versions.append(store.publish(tmp_path / str(seed)))
+        wait_for(lambda: service.ask("retrieval", "version") == versions[-1])
+        answer = client.generate(strategy="rest", seed=seed, **SAMPLED)
+        assert answer.token_ids == plain[seed].token_ids
+        # It has all been said before.
+        assert answer.speculative_decoding.num_accepted_draft_tokens > 20
+    victim = service.ask("retrieval", "process_id")
+    os.kill(victim, signal.SIGKILL)
+    for strategy in ("rest", "spectra", "blend"):
+        assert client.generate(strategy=strategy, seed=2, **SAMPLED).token_ids == plain[2].token_ids
+
+    def found_again() -> bool:
+        answer = client.generate(strategy="rest", seed=2, **SAMPLED)
+        assert answer.token_ids == plain[2].token_ids
+        return answer.speculative_decoding.num_accepted_draft_tokens > 20
+
+    wait_for(found_again)
+    assert service.ask("retrieval", "process_id") != victim

@@ -15,7 +15,7 @@ from cluster.models import BUILT_IN, as_float32, resolve
 from speculation.messages import ChatMessage, ClientRequest, Completion, TextChunk
 from speculation.types import SamplingParams
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
 PROMPTS = (
     "Repeat after me, twice: the rain in Spain falls mainly on the plain.",

@@ -12,9 +12,9 @@ import psutil
 import pytest
 
 from outrider import Client
-from tests.e2e.test_on_ray import Service
+from tests.on_ray import Service
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.alone]
 
 ASKED: dict[str, Any] = {
     "token_ids": [40, 41, 42] * 12,

@@ -28,6 +28,9 @@ from speculation.types import SamplingParams
 from tests.service import pipeline
 from tests.tiny import make_tiny_model
 
+# One process, for the stages that they share.
+pytestmark = pytest.mark.xdist_group("stages")
+
 LAYERS = 5
 
 
@@ -47,13 +50,15 @@ def config(model: Path, stages: int, **options: object) -> TargetConfig:
     )
 
 
-@pytest.fixture
-def whole(model: Path) -> TransformersTarget:
-    return TransformersTarget(config(model, 1))
+@pytest.fixture(scope="module")
+def whole(model: Path) -> torch.Tensor:
+    """What ``passes`` gives in one process."""
+    return passes(TransformersTarget(config(model, 1)))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def split(model: Path) -> Iterator[TransformersTarget]:
+    """Two stages; each test leaves them without a session."""
     target = TransformersTarget(config(model, 2), launch_child)
     yield target
     target.shutdown()
@@ -135,36 +140,42 @@ def passes(target: TransformersTarget) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("stages", [2, 3, LAYERS])
-def test_the_same_bits(model: Path, whole: TransformersTarget, stages: int) -> None:
+def test_the_same_bits_from_two_stages(split: TransformersTarget, whole: torch.Tensor) -> None:
+    assert torch.equal(passes(split), whole)
+    assert split.pool.keys.shape[0] < LAYERS
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stages", [3, LAYERS])
+def test_the_same_bits_from_more_stages(model: Path, whole: torch.Tensor, stages: int) -> None:
     target = TransformersTarget(config(model, stages), launch_child)
     try:
-        assert torch.equal(passes(target), passes(whole))
+        assert torch.equal(passes(target), whole)
         assert target.pool.keys.shape[0] < LAYERS
     finally:
         target.shutdown()
 
 
 @pytest.mark.slow
-def test_stages_that_disagree_on_a_length_stop(split: TransformersTarget, whole: TransformersTarget) -> None:
+def test_stages_that_disagree_on_a_length_stop(split: TransformersTarget, whole: torch.Tensor) -> None:
     split.open("a", 100)
     split.forward([Rows(session_id="a", context=0, tokens=(1, 2, 3), logits=1)])
     split.keep("a", 0, [0, 1])
     with pytest.raises(TargetLost, match="disagree"):
         split.forward([Rows(session_id="a", context=3, tokens=(4,), logits=1)])
     split.recover()
-    assert torch.equal(passes(split), passes(whole))
+    assert torch.equal(passes(split), whole)
 
 
 @pytest.mark.slow
-def test_a_pass_that_fails_in_a_stage_fails_alone(split: TransformersTarget, whole: TransformersTarget) -> None:
+def test_a_pass_that_fails_in_a_stage_fails_alone(split: TransformersTarget, whole: torch.Tensor) -> None:
     from speculation.errors import Internal
 
     split.open("a", 100)
     with pytest.raises(Internal, match="its log says why"):
         split.forward([Rows(session_id="a", context=0, tokens=(10**6,), logits=1)])
     split.close("a")
-    assert torch.equal(passes(split), passes(whole))
+    assert torch.equal(passes(split), whole)
 
 
 @asynccontextmanager

@@ -62,7 +62,7 @@ async def verifier(
         draft_link = InProcessDraftLink(service)
     verifier_config = VerifierConfig(
         model_name="tiny",
-        target=TargetConfig(model_path=str(folder), kv_cache_tokens=2048, max_model_len=512),
+        target=TargetConfig(model_path=str(folder), kv_cache_tokens=2048, max_model_len=512, threads=1),
         loop=LoopConfig(max_batched_tokens=50),
         budget=budget,
     )

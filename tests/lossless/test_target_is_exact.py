@@ -21,6 +21,9 @@ from speculation.errors import ConfigurationError
 from speculation.ports import Rows
 from tests.tiny import make_tiny_model
 
+# One process, since targets and plain decoding are shared, and so that the last test sees what the others gave back.
+pytestmark = pytest.mark.xdist_group("target is exact")
+
 # Long enough to cross tile borders, and so do the trees.
 LENGTH = 200
 
