@@ -1,0 +1,44 @@
+"""The table of what passes cost: kept for the next start, of the very kernels that it was measured with, and not believed blindly."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from services.verifier.calibrate import costs_of
+from services.verifier.config import Kernels, TargetConfig
+from services.verifier.native.library import instruction_sets, library
+from services.verifier.target import TransformersTarget
+
+
+def made(model: Path, kernels: Kernels = "auto") -> tuple[TransformersTarget, TargetConfig]:
+    config = TargetConfig(model_path=str(model), kv_cache_tokens=2048, max_model_len=512, kernels=kernels)
+    return TransformersTarget(config), config
+
+
+def test_a_table_that_does_not_hold_any_more_is_measured_anew(
+    tiny_model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    target, config = made(tiny_model)
+    first = costs_of(target, config, tmp_path)
+    (file,) = tmp_path.glob("*.json")
+    content = json.loads(file.read_text())
+    assert content["measured"] == first.as_object()
+    # As if something else had kept the machine busy while trees were timed.
+    for rows in content["measured"]["by_rows"]:
+        content["measured"]["by_rows"][rows] *= 1 if rows == "1" else 100
+    file.write_text(json.dumps(content))
+    again = costs_of(target, config, tmp_path)
+    assert "measured anew" in caplog.text
+    assert again.of_rows(8) < 20 * first.of_rows(8)
+    assert json.loads(file.read_text())["measured"] == again.as_object()
+    assert target.tiles.available == target.tiles.total
+
+
+def test_other_kernels_have_a_table_of_their_own(tiny_model: Path, tmp_path: Path) -> None:
+    names: list[Kernels] = ["onednn", *(name for name in instruction_sets() if library(name) is not None)]  # type: ignore[list-item]
+    for name in names:
+        costs_of(*made(tiny_model, name), tmp_path)
+    assert len(list(tmp_path.glob("*.json"))) == len(names)
