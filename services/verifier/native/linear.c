@@ -15,7 +15,7 @@
 #include "linear.h"
 
 /* Rows that a panel meets one after the other: their inputs stay in a cache, too. */
-enum { BLOCK = 32, CHUNK = 128, GROUP = 96, AHEAD = 4096 };
+enum { BLOCK = 32, CHUNK = 128, GROUP = 96, MOST_ROWS = 12, AHEAD = 4096 };
 enum weights { FLOAT32, BFLOAT16, Q8_0, Q4_0, Q4_1 };
 
 INLINE int bits_of(enum weights type) { return type == BFLOAT16 ? 16 : type == Q8_0 ? 8 : 4; }
@@ -86,9 +86,9 @@ INLINE void add_products(int count, int vecs, const float **rows, int64_t in_row
  * begin with what they hold, or with zero. Inlined with constant `type`, `count` and `vecs`. */
 INLINE void multiply(enum weights type, int count, int vecs, const float *in, int64_t in_row, const char *panel, int first,
                      int64_t inputs, struct ahead ahead, float *sums, int begun) {
-    vec sum[ROWS][PANEL_VECS];
+    vec sum[MOST_ROWS][PANEL_VECS];
     /* Every third row: with the rows between at one and two times `in_row`, all are reached by few registers. */
-    const float *rows[(ROWS + 2) / 3];
+    const float *rows[(MOST_ROWS + 2) / 3];
     for (int r = 0; r < count; r += 3) rows[r / 3] = in + r * in_row;
     EACH(r, count)
         EACH(v, vecs) sum[r][v] = begun ? load(sums + r * PANEL + v * LANES) : spread(0);
@@ -97,7 +97,7 @@ INLINE void multiply(enum weights type, int count, int vecs, const float *in, in
         for (int64_t k = 0; k < inputs; k++, weights += PANEL, ahead.from += ahead.step) {
             vec weight[PANEL_VECS];
             __builtin_prefetch(ahead.from);
-            if (vecs == PANEL_VECS) __builtin_prefetch(ahead.from + ahead.step / 2);
+            __builtin_prefetch(ahead.from + ahead.step / 2);
             EACH(v, vecs) weight[v] = load(weights + v * LANES);
             add_products(count, vecs, rows, in_row, weight, sum);
         }
@@ -129,20 +129,19 @@ INLINE void multiply(enum weights type, int count, int vecs, const float *in, in
         EACH(v, vecs) keep(sums + r * PANEL + v * LANES, sum[r][v]);
 }
 
-/* The same for any count of rows up to ROWS, over the whole panel. */
+/* The same for any count of rows up to ROWS, or DIRECT_ROWS, over the whole panel. */
 INLINE void multiply_some(enum weights type, int64_t count, const float *in, int64_t in_row, const char *panel,
                           int64_t inputs, struct ahead ahead, float *sums, int begun) {
-    const struct ahead later = {ahead.from + ahead.step * inputs, ahead.step};
     switch (count) {
-#define CASE(COUNT)                                                                                                 \
-    case COUNT:                                                                                                     \
-        if (type != FLOAT32 && COUNT > DIRECT_ROWS)                                                                 \
-            break;                                                                                                  \
-        if (COUNT <= (type == FLOAT32 ? WIDE_ROWS : DIRECT_WIDE_ROWS))                                              \
-            multiply(type, COUNT, PANEL_VECS, in, in_row, panel, 0, inputs, ahead, sums, begun);                    \
-        else if (COUNT <= ROWS)                                                                                     \
-            for (int v = 0; v < PANEL_VECS; v += VECS)                                                              \
-                multiply(type, COUNT, VECS, in, in_row, panel, v, inputs, v ? later : ahead, sums + v * LANES, begun); \
+#define CASE(COUNT)                                                                                                \
+    case COUNT:                                                                                                    \
+        if (type == FLOAT32 && COUNT <= ROWS)                                                                      \
+            multiply(type, COUNT, PANEL_VECS, in, in_row, panel, 0, inputs, ahead, sums, begun);                   \
+        else if (type != FLOAT32 && COUNT == 1)                                                                    \
+            multiply(type, COUNT, PANEL_VECS, in, in_row, panel, 0, inputs, ahead, sums, begun);                   \
+        else if (type != FLOAT32 && COUNT <= DIRECT_ROWS)                                                          \
+            for (int v = 0; v < PANEL_VECS; v += DIRECT_VECS)                                                      \
+                multiply(type, COUNT, DIRECT_VECS, in, in_row, panel, v, inputs, ahead, sums + v * LANES, begun);  \
         break;
         CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6) CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
     }
@@ -168,11 +167,17 @@ INLINE void unpack(enum weights type, const char *panel, int64_t inputs, float *
     }
 }
 
+/* Apart from what unpacks, whose constants would take the registers. */
+static __attribute__((noinline)) void multiply_floats(int64_t count, const float *in, int64_t in_row, const char *panel,
+                                                      int64_t inputs, struct ahead ahead, float *sums, int begun) {
+    multiply_some(FLOAT32, count, in, in_row, panel, inputs, ahead, sums, begun);
+}
+
 /* Any number of rows times one panel: a part of the inputs after the other, so that its weights stay in the nearest cache,
  * as floats, while all rows pass by, and the next part comes from memory meanwhile. */
 INLINE void multiply_all(enum weights type, int64_t rows, const float *in, int64_t inputs, const char *panel, float *sums) {
-    float floats[CHUNK * PANEL];
-    if (rows <= (type == FLOAT32 ? WIDE_ROWS : DIRECT_ROWS)) {
+    _Alignas(64) float floats[CHUNK * PANEL];
+    if (rows <= (type == FLOAT32 ? ROWS : DIRECT_ROWS)) {
         const struct ahead ahead = {panel + AHEAD, 4 * PANEL};
         multiply_some(type, rows, in, inputs, panel, inputs, ahead, sums, 0);
         return;
@@ -180,16 +185,17 @@ INLINE void multiply_all(enum weights type, int64_t rows, const float *in, int64
     const int64_t blocks = (rows + ROWS - 1) / ROWS;
     for (int64_t k = 0; k < inputs; k += CHUNK) {
         const int64_t depth = inputs - k < CHUNK ? inputs - k : CHUNK, bytes = depth * (block_bytes(type) / BLOCK);
-        const char *weights = panel + k / BLOCK * block_bytes(type), *next = weights + bytes;
+        const char *weights = panel + k / BLOCK * block_bytes(type);
+        struct ahead ahead = {weights + bytes, bytes / depth / blocks};
         if (type != FLOAT32) {
             unpack(type, weights, depth, floats);
             weights = (const char *)floats;
+            /* Few bytes, which unpacking fetches by itself. */
+            ahead = (struct ahead){weights, 0};
         }
-        const int64_t passes = blocks * (rows <= blocks * WIDE_ROWS ? 1 : PANEL_VECS / VECS), step = bytes / depth / passes;
-        for (int64_t block = 0; block < blocks; block++) {
+        for (int64_t block = 0; block < blocks; block++, ahead.from += ahead.step * depth) {
             const int64_t row = block * rows / blocks, count = (block + 1) * rows / blocks - row;
-            const struct ahead ahead = {next + bytes / blocks * block, step};
-            multiply_some(FLOAT32, count, in + row * inputs + k, inputs, weights, depth, ahead, sums + row * PANEL, k > 0);
+            multiply_floats(count, in + row * inputs + k, inputs, weights, depth, ahead, sums + row * PANEL, k > 0);
         }
     }
 }
@@ -207,7 +213,7 @@ INLINE void one_panel(enum weights type, const struct linear *layer, const struc
     const int64_t inputs = layer->inputs;
     const int64_t panel_bytes = type == FLOAT32 ? 4 * inputs * PANEL : inputs / BLOCK * block_bytes(type);
     const int64_t rows = asked->rows - row < GROUP ? asked->rows - row : GROUP;
-    float sums[GROUP * PANEL];
+    _Alignas(64) float sums[GROUP * PANEL];
     multiply_all(type, rows, asked->in + row * inputs, inputs, (const char *)layer->weights + number * panel_bytes, sums);
     for (int64_t r = 0; r < rows; r++)
         for (int v = 0; v < PANEL; v += LANES) {

@@ -6,17 +6,18 @@
 #include <stdint.h>
 #include <string.h>
 
-/* LANES: floats of a vector. ROWS x VECS sums fit into the registers beside what is read; WIDE_ROWS rows do with a whole
- * panel of outputs. */
+/* LANES: floats of a vector. The sums of ROWS rows over a whole panel of outputs fit into the registers, beside what is read.
+ * Weights that are made floats on the way take more: DIRECT_ROWS rows, over DIRECT_VECS vectors at a time if there is more
+ * than one row. */
 #if defined(__AVX512F__)
 #include <immintrin.h>
-enum { LANES = 16, ROWS = 12, VECS = 2, WIDE_ROWS = 12, DIRECT_ROWS = 8, DIRECT_WIDE_ROWS = 8 };
+enum { LANES = 16, ROWS = 12, DIRECT_ROWS = 8, DIRECT_VECS = 2 };
 #elif defined(__AVX2__) && defined(__FMA__) && defined(__F16C__)
 #include <immintrin.h>
-enum { LANES = 8, ROWS = 6, VECS = 2, WIDE_ROWS = 3, DIRECT_ROWS = 4, DIRECT_WIDE_ROWS = 1 };
+enum { LANES = 8, ROWS = 3, DIRECT_ROWS = 4, DIRECT_VECS = 2 };
 #elif defined(__aarch64__) && defined(__ARM_NEON)
 #include <arm_neon.h>
-enum { LANES = 4, ROWS = 6, VECS = 4, WIDE_ROWS = 3, DIRECT_ROWS = 6, DIRECT_WIDE_ROWS = 2 };
+enum { LANES = 4, ROWS = 3, DIRECT_ROWS = 4, DIRECT_VECS = 4 };
 #else
 #error "these kernels need AVX-512, AVX2 with FMA and F16C, or NEON"
 #endif
