@@ -30,16 +30,20 @@ from services.verifier.target import TransformersTarget
 from speculation.ports import Rows
 
 Pass = Callable[[int], None]
+_MOST_ROWS = 512
 
 
 def ours(config: TargetConfig, context: int) -> Pass:
     """A pass through our target over so many rows."""
     target = TransformersTarget(config)
-    target.open("cost", context + MAX_NODES + 1)
+    target.open("cost", context + _MOST_ROWS + 1)
 
     def run(rows: int) -> None:
-        parents = tuple(range(-1, rows - 2))
-        target.forward([Rows(session_id="cost", context=context, tokens=(1,) * rows, parents=parents, logits=rows)])
+        # More than a tree may have are a prompt's, of which the last row's logits are asked for.
+        tree = rows <= MAX_NODES
+        parents = tuple(range(-1, rows - 2)) if tree else ()
+        logits = rows if tree else 1
+        target.forward([Rows(session_id="cost", context=context, tokens=(1,) * rows, parents=parents, logits=logits)])
 
     return run
 
@@ -54,7 +58,8 @@ def theirs(config: TargetConfig, context: int) -> Pass:
 
     @torch.inference_mode()
     def run(rows: int) -> None:
-        model(torch.ones(1, rows, dtype=torch.long, device=config.device), past_key_values=cache)
+        tokens = torch.ones(1, rows, dtype=torch.long, device=config.device)
+        model(tokens, past_key_values=cache, logits_to_keep=rows if rows <= MAX_NODES else 1)
         cache.crop(-rows)
 
     with torch.inference_mode():
@@ -114,7 +119,9 @@ def main() -> None:
     """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=BUILT_IN, help="folder of a model; default: the built-in one")
-    parser.add_argument("--rows", default="1,2,4,8,16,32,64,128", help="comma-separated, at most 128")
+    parser.add_argument(
+        "--rows", default="1,2,4,8,16,32,64,128,256", help="comma-separated, at most 512; beyond 128 a prompt's"
+    )
     parser.add_argument("--context", type=int, default=256, help="committed tokens before the rows")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "int8"))
@@ -125,8 +132,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments = parser.parse_args()
     rows = [int(count) if count.isdecimal() else 0 for count in arguments.rows.split(",")]
-    if not all(1 <= count <= MAX_NODES for count in rows):
-        parser.error(f"--rows is {arguments.rows}: must be numbers from 1 to {MAX_NODES}, comma-separated")
+    if not all(1 <= count <= _MOST_ROWS for count in rows):
+        parser.error(f"--rows is {arguments.rows}: must be numbers from 1 to {_MOST_ROWS}, comma-separated")
     if arguments.context < 1 or arguments.repeats < 1:
         parser.error("--context and --repeats must be at least 1")
     model = resolve(arguments.model, Path.home() / ".cache" / "outrider", say=lambda text: print(text, file=sys.stderr))
@@ -134,7 +141,7 @@ def main() -> None:
         model_path=str(model.path),
         dtype=arguments.dtype,
         device=arguments.device,
-        kv_cache_tokens=arguments.context + MAX_NODES + 1,
+        kv_cache_tokens=arguments.context + _MOST_ROWS + 1,
         threads=arguments.threads,
         kernels=arguments.kernels,
         weights=arguments.weights,
