@@ -14,10 +14,12 @@ import pytest
 import torch
 
 from cluster.build import Pipeline
+from cluster.models import resolve
 from cluster.stages import launch_child
 from services.router import strategies as known
 from services.verifier.config import TargetConfig
 from services.verifier.loading import split_layers
+from services.verifier.native.library import library
 from services.verifier.stage import spec_from_json, spec_to_json
 from services.verifier.stages import Op, Orders, StageSpec, read_orders
 from services.verifier.target import TransformersTarget
@@ -27,6 +29,7 @@ from speculation.ports import Rows
 from speculation.types import SamplingParams
 from tests.service import pipeline
 from tests.tiny import make_tiny_model
+from tests.tiny_gguf import make_tiny_gguf
 
 # One process, for the stages that they share.
 pytestmark = pytest.mark.xdist_group("stages")
@@ -62,6 +65,21 @@ def split(model: Path) -> Iterator[TransformersTarget]:
     target = TransformersTarget(config(model, 2), launch_child)
     yield target
     target.shutdown()
+
+
+def test_weights_as_stored_in_stages(tmp_path: Path) -> None:
+    """Every stage keeps its blocks as they are; the last one's output layer shares them with the first one's embeddings."""
+    gguf = make_tiny_gguf(
+        tmp_path, {"attn_norm": "F32", "ffn_norm": "F32", "attn": "Q4_1", "ffn": "Q4_0", "token_embd": "Q8_0"}
+    )
+    folder = resolve(str(gguf), tmp_path / "cache").path
+    alone = passes(TransformersTarget(config(folder, 1)))
+    target = TransformersTarget(config(folder, 2, kernels_dir=tmp_path / "choices"), launch_child)
+    try:
+        assert library() is None or target.kernels.weights == "as_stored"
+        assert torch.equal(passes(target), alone)
+    finally:
+        target.shutdown()
 
 
 def test_every_stage_gets_a_share_of_the_layers(model: Path) -> None:

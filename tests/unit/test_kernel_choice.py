@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
+from cluster.build import verifier_config
+from cluster.config import load
+from cluster.models import ResolvedModel
+from cluster.report import print_plan
+from services.machine import processor
 from services.verifier import kernels
 from services.verifier.config import TargetConfig
-from services.verifier.kept import latest
+from services.verifier.kept import Kept, digest_of, latest
 from services.verifier.kernels import Choice, choose_kernels
 from services.verifier.linears import MakeLinear, pack_linears
 from services.verifier.native.library import library
@@ -178,3 +183,26 @@ def test_cores_are_those_that_a_container_grants(tmp_path: Path, monkeypatch: py
     ):
         quota.write_text(text)
         assert machine.cores() == min(cores, len(os.sched_getaffinity(0)))
+
+
+def test_the_plan_says_what_was_chosen_and_why(
+    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "1000")
+    settings = load(flags=[f"model={tiny_model}", f"cache_dir={tmp_path}", "server.port=0"], environ={})
+    print_plan(settings)
+    assert (
+        "kernels: verifier.kernels: auto, verifier.weights: auto; the first start times what there is"
+        in capsys.readouterr().out
+    )
+    config = verifier_config(settings, ResolvedModel(name="tiny", path=tiny_model)).target
+    about = {"model": digest_of(config.model_path), "processor": processor()}
+    found = Choice(linears="native", instructions="avx2", weights="as_stored", reason="fastest exact, of the test")
+    assert config.kernels_dir is not None
+    Kept(config.kernels_dir, about).write(asdict(found))
+    print_plan(settings)
+    said = " ".join(capsys.readouterr().out.split())
+    assert (
+        "kernels: native avx2, weights as_stored (verifier.kernels: auto, verifier.weights: auto); fastest exact, of the test"
+        in said
+    )

@@ -159,3 +159,24 @@ def test_attention_is_the_same_bits_on_every_instruction_set(window: int | None)
         query, key, value = (torch.randn(count, rows, size) for count in (heads, kv_heads, kv_heads))
         results.append(laid_out.attend(0, query, key, value, size**-0.5, window))
     assert all(torch.equal(result, results[0]) for result in results)
+
+
+def printed_by(command: list[str], flags: tuple[str, ...], folder: Path, run: list[str]) -> list[str]:
+    """What tests/native_bits.c prints, compiled with ``flags``."""
+    sources = Path(compiling.__file__).parent
+    files = [str(sources / name) for name in ("linear.c", "tree_attention.c", "check.c")]
+    made = str(folder / "bits")
+    program = str(Path(__file__).parents[1] / "native_bits.c")
+    subprocess.run([*command, *compiling._FLAGS, *flags, f"-I{sources}", program, *files, "-o", made], check=True)
+    return subprocess.run([*run, made], capture_output=True, text=True, check=True).stdout.splitlines()
+
+
+@pytest.mark.slow
+def test_neon_under_emulation_is_the_same_bits(tmp_path: Path) -> None:
+    """Where a cross compiler and an emulator are installed (Debian: gcc-aarch64-linux-gnu, qemu-user)."""
+    compiler, emulator, here = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64"), all_here()
+    if compiler is None or emulator is None or not here or here[-1].name == "neon":
+        pytest.skip("no cross compiler, emulator or other instruction set here")
+    own = printed_by(["cc"], compiling._FLAGS_OF[here[-1].name], tmp_path, [])
+    assert len(own) == 82 and own[0] == "check 1"
+    assert printed_by([compiler, "-static"], (), tmp_path, [emulator]) == own

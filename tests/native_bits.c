@@ -1,0 +1,107 @@
+/* Runs the kernels on made-up numbers and prints a hash of every result: the same lines on every instruction set. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "layer.c"
+
+int outrider_check(void);
+void outrider_pack(const struct linear *, const unsigned char *, int64_t, int64_t, char *);
+
+enum { ROWS_AT_ONCE = 70, HIDDEN = 64, INTERMEDIATE = 128, HEADS = 4, KV_HEADS = 2, SIZE = 32, TILE_SLOTS = 64 };
+
+static uint64_t state;
+
+static float drawn(void) {
+    state = state * 6364136223846793005ull + 1442695040888963407ull;
+    return (float)((int32_t)(state >> 33) & 0xffff) / 32768.0f - 1.0f;
+}
+
+static float *many(int64_t count) {
+    float *made = aligned_alloc(64, (size_t)(count * 4 + 63) / 64 * 64);
+    for (int64_t i = 0; i < count; i++) made[i] = drawn();
+    return made;
+}
+
+static uint64_t hash(const float *numbers, int64_t count) {
+    const unsigned char *bytes = (const unsigned char *)numbers;
+    uint64_t found = 1469598103934665603ull;
+    for (int64_t i = 0; i < 4 * count; i++) found = (found ^ bytes[i]) * 1099511628211ull;
+    return found;
+}
+
+/* Weights of a type, as a file has them, in panels; scales are of about 1/16. */
+static const void *weights(int type, int64_t inputs, int64_t outputs, int64_t panels) {
+    static const int64_t bytes_of_block[] = {128, 64, 34, 18, 20};
+    if (type == 0) return many(panels * PANEL * inputs);
+    const int64_t size = bytes_of_block[type], row = size * inputs / 32;
+    unsigned char *stored = malloc((size_t)(outputs * row));
+    for (int64_t i = 0; i < outputs * row; i++) stored[i] = (unsigned char)(drawn() * 127 + 128);
+    for (unsigned char *block = stored; block < stored + outputs * row; block += size) {
+        if (type == 1)
+            for (int k = 0; k < 32; k++) block[2 * k + 1] = 0x3e;
+        else
+            block[1] = 0x2c;
+        if (type == 4) block[3] = 0xb0;
+    }
+    const struct linear layer = {0, 0, type, inputs, panels};
+    char *packed = aligned_alloc(64, (size_t)(panels * PANEL * row));
+    outrider_pack(&layer, stored, row, outputs, packed);
+    return packed;
+}
+
+static void linears(int type) {
+    const int64_t inputs = 320, outputs = 100, panels = 4;
+    state = (uint64_t)type + 1;
+    const struct linear layer = {weights(type, inputs, outputs, panels), 0, type, inputs, panels};
+    float *in = many(ROWS_AT_ONCE * inputs), *out = many(ROWS_AT_ONCE * panels * PANEL);
+    for (int64_t rows = 1; rows <= ROWS_AT_ONCE; rows += rows < 14 ? 1 : 28) {
+        outrider_linear(&layer, rows, in, 0, out, panels * PANEL);
+        printf("linear %d rows %d %016llx\n", type, (int)rows, (unsigned long long)hash(out, rows * panels * PANEL));
+    }
+}
+
+static struct linear random_linear(int64_t inputs, int64_t outputs) {
+    return (struct linear){many(inputs * outputs), 0, 0, inputs, outputs / PANEL};
+}
+
+static void layers(void) {
+    enum { JOINT = (HEADS + 2 * KV_HEADS) * SIZE, SLOTS = 2 * TILE_SLOTS, PER_THREAD = 24 * (SLOTS + 2 * SIZE + 1) };
+    static int64_t tiles[] = {1, 0}, zeros[ROWS_AT_ONCE], numbers[ROWS_AT_ONCE], ends[ROWS_AT_ONCE], blocks[ROWS_AT_ONCE + 1];
+    int64_t count = 0;
+    state = 99;
+    for (int64_t row = 0; row < ROWS_AT_ONCE; row++) numbers[row] = row, ends[row] = ROWS_AT_ONCE;
+    for (int64_t row = 0; row < ROWS_AT_ONCE; row += 12) blocks[count++] = row;
+    blocks[count] = ROWS_AT_ONCE;
+    const struct decoder_layer layer = {
+        .before_attention = {many(HIDDEN), 1e-5f},
+        .before_mlp = {many(HIDDEN), 1e-5f},
+        .query_key_value = {{random_linear(HIDDEN, JOINT)}, 1, JOINT, {0, HEADS * SIZE, (HEADS + KV_HEADS) * SIZE}},
+        .gate_up = {{random_linear(HIDDEN, 2 * INTERMEDIATE)}, 1, 2 * INTERMEDIATE, {0, INTERMEDIATE, 0}},
+        .attention_out = random_linear(HEADS * SIZE, HIDDEN),
+        .down = random_linear(INTERMEDIATE, HIDDEN),
+        .hidden = HIDDEN, .intermediate = INTERMEDIATE, .heads = HEADS, .kv_heads = KV_HEADS, .size = SIZE,
+    };
+    const struct layout pass = {
+        .rows = ROWS_AT_ONCE, .heads = HEADS, .kv_heads = KV_HEADS, .size = SIZE, .value_width = SIZE + 1, .blocks = count,
+        .slots = SLOTS, .scratch_per_thread = PER_THREAD, .threads = 2, .tiles = tiles, .row_tiles = zeros,
+        .own_slot = numbers, .position = numbers, .straight = ends, .path = zeros, .row_path = zeros, .block_rows = blocks,
+        .scratch = many(2 * PER_THREAD),
+    };
+    const struct layer attention = {
+        .keys = many(2 * KV_HEADS * SIZE * TILE_SLOTS), .values = many(2 * KV_HEADS * TILE_SLOTS * (SIZE + 1)), .scale = 0.17f,
+    };
+    const struct room room = {
+        many(ROWS_AT_ONCE * SIZE), many(ROWS_AT_ONCE * SIZE), many(ROWS_AT_ONCE * HIDDEN), many(ROWS_AT_ONCE * JOINT),
+        many(ROWS_AT_ONCE * HEADS * SIZE), many(ROWS_AT_ONCE * 2 * INTERMEDIATE), many(ROWS_AT_ONCE * INTERMEDIATE),
+    };
+    float *in = many(ROWS_AT_ONCE * HIDDEN), *out = many(ROWS_AT_ONCE * HIDDEN);
+    outrider_layer(&layer, &pass, &attention, &room, ROWS_AT_ONCE, in, out);
+    printf("layer %016llx\n", (unsigned long long)hash(out, ROWS_AT_ONCE * HIDDEN));
+}
+
+int main(void) {
+    printf("check %d\n", outrider_check());
+    for (int type = 0; type < 5; type++) linears(type);
+    layers();
+    return 0;
+}
