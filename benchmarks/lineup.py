@@ -131,8 +131,8 @@ class Lineup:
         return {
             "contestant": contestant,
             "model": self._model.name,
-            "model_path": str(self._model.path),
-            "float32_path": str(as_float32(self._model.path)) if contestant in PEERS else "",
+            # Peers read nothing but plain weights.
+            "model_path": str(as_float32(self._model.path) if contestant in PEERS else self._model.path),
             "dtype": verifier.dtype,
             "device": verifier.device,
             "threads": self.threads,

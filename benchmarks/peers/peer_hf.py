@@ -45,7 +45,7 @@ class Peer:
         transformers.logging.set_verbosity_error()
         dtype = getattr(torch, spec["dtype"])
         self._device = torch.device(spec["device"])
-        self._model = AutoModelForCausalLM.from_pretrained(spec["float32_path"], dtype=dtype).to(self._device).eval()
+        self._model = AutoModelForCausalLM.from_pretrained(spec["model_path"], dtype=dtype).to(self._device).eval()
         self._spec = spec
         self._dtype = dtype
         self._assistant: Any = None

@@ -32,7 +32,7 @@ class Peer:
 
         self._version = vllm.__version__
         arguments = AsyncEngineArgs(
-            model=spec["float32_path"],
+            model=spec["model_path"],
             dtype=spec["dtype"],
             max_model_len=spec["max_model_len"],
             # Repeats ask the same prompts again: what is measured is the engine, not its memory of the last repeat.
