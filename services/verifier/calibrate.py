@@ -104,13 +104,13 @@ def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
     # Whoever finds no room is left out: a pool may be small.
     opened = [name for name, room in zip(names, rooms, strict=True) if target.open(name, room + MAX_NODES + 1)]
     try:
-        for name, room in zip(names, rooms, strict=True):
-            if name in opened:
-                _pretend(target, name, room)
+        for name in opened:
+            _pretend(target, name, plan.context)
         passes: dict[str | int, list[Rows]] = {rows: [_chain(opened[0], plan.context, rows)] for rows in plan.rows}
-        passes |= {f"{rows} behind": [_chain(opened[0], plan.longer, rows)] for rows in (1, plan.rows[-1])}
         passes["together"] = [_chain(name, plan.context, 1) for name in opened]
         times = _seconds(target, passes)
+        _pretend(target, opened[0], plan.longer)
+        behind = _seconds(target, {rows: [_chain(opened[0], plan.longer, rows)] for rows in (1, plan.rows[-1])})
     finally:
         for name in opened:
             target.close(name)
@@ -118,7 +118,7 @@ def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
     # Too short a way, and the difference is all noise.
     way, most = plan.longer - plan.context, plan.rows[-1]
     # What a key adds to a pass of one row, and of many: the reading of it, and then every row's share.
-    added = {rows: max(0.0, times[f"{rows} behind"] - by_rows[rows]) / way if way >= _CONTEXT else 0.0 for rows in (1, most)}
+    added = {rows: max(0.0, behind[rows] - by_rows[rows]) / way if way >= _CONTEXT else 0.0 for rows in behind}
     per_row_key = max(0.0, added[most] - added[1]) / (most - 1) if most > 1 else 0.0
     per_key = max(0.0, added[1] - per_row_key)
     same_rows = CostTable(by_rows=by_rows, per_request=0.0, per_key=0.0).of_rows(len(opened))

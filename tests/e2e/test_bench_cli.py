@@ -111,6 +111,7 @@ def test_on_ray_wants_a_ray_of_its_own(tmp_path: Path, monkeypatch: pytest.Monke
     assert "unset RAY_ADDRESS" in done.stderr
 
 
+@pytest.mark.alone
 def test_ctrl_c_keeps_what_was_measured(tiny_model: Path, tmp_path: Path, prompts: Path) -> None:
     out = tmp_path / "out"
     command = [
