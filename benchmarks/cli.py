@@ -163,6 +163,7 @@ def _run(
     from benchmarks.lineup import Lineup
     from benchmarks.plots import check_installed
     from benchmarks.prompts import read_prompts
+    from cluster.signals import stop_on_signals
 
     # Everything that can be wrong is found before anything is loaded.
     check_installed()
@@ -179,9 +180,9 @@ def _run(
     config = BenchConfig(source=source, prompts=prompts, schedule=schedule, seed=seed)
     bench = Bench(config, lineup, settings, resolved, console)
     partial = False
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        # A closed terminal or a stopped job must not leave contestants behind: it ends like Ctrl-C does.
-        signal.signal(number, signal.default_int_handler)
+    stop_on_signals()
+    # A closed terminal must not leave contestants behind, either: it ends like Ctrl-C does.
+    signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         bench.run()
     except KeyboardInterrupt:
