@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,10 +13,14 @@ from cluster.models import ResolvedModel
 from services.links.config import PublicServerConfig
 from services.links.public_server import serve_public
 
+# To run the suites under other kernels than those of this processor: a value of verifier.kernels.
+KERNELS = os.environ.get("KERNELS_UNDER_TEST", "auto")
+
 
 def tiny_settings(*flags: str) -> list[str]:
     """Settings that fit a tiny model."""
     return [
+        f"verifier.kernels={KERNELS}",
         "server.port=0",
         "verifier.kv_cache_tokens=4096",
         "verifier.max_model_len=512",
