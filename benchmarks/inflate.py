@@ -166,8 +166,9 @@ def main() -> None:
     model = arguments.model
     if model is None:
         from cluster.models import BUILT_IN, as_float32, resolve
+        from services.machine import cache_folder
 
-        model = resolve(BUILT_IN, Path.home() / ".cache" / "outrider", say=lambda text: print(text, file=sys.stderr)).path
+        model = resolve(BUILT_IN, cache_folder(), say=lambda text: print(text, file=sys.stderr)).path
         model = as_float32(model)
     try:
         total = inflate(

@@ -23,6 +23,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from cluster.models import BUILT_IN, as_float32, resolve
+from services.machine import cache_folder
 from services.verifier.attention import MAX_NODES
 from services.verifier.config import Kernels, TargetConfig, Weights
 from services.verifier.loading import shape_of
@@ -136,7 +137,7 @@ def main() -> None:
         parser.error(f"--rows is {arguments.rows}: must be numbers from 1 to {_MOST_ROWS}, comma-separated")
     if arguments.context < 1 or arguments.repeats < 1:
         parser.error("--context and --repeats must be at least 1")
-    model = resolve(arguments.model, Path.home() / ".cache" / "outrider", say=lambda text: print(text, file=sys.stderr))
+    model = resolve(arguments.model, cache_folder(), say=lambda text: print(text, file=sys.stderr))
     config = TargetConfig(
         model_path=str(model.path),
         dtype=arguments.dtype,

@@ -15,7 +15,7 @@ import typer
 from benchmarks import cli as benchmarks
 from cluster import index_cli
 from cluster.names import API_KEY_VARIABLE
-from cluster.terminal import explain, stderr, tell
+from cluster.terminal import end_with, stderr
 from services.router.strategies import STRATEGIES
 from speculation.errors import ConfigurationError, OutriderError
 
@@ -367,11 +367,7 @@ def main() -> None:
         # Whoever read our output has seen enough.
         _leave(1)
     except Exception as error:
-        told = explain(error)
-        if told is None:
-            raise
-        tell(told[0])
-        sys.exit(told[1])
+        end_with(error)
 
 
 def _leave(code: int) -> None:

@@ -25,7 +25,7 @@ from cluster.demo_tasks import ABOUT_BLEND, ABOUT_PLAIN, CODE_BASE, MAX_TOKENS, 
 from cluster.models import resolve
 from cluster.service import running
 from cluster.signals import stop_on_signals
-from cluster.terminal import explain, tell
+from cluster.terminal import end_with
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.manifest import read_manifest, tokenizer_digest
 from retrieval_index.store import IndexStore
@@ -55,11 +55,7 @@ def main() -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except Exception as error:
-        told = explain(error)
-        if told is None:
-            raise
-        tell(told[0])
-        sys.exit(told[1])
+        end_with(error)
 
 
 def _run() -> None:

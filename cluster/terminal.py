@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError
 
@@ -49,3 +49,12 @@ def tell(line: str) -> None:
     from rich.markup import escape
 
     stderr().print("[bold red]error:[/bold red]", escape(line), highlight=False, soft_wrap=True)
+
+
+def end_with(error: Exception) -> NoReturn:
+    """End the process with an error's line and exit code; an error that is no user's doing is raised as it is."""
+    told = explain(error)
+    if told is None:
+        raise error
+    tell(told[0])
+    sys.exit(told[1])

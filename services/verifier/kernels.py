@@ -70,11 +70,6 @@ class Choice:
         return [self.linears, self.instructions, self.weights, self.digest]
 
     @property
-    def exact(self) -> bool:
-        """Whether a row's bits depend on that row alone."""
-        return self.linears != "torch"
-
-    @property
     def min_rows(self) -> int:
         """How few rows a layer may get."""
         # With a single row, oneDNN and torch take another kernel, with other rounding.
