@@ -19,19 +19,22 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.gguf import is_gguf_arch_supported
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
+from services.verifier.complete import missing, refuse_incomplete, refuse_nonsense
+from services.verifier.refusals import refuse_unsupported
 from services.verifier.stored_blocks import KEPT, StoredBlocks, Weight
-from services.verifier.weight_files import OUTPUT_LAYER, save_blocks
+from services.verifier.weight_files import save_blocks
 
 
 def unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
     """Write ``gguf`` to ``folder``.
 
     Raises:
-        OSError, ValueError, KeyError, RuntimeError, NotImplementedError: transformers does not know such a file, or it is
-            damaged.
+        ConfigurationError: its model cannot be served, or lacks weights.
+        Exception: whatever libraries raise of a damaged file.
     """
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     config = AutoConfig.from_pretrained(**source)
+    refuse_unsupported(config.to_dict(), gguf)
     reader = GGUFReader(gguf)
     architecture = reader.get_field("general.architecture")
     if architecture is None:
@@ -39,16 +42,19 @@ def unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
     if is_gguf_arch_supported(architecture.contents()):
         # transformers knows these by another way, which gives whole tensors only.
         say(f"{gguf.name}: weights of {architecture.contents()} become float32, they cannot be kept as stored")
-        AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).save_pretrained(folder)
+        whole, info = AutoModelForCausalLM.from_pretrained(
+            **source, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+        refuse_incomplete(whole, info, gguf)
+        refuse_nonsense(whole, gguf)
+        whole.save_pretrained(folder)
     else:
         with init_empty_weights():
             model = AutoModelForCausalLM.from_config(config)
         weights = _weights(reader, model, architecture.contents(), say)
-        missing = {name for name, _ in model.named_parameters()} - weights.keys()
-        if config.tie_word_embeddings:
-            missing.discard(OUTPUT_LAYER)
-        if missing:
-            raise ValueError(f"it has no {', '.join(sorted(missing)[:3])}")
+        lacking = {name for name, _ in model.named_parameters()} - weights.keys() - model.all_tied_weights_keys.keys()
+        if lacking:
+            raise missing(model, lacking, gguf)
         save_blocks(weights, folder)
         # What made the file is of no interest.
         config.architectures = [type(model).__name__]
