@@ -24,6 +24,12 @@ _LONGEST = 400
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # Their text alone says what is wrong; of the others the class is half of it.
 _TELLING = (OSError, ValueError, RuntimeError, NotImplementedError)
+_ALSO_TELLING = (
+    "Exception",
+    "SafetensorError",
+    "StrictDataclassFieldValidationError",
+    "StrictDataclassClassValidationError",
+)
 
 
 @contextmanager
@@ -53,7 +59,7 @@ def one_line(error: BaseException) -> str:
     text = " ".join(_COLOURS.sub("", str(error)).split())
     if not text:
         return type(error).__name__
-    if not isinstance(error, _TELLING):
+    if not isinstance(error, _TELLING) and type(error).__name__ not in _ALSO_TELLING:
         text = f"{type(error).__name__}: {text}"
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
 

@@ -83,7 +83,8 @@ def open_file(folder: Path) -> FileTokenizer | None:
         source = _template_of(folder, settings)
         if source is not None and not isinstance(source, str):
             return None
-        tokenizer = Tokenizer.from_file(str(file))
+        with reading(f"load the tokeniser {file}"):
+            tokenizer = Tokenizer.from_file(str(file))
         check_vocabulary(folder, max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1))
     with reading(f"read the chat template at {folder}"):
         template = ChatTemplate(source, _special_tokens(settings)) if source else None

@@ -24,7 +24,10 @@ class TransformersTokenizer:
         for name in ("tokenizer.json", "tokenizer_config.json"):
             if (folder / name).is_file():
                 read_json(folder / name, "tokeniser")
-        with reading(f"load the tokeniser at {folder}"):
+        where = f"load the tokeniser at {folder}"
+        if not (folder / "tokenizer.json").is_file():
+            where += " without a tokenizer.json"
+        with reading(where):
             tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
         if not getattr(tokenizer, "is_fast", False):
             raise ConfigurationError(f"the tokeniser at {model_path} has no tokenizer.json; convert it to a fast tokeniser")

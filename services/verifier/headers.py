@@ -123,9 +123,9 @@ def _instead(folder: Path) -> str:
             f", but {pickled}, which is never opened, since it can hold programs: convert it to safetensors "
             "(load it with transformers where you trust it, and call save_pretrained)"
         )
-    if gguf := next((file.name for file in sorted(folder.glob("*.gguf"))), None):
+    if gguf := next((file.name for file in sorted(folder.glob("*.gguf")) if file.is_file()), None):
         return f"; to serve {gguf}, name that file"
-    if other := next((file.name for file in sorted(folder.glob("*.safetensors"))), None):
+    if other := next((file.name for file in sorted(folder.glob("*.safetensors")) if file.is_file()), None):
         return f", but {other}: files that belong together need {INDEX}"
     return ""
 

@@ -111,6 +111,7 @@ def read_config(config: TargetConfig) -> PreTrainedConfig:
     folder = Path(config.model_path)
     with reading(f"load the model at {folder}"):
         check_weights(folder, check_config(folder))
+    with reading(f"make sense of {folder / 'config.json'}"):
         found: PreTrainedConfig = AutoConfig.from_pretrained(config.model_path, trust_remote_code=False)
         # With all that config.json leaves out.
         refuse_unsupported(found.to_dict(), folder)

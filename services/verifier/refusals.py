@@ -41,6 +41,7 @@ _COUNTS = (
     "intermediate_size", "max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions", "d_model", "n_layers",
     "n_heads", "num_layers", "num_heads",
 )  # fmt: skip
+_WINDOWS = ("sliding_window", "attention_chunk_size")
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 # Settings that would have transformers load something else than the folder's usual files, or compute by other code.
 _ELSEWHERE = ("transformers_weights", "fusion_config", "distributed_config")
@@ -112,6 +113,11 @@ def _elsewhere(config: Config) -> str | None:
     return None
 
 
+def _sound(config: Config) -> str | None:
+    kind = config["model_type"]
+    return f"{kind} speaks in sound or listens to it, and is no language model for text alone" if kind in _SOUND else None
+
+
 def _encoder_decoder(config: Config) -> str | None:
     kind, known = config["model_type"], known_types()
     others = known.seq2seq - known.causal if known is not None else ()
@@ -125,8 +131,6 @@ def _encoder_decoder(config: Config) -> str | None:
 
 def _other_kind(config: Config) -> str | None:
     kind, known = config["model_type"], known_types()
-    if kind in _SOUND:
-        return f"{kind} speaks in sound or listens to it, and is no language model for text alone"
     if known is None or kind in known.causal:
         return None
     if kind in known.multimodal or any(config.get(name) for name in ("vision_config", "audio_config")):
@@ -175,6 +179,18 @@ def _attention(config: Config) -> str | None:
     return None
 
 
+def _shapes(config: Config) -> str | None:
+    """Of the configuration itself."""
+    for name in ("text_config", "auto_map"):
+        if not isinstance(config.get(name), Mapping | None):
+            return f"{name} is {str(config[name])[:40]!r} in config.json: must be an object"
+    for prefix, part in _parts(config):
+        for name in ("layer_types", "layers_block_type"):
+            if not isinstance(part.get(name), list | tuple | None):
+                return f"{prefix}{name} is {str(part[name])[:40]!r} in config.json: must be a list of names"
+    return None
+
+
 def _sizes(config: Config) -> str | None:
     for prefix, part in _parts(config):
         for name in _COUNTS:
@@ -183,6 +199,10 @@ def _sizes(config: Config) -> str | None:
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 return f"{prefix}{name} is {str(value)[:40]!r} in config.json: must be a whole number from 1 on"
+        for name in _WINDOWS:
+            value = part.get(name)
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | list | tuple)):
+                return f"{prefix}{name} is {str(value)[:40]!r} in config.json: must be a whole number, or null"
         heads, shared = part.get("num_attention_heads"), part.get("num_key_value_heads")
         if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
             return (
@@ -214,5 +234,6 @@ def _positions(config: Config) -> str | None:
 
 
 _RULES: tuple[Callable[[Config], str | None], ...] = (
-    _unknown, _quantised, _elsewhere, _encoder_decoder, _other_kind, _masked, _recurrent, _attention, _sizes, _positions,
+    _unknown, _shapes, _quantised, _elsewhere, _sound, _encoder_decoder, _other_kind, _masked, _recurrent, _attention,
+    _sizes, _positions,
 )  # fmt: skip

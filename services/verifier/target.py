@@ -10,6 +10,7 @@ from itertools import takewhile
 import torch
 from transformers import GenerationConfig
 
+from services.model_folder import reading
 from services.processors import build_pipeline
 from services.verifier.config import TargetConfig
 from services.verifier.kernels import Choice
@@ -37,13 +38,14 @@ class TransformersTarget:
 
     def __init__(self, config: TargetConfig, launch: Launch | None = None) -> None:
         _check_device(config)
-        model_config = read_config(config).get_text_config()
-        # Refuses a wrong number of stages before any is started.
-        split_layers(config)
-        check_memory(config)
-        self.vocab_size: int = model_config.vocab_size
-        self.eos_token_ids = _eos_token_ids(config.model_path, model_config)
-        self.max_model_len = _max_model_len(config, model_config)
+        with reading(f"load the model at {config.model_path}"):
+            model_config = read_config(config).get_text_config()
+            # Refuses a wrong number of stages before any is started.
+            split_layers(config)
+            check_memory(config)
+            self.vocab_size: int = model_config.vocab_size
+            self.eos_token_ids = _eos_token_ids(config.model_path, model_config)
+            self.max_model_len = _max_model_len(config, model_config)
         self.depth = config.stages
         self._config = config
         self._launch = launch
@@ -63,7 +65,8 @@ class TransformersTarget:
             self._upstream = Upstream(config, self._launch)
         try:
             # What this process holds is not lost with another one.
-            self._part = part or ModelSlice(config, config.stages - 1)
+            with reading(f"load the model at {config.model_path}"):
+                self._part = part or ModelSlice(config, config.stages - 1)
             self.pool.clear()
             self.tiles = TileAllocator(self.pool.total_tiles)
             if self._upstream is not None:
@@ -192,8 +195,11 @@ class TransformersTarget:
         session, rows = "probe", 4
         self.open(session, rows)
         try:
-            self.forward([Rows(session_id=session, context=0, tokens=tuple(range(1, rows + 1)), parents=(-1, -1), logits=1)])
+            tokens = tuple(range(1, rows + 1))
+            made = self.forward([Rows(session_id=session, context=0, tokens=tokens, parents=(-1, -1), logits=1)])
             self._part.check(session, rows)
+            if not torch.isfinite(made[0]).all():
+                raise NotImplementedError("its logits are no numbers: config.json or its weights are damaged")
         except OutriderError:
             raise
         except Exception as error:
