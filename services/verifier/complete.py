@@ -42,7 +42,7 @@ def missing(model: PreTrainedModel, names: Collection[str], folder: Path) -> Con
     """The error for weights that no file holds."""
     return ConfigurationError(
         f"cannot load the model at {folder}: its files hold no {min(names)}{_and_others(len(names))}, which "
-        f"{type(model).__name__} needs by config.json: fetch the files again, or correct it"
+        f"{type(model).__name__} needs by its configuration: fetch the files again, or correct that"
     )
 
 
@@ -72,7 +72,7 @@ def refuse_unused(model: PreTrainedModel, names: Collection[str], folder: Path) 
     if own:
         raise ConfigurationError(
             f"cannot load the model at {folder}: its files hold {own[0]}{_and_others(len(own))}, for which "
-            f"{type(model).__name__} has no place by config.json: it would be another model without them"
+            f"{type(model).__name__} has no place by its configuration: it would be another model without them"
         )
     if names:
         log.info("not used: %s%s", min(names), _and_others(len(names)))

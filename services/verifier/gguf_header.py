@@ -7,6 +7,7 @@ name, its dimensions, its type and where its data begins; the data (github.com/g
 from __future__ import annotations
 
 import math
+import re
 import struct
 from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
@@ -19,6 +20,7 @@ _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 # Bytes of a field's value, by the number of its type.
 _SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 10: "<Q", 11: "<q"}
 _TEXT, _LIST = 8, 9
 _ARCHITECTURE = b"general.architecture"
 _ALIGNMENT = b"general.alignment"
@@ -31,8 +33,10 @@ _BLOCKS = {
     40: (64, 36), 41: (128, 18),
 }  # fmt: skip
 _MOST_DIMENSIONS = 4
-# A part of a model that lies in several files.
+# Of files that hold a part of a model each.
 _SPLIT = b"split.count"
+_LAYERS = b".block_count"
+_LAYER = re.compile(rb"^blk\.(\d+)\.")
 
 
 def check(path: Path) -> str:
@@ -131,40 +135,48 @@ def _read(data: mmap) -> _Header:
     if version not in _VERSIONS:
         raise ValueError(f"it has version {version} of the format, {' and '.join(map(str, _VERSIONS))} are read")
     reader = _Reader(data, len(_MAGIC) + 20)
-    architecture, parts, alignment = None, 1, 32
+    architecture = ""
+    numbers = {_ALIGNMENT: 32, _SPLIT: 1, _LAYERS: 0}
     for _ in range(fields):
         key, kind = reader.text(), reader.number("<I")
+        known = _LAYERS if key.endswith(_LAYERS) else key
         if key == _ARCHITECTURE and kind == _TEXT:
             architecture = reader.text().decode("utf-8", "replace")
-        elif key == _ALIGNMENT and kind == 4:
-            alignment = reader.number("<I")
-        elif key == _SPLIT and kind == 2:
-            parts = reader.number("<H")
+        elif known in numbers and kind in _NUMBERS:
+            numbers[known] = reader.number(_NUMBERS[kind])
         else:
             reader.skip_value(kind)
     if not architecture:
         raise ValueError("it names no architecture")
-    if not tensors:
+    if numbers[_ALIGNMENT] < 1:
+        raise ValueError(f"general.alignment is {numbers[_ALIGNMENT]}: must be a number from 1 on")
+    # One by one: a damaged count is larger than the file.
+    names, ends = set(), [0]
+    for _ in range(tensors):
+        name, end = _tensor(reader)
+        names.add(name)
+        ends.append(end)
+    if not names:
         raise ValueError("it holds no weights")
-    if not alignment:
-        raise ValueError("general.alignment is 0")
-    ends = [_end_of(reader) for _ in range(tensors)] if tensors <= len(data) else []
-    if not ends:
-        raise ValueError(f"it cannot hold {tensors} tensors")
-    start = -(-reader.at // alignment) * alignment
-    return _Header(architecture=architecture, parts=parts, end=start + max(ends))
+    layers = {int(found[1]) for name in names if (found := _LAYER.match(name))}
+    if numbers[_SPLIT] == 1 and len(layers) < numbers[_LAYERS]:
+        raise ValueError(f"it holds weights of {len(layers)} layers, and says it has {numbers[_LAYERS]} (block_count)")
+    start = -(-reader.at // numbers[_ALIGNMENT]) * numbers[_ALIGNMENT]
+    return _Header(architecture=architecture, parts=numbers[_SPLIT], end=start + max(ends))
 
 
-def _end_of(reader: _Reader) -> int:
-    """Where a tensor's data ends, from where the data begin."""
+def _tensor(reader: _Reader) -> tuple[bytes, int]:
+    """A tensor's name, and where its data ends, from where the data begin."""
     name, count = reader.text(), reader.number("<I")
     if not 1 <= count <= _MOST_DIMENSIONS:
-        raise ValueError(f"{name[:60].decode('utf-8', 'replace')} has {count} dimensions")
+        raise ValueError(f"it is damaged: tensor {name[:60].decode('utf-8', 'replace')!r} has {count} dimensions")
     sizes = [reader.number("<Q") for _ in range(count)]
     kind, offset = reader.number("<I"), reader.number("<Q")
     if kind not in _BLOCKS:
-        raise ValueError(f"{name[:60].decode('utf-8', 'replace')} has the type {kind}, which is not known")
+        raise ValueError(f"tensor {name[:60].decode('utf-8', 'replace')!r} is of the type {kind}, which is not known")
     block, block_bytes = _BLOCKS[kind]
     if sizes[0] % block:
-        raise ValueError(f"{name[:60].decode('utf-8', 'replace')} has rows of {sizes[0]}, no multiple of {block}")
-    return offset + math.prod(sizes) // block * block_bytes
+        raise ValueError(
+            f"it is damaged: tensor {name[:60].decode('utf-8', 'replace')!r} has rows of {sizes[0]} in blocks of {block}"
+        )
+    return name, offset + math.prod(sizes) // block * block_bytes

@@ -201,7 +201,7 @@ def _sizes(config: Config) -> str | None:
                 return f"{prefix}{name} is {str(value)[:40]!r} in config.json: must be a whole number from 1 on"
         for name in _WINDOWS:
             value = part.get(name)
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int | list | tuple)):
+            if any(type(one) not in (int, type(None)) for one in (value if isinstance(value, list | tuple) else (value,))):
                 return f"{prefix}{name} is {str(value)[:40]!r} in config.json: must be a whole number, or null"
         heads, shared = part.get("num_attention_heads"), part.get("num_key_value_heads")
         if isinstance(heads, int) and isinstance(shared, int) and heads % shared:

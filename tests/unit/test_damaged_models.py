@@ -1,13 +1,17 @@
-"""Whatever folder or file is given as a model: served as transformers computes it, or refused with one line."""
+"""Whatever folder or file is given as a model: served as transformers computes it, or refused with one line.
+
+Bytes of the weights themselves are left alone, unless they become no numbers: nobody could notice.
+"""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GgufConfig
 
 from cluster.config import load
 from cluster.models import resolve
@@ -17,10 +21,17 @@ from services.verifier.config import TargetConfig
 from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from speculation.ports import Rows
-from tests.damage import damage
+from tests.damage import damage, damage_gguf
+from tests.tiny_gguf import make_tiny_gguf
 
-FOLDERS, FILES, BATCH = 400, 100, 50
+BATCH = 40
+FOLDERS, FILES = 10 * BATCH, 3 * BATCH
 TEXT = tuple(range(5, 17))
+
+
+def batches(count: int) -> list[object]:
+    """The first seed of each batch; all but the first are slow together."""
+    return [pytest.param(first, marks=[pytest.mark.slow] if first else []) for first in range(0, count, BATCH)]
 
 
 def serve(model: Path, cache: Path) -> TransformersTarget:
@@ -33,8 +44,12 @@ def serve(model: Path, cache: Path) -> TransformersTarget:
     return TransformersTarget(TargetConfig(model_path=str(folder), kv_cache_tokens=512, kernels="torch", threads=1))
 
 
-def outcome(model: Path, cache: Path, what: str, **source: object) -> str | None:
-    """The refusal, or None where the model is served; any other outcome fails, with ``what`` was damaged."""
+def outcome(model: Path, cache: Path, what: str) -> str | None:
+    """The refusal, or None where the model is served.
+
+    Raises:
+        AssertionError: any other outcome; says what was damaged.
+    """
     try:
         target = serve(model, cache)
     except ConfigurationError as error:
@@ -45,10 +60,8 @@ def outcome(model: Path, cache: Path, what: str, **source: object) -> str | None
         raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
     assert target.open("a", 64)
     served = target.forward([Rows(session_id="a", context=0, tokens=TEXT, logits=len(TEXT))])[0]
-    where = str(model.parent) if source else str(model)
     try:
-        theirs = AutoModelForCausalLM.from_pretrained(where, dtype=torch.float32, attn_implementation="eager", **source)
-        reference = theirs(torch.tensor([TEXT])).logits[0].detach()
+        reference = theirs(model)
     except Exception as error:
         raise AssertionError(f"{what}: served, but transformers fails: {error}") from error
     assert torch.isfinite(served).all(), what
@@ -56,9 +69,18 @@ def outcome(model: Path, cache: Path, what: str, **source: object) -> str | None
     return None
 
 
-@pytest.mark.parametrize(
-    "first", [pytest.param(0), *(pytest.param(n, marks=pytest.mark.slow) for n in range(BATCH, FOLDERS, BATCH))]
-)
+def theirs(model: Path) -> torch.Tensor:
+    """What transformers computes."""
+    source: dict[str, Any] = {"pretrained_model_name_or_path": str(model)}
+    if model.is_file():
+        source = {"pretrained_model_name_or_path": str(model.parent), "gguf_file": model.name}
+        source["quantization_config"] = GgufConfig(dequantize=True)
+    loaded = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32, attn_implementation="eager")
+    made: torch.Tensor = loaded(torch.tensor([TEXT])).logits[0].detach()
+    return made
+
+
+@pytest.mark.parametrize("first", batches(FOLDERS))
 def test_folders(first: int, tiny_model: Path, tmp_path: Path) -> None:
     refused = 0
     for seed in range(first, first + BATCH):
@@ -67,4 +89,21 @@ def test_folders(first: int, tiny_model: Path, tmp_path: Path) -> None:
         refused += outcome(folder, tmp_path / "cache", what) is not None
         shutil.rmtree(folder)
     # Neither everything nor nothing.
+    assert BATCH // 4 < refused < BATCH
+
+
+@pytest.fixture(scope="module")
+def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    kinds = {"attn_norm": "F32", "ffn_norm": "F32", "attn_q": "Q4_1", "ffn": "Q8_0", "token_embd": "Q4_0"}
+    return make_tiny_gguf(tmp_path_factory.mktemp("gguf"), kinds)
+
+
+@pytest.mark.parametrize("first", batches(FILES))
+def test_gguf_files(first: int, tiny_gguf: Path, tmp_path: Path) -> None:
+    refused = 0
+    for seed in range(first, first + BATCH):
+        # A name of its own: what is unpacked is kept by name, size and time.
+        file = Path(shutil.copy(tiny_gguf, tmp_path / f"tiny-{seed}.gguf"))
+        what = f"seed {seed}, {damage_gguf(file, seed)}"
+        refused += outcome(file, tmp_path / "cache", what) is not None
     assert BATCH // 4 < refused < BATCH
