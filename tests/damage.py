@@ -164,7 +164,7 @@ def _tensor(rng: random.Random, folder: Path) -> str:
         "gone": dict,
         "renamed": lambda: {f"{name}_packed": weight},
         "shorter": lambda: {name: weight[:-1].clone()},
-        "turned": lambda: {name: weight.T.contiguous()},
+        "turned": lambda: {name: weight.t().contiguous()},
         "flat": lambda: {name: weight.flatten()},
         "empty": lambda: {name: weight[:0].clone()},
         "number": lambda: {name: weight.sum()},

@@ -98,7 +98,7 @@ def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[s
     checked: dict[str, bool] = {}
     unpacked: set[str] = set()
 
-    def process(data: np.ndarray[Any, Any], name: str) -> tuple[np.ndarray[Any, Any], str]:
+    def process(data: np.ndarray[Any, Any], name: str) -> tuple[np.ndarray[Any, Any], str | None]:
         done = processor.process(weights=data, name=name, tensor_key_mapping=names, parsed_parameters=entered)
         return done.weights, done.name
 
@@ -111,7 +111,7 @@ def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[s
                 # Whether blocks may be moved like whole tensors is tried on one layer of each kind.
                 whole, _ = process(dequantize(tensor.data, tensor.tensor_type), tensor.name)
                 checked[pattern] = np.array_equal(dequantize(blocks, tensor.tensor_type), whole)
-            if checked[pattern]:
+            if checked[pattern] and name is not None:
                 raw = torch.from_numpy(np.array(blocks))
                 found[names[name]] = StoredBlocks(raw, kind, int(tensor.shape[0]))
                 continue

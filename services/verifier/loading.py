@@ -47,7 +47,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
     """
     attention.register()
     folder = Path(config.model_path)
-    read_config(config)
+    check_files(config)
     if (folder / BLOCKS_FILE).is_file() or _stored_in_halves(config):
         return _load_as_stored(config)
     with reading(f"load the model at {folder}"), without_report():
@@ -102,6 +102,17 @@ def _load_as_stored(config: TargetConfig) -> PreTrainedModel:
     return model
 
 
+def check_files(config: TargetConfig) -> None:
+    """Check that configuration and weights are there, whole, and of a model that can be served, as far as headers tell.
+
+    Raises:
+        ConfigurationError: says what is wrong, and where.
+    """
+    folder = Path(config.model_path)
+    with reading(f"load the model at {folder}"):
+        check_weights(folder, check_config(folder))
+
+
 def read_config(config: TargetConfig) -> PreTrainedConfig:
     """The model's own configuration.
 
@@ -109,9 +120,8 @@ def read_config(config: TargetConfig) -> PreTrainedConfig:
         ConfigurationError: there is none, or it is of an architecture that is not known or cannot be served; says why.
     """
     folder = Path(config.model_path)
-    with reading(f"load the model at {folder}"):
-        check_weights(folder, check_config(folder))
     with reading(f"make sense of {folder / 'config.json'}"):
+        check_config(folder)
         found: PreTrainedConfig = AutoConfig.from_pretrained(config.model_path, trust_remote_code=False)
         # With all that config.json leaves out.
         refuse_unsupported(found.to_dict(), folder)
@@ -203,6 +213,7 @@ def load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
     Raises:
         ConfigurationError: the model cannot be split like that; says why.
     """
+    check_files(config)
     with reading(f"load the model at {config.model_path}"):
         return _load_layers(config, layers)
 

@@ -15,7 +15,7 @@ from services.processors import build_pipeline
 from services.verifier.config import TargetConfig
 from services.verifier.kernels import Choice
 from services.verifier.kv_pool import TILE, KVPool
-from services.verifier.loading import check_memory, read_config, split_layers
+from services.verifier.loading import check_files, check_memory, read_config, split_layers
 from services.verifier.model_slice import ModelSlice
 from services.verifier.stages import Launch, Upstream
 from services.verifier.tiles import TileAllocator
@@ -39,6 +39,7 @@ class TransformersTarget:
     def __init__(self, config: TargetConfig, launch: Launch | None = None) -> None:
         _check_device(config)
         with reading(f"load the model at {config.model_path}"):
+            check_files(config)
             model_config = read_config(config).get_text_config()
             # Refuses a wrong number of stages before any is started.
             split_layers(config)

@@ -24,14 +24,9 @@ from speculation.ports import Rows
 from tests.damage import damage, damage_gguf
 from tests.tiny_gguf import make_tiny_gguf
 
-BATCH = 40
-FOLDERS, FILES = 10 * BATCH, 3 * BATCH
+BATCH = 50
+FOLDERS, FILES = 8 * BATCH, 2 * BATCH
 TEXT = tuple(range(5, 17))
-
-
-def batches(count: int) -> list[object]:
-    """The first seed of each batch; all but the first are slow together."""
-    return [pytest.param(first, marks=[pytest.mark.slow] if first else []) for first in range(0, count, BATCH)]
 
 
 def serve(model: Path, cache: Path) -> TransformersTarget:
@@ -80,7 +75,10 @@ def theirs(model: Path) -> torch.Tensor:
     return made
 
 
-@pytest.mark.parametrize("first", batches(FOLDERS))
+# One batch is quick enough to be run always.
+@pytest.mark.parametrize(
+    "first", [pytest.param(first, marks=[pytest.mark.slow] if first else []) for first in range(0, FOLDERS, BATCH)]
+)
 def test_folders(first: int, tiny_model: Path, tmp_path: Path) -> None:
     refused = 0
     for seed in range(first, first + BATCH):
@@ -98,7 +96,8 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_gguf(tmp_path_factory.mktemp("gguf"), kinds)
 
 
-@pytest.mark.parametrize("first", batches(FILES))
+@pytest.mark.slow
+@pytest.mark.parametrize("first", range(0, FILES, BATCH))
 def test_gguf_files(first: int, tiny_gguf: Path, tmp_path: Path) -> None:
     refused = 0
     for seed in range(first, first + BATCH):
