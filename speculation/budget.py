@@ -116,7 +116,7 @@ class MeasuredBudget:
         self._prompt_factor = 1.0
 
     def wanted(self, load: Load) -> Wanted:
-        """See ``Budget``: nodes that bring more tokens than plain decoding would in what a row takes, where rows are cheapest."""
+        """See ``Budget``: a node must bring what plain decoding does in the time of a row, where rows are cheapest."""
         alone, requests = self._costs.seconds(load), max(1, load.requests)
         counts = [2**power for power in range((requests * self.max_nodes).bit_length())]
         cheapest = min(((self._costs.seconds(load.plus(rows)) - alone) / rows for rows in counts), default=math.inf)
