@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,10 +100,9 @@ class Lineup:
         return self._engine("hf", Path(sys.executable), "peer_hf", "hf")
 
     def close(self) -> None:
-        """End all processes."""
-        with contextlib.ExitStack() as stack:
-            for engine in self._engines.values():
-                stack.callback(engine.close)
+        """End all processes, side by side: some take seconds over it."""
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(WorkerProcess.close, self._engines.values()))
 
     def _load_peer(self, name: str) -> WorkerContestant:
         kind = PEERS[name]

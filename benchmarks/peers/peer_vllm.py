@@ -23,6 +23,8 @@ class Peer:
     def __init__(self, spec: dict[str, Any]) -> None:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        # Its worker is killed at the end, however long it was waited for.
+        os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "0")
         on_cpu = spec["device"] == "cpu"
         if on_cpu:
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
