@@ -14,6 +14,7 @@ from typing import TypeGuard
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 from services.verifier.stored_blocks import StoredBlocks, StoredLinear, Weight, alike, joined
 from speculation.errors import ConfigurationError
@@ -95,6 +96,17 @@ def quantize(model: nn.Module) -> None:
     except ImportError as error:
         raise ConfigurationError("dtype is int8: needs torchao: pip install 'outrider-server[int8]'") from error
     quantize_(model, Int8WeightOnlyConfig())
+
+
+def as_linears(model: nn.Module) -> None:
+    """Turn every ``Conv1D`` (GPT-2's linear layer, its inputs first) below ``model`` into an ``nn.Linear``."""
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if type(child) is Conv1D:
+                linear = nn.Linear(child.nx, child.nf, device="meta")
+                linear.weight = nn.Parameter(child.weight.T.contiguous(), requires_grad=False)
+                linear.bias = child.bias
+                setattr(parent, name, linear)
 
 
 def pack_linears(model: nn.Module, make: MakeLinear) -> int:

@@ -11,13 +11,14 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from services.machine import cores
-from services.verifier import attention
+from services.verifier import attention, experts
 from services.verifier.attention import MAX_NODES
 from services.verifier.config import TargetConfig
+from services.verifier.exact_weights import pack_parameters
 from services.verifier.graphs import Graphs
 from services.verifier.kernels import Choice, choose_kernels, maker
 from services.verifier.kv_pool import KVPool
-from services.verifier.linears import pack_linears, quantize
+from services.verifier.linears import as_linears, pack_linears, quantize
 from services.verifier.loading import key_heads, load_layers, load_whole, split_layers
 from services.verifier.memory import arithmetic_dtype
 from services.verifier.native import attention as native_attention
@@ -212,10 +213,13 @@ def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:
         return Choice(linears="torch")
     if config.dtype == "bfloat16":
         return Choice(linears="torch")
+    as_linears(model)
     choice = choose_kernels(model, config)
     make = maker(choice, config.dtype)
     if make is not None:
         log.info("packed %d linear layers", pack_linears(model, make))
+        experts.use(model)
+        pack_parameters(model, make, choice.min_rows)
     # Whatever else the weights' form was, arithmetic is float32.
     for parameter in model.parameters():
         parameter.data = parameter.data.float()
