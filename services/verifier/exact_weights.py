@@ -290,8 +290,10 @@ def inexact(model: nn.Module) -> list[str]:
 
     (Products of what passes have computed, with one another, are not seen here.)
     """
-    found = {type(module).__name__ for module in model.modules() if isinstance(module, _INEXACT) and module._parameters}
+    found: set[str] = set()
     for module in model.modules():
+        if isinstance(module, _INEXACT) and isinstance(module.weight, nn.Parameter):
+            found.add(type(module).__name__)
         weights = (value for value in vars(module).values() if isinstance(value, ExactWeight))
         found |= {weight.numbers.owner for weight in weights if weight.numbers.inexact}
     return sorted(found)

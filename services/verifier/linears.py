@@ -37,7 +37,16 @@ def as_float(weight: Weight) -> torch.Tensor:
     return weight.float() if isinstance(weight, StoredBlocks) else weight.detach().float()
 
 
-class OneDnnLinear(nn.Module):
+class PackedLinear(nn.Module):
+    """A drop-in for ``nn.Linear`` whose weights lie in an order of their own."""
+
+    # Some models ask for its type. Whoever would multiply by it gets an error.
+    weight = torch.empty(0)
+    in_features: int
+    out_features: int
+
+
+class OneDnnLinear(PackedLinear):
     """Drop-in for ``nn.Linear`` in inference: float32, CPU. Needs two rows or more for row-exact results."""
 
     def __init__(self, weight: Weight, bias: torch.Tensor | None) -> None:
@@ -71,7 +80,7 @@ class Shared:
         return result
 
 
-class SharedLinear(nn.Module):
+class SharedLinear(PackedLinear):
     """Drop-in for one of several ``nn.Linear`` that are given the same input."""
 
     def __init__(self, shared: Shared, index: int, in_features: int) -> None:

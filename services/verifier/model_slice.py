@@ -25,6 +25,7 @@ from services.verifier.native import attention as native_attention
 from services.verifier.native.layer import fuse
 from services.verifier.native.library import library
 from services.verifier.tiled_attention import TiledPass
+from services.verifier.whole_vectors import fill_vectors
 from speculation.errors import ConfigurationError
 from speculation.ports import Rows
 from speculation.types import Features
@@ -211,6 +212,7 @@ def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:
         if config.dtype == "int8":
             quantize(model)
         return Choice(linears="torch")
+    fill_vectors()
     if config.dtype == "bfloat16":
         return Choice(linears="torch")
     as_linears(model)
