@@ -1,63 +1,86 @@
-"""Parameters that modules multiply by themselves: experts of a mixture, its router, linear layers of classes of their own.
+"""Weights that give a row the same result whatever rows are beside it, wherever a model multiplies by them.
 
-Their classes differ from model to model; what they call does not: ``functional.linear``, ``@``, ``bmm``, on the parameter or on
-a part of it. So not the module is replaced but its parameter, by a tensor that has shape, strides and place, but no numbers.
-The first product with it, or with a part of it, shows how it is used: it is then cut into matrices of that shape, and packed
-like any linear layer, so that a row's result does not depend on the rows beside it. What is never multiplied, or otherwise
-than by rows, stays as it was loaded.
+Most models multiply in layers, which can be replaced. Experts of a mixture, routers and others multiply by parameters of
+their own, in classes that differ from model to model; what they call does not: ``functional.linear``, ``@``, ``bmm``, on a
+parameter or on a part of it. So the parameter is replaced, by a tensor that has shape, strides and place, but no numbers.
+The first product with it, or with a part of it, shows how it is used: it is then cut into matrices of that shape, packed
+like any linear layer. What is never multiplied, or otherwise than by rows, stays as it was loaded.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from services.verifier.linears import MakeLinear
-
 _Function = Callable[..., Any]
 
-# Their parameters are looked up, or slid over what is given: transformers' classes call no product of ours for them.
-_OTHER = (nn.Embedding, nn.modules.conv._ConvNd)
-# As `_OTHER`: sums of their own, in no order that is known.
-_INEXACT = (nn.Linear, nn.modules.conv._ConvNd)
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weights are packed: a row's result does not depend on the rows beside it.
+
+    Attributes:
+        min_rows: how few rows that holds for.
+    """
+
+    min_rows = 1
+    in_features: int
+    out_features: int
+    _bias: torch.Tensor | None
+
+    @property
+    def weight(self) -> ExactWeight:
+        """[outputs, inputs], for modules that multiply by it themselves.
+
+        Raises:
+            AttributeError: the bias is a part of the layer's product.
+        """
+        if self._bias is not None:
+            raise AttributeError("a packed layer with a bias has no weight of its own")
+        shape = torch.Size((self.out_features, self.in_features))
+        form = (*shape, False)
+        return ExactWeight.whole(Numbers(owner=type(self).__name__, shape=shape, form=form, packed=[self]))
 
 
+# From weight, [outputs, inputs], and bias.
+MakePacked = Callable[[torch.Tensor, torch.Tensor | None], PackedLinear]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
 class Numbers:
     """A parameter's numbers: as they were loaded, from the first product on in packed matrices.
 
-    Args:
+    Attributes:
         owner: the class of the module that it belongs to.
-        stored: float32 or a shorter type, on the CPU.
-        min_rows: how few rows a packed matrix may get.
+        stored: of ``shape``, float32 or a shorter type, on the CPU; None once they are packed.
+        make: packs a matrix.
+        form: outputs, inputs, and whether inputs come first, of the matrices that it is made of, one after the other.
+        inexact: functions that multiplied by them otherwise than by rows.
     """
 
-    def __init__(self, owner: str, stored: torch.Tensor, make: MakeLinear, min_rows: int) -> None:
-        self.owner = owner
-        # Functions that multiplied by them otherwise than by rows.
-        self.inexact: set[str] = set()
-        self._stored: torch.Tensor | None = stored.detach().contiguous()
-        self._shape = stored.shape
-        self._make, self._min_rows = make, min_rows
-        # Outputs, inputs, and whether inputs come first; then the matrices one after the other.
-        self._form: tuple[int, int, bool] | None = None
-        self._packed: list[nn.Module] = []
+    owner: str
+    shape: torch.Size
+    stored: torch.Tensor | None = None
+    make: MakePacked | None = None
+    form: tuple[int, int, bool] | None = None
+    packed: list[PackedLinear] = field(default_factory=list)
+    inexact: set[str] = field(default_factory=set)
 
     def plain(self) -> torch.Tensor:
         """The parameter in float32."""
-        if self._stored is None:
-            assert self._form is not None
-            _, inputs, inputs_first = self._form
+        if self.stored is None:
+            assert self.form is not None
+            _, inputs, inputs_first = self.form
             # Ones times a number, and zeros, are that number.
-            columns = [packed(torch.eye(max(inputs, self._min_rows), inputs))[:inputs] for packed in self._packed]
-            matrices = torch.stack([one if inputs_first else one.T for one in columns])
-            self._stored = matrices.reshape(self._shape)
-        elif self._stored.dtype != torch.float32:
-            self._stored = self._stored.float()
-        return self._stored
+            columns = [packed(torch.eye(max(inputs, packed.min_rows), inputs))[:inputs] for packed in self.packed]
+            self.stored = torch.stack([one if inputs_first else one.T for one in columns]).reshape(self.shape)
+        elif self.stored.dtype != torch.float32:
+            self.stored = self.stored.float()
+        return self.stored
 
     def product(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
         """[..., inputs] to [..., outputs]; None: these cannot be multiplied row by row.
@@ -67,35 +90,41 @@ class Numbers:
         """
         outputs, inputs = weight.shape
         inputs_first = weight.stride() == (1, outputs)
-        if not inputs_first and weight.stride() != (inputs, 1) or rows.dtype != torch.float32:
+        if not (inputs_first or weight.stride() == (inputs, 1)) or rows.dtype != torch.float32:
             return None
-        number, rest = divmod(weight.storage_offset(), outputs * inputs)
+        number, rest = divmod(int(weight.storage_offset()), outputs * inputs)
         if rest or not self._pack((outputs, inputs, inputs_first)):
             return None
         flat = rows.reshape(-1, inputs)
         if not len(flat):
             return rows.new_empty(*rows.shape[:-1], outputs)
-        padded = functional.pad(flat, (0, 0, 0, max(0, self._min_rows - len(flat))))
-        made: torch.Tensor = self._packed[number](padded)[: len(flat)].contiguous()
+        packed = self.packed[number]
+        padded = functional.pad(flat, (0, 0, 0, max(0, packed.min_rows - len(flat))))
+        made: torch.Tensor = packed(padded)[: len(flat)].contiguous()
         return made.view(*rows.shape[:-1], outputs)
 
     def _pack(self, form: tuple[int, int, bool]) -> bool:
         """Pack all matrices of the parameter; False: they are of another form, or it is not made of such."""
-        if self._form is None:
-            assert self._stored is not None
+        if self.form is None:
+            assert self.stored is not None and self.make is not None
             outputs, inputs, inputs_first = form
-            if self._stored.numel() % (outputs * inputs):
+            if self.stored.numel() % (outputs * inputs):
                 return False
-            matrices = self._stored.view(-1, *((inputs, outputs) if inputs_first else (outputs, inputs)))
-            self._packed = [self._make(one.T.contiguous() if inputs_first else one, None) for one in matrices]
-            self._form, self._stored = form, None
-        return self._form == form
+            matrices = self.stored.view(-1, *((inputs, outputs) if inputs_first else (outputs, inputs)))
+            self.packed = [self.make(one.T.contiguous() if inputs_first else one, None) for one in matrices]
+            self.form, self.stored = form, None
+        return self.form == form
 
 
 class ExactWeight(torch.Tensor):
     """A parameter, or a view of one: where it lies, not what it holds."""
 
     numbers: Numbers
+
+    @classmethod
+    def whole(cls, numbers: Numbers) -> ExactWeight:
+        """All of them."""
+        return cls.at(torch.empty(numbers.shape, dtype=torch.float32, device="meta"), numbers)
 
     @classmethod
     def at(cls, place: torch.Tensor, numbers: Numbers) -> ExactWeight:
@@ -253,47 +282,3 @@ _HANDLERS: dict[_Function, _Function] = {
 # What sums up products, by any name that torch has for it.
 _PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "__matmul__", "__rmatmul__", "einsum", "tensordot", "mv", "addmv"}
 _PRODUCTS |= {"dot", "vdot", "inner", "baddbmm", "addbmm", "bilinear", "grouped_mm", "_grouped_mm", "conv1d", "conv2d"}
-
-
-def multiplied(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Parameters that may be multiplied by: module, name, and matrices, [..., outputs, inputs] or [..., inputs, outputs].
-
-    Those of torch's own linear layers are not among them.
-    """
-    for module in model.modules():
-        if type(module) is nn.Linear or isinstance(module, _OTHER):
-            continue
-        for name, parameter in list(module._parameters.items()):
-            if parameter is None or parameter.dim() < 2 or min(parameter.shape[-2:]) < 2 or name.endswith("bias"):
-                continue
-            if parameter.is_floating_point() and parameter.device.type == "cpu":
-                yield module, name, parameter
-
-
-def pack_parameters(model: nn.Module, make: MakeLinear, min_rows: int) -> int:
-    """Replace every parameter that its module multiplies by itself; returns how many there may be."""
-    # A parameter may have several places.
-    made: dict[int, ExactWeight] = {}
-    for module, name, parameter in list(multiplied(model)):
-        weight = made.get(id(parameter))
-        if weight is None:
-            numbers = Numbers(type(module).__name__, parameter, make, min_rows)
-            place = torch.empty(parameter.shape, dtype=torch.float32, device="meta")
-            weight = made[id(parameter)] = ExactWeight.at(place, numbers)
-        delattr(module, name)
-        setattr(module, name, weight)
-    return len(made)
-
-
-def inexact(model: nn.Module) -> list[str]:
-    """Classes of modules whose products depend, in their last bits, on the rows beside a row; known after a first pass.
-
-    (Products of what passes have computed, with one another, are not seen here.)
-    """
-    found: set[str] = set()
-    for module in model.modules():
-        if isinstance(module, _INEXACT) and isinstance(module.weight, nn.Parameter):
-            found.add(type(module).__name__)
-        weights = (value for value in vars(module).values() if isinstance(value, ExactWeight))
-        found |= {weight.numbers.owner for weight in weights if weight.numbers.inexact}
-    return sorted(found)

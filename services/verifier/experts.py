@@ -45,7 +45,7 @@ def _products(module: Any, name: str, rows: torch.Tensor, counts: list[int]) -> 
     """``counts`` rows for each expert, [rows, inputs], times their expert's weights: [rows, outputs]."""
     weight, bias = getattr(module, name), getattr(module, f"{name}_bias") if module.has_bias else None
     made = []
-    for number, given in enumerate(rows.split(counts)):
+    for number, given in enumerate(torch.split(rows, counts)):
         if len(given):
             own = weight[number].T if module.is_transposed else weight[number]
             made.append(functional.linear(given, own, None if bias is None else bias[number]))

@@ -16,11 +16,12 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from services.verifier.exact_weights import PackedLinear
 from services.verifier.stored_blocks import StoredBlocks, StoredLinear, Weight, alike, joined
 from speculation.errors import ConfigurationError
 
 # From weight and bias.
-MakeLinear = Callable[[Weight, torch.Tensor | None], nn.Module]
+MakeLinear = Callable[[Weight, torch.Tensor | None], PackedLinear]
 
 # What is packed.
 Linear = nn.Linear | StoredLinear
@@ -37,17 +38,11 @@ def as_float(weight: Weight) -> torch.Tensor:
     return weight.float() if isinstance(weight, StoredBlocks) else weight.detach().float()
 
 
-class PackedLinear(nn.Module):
-    """A drop-in for ``nn.Linear`` whose weights lie in an order of their own."""
-
-    # Some models ask for its type. Whoever would multiply by it gets an error.
-    weight = torch.empty(0)
-    in_features: int
-    out_features: int
-
-
 class OneDnnLinear(PackedLinear):
-    """Drop-in for ``nn.Linear`` in inference: float32, CPU. Needs two rows or more for row-exact results."""
+    """Drop-in for ``nn.Linear`` in inference: float32, CPU."""
+
+    # With a single row, oneDNN takes another kernel, with other rounding.
+    min_rows = 2
 
     def __init__(self, weight: Weight, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -80,7 +75,7 @@ class Shared:
         return result
 
 
-class SharedLinear(PackedLinear):
+class SharedLinear(nn.Module):
     """Drop-in for one of several ``nn.Linear`` that are given the same input."""
 
     def __init__(self, shared: Shared, index: int, in_features: int) -> None:
@@ -112,9 +107,9 @@ def as_linears(model: nn.Module) -> None:
     for parent in model.modules():
         for name, child in parent.named_children():
             if type(child) is Conv1D:
-                linear = nn.Linear(child.nx, child.nf, device="meta")
-                linear.weight = nn.Parameter(child.weight.T.contiguous(), requires_grad=False)
-                linear.bias = child.bias
+                weight = child.get_parameter("weight").T.contiguous()
+                linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+                linear.weight, linear.bias = nn.Parameter(weight, requires_grad=False), child.get_parameter("bias")
                 setattr(parent, name, linear)
 
 

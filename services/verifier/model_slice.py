@@ -14,7 +14,6 @@ from services.machine import cores
 from services.verifier import attention, experts
 from services.verifier.attention import MAX_NODES
 from services.verifier.config import TargetConfig
-from services.verifier.exact_weights import pack_parameters
 from services.verifier.graphs import Graphs
 from services.verifier.kernels import Choice, choose_kernels, maker
 from services.verifier.kv_pool import KVPool
@@ -24,6 +23,7 @@ from services.verifier.memory import arithmetic_dtype
 from services.verifier.native import attention as native_attention
 from services.verifier.native.layer import fuse
 from services.verifier.native.library import library
+from services.verifier.parameters import pack_parameters
 from services.verifier.tiled_attention import TiledPass
 from services.verifier.whole_vectors import fill_vectors
 from speculation.errors import ConfigurationError
@@ -221,7 +221,10 @@ def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:
     if make is not None:
         log.info("packed %d linear layers", pack_linears(model, make))
         experts.use(model)
-        pack_parameters(model, make, choice.min_rows)
+        # Where a row goes is decided by weights as they are.
+        single = maker(choice)
+        assert single is not None
+        log.info("%d other parameters are packed when they are first used", pack_parameters(model, make, single))
     # Whatever else the weights' form was, arithmetic is float32.
     for parameter in model.parameters():
         parameter.data = parameter.data.float()

@@ -2,8 +2,8 @@
 
 torch computes them a few vectors at a time. What is left over, at the end of a tensor and of each thread's part of it, it
 computes number by number, by another exponential function, whose last bit may differ. Which numbers those are depends on how
-many rows there are. Here nothing is left over. Models call these functions in their own code, from modules of any class: it is
-torch's functions for the CPU that are replaced, each by itself over more numbers.
+many rows there are. Here nothing is left over. Models call these functions anywhere in their own code, so it is torch's own
+functions for CPUs that are replaced, each by itself over more numbers.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _EXACT_POWERS = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
 @functools.cache
 def fill_vectors() -> torch.library.Library:
     """From now on, torch's activations on CPUs are computed in whole vectors, in this process."""
-    library = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         # That a function is replaced is what is wanted.
         warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
         for name in _FUNCTIONS:
-            library.impl(name, functools.partial(_filled, name), "CPU")
+            library.impl(name, functools.partial(_filled, name), "CPU")  # type: ignore[no-untyped-call]
     # They last as long as it does.
     return library
 
@@ -44,7 +44,8 @@ def _filled(name: str, given: torch.Tensor, *args: Any, **kwargs: Any) -> torch.
     function, _, overload = name.partition(".")
     into = getattr(getattr(torch.ops.aten, function), f"{overload}_out" if overload else "out")
     if function == "pow" and (not given.is_floating_point() or args[0] in _EXACT_POWERS):
-        return into(given, *args, **kwargs, out=torch.empty(0, dtype=torch.result_type(given, args[0])))
+        powers = torch.empty(0, dtype=torch.result_type(given, args[0]))
+        return into(given, *args, **kwargs, out=powers)  # type: ignore[no-any-return]
     if not given.is_floating_point():
         given = given.to(torch.get_default_dtype())
     count = given.numel()

@@ -7,7 +7,7 @@ import ctypes
 import torch
 from torch.nn import functional
 
-from services.verifier.linears import PackedLinear
+from services.verifier.exact_weights import PackedLinear
 from services.verifier.native.library import Library
 from services.verifier.stored_blocks import BLOCK, StoredBlocks, Weight
 
