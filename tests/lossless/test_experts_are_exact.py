@@ -16,7 +16,7 @@ from services.verifier.kernels import Choice, maker
 from services.verifier.linears import pack_linears
 from services.verifier.model_slice import _pack
 from services.verifier.native.library import library
-from services.verifier.parameters import inexact, multiplied
+from services.verifier.parameters import inexact, multiplied, pack_parameters
 from services.verifier.target import TransformersTarget
 from speculation.ports import Rows
 from tests.mixture import make_mixture
@@ -70,19 +70,25 @@ DEEPSEEK = {
     "kv_lora_rank": 16,
     "num_key_value_heads": 4,
 }
-LAYERS: dict[str, dict[str, Any]] = {
-    "gpt_oss": {},
-    "llama4_text": {},
-    "jetmoe": {},
-    "deepseek_v3": {**DEEPSEEK, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 0},
-    "longcat_flash": {**DEEPSEEK, "ffn_hidden_size": 90, "expert_ffn_hidden_size": 44, "num_layers": 1},
-    "dbrx": {
-        "d_model": HIDDEN,
-        "n_heads": 4,
-        "n_layers": 1,
-        "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
-        "ffn_config": {"moe_num_experts": 6, "moe_top_k": 2, "ffn_hidden_size": 44},
-    },
+LAYERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt_oss": ("model.layers.0.mlp", {}),
+    "llama4_text": ("model.layers.0.feed_forward", {}),
+    "jetmoe": ("model.layers.0.mlp", {}),
+    "deepseek_v3": ("model.layers.0.mlp", {**DEEPSEEK, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 0}),
+    "longcat_flash": (
+        "model.layers.0.mlp",
+        {**DEEPSEEK, "ffn_hidden_size": 90, "expert_ffn_hidden_size": 44, "num_layers": 1},
+    ),
+    "dbrx": (
+        "transformer.blocks.0.ffn",
+        {
+            "d_model": HIDDEN,
+            "n_heads": 4,
+            "n_layers": 1,
+            "attn_config": {"kv_n_heads": 2, "rope_theta": 1e4},
+            "ffn_config": {"moe_num_experts": 6, "moe_top_k": 2, "ffn_hidden_size": 44},
+        },
+    ),
 }
 
 
@@ -179,16 +185,10 @@ def test_the_same_bits_and_transformers_tokens(tmp_path: Path, kernels: Kernels,
 @pytest.mark.parametrize("kind", LAYERS)
 def test_layers_of_models_that_are_built_otherwise(kernels: Kernels, kind: str) -> None:
     """Rows of a layer that has experts: together, two by two, and without anything packed."""
-    model = random_model(kind, LAYERS[kind])
-    owners = {type(module).__name__ for module, _, _ in multiplied(model)}
-    name, layer = next(
-        (name, module) for name, module in model.named_modules() if name and len(list(multiplied(module))) > 1
-    )
-    # The outermost that is no list of layers, nor one of them, whose attention wants positions.
-    while name.rpartition(".")[2].isdigit() or name in ("model", "transformer", "model.layers", "transformer.blocks"):
-        name, layer = next(
-            (f"{name}.{own}", module) for own, module in layer.named_children() if len(list(multiplied(module))) > 1
-        )
+    name, settings = LAYERS[kind]
+    model = random_model(kind, settings)
+    layer = model.get_submodule(name)
+    assert list(multiplied(layer))
     rows = torch.randn(1, 24, HIDDEN)
 
     def made(given: torch.Tensor) -> torch.Tensor:
@@ -202,7 +202,7 @@ def test_layers_of_models_that_are_built_otherwise(kernels: Kernels, kind: str) 
         assert torch.equal(packed, torch.cat([made(rows[:, i : i + 2]) for i in range(0, 24, 2)]))
         assert torch.equal(packed[:1], made(rows[:, :1]))
     torch.testing.assert_close(packed, plain, atol=1e-3, rtol=1e-3)
-    assert owners and inexact(layer) == []
+    assert inexact(layer) == []
 
 
 @pytest.mark.parametrize("threads", [1, 3, 5])
@@ -242,8 +242,6 @@ def test_what_multiplies_otherwise_is_named() -> None:
     plain = model[0](rows)
     make = maker(Choice(linears="onednn"))
     assert make is not None
-    from services.verifier.parameters import pack_parameters
-
     pack_linears(model, make)
     pack_parameters(model, make, make)
     assert torch.equal(model[0](rows), plain)
