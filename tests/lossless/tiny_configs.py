@@ -162,7 +162,8 @@ _OVERRIDES: dict[str, dict[str, Any]] = {
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2},
     "mamba2": {"num_heads": 8},
-    "moshi": {"audio_vocab_size": 64},
+    # Its window is in the cache of ``generate`` alone, not in its masks: as long as its positions, as in the real one.
+    "moshi": {"audio_vocab_size": 64, "sliding_window": 512},
     "mpt": {"attn_config": {"attn_pdrop": 0}},
     "prophetnet": {"num_encoder_layers": LAYERS},
     "qwen4_exp_text": {
