@@ -183,7 +183,7 @@ def _serve(part: ModelSlice, given: torch.Tensor) -> list[tuple[_Part, torch.Ten
             batch.append(Rows(session_id=session, context=context, tokens=tokens, parents=nodes, logits=len(own)))
             inputs.append(own)
         made = part.run(batch, None if part.is_first else torch.cat(inputs)).float()
-        for (piece, _, nodes), rows in zip(one, made.split([len(rows.tokens) for rows in batch]), strict=True):
+        for (piece, _, nodes), rows in zip(one, torch.split(made, [len(rows.tokens) for rows in batch]), strict=True):
             results.append((piece, rows[: len(piece.positions)]))
             for sequence in (_TEXT, _BRANCH) if nodes else ():
                 places = [1 + node for node, (of, _) in enumerate(branches) if of == sequence]

@@ -11,18 +11,23 @@ import asyncio
 import json
 import random
 from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from multiprocessing import get_context
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import get_args
 
 import torch
+import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink
+from services.machine import cores
 from services.router.strategies import STRATEGIES
 from services.verifier.config import Dtype, TargetConfig
 from services.verifier.model_slice import ModelSlice
@@ -255,7 +260,7 @@ async def outcome(model_type: str, folder: Path) -> Outcome:
     try:
         target = TransformersTarget(config)
     except ConfigurationError as error:
-        return Outcome(refusal=str(error))
+        return Outcome(refusal=str(error).replace(str(folder), "its folder"))
     except Exception as error:
         return Outcome(wrong=f"{type(error).__name__} at its load")
     if model is None:
@@ -278,3 +283,64 @@ def dtypes(config: TargetConfig) -> Iterator[Dtype]:
         with suppress(ConfigurationError):
             TransformersTarget(replace(config, dtype=dtype))
             yield dtype
+
+
+HEAD = """# Models
+
+Which of the causal language models of transformers {version} are served, as seen on a tiny random one of each type: loaded,
+asked for {answer} tokens after prompts longer than every window, plainly and from trees, alone and three at a time, and compared
+with `generate` token for token. `python -m tests.lossless.architectures > docs/models.md` made this table, in some minutes;
+tests/lossless/test_architectures.py holds it to what it sees, and to the types of the installed transformers.
+
+- **served**: what is not, is refused at the start with this sentence. Whatever is loaded is also compared with its own eager
+  attention at every start (`services/verifier/guard.py`), so that a type, or a configuration of one, that this table does not
+  know is served rightly or refused, too.
+- **bits**: `exact` means that a token's logits are the same bits, whatever shares its pass, so that plain and speculative
+  decoding say the same under every seed; `up to near ties` that they are the same up to rounding, so that two tokens
+  that are equally likely up to the last bits may be swapped. In float32, with our own kernels.
+- **stages**: whether the layers can be split over processes.
+- **dtypes**: what `verifier.dtype` may be.
+
+What would be needed for the others:
+
+- *Encoder-decoders* read a second text, or a picture or sound, which requests cannot give. Their decoders alone, and others that
+  count their positions themselves instead of taking those that they are given, can compute a text from its beginning only; a
+  branch of a tree, or the second request of a pass, begins elsewhere.
+- *Recurrent and hybrid layers* (Mamba, RWKV, linear attention, short convolutions) carry a state instead of keys and values. It
+  cannot step back over rejected drafts: a snapshot of every layer's state at every node of a tree, or states computed anew from the
+  last kept one, would have to stand beside the key-value pool, and a tree's branches would each have to be computed from
+  their parent's state.
+- *Sparse and compressed attention* (indexers, compressed keys) chooses what a row sees by the keys of all rows; the pool
+  would have to hold the indexers' keys as well, and the choice would have to be the same in a tree.
+
+| type | served | bits | stages | dtypes |
+|---|---|---|---|---|
+"""
+
+
+def row(model_type: str, found: Outcome) -> str:
+    """The type's line of docs/models.md."""
+    if found.wrong:
+        return f"| {model_type} | **wrong: {found.wrong}** | | | |"
+    if found.refusal:
+        return f"| {model_type} | no: {found.refusal.replace('|', '/')} | | | |"
+    bits = "exact" if found.exact else "up to near ties"
+    return f"| {model_type} | yes | {bits} | {'no' if found.stages else 'yes'} | {', '.join(found.dtypes)} |"
+
+
+def _row_of(model_type: str) -> str:
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder:
+        return row(model_type, asyncio.run(outcome(model_type, Path(folder))))
+
+
+def main() -> None:
+    """Print docs/models.md."""
+    with ProcessPoolExecutor(cores(), mp_context=get_context("spawn")) as workers:
+        rows = list(workers.map(_row_of, TYPES))
+    print(HEAD.format(version=transformers.__version__, answer=ANSWER) + "\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()

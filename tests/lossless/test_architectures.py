@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.lossless.architectures import NOT_MADE, TYPES, outcome
+from services.verifier.native.library import library
+from tests.lossless.architectures import NOT_MADE, TYPES, outcome, row
+
+PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 
 # What is still wrong, and how it shows. Whatever is mended must leave this table.
 KNOWN: dict[str, str] = {
@@ -57,9 +60,17 @@ async def test_served_as_generate_answers_or_refused(model_type: str, tmp_path: 
         assert KNOWN[model_type] in found.wrong
         return
     assert not found.wrong
+    if library() is not None:
+        assert row(model_type, found) in PAGE.splitlines(), "docs/models.md is out of date"
     if found.refusal:
         assert "\n" not in found.refusal and len(found.refusal) < 600
 
 
 def test_tables_name_types_that_there_are() -> None:
     assert KNOWN.keys() | NOT_MADE.keys() <= set(TYPES)
+
+
+def test_the_page_knows_every_type() -> None:
+    """``python -m tests.lossless.architectures > docs/models.md`` makes it."""
+    named = [line.split("|")[1].strip() for line in PAGE.splitlines() if line.startswith("| ")]
+    assert named[1:] == list(TYPES)
