@@ -199,7 +199,7 @@ class TransformersTarget:
 
     def _measure(self) -> None:
         """Whether a row's logits are the same bits alone, in a chunk, in a tree and beside another request."""
-        text = tuple(range(1, 13))
+        text = tuple(at % self.vocab_size for at in range(1, 13))
         for session in ("alone", "beside"):
             self.open(session, 2 * len(text))
         try:
