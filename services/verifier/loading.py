@@ -10,7 +10,7 @@ from accelerate import init_empty_weights
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from services.verifier import attention
+from services.verifier import adapters, attention
 from services.verifier.config import TargetConfig
 from services.verifier.memory import Shape, available_bytes, check_fits
 from services.verifier.native.library import library
@@ -34,6 +34,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
         ConfigurationError: it cannot be loaded; says why.
     """
     attention.register()
+    adapters.register()
     if (Path(config.model_path) / BLOCKS_FILE).is_file() or _stored_in_halves(config):
         return _load_as_stored(config)
     try:
@@ -171,7 +172,7 @@ def split_layers(config: TargetConfig) -> list[range]:
 def load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
     """A model that holds ``layers`` alone; the embeddings come before the first layer, the output layer behind the last.
 
-    No other weight is read. (The layers keep their numbers: ``KVPool.first_layer`` is the first one's.)
+    No other weight is read.
 
     Raises:
         ConfigurationError: the model cannot be split like that; says why.
@@ -216,6 +217,7 @@ def _skeleton(config: TargetConfig) -> PreTrainedModel:
 
 def _build(config: TargetConfig) -> PreTrainedModel:
     attention.register()
+    adapters.register()
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             read_config(config), dtype=load_dtype(config), attn_implementation=attention.NAME
