@@ -32,16 +32,24 @@ def register() -> None:
     gpt_neo.GPT_NEO_ATTENTION_CLASSES[NAME] = gpt_neo.GPTNeoSelfAttention
 
 
-def install(model: nn.Module, positions: int) -> None:
-    """Adapt the model's attention layers where they need it, for requests of up to so many positions."""
+def install(model: nn.Module, positions: int, device: torch.device) -> None:
+    """Adapt the model's attention layers where they need it; before its linear layers are replaced.
+
+    Args:
+        positions: of the longest request that may come.
+        device: where the model will be.
+    """
     biases: dict[type[nn.Module], Bias | None] = {}
     for module in model.modules():
+        if type(module) is falcon.FalconLinear:
+            # The same product, in a class of its own.
+            module.__class__ = nn.Linear
         if (adapter := _ADAPTERS.get(type(module))) is None:
             continue
         name, method, bias_of = adapter
         if bias_of is not None and type(module) not in biases:
             # All layers add the same.
-            biases[type(module)] = bias_of(module, positions)
+            biases[type(module)] = bias_of(module, positions, device)
         module.outrider_bias = biases.get(type(module))  # type: ignore[assignment]
         setattr(module, name, MethodType(method, module))
 
@@ -61,8 +69,8 @@ def _attend(
     return made.flatten(2)
 
 
-def _bloom_bias(module: Any, positions: int) -> Bias:
-    seen = torch.ones(1, positions, device=module.dense.weight.device)
+def _bloom_bias(module: Any, positions: int, device: torch.device) -> Bias:
+    seen = torch.ones(1, positions, device=device)
     return Bias(table=bloom.build_alibi_tensor(seen, module.num_heads, torch.float32)[:, 0].contiguous())
 
 
@@ -74,10 +82,10 @@ def _bloom(
     return self.dense(made) + residual, None
 
 
-def _falcon_bias(module: Any, positions: int) -> Bias | None:
+def _falcon_bias(module: Any, positions: int, device: torch.device) -> Bias | None:
     if not module.config.alibi:
         return None
-    seen = torch.ones(1, positions, dtype=torch.int64, device=module.dense.weight.device)
+    seen = torch.ones(1, positions, dtype=torch.int64, device=device)
     # Of keys before they are scaled.
     alibi = falcon.build_alibi_tensor(seen, module.num_heads, torch.float32)[:, 0]
     return Bias(table=alibi * module.inv_norm_factor)
@@ -101,9 +109,9 @@ def _falcon(
     return self.dense(made), None
 
 
-def _mpt_bias(module: Any, positions: int) -> Bias:
+def _mpt_bias(module: Any, positions: int, device: torch.device) -> Bias:
     # By distance: the last column is that of the query's own position.
-    table = mpt.build_mpt_alibi_tensor(module.n_heads, positions, device=module.out_proj.weight.device)[:, 0]
+    table = mpt.build_mpt_alibi_tensor(module.n_heads, positions, device=device)[:, 0]
     return Bias(table=table.flip(1).float().contiguous(), by_distance=True)
 
 
@@ -139,7 +147,7 @@ def _gpt_neo(
 
 
 # Of each class of modules, which method is replaced, by what, and what the module adds to scores.
-_ADAPTERS: dict[type[nn.Module], tuple[str, Callable[..., Any], Callable[[Any, int], Bias | None] | None]] = {
+_ADAPTERS: dict[type[nn.Module], tuple[str, Callable[..., Any], Callable[[Any, int, torch.device], Bias | None] | None]] = {
     bloom.BloomAttention: ("forward", _bloom, _bloom_bias),
     falcon.FalconAttention: ("forward", _falcon, _falcon_bias),
     mpt.MptAttention: ("forward", _mpt, _mpt_bias),

@@ -14,6 +14,7 @@ from services.verifier import adapters, attention
 from services.verifier.config import TargetConfig
 from services.verifier.memory import Shape, available_bytes, check_fits
 from services.verifier.native.library import library
+from services.verifier.recording import record
 from services.verifier.stored_blocks import StoredBlocks, StoredLinear, Weight
 from services.verifier.weight_files import BLOCKS_FILE, OUTPUT_LAYER, WeightFiles
 from speculation.errors import ConfigurationError
@@ -117,7 +118,6 @@ def shape_of(config: TargetConfig) -> Shape:
     embeddings = text.vocab_size * text.hidden_size
     total = sum(parameter.numel() for parameter in skeleton.parameters())
     in_layers = sum(parameter.numel() for parameter in layers.parameters())
-    heads, size = key_heads(text)
     return Shape(
         layers=max(1, len(layers)),
         per_layer=in_layers // max(1, len(layers)),
@@ -125,7 +125,7 @@ def shape_of(config: TargetConfig) -> Shape:
         others=total - in_layers + (embeddings if text.tie_word_embeddings else 0),
         embeddings=embeddings,
         stored_bytes=(skeleton.config.dtype or torch.float32).itemsize,
-        cache_values_per_token=2 * text.num_hidden_layers * heads * size,
+        cache_values_per_token=_cache_values(skeleton, config),
         kept_bytes=_kept_bytes(config, total),
     )
 
@@ -139,10 +139,16 @@ def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
         return sum(path.stat().st_size for path in files.paths) / parameters
 
 
-def key_heads(text: PreTrainedConfig) -> tuple[int, int]:
-    """Key-value heads of a layer, and the size of each."""
-    heads: int = text.num_attention_heads
-    return getattr(text, "num_key_value_heads", None) or heads, getattr(text, "head_dim", None) or text.hidden_size // heads
+def _cache_values(skeleton: PreTrainedModel, config: TargetConfig) -> int:
+    """Numbers that a token has in the key-value pool: of every attention call its keys, its values and a column of ones."""
+    adapters.install(skeleton, config.kv_cache_tokens, skeleton.device)
+    # What other implementations do depends on which experts rows choose: nothing that a skeleton could know.
+    skeleton.set_experts_implementation("batched_mm")
+    try:
+        calls = [call for own in record(skeleton, None).values() for call in own]
+    except (NotImplementedError, RuntimeError) as error:
+        pass
+    return sum(call.kv_heads * (call.key_size + call.value_size + 1) for call in calls)
 
 
 def split_layers(config: TargetConfig) -> list[range]:

@@ -27,6 +27,9 @@ class Sight:
     # Some models look at their mask's dimensions, or ask for another type of it.
     ndim = 0
 
+    def __getattr__(self, name: str) -> object:
+        raise NotImplementedError("it computes with its attention mask")
+
     def to(self, *_: object, **__: object) -> Sight:
         """Itself."""
         return self

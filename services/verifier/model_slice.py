@@ -51,6 +51,9 @@ class ModelSlice:
         layers = split_layers(config)[stage]
         self.model: PreTrainedModel = load_whole(config) if config.stages == 1 else load_layers(config, layers)
         self.model.eval().requires_grad_(False)
+        # The largest tree that a step may check lies behind the tokens, so that a full-length request fits too.
+        rows = config.kv_cache_tokens + MAX_NODES
+        adapters.install(self.model, rows, self.device)
         self.choice = _pack(self.model, config)
         self._min_rows = self.choice.min_rows
         self.dtype = arithmetic_dtype(config)
@@ -61,9 +64,6 @@ class ModelSlice:
                 if parameter.is_floating_point() and type(parameter.data) is torch.Tensor:
                     parameter.data = parameter.data.to(self.dtype)
         self.hidden_size: int = self.model.config.get_text_config().hidden_size
-        # The largest tree that a step may check lies behind the tokens, so that a full-length request fits too.
-        rows = config.kv_cache_tokens + MAX_NODES
-        adapters.install(self.model, rows)
         self._calls = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
         self.pool = KVPool(calls, rows=rows, dtype=self.dtype, device=self.device)

@@ -7,7 +7,7 @@ A pass over a few rows shows it: who calls, how often, with tensors of which sha
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -30,7 +30,7 @@ _HARMLESS = {
 
 
 class _Recorder:
-    """Answers with zeros, and notes what it was asked; ``longest`` None: masks are not looked into."""
+    """Answers with zeros, and notes what it was asked; ``longest`` None: but for masks."""
 
     def __init__(self, longest: int | None) -> None:
         self.calls: dict[nn.Module, tuple[Call, ...]] = {}
@@ -39,7 +39,8 @@ class _Recorder:
 
     def sight(self, function: MaskFunction, device: torch.device) -> Sight:
         """What a mask that the model asks for lets rows see."""
-        return Sight() if self._longest is None else sight_of(function, self._longest, device)
+        assert self._longest is not None
+        return sight_of(function, self._longest, device)
 
     def attend(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: Given
@@ -50,7 +51,7 @@ class _Recorder:
             NotImplementedError: the call needs what no pass can do.
         """
         _check(query, key, value, given)
-        assert isinstance(given.mask, Sight)
+        sight = self._seen(given)
         call = Call(
             entry=self._count,
             heads=query.shape[1],
@@ -58,30 +59,29 @@ class _Recorder:
             key_size=key.shape[3],
             value_size=value.shape[3],
             scale=given.scale,
-            window=given.mask.window,
-            chunk=given.mask.chunk,
+            window=sight.window,
+            chunk=sight.chunk,
             softcap=given.softcap,
             sinks=None if given.sinks is None else given.sinks.detach().float().flatten().contiguous(),
             bias=given.bias,
         )
-        if (
-            self._longest is not None
-            and given.window is not None
-            and min(given.window, self._longest) != min(given.mask.window or self._longest, self._longest)
-        ):
-            raise NotImplementedError(
-                f"a layer's sliding window is {given.window}, but that of its mask {given.mask.window}"
-            )
         self.calls[module] = (*self.calls.get(module, ()), call)
         self._count += 1
         return query.new_zeros(1, query.shape[2], call.heads, call.value_size)
 
+    def _seen(self, given: Given) -> Sight:
+        if self._longest is None:
+            return Sight()
+        if given.mask is None:
+            raise NotImplementedError("its attention is not causal: rows see what comes after them")
+        if not isinstance(given.mask, Sight):
+            raise NotImplementedError("it adds a mask of its own to the scores of attention")
+        if given.window is not None and given.window < self._longest and given.window != given.mask.window:
+            raise NotImplementedError(f"a layer's sliding window is {given.window}, that of its mask {given.mask.window}")
+        return given.mask
+
 
 def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: Given) -> None:
-    if given.mask is None:
-        raise NotImplementedError("its attention is not causal: rows see what comes after them")
-    if not isinstance(given.mask, Sight):
-        raise NotImplementedError("it adds a mask of its own to the scores of attention")
     if others := sorted(name for name, what in given.others.items() if what is not None and name not in _HARMLESS):
         raise NotImplementedError(f"attention with {', '.join(others)} is not supported")
     if given.sinks is not None and given.sinks.numel() != query.shape[1]:
@@ -97,7 +97,7 @@ def record(model: PreTrainedModel, longest: int | None, hidden: int | None = Non
     """The attention calls of a pass through the model.
 
     Args:
-        longest: masks are looked into as far as that position; None: they are not, as on the meta device.
+        longest: masks are looked into as far as that position; None: they are not, and so it goes on the meta device.
         hidden: size of the hidden states that the model's layers get, where it has no embeddings.
 
     Raises:
@@ -109,7 +109,7 @@ def record(model: PreTrainedModel, longest: int | None, hidden: int | None = Non
     given: dict[str, Any] = {"input_ids": positions + 1}
     if hidden is not None:
         given = {"inputs_embeds": torch.randn(1, _ROWS, hidden, dtype=model.dtype, device=device)}
-    with _asking_for_masks(model), answering(recorder):
+    with answering(recorder), nullcontext() if longest is None else _asking_for_masks(model):
         model.get_decoder()(**given, **inputs_of(model, positions), use_cache=False)
     if not recorder.calls:
         raise NotImplementedError("its attention layers do not call transformers' attention interface")
