@@ -6,6 +6,7 @@ An adapter computes queries, keys and values as the architecture does, with the 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from types import MethodType
@@ -13,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedModel
 from transformers.models.bloom import modeling_bloom as bloom
 from transformers.models.codegen import modeling_codegen as codegen
 from transformers.models.falcon import modeling_falcon as falcon
@@ -54,11 +54,16 @@ def install(model: nn.Module, positions: int, device: torch.device) -> None:
         setattr(module, name, MethodType(method, module))
 
 
-def inputs_of(model: PreTrainedModel, positions: torch.Tensor) -> dict[str, Any]:
-    """What the model takes besides its tokens or hidden states; ``positions`` is [1, rows]."""
-    accepted = inspect.signature(model.get_decoder().forward).parameters
-    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
-    return {"position_ids": positions} if "position_ids" in accepted or takes_any else {}
+def inputs_of(module: nn.Module, positions: torch.Tensor) -> dict[str, Any]:
+    """What a model, or its decoder, takes besides its tokens or hidden states; ``positions`` is [1, rows]."""
+    forward = module.forward
+    return {"position_ids": positions} if _takes_positions(getattr(forward, "__func__", forward)) else {}
+
+
+@functools.cache
+def _takes_positions(forward: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(forward).parameters
+    return "position_ids" in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
 
 
 def _attend(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 from pathlib import Path
 
 import torch
@@ -18,6 +19,8 @@ from services.verifier.recording import record
 from services.verifier.stored_blocks import StoredBlocks, StoredLinear, Weight
 from services.verifier.weight_files import BLOCKS_FILE, OUTPUT_LAYER, WeightFiles
 from speculation.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
 
 
 def load_dtype(config: TargetConfig) -> torch.dtype:
@@ -140,14 +143,20 @@ def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
 
 
 def _cache_values(skeleton: PreTrainedModel, config: TargetConfig) -> int:
-    """Numbers that a token has in the key-value pool: of every attention call its keys, its values and a column of ones."""
+    """Numbers that a token has in the key-value pool: of every attention call its keys, its values and a column of ones.
+
+    Few architectures cannot run without weights; of those, an estimate: as many key-value heads as there are queries.
+    """
+    text = skeleton.config.get_text_config()
     adapters.install(skeleton, config.kv_cache_tokens, skeleton.device)
-    # What other implementations do depends on which experts rows choose: nothing that a skeleton could know.
+    # A skeleton knows no tokens, nor which experts they choose.
+    text.pad_token_id = None
     skeleton.set_experts_implementation("batched_mm")
     try:
         calls = [call for own in record(skeleton, None).values() for call in own]
-    except (NotImplementedError, RuntimeError) as error:
-        pass
+    except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
+        log.info("the cache's size is estimated: %s", error)
+        return 2 * int(text.num_hidden_layers) * int(text.hidden_size)
     return sum(call.kv_heads * (call.key_size + call.value_size + 1) for call in calls)
 
 

@@ -24,11 +24,16 @@ class Sight:
     window: int | None = None
     chunk: int | None = None
 
-    # Some models look at their mask's dimensions, or ask for another type of it.
+    # Some models look at their mask's dimensions, cut off what lies behind the last key, or ask for another type of it.
     ndim = 0
 
     def __getattr__(self, name: str) -> object:
+        if name.startswith("_"):
+            raise AttributeError(name)
         raise NotImplementedError("it computes with its attention mask")
+
+    def __getitem__(self, part: object) -> Sight:
+        return self
 
     def to(self, *_: object, **__: object) -> Sight:
         """Itself."""
@@ -51,9 +56,10 @@ def sight_of(function: MaskFunction, longest: int, device: torch.device) -> Sigh
 
     def sees(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         none = torch.zeros((), dtype=torch.int64, device=device)
-        query, key = torch.broadcast_tensors(query, key)
+        shape = torch.broadcast_shapes(query.shape, key.shape)
         try:
-            return torch.as_tensor(function(none, none, query, key), device=device).expand(query.shape).bool()
+            seen = function(none, none, query.expand(shape), key.expand(shape))
+            return torch.as_tensor(seen, device=device).expand(shape).bool()
         except (IndexError, RuntimeError) as error:
             raise NotImplementedError("its attention mask depends on more than positions") from error
 
@@ -61,8 +67,7 @@ def sight_of(function: MaskFunction, longest: int, device: torch.device) -> Sigh
         raise NotImplementedError("its attention is not causal: rows see what comes after them")
     sight = Sight()
     blind = (~sees(positions, positions[:1])).nonzero()
-    if len(blind):
-        size = int(blind[0])
+    if len(blind) and (size := int(blind[0])):
         sight = Sight(chunk=size) if not bool(sees(positions[size], positions[size - 1])) else Sight(window=size)
     rows = positions[:: max(1, longest // _SAMPLES)]
     rows = torch.cat([positions[:_SAMPLES], rows, positions[-2:]])

@@ -137,7 +137,7 @@ class ModelSlice:
         kept = wanted + [len(tokens) + padding - 1] * max(0, self._min_rows - len(wanted))
         with answering(running):
             logits: torch.Tensor = self.model(
-                **self._inputs(running, tokens + [0] * padding, given),
+                **self._inputs(self.model, running, tokens + [0] * padding, given),
                 logits_to_keep=torch.tensor(kept, device=self.device),
             ).logits[0, : len(wanted)]
         return logits.float().cpu()
@@ -145,11 +145,12 @@ class ModelSlice:
     def _decode(self, running: Running, tokens: list[int], hidden: torch.Tensor | None) -> torch.Tensor:
         """[rows, hidden size], what the layers make of the tokens, or of the hidden states of the stage before."""
         with answering(running):
-            made: torch.Tensor = self.model.get_decoder()(**self._inputs(running, tokens, hidden)).last_hidden_state[0]
+            decoder = self.model.get_decoder()
+            made: torch.Tensor = decoder(**self._inputs(decoder, running, tokens, hidden)).last_hidden_state[0]
         return made
 
-    def _inputs(self, running: Running, tokens: list[int], hidden: torch.Tensor | None) -> dict[str, Any]:
-        own = {**inputs_of(self.model, running.laid_out.positions[None]), "use_cache": False}
+    def _inputs(self, module: nn.Module, running: Running, tokens: list[int], hidden: torch.Tensor | None) -> dict[str, Any]:
+        own = {**inputs_of(module, running.laid_out.positions[None]), "use_cache": False}
         if hidden is None:
             return {**own, "input_ids": torch.tensor([tokens], device=self.device)}
         return {**own, "inputs_embeds": hidden[None]}
@@ -165,15 +166,15 @@ class ModelSlice:
     def _captured(self) -> Graphs:
         """Passes whose shapes depend on their bucket alone: every row's logits are computed, wanted or not."""
 
+        module = self.model if self.is_last else self.model.get_decoder()
+
         def run(laid_out: attention.Pass, given: torch.Tensor) -> torch.Tensor:
-            inputs = inputs_of(self.model, laid_out.positions[None])
+            inputs = inputs_of(module, laid_out.positions[None])
             inputs["input_ids" if self.is_first else "inputs_embeds"] = given[None]
             with answering(Running(laid_out, self._calls)):
-                if self.is_last:
-                    logits: torch.Tensor = self.model(**inputs, use_cache=False).logits[0]
-                    return logits
-                hidden: torch.Tensor = self.model.get_decoder()(**inputs, use_cache=False).last_hidden_state[0]
-                return hidden
+                found = module(**inputs, use_cache=False)
+            made: torch.Tensor = found.logits[0] if self.is_last else found.last_hidden_state[0]
+            return made
 
         of_rows = () if self.is_first else (self.hidden_size,)
         dtype = torch.int64 if self.is_first else self.dtype

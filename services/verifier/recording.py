@@ -110,7 +110,7 @@ def record(model: PreTrainedModel, longest: int | None, hidden: int | None = Non
     if hidden is not None:
         given = {"inputs_embeds": torch.randn(1, _ROWS, hidden, dtype=model.dtype, device=device)}
     with answering(recorder), nullcontext() if longest is None else _asking_for_masks(model):
-        model.get_decoder()(**given, **inputs_of(model, positions), use_cache=False)
+        model(**given, **inputs_of(model, positions), use_cache=False)
     if not recorder.calls:
         raise NotImplementedError("its attention layers do not call transformers' attention interface")
     return recorder.calls

@@ -114,7 +114,8 @@ def _scores_of_heads(call: Call, bucket: Bucket, heads: Heads, grouped: torch.Te
 
 def _bias(call: Call, bias: Bias, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """[groups, kv heads, padded rows * share, slots], from the positions [groups, rows] and [groups, slots]."""
-    found = bias.of(rows[:, :, None], slots[:, None]).unflatten(0, (call.kv_heads, call.share))
+    found = bias.of(rows[:, :, None], slots[:, None])
+    found = found.view(call.kv_heads, call.share, *found.shape[1:])
     # [kv heads, share, groups, rows, slots] to [groups, kv heads, rows, share, slots].
     return _pad_rows(found.permute(2, 0, 3, 1, 4).flatten(2, 3))
 
