@@ -39,9 +39,10 @@ class Bias:
     by_distance: bool = False
 
     def of(self, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """[heads, ...], of queries at positions ``rows`` and keys at positions ``slots``, broadcast."""
-        index = (rows - slots).clamp(min=0) if self.by_distance else slots + torch.zeros_like(rows)
-        return self.table[:, index]
+        """[heads, ...], of queries at positions ``rows`` and keys at positions ``slots``, broadcast; made up where nobody
+        sees: for keys behind their queries."""
+        index = rows - slots if self.by_distance else slots + torch.zeros_like(rows)
+        return self.table[:, index.clamp(0, self.table.shape[1] - 1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from services.verifier.config import Kernels, TargetConfig
+from services.verifier.config import TargetConfig
+from services.verifier.native import attention as native_attention
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
 from speculation.ports import Rows
@@ -18,18 +20,20 @@ from tests.architectures import ARCHITECTURES, make_architecture
 LENGTH = 140
 
 
-@pytest.fixture(scope="module", params=["auto", "onednn"])
-def kernels(request: pytest.FixtureRequest) -> Kernels:
-    """Our own, and torch's matrix products."""
-    if request.param == "auto" and library("auto") is None:
+@pytest.fixture(scope="module", params=["native", "tiled"])
+def backend(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Attention by our own kernel, and by torch's matrix products; linear layers alike."""
+    if library("auto") is None:
         pytest.skip("no kernels of our own here")
-    chosen: Kernels = request.param
-    return chosen
+    with pytest.MonkeyPatch.context() as patch:
+        if request.param == "tiled":
+            patch.setattr(native_attention, "kernel_for", lambda *_: None)
+        yield
 
 
 @pytest.fixture(scope="module", params=list(ARCHITECTURES))
 def served(
-    request: pytest.FixtureRequest, kernels: Kernels, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, backend: None, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[TransformersTarget, list[int], torch.Tensor, bool]:
     """A target, a text, transformers' logits, and whether rows share experts: those meet others' rounding."""
     folder: Path = tmp_path_factory.mktemp("model")
@@ -38,7 +42,7 @@ def served(
     text = [source.randrange(2, model.config.get_text_config().vocab_size) for _ in range(LENGTH)]
     with torch.no_grad():
         reference = model(torch.tensor([text])).logits[0]
-    config = TargetConfig(model_path=str(folder), kernels=kernels, kv_cache_tokens=1024, max_model_len=400)
+    config = TargetConfig(model_path=str(folder), kv_cache_tokens=1024, max_model_len=400)
     return TransformersTarget(config), text, reference, ARCHITECTURES[request.param][2]
 
 
