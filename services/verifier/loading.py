@@ -149,8 +149,7 @@ def _cache_values(skeleton: PreTrainedModel, config: TargetConfig) -> int:
     """
     text = skeleton.config.get_text_config()
     adapters.install(skeleton, config.kv_cache_tokens, skeleton.device)
-    # A skeleton knows no tokens, nor which experts they choose.
-    text.pad_token_id = None
+    # Others ask which experts tokens choose, which a skeleton does not know.
     skeleton.set_experts_implementation("batched_mm")
     try:
         calls = [call for own in record(skeleton, None).values() for call in own]

@@ -27,10 +27,15 @@ class Sight:
     # Some models look at their mask's dimensions, cut off what lies behind the last key, or ask for another type of it.
     ndim = 0
 
+    def _refused(self, *_: object) -> Sight:
+        raise NotImplementedError("it computes with its attention mask")
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __invert__ = __lt__ = _refused
+
     def __getattr__(self, name: str) -> object:
         if name.startswith("_"):
             raise AttributeError(name)
-        raise NotImplementedError("it computes with its attention mask")
+        return self._refused()
 
     def __getitem__(self, part: object) -> Sight:
         return self
@@ -56,10 +61,9 @@ def sight_of(function: MaskFunction, longest: int, device: torch.device) -> Sigh
 
     def sees(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         none = torch.zeros((), dtype=torch.int64, device=device)
-        shape = torch.broadcast_shapes(query.shape, key.shape)
+        query, key = query + torch.zeros_like(key), key + torch.zeros_like(query)
         try:
-            seen = function(none, none, query.expand(shape), key.expand(shape))
-            return torch.as_tensor(seen, device=device).expand(shape).bool()
+            return torch.as_tensor(function(none, none, query, key), device=device).expand(query.shape).bool()
         except (IndexError, RuntimeError) as error:
             raise NotImplementedError("its attention mask depends on more than positions") from error
 

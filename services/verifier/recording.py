@@ -25,7 +25,7 @@ _ROWS = 8
 # Keyword arguments of attention calls that change nothing here: a pass knows positions and what sees what.
 _HARMLESS = {
     "is_causal", "position_ids", "output_attentions", "output_hidden_states", "output_router_logits", "use_cache",
-    "cache_position", "head_mask", "layer_idx", "return_dict",
+    "cache_position", "head_mask", "layer_idx", "return_dict", "logits_to_keep",
 }  # fmt: skip
 
 
@@ -109,6 +109,9 @@ def record(model: PreTrainedModel, longest: int | None, hidden: int | None = Non
     given: dict[str, Any] = {"input_ids": positions + 1}
     if hidden is not None:
         given = {"inputs_embeds": torch.randn(1, _ROWS, hidden, dtype=model.dtype, device=device)}
+    if longest is None:
+        # Without it, some look for padding among the tokens, of which the meta device has none.
+        given["attention_mask"] = torch.ones_like(positions)
     with answering(recorder), nullcontext() if longest is None else _asking_for_masks(model):
         model(**given, **inputs_of(model, positions), use_cache=False)
     if not recorder.calls:
