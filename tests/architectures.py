@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from services.verifier.adapters import exact_attention
+
 _ALL: dict[str, Any] = {
     "vocab_size": 300,
     "hidden_size": 64,
@@ -70,14 +72,11 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any], bool]] = {
 
 
 def make_architecture(folder: Path, name: str) -> PreTrainedModel:
-    """Write a model of ``ARCHITECTURES`` to ``folder``; returns it as transformers has it, under its exact attention.
-
-    That is eager attention, but for falcon's alibi: eager attention of transformers 5.23 adds it twice.
-    """
+    """Write a model of ``ARCHITECTURES`` to ``folder``; returns it as transformers has it, under its exact attention."""
     kind, settings, _ = ARCHITECTURES[name]
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **settings)
-    exact = "sdpa" if getattr(config, "alibi", False) else "eager"
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=exact).float().eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=exact_attention(config))
+    model.float().eval()
     model.save_pretrained(folder)
     return model

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedConfig
 from transformers.models.bloom import modeling_bloom as bloom
 from transformers.models.codegen import modeling_codegen as codegen
 from transformers.models.falcon import modeling_falcon as falcon
@@ -52,6 +53,14 @@ def install(model: nn.Module, positions: int, device: torch.device) -> None:
             biases[type(module)] = bias_of(module, positions, device)
         module.outrider_bias = biases.get(type(module))  # type: ignore[assignment]
         setattr(module, name, MethodType(method, module))
+
+
+def exact_attention(config: PreTrainedConfig) -> str:
+    """Which of transformers' own attentions computes what the model means.
+
+    Eager, but for falcon's alibi: eager attention of transformers 5.23 adds it twice, the others and the paper once.
+    """
+    return "sdpa" if config.model_type == "falcon" and config.alibi else "eager"
 
 
 def inputs_of(module: nn.Module, positions: torch.Tensor) -> dict[str, Any]:

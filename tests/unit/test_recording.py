@@ -47,7 +47,7 @@ SMALL: dict[str, Any] = {
         ("doge", {}, "computes with its attention mask"),
         ("bert", {"is_decoder": False}, "not causal"),
         ("gemma3_text", {"use_bidirectional_attention": True, "sliding_window": 16}, "not causal"),
-        ("rwkv", {"attention_hidden_size": 64}, "do not call transformers' attention interface"),
+        ("openai-gpt", {"n_embd": 64, "n_layer": 2, "n_head": 4}, "do not call transformers' attention interface"),
     ],
 )
 def test_refused_by_name(tmp_path: Path, kind: str, settings: dict[str, Any], reason: str) -> None:
