@@ -14,6 +14,7 @@ from pathlib import Path
 from cluster import build, host, model_files
 from cluster.config import Settings
 from cluster.models import BUILT_IN, ResolvedModel
+from services.generation_config import read_generation_config
 from services.links.config import check_server
 from services.machine import free_memory
 from speculation.errors import ConfigurationError
@@ -125,6 +126,13 @@ def _check_model(settings: Settings, folder: Path, *, here: bool) -> tuple[str, 
     config = model_files.check_config(folder)
     build.check_stages(verifier.stages, folder)
     model_files.check_lengths(verifier, config)
+    vocabulary = config.get("text_config", config).get("vocab_size")
+    read_generation_config(
+        folder,
+        verifier.generation_config,
+        verifier.override_generation_config,
+        vocab_size=vocabulary if isinstance(vocabulary, int) else None,
+    )
     model_files.check_tokenizer(folder)
     weights = model_files.check_weights(folder)
     _check_index(settings, folder)
