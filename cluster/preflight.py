@@ -14,7 +14,7 @@ from pathlib import Path
 from cluster import build, host, model_files
 from cluster.config import Settings
 from cluster.models import BUILT_IN, ResolvedModel
-from services.generation_config import read_generation_config
+from services.generation_config import GenerationConfig, read_generation_config
 from services.links.config import check_server
 from services.machine import free_memory
 from speculation.errors import ConfigurationError
@@ -126,13 +126,7 @@ def _check_model(settings: Settings, folder: Path, *, here: bool) -> tuple[str, 
     config = model_files.check_config(folder)
     build.check_stages(verifier.stages, folder)
     model_files.check_lengths(verifier, config)
-    vocabulary = config.get("text_config", config).get("vocab_size")
-    read_generation_config(
-        folder,
-        verifier.generation_config,
-        verifier.override_generation_config,
-        vocab_size=vocabulary if isinstance(vocabulary, int) else None,
-    )
+    generation_config(settings, folder)
     model_files.check_tokenizer(folder)
     weights = model_files.check_weights(folder)
     _check_index(settings, folder)
@@ -155,3 +149,24 @@ def _check_index(settings: Settings, model: Path | None) -> None:
         from retrieval_index.manifest import read_manifest
 
         read_manifest(settings.retrieval.index)
+
+
+def generation_config(settings: Settings, folder: Path | None = None) -> GenerationConfig | None:
+    """What the model's generation config will do; None where the model is not at hand.
+
+    Raises:
+        ConfigurationError: it cannot be read, or asks for what cannot be honoured.
+    """
+    folder = folder or model_folder(settings)
+    if folder is None:
+        return None
+    content = build.read_model_config(folder)
+    text = content.get("text_config", content)
+    vocabulary = text.get("vocab_size") if isinstance(text, dict) else None
+    verifier = settings.verifier
+    return read_generation_config(
+        folder,
+        verifier.generation_config,
+        verifier.override_generation_config,
+        vocab_size=vocabulary if isinstance(vocabulary, int) else None,
+    )

@@ -51,9 +51,9 @@ class ModelProcessors:
 
     @property
     def shown(self) -> tuple[tuple[str, str], ...]:
-        """Name and value, as JSON, of each that is on."""
+        """Name and value, as JSON, shortened to a thousand characters, of each that is on."""
         return tuple(
-            (entry.name, json.dumps(getattr(self, entry.name)))
+            (entry.name, _shortened(json.dumps(getattr(self, entry.name)), 1000))
             for entry in fields(self)
             if entry.name != "eos_token_ids" and getattr(self, entry.name) != entry.default
         )
@@ -142,8 +142,11 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _named(source: str, name: str, value: object) -> str:
-    text = json.dumps(value, default=str)
-    return f"{source}: {name} is {text if len(text) <= 80 else text[:77] + '...'}"
+    return f"{source}: {name} is {_shortened(json.dumps(value, default=str), 80)}"
+
+
+def _shortened(text: str, most: int) -> str:
+    return text if len(text) <= most else text[: most - 3] + "..."
 
 
 def _way_out(name: str) -> str:

@@ -45,6 +45,7 @@ class FileTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._template = template
+        self._special_ids = special_ids(tokenizer)
 
     @property
     def has_chat_template(self) -> bool:
@@ -62,9 +63,24 @@ class FileTokenizer:
         # The template writes the special tokens itself.
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """See ``Backend``."""
+        return self._special_ids
+
     def decode(self, tokens: Sequence[int]) -> str:
         """See ``Backend``."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def one_line(error: Exception) -> str:
+    """What it says, which may come in several lines."""
+    return " ".join(str(error).split())
+
+
+def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """What ``tokenizer`` leaves out of a text."""
+    return frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
 
 
 def open_file(folder: Path) -> FileTokenizer | None:
@@ -90,7 +106,7 @@ def open_file(folder: Path) -> FileTokenizer | None:
     try:
         template = ChatTemplate(source, _special_tokens(settings)) if source else None
     except TemplateSyntaxError as error:
-        raise ConfigurationError(f"the chat template at {folder} cannot be read: {error}") from error
+        raise ConfigurationError(f"the chat template at {folder} cannot be read: {one_line(error)}") from error
     return FileTokenizer(tokenizer, template)
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
+from jinja2 import TemplateSyntaxError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from services.router.templates import ChatTemplate
+from services.router.tokenizer_file import one_line, special_ids
 from speculation.errors import ConfigurationError
 
 
@@ -25,11 +27,18 @@ class TransformersTokenizer:
         if not getattr(tokenizer, "is_fast", False):
             raise ConfigurationError(f"the tokeniser at {model_path} has no tokenizer.json; convert it to a fast tokeniser")
         self._tokenizer: PreTrainedTokenizerFast = tokenizer
+        self._special_ids = special_ids(tokenizer.backend_tokenizer)
+        self._template = None
+        if tokenizer.chat_template:
+            try:
+                self._template = ChatTemplate(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
+            except (TemplateSyntaxError, ValueError) as error:
+                raise ConfigurationError(f"the chat template at {model_path} cannot be read: {one_line(error)}") from error
 
     @property
     def has_chat_template(self) -> bool:
         """See ``Backend``."""
-        return bool(self._tokenizer.chat_template)
+        return self._template is not None
 
     def encode(self, text: str) -> Sequence[int]:
         """See ``Backend``."""
@@ -38,10 +47,15 @@ class TransformersTokenizer:
 
     def encode_chat(self, conversation: Sequence[Mapping[str, str]]) -> Sequence[int]:
         """See ``Backend``."""
-        messages = [dict(message) for message in conversation]
-        encoded: Any = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-        ids: Sequence[int] = encoded["input_ids"]
+        assert self._template is not None
+        # The template writes the special tokens itself.
+        ids: Sequence[int] = self._tokenizer(self._template.render(conversation), add_special_tokens=False)["input_ids"]
         return ids
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """See ``Backend``."""
+        return self._special_ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """See ``Backend``."""

@@ -837,7 +837,7 @@ class Processor(_message.Message):
     VALUE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     value: _builtins.str
-    """As JSON."""
+    """As JSON, shortened to 1,000 characters."""
     def __init__(
         self,
         *,
