@@ -82,16 +82,17 @@ def read_generation_config(
     Args:
         model: the model's folder.
         choice: "auto": the model's own; "none": of the model's own only the end-of-text tokens; otherwise a folder that has
-            another generation_config.json, or such a file.
+            another generation_config.json, or such a file. Where that names no end-of-text tokens, the model's own count.
         override: fields that count instead of the file's; None as a value unsets one.
         vocab_size: None: ids are not compared with it.
 
     Raises:
         ConfigurationError: the file cannot be read, or asks for what cannot be honoured; one line that names the field.
     """
-    source, content = _find(model, choice)
-    if choice == "none":
-        content = {name: value for name, value in content.items() if name == "eos_token_id"}
+    source, content = _of_model(model) if choice in ("auto", "none") else _of_another(choice)
+    if choice != "auto" and (choice == "none" or content.get("eos_token_id") is None):
+        own = _of_model(model)[1].get("eos_token_id")
+        content = {**(content if choice != "none" else {}), "eos_token_id": own}
     changes = override or {}
     if unknown := sorted(set(changes) - {*HONOURED, *REFUSED, *HARMLESS}):
         known = ", ".join(sorted(HONOURED))
@@ -104,19 +105,21 @@ def read_generation_config(
     return _join(source, asked, found, vocab_size)
 
 
-def _find(model: Path, choice: str) -> tuple[str, dict[str, Any]]:
+def _of_model(model: Path) -> tuple[str, dict[str, Any]]:
     """Where the fields stand, and the fields."""
-    if choice in ("auto", "none"):
-        file = model / FILE
-        if not file.is_file():
-            return str(model / "config.json"), _of_model_config(model / "config.json")
-    else:
-        file = Path(choice).expanduser()
-        file = file / FILE if file.is_dir() else file
-        if not file.is_file():
-            raise ConfigurationError(
-                f"verifier.generation_config is {choice}: must be auto, none, or a folder that has a {FILE}"
-            )
+    file = model / FILE
+    if file.is_file():
+        return str(file), _read(file)
+    return str(model / "config.json"), _of_model_config(model / "config.json")
+
+
+def _of_another(choice: str) -> tuple[str, dict[str, Any]]:
+    file = Path(choice).expanduser()
+    file = file / FILE if file.is_dir() else file
+    if not file.is_file():
+        raise ConfigurationError(
+            f"verifier.generation_config is {choice}: must be auto, none, or a folder that has a {FILE}"
+        )
     return str(file), _read(file)
 
 

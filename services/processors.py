@@ -6,6 +6,7 @@ bias of tokens before one of sequences, counted penalties behind the one for rep
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -40,6 +41,8 @@ from speculation.types import SamplingParams
 
 _Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _NONE = ModelProcessors()
+# Logarithm of what a logit may be multiplied by: a float32 holds the product.
+_MOST_DECAY = 60.0
 
 
 def build_pipeline(
@@ -99,8 +102,7 @@ def _bounds(params: SamplingParams, model: ModelProcessors, prompt_length: int, 
         steps.append(InfNanRemoveLogitsProcessor())
     # An answer that does not end at its end-of-text tokens is not led to them.
     if model.exponential_decay_length_penalty is not None and not params.ignore_eos:
-        decay = model.exponential_decay_length_penalty
-        steps.append(ExponentialDecayLengthPenalty(decay, list(model.eos_token_ids), prompt_length))
+        steps.append(_Decay(model.exponential_decay_length_penalty, model.eos_token_ids, prompt_length))
     if model.suppress_tokens:
         steps.append(SuppressTokensLogitsProcessor(model.suppress_tokens))
     if model.begin_suppress_tokens:
@@ -154,6 +156,20 @@ class _OfPrompt:
         if self._step is None:
             self._step = self._make(input_ids[:, : self._prompt_length])
         return self._step(input_ids, scores)
+
+
+class _Decay:
+    """transformers' penalty, which grows with the answer until a number cannot hold it: long before, nothing else counts."""
+
+    def __init__(self, decay: tuple[int, float], eos_token_ids: Sequence[int], prompt_length: int) -> None:
+        start, factor = decay
+        self._step = ExponentialDecayLengthPenalty(decay, list(eos_token_ids), prompt_length)
+        self._longest = prompt_length + start + int(_MOST_DECAY / math.log(factor)) if factor > 1 else None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        # Of the tokens it asks nothing but how many there are.
+        processed: torch.Tensor = self._step(input_ids[:, : self._longest], scores)
+        return processed
 
 
 class _LogitBias:

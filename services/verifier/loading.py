@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from accelerate import init_empty_weights
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from services.verifier import attention
 from services.verifier.config import TargetConfig
@@ -43,6 +43,8 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
             attn_implementation=attention.NAME,
             trust_remote_code=False,
             use_safetensors=True,
+            # Read apart, and differently: see services/generation_config.py.
+            generation_config=GenerationConfig(),
         )
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"cannot load the model at {config.model_path}: {error}") from error

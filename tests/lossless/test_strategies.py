@@ -184,6 +184,13 @@ async def test_greedy_equals_transformers_generate(tiny_model: Path, penalty: fl
         assert tokens == theirs[0, len(prompt) :].tolist()
 
 
+async def test_what_has_no_effect_here_may_say_anything(tiny_model: Path, tmp_path: Path) -> None:
+    plain = await answers(tiny_model, "real", "in_process", PLAIN, {}, together=True)
+    for name, value in (("pad_token_id", "x"), ("early_stopping", 7), ("compile_config", {}), ("validate", 1)):
+        folder = with_generation_config(tiny_model, tmp_path / name, **{name: value})
+        assert await answers(folder, "real", "in_process", PLAIN, {}, together=True) == plain
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "processors",

@@ -205,6 +205,8 @@ def test_another_file_overrides_and_none(folder: Path, tmp_path: Path) -> None:
     write(other, do_sample=True, temperature=0.9, top_k=0)
     for choice in (str(other), str(other / FILE)):
         assert read_generation_config(folder, choice).defaults == SamplingDefaults(temperature=0.9, top_k=0)
+    (other / FILE).write_text("{}")
+    assert read_generation_config(folder, str(other)).eos_token_ids == {0}
     none = read_generation_config(folder, "none")
     assert (none.defaults, none.processors.shown) == (SamplingDefaults(), ())
     changed = read_generation_config(folder, override={"temperature": 0.7, "suppress_tokens": None})
@@ -336,6 +338,17 @@ def test_logits_become_what_generate_makes_of_them(model: PreTrainedModel, folde
             changed = changed or not torch.equal(raw, scores)
     # A case that changes nothing shows nothing.
     assert changed == (bool(config) and config.keys() != {"temperature", "top_p"})
+
+
+def test_a_penalty_that_grows_for_ever_stays_a_number(folder: Path) -> None:
+    found = read_generation_config(write(folder, exponential_decay_length_penalty=[2, 900.0], eos_token_id=7))
+    params = SamplingParams(max_tokens=5000)
+    pipeline = build_pipeline(params, prompt_length=1, stop_ids=frozenset({7}), model=found.processors)
+    assert pipeline is not None
+    for length in (12, 5000):
+        row = pipeline(torch.full((VOCABULARY,), -2.0), [1] * length)
+        assert int(row.argmax()) == 7
+        assert row.isfinite().all()
 
 
 def test_a_request_can_do_without(folder: Path) -> None:
