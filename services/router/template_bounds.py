@@ -13,11 +13,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import Environment, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
-from jinja2.utils import Namespace
 from jinja2.visitor import NodeTransformer
 
 # Characters of a text, entries of a list: twice what a request can hold.
@@ -39,6 +38,8 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
+        # Nonsense of any length.
+        del self.globals["lipsum"]
         self.filters = {name: self._checked(made) for name, made in self.filters.items()}
         self._clock = threading.local()
 
@@ -56,13 +57,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Of whatever a template calls."""
+        self.look_at_clock()
         owner = getattr(function, "__self__", None)
-        if owner is not self:
-            self.look_at_clock()
-            if not (isinstance(function, type) and issubclass(function, Namespace)):
-                _check_numbers((*args, *kwargs.values()))
-            if isinstance(owner, str):
-                _check_growth(owner, function.__name__, args)
+        if isinstance(owner, (str, bytes, int)):
+            _check_numbers((*args, *kwargs.values()))
+            _check_growth(owner, function.__name__, args)
         return _bounded(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
@@ -79,9 +78,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Of a text's ``format``."""
-        if isinstance(getattr(value, "__self__", None), str) and value.__name__ in ("format", "format_map"):
-            _check_format(value.__self__)
-        return super().wrap_str_format(value)
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+        _check_format(value.__self__)
+
+        def formatted(*args: Any, **kwargs: Any) -> str:
+            # A width may be among them.
+            _check_numbers((*args, *kwargs.values()))
+            return wrapped(*args, **kwargs)
+
+        return formatted
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:
@@ -119,13 +126,12 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         @functools.wraps(made)
         def checked(*args: Any, **kwargs: Any) -> Any:
             self.look_at_clock()
-            _check_numbers((*args, *kwargs.values()))
-            for at, owner in enumerate(args):
-                if isinstance(owner, str):
-                    if made.__name__ == "do_format":
-                        _check_format(owner)
-                    _check_growth(owner, made.__name__.removeprefix("do_"), args[at + 1 :])
-                    break
+            # What it works on comes behind what it is told of its surroundings.
+            owner, *rest = args[1:] if isinstance(args[0], (Context, Environment, nodes.EvalContext)) else args
+            _check_numbers((*rest, *kwargs.values()))
+            if isinstance(owner, str) and made.__name__ == "do_format":
+                _check_format(owner)
+            _check_growth(owner, made.__name__.removeprefix("do_"), rest)
             return _bounded(made(*args, **kwargs))
 
         return checked
@@ -180,9 +186,14 @@ def _check_product(left: Any, right: Any) -> None:
             _check(len(sequence) * count, MOST)
 
 
-def _check_growth(text: str, method: str, args: Sequence[Any]) -> None:
-    """Methods of texts whose result may be as long as the product of what they are given."""
-    if method == "replace" and len(args) >= 2:
-        _check(len(text) + (len(text) // max(1, len(str(args[0]))) + 1) * len(str(args[1])), 2 * MOST)
-    elif method == "join" and args and isinstance(args[0], (list, tuple)):
-        _check(sum(len(str(part)) + len(text) for part in args[0]), MOST)
+def _check_growth(owner: object, method: str, args: Sequence[Any]) -> None:
+    """Methods of texts, and filters, whose result may be as long as the product of what they are given."""
+    if method == "replace" and isinstance(owner, str) and len(args) >= 2:
+        times = len(owner) // max(1, len(str(args[0]))) + 1
+        _check(len(owner) + times * len(str(args[1])), 2 * MOST)
+    elif method == "join":
+        # A text joins others; a filter joins what it is given.
+        between, parts = (owner, args[:1]) if isinstance(owner, str) else (args[0] if args else "", (owner,))
+        for listed in parts:
+            if isinstance(listed, (list, tuple)):
+                _check(sum(len(str(part)) + len(str(between)) for part in listed), MOST)

@@ -88,7 +88,9 @@ GROWING = "{%% set ns = namespace(x='0123456789abcdef') %%}{%% for i in range(60
         "{{ 'a' | indent(10 ** 9, true) }}", "{{ 'a' | indent(width=10 ** 9, first=true) }}", "{{ '%1000000000d' % 1 }}",
         "{{ '%1000000000d' | format(1) }}", "{{ '%*d' % (10 ** 9, 1) }}", "{{ '{:1000000000}'.format(1) }}",
         "{{ '{:{}}'.format(1, 10 ** 9) }}", "{{ [1] | tojson(indent=10 ** 9) }}", "{{ 'a\tb'.expandtabs(10 ** 9) }}",
-        "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}",
+        "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "{{ 'a'.encode().center(10 ** 9) }}",
+        "{{ (5).to_bytes(10 ** 9, 'big') }}", "{{ '{:{w}}'.format(1, w=10 ** 9) }}",
+        "{{ (['a' * 10 ** 6] * 1000) | join }}",
     ],
 )  # fmt: skip
 def test_a_template_that_swells_is_stopped(source: str) -> None:
@@ -102,6 +104,8 @@ def test_a_template_that_swells_is_stopped(source: str) -> None:
     ("source", "text"),
     [
         ("{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{% else %}none{% endfor %}", "1/1True"),
+        ("{{ 1700000000 | string }}{{ [1700000000] | tojson }}{{ namespace(n=10 ** 9).n }}{{ 10 ** 9 | abs }}", "1700000000[1700000000]1000000000" + "1000000000"),
+        ("{% macro f(n) %}{{ n + 1 }}{% endmacro %}{{ f(10 ** 9) }}{{ [3, 1] | sort | join('-') }}", "10000000011-3"),
         ("{% for m in [] %}x{% else %}none{% endfor %}{% for m in nothing %}x{% endfor %}", "none"),
         ("{% for a, b in {'x': 1}.items() %}{{ a ~ b ~ none ~ 2.5 }}{% endfor %}", "x1None2.5"),
         ("{% for i in [1, [2, [3]]] recursive %}{{ i if i is number else loop(i) }}{% endfor %}", "123"),
