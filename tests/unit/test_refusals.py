@@ -13,6 +13,7 @@ import pytest
 import torch
 from gguf import GGUFWriter
 from safetensors.torch import load_file, save_file
+from transformers import GPTJConfig, GPTJForCausalLM
 
 from cluster.config import load
 from cluster.models import resolve
@@ -169,6 +170,14 @@ def test_an_output_layer_of_its_own_that_is_not_there(model: Path) -> None:
     configure(model, tie_word_embeddings=False)
     for load_it in (lambda: load_whole(config_of(model)), lambda: load_layers(config_of(model, stages=2), range(1))):
         assert "hold no lm_head.weight" in refusal(load_it)
+
+
+def test_attention_that_does_not_go_through_the_interface(tmp_path: Path) -> None:
+    config = GPTJConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=64, rotary_dim=8)
+    GPTJForCausalLM(config).save_pretrained(tmp_path)
+    assert "models of the type gptj compute attention by classes of their own" in refusal(
+        lambda: TransformersTarget(config_of(tmp_path))
+    )
 
 
 def test_what_is_superfluous_but_harmless(model: Path) -> None:
