@@ -288,8 +288,8 @@ def _build(config: TargetConfig) -> PreTrainedModel:
             if error.args != (attention.NAME,):
                 raise
             raise NotImplementedError(
-                f"models of the type {found.model_type} compute attention by classes of their own, not through transformers' "
-                "attention interface"
+                f"models of the type {found.model_type} compute attention by classes of their own, not through "
+                "transformers' attention interface"
             ) from error
     return model
 
