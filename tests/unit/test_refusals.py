@@ -13,7 +13,6 @@ import pytest
 import torch
 from gguf import GGUFWriter
 from safetensors.torch import load_file, save_file
-from transformers import GPTJConfig, GPTJForCausalLM
 
 from cluster.config import load
 from cluster.models import resolve
@@ -171,11 +170,10 @@ def test_an_output_layer_of_its_own_that_is_not_there(model: Path) -> None:
         assert "hold no lm_head.weight" in refusal(load_it)
 
 
-def test_attention_that_does_not_go_through_the_interface(tmp_path: Path) -> None:
-    config = GPTJConfig(vocab_size=64, n_embd=32, n_layer=1, n_head=2, n_positions=64, rotary_dim=8)
-    GPTJForCausalLM(config).save_pretrained(tmp_path)
-    assert "models of the type gptj compute attention by classes of their own" in refusal(
-        lambda: TransformersTarget(config_of(tmp_path))
+def test_attention_that_does_not_go_through_the_interface(model: Path) -> None:
+    configure(model, model_type="git")
+    assert "models of the type git compute attention by classes of their own" in refusal(
+        lambda: TransformersTarget(config_of(model))
     )
 
 
