@@ -297,9 +297,18 @@ def _build(config: TargetConfig) -> PreTrainedModel:
     attention.register()
     adapters.register()
     with reading(f"load the model at {config.model_path}"), torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            read_config(config), dtype=load_dtype(config), attn_implementation=attention.NAME
-        )
+        found = read_config(config)
+        try:
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                found, dtype=load_dtype(config), attn_implementation=attention.NAME
+            )
+        except KeyError as error:
+            if error.args != (attention.NAME,):
+                raise
+            raise NotImplementedError(
+                f"models of the type {found.model_type} compute attention by classes of their own, not through "
+                "transformers' attention interface"
+            ) from error
     return model
 
 
