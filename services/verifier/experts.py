@@ -1,8 +1,8 @@
 """Mixtures of experts through transformers' experts interface: the rows of each expert in one product.
 
-A row's experts are added up in the order of their numbers, which is the row's alone; that their products do not depend on how
-many rows share an expert is up to the weights (``ExactWeight``). Mixtures that do not go through the interface multiply by
-such weights in their own loops.
+A row's experts are added up in the order of their numbers, which is the row's alone; that their products do not depend on
+how many rows share an expert is up to the weights (``ExactWeight``). Mixtures that do not go through the interface multiply
+by such weights in their own loops.
 """
 
 from __future__ import annotations
