@@ -206,6 +206,7 @@ def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:
             quantize(model)
         return Choice(linears="torch")
     fill_vectors()
+    experts.use(model)
     if config.dtype == "bfloat16":
         return Choice(linears="torch")
     as_linears(model)
@@ -213,7 +214,6 @@ def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:
     make = maker(choice, config.dtype)
     if make is not None:
         log.info("packed %d linear layers", pack_linears(model, make))
-        experts.use(model)
         # Where a row goes is decided by weights as they are.
         single = maker(choice)
         assert single is not None
