@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 
-from jinja2 import TemplateSyntaxError
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from services.model_folder import check_vocabulary, read_json, reading
 from services.router.templates import ChatTemplate
-from services.router.tokenizer_file import one_line, special_ids
+from services.router.tokenizer_file import special_ids
 from speculation.errors import ConfigurationError
 
 
@@ -20,20 +21,26 @@ class TransformersTokenizer:
     """
 
     def __init__(self, model_path: str) -> None:
-        try:
+        folder = Path(model_path)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            if (folder / name).is_file():
+                read_json(folder / name, "tokeniser")
+        where = f"load the tokeniser at {folder}"
+        if not (folder / "tokenizer.json").is_file():
+            where += " without a tokenizer.json"
+        with reading(where):
             tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"cannot load the tokeniser at {model_path}: {error}") from error
         if not getattr(tokenizer, "is_fast", False):
             raise ConfigurationError(f"the tokeniser at {model_path} has no tokenizer.json; convert it to a fast tokeniser")
+        with reading(f"load the tokeniser at {folder}"):
+            own = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+            check_vocabulary(folder, max(own.values(), default=-1))
         self._tokenizer: PreTrainedTokenizerFast = tokenizer
         self._special_ids = special_ids(tokenizer.backend_tokenizer)
         self._template = None
         if tokenizer.chat_template:
-            try:
+            with reading(f"read the chat template at {folder}"):
                 self._template = ChatTemplate(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
-            except (TemplateSyntaxError, ValueError) as error:
-                raise ConfigurationError(f"the chat template at {model_path} cannot be read: {one_line(error)}") from error
 
     @property
     def has_chat_template(self) -> bool:

@@ -11,12 +11,13 @@ from pathlib import Path
 import torch
 
 from services.generation_config import read_generation_config
+from services.model_folder import reading
 from services.processors import build_pipeline
 from services.verifier.config import TargetConfig
 from services.verifier.kernels import Choice
 from services.verifier.kv_pool import TILE, KVPool
-from services.verifier.loading import check_memory, read_config, split_layers
-from services.verifier.model_slice import ModelSlice, refuse_unsupported
+from services.verifier.loading import check_files, check_memory, read_config, split_layers
+from services.verifier.model_slice import ModelSlice
 from services.verifier.stages import Launch, Upstream
 from services.verifier.tiles import TileAllocator
 from speculation.acceptance import stop_token_ids
@@ -38,22 +39,23 @@ class TransformersTarget:
 
     def __init__(self, config: TargetConfig, launch: Launch | None = None) -> None:
         _check_device(config)
-        model_config = read_config(config).get_text_config()
-        refuse_unsupported(model_config)
-        # Refuses a wrong number of stages before any is started.
-        split_layers(config)
-        check_memory(config)
-        self.vocab_size: int = model_config.vocab_size
-        self.generation = read_generation_config(
-            Path(config.model_path),
-            config.generation_config,
-            config.override_generation_config,
-            vocab_size=self.vocab_size,
-        )
+        with reading(f"load the model at {config.model_path}"):
+            check_files(config)
+            model_config = read_config(config).get_text_config()
+            # Refuses a wrong number of stages before any is started.
+            split_layers(config)
+            check_memory(config)
+            self.vocab_size: int = model_config.vocab_size
+            self.generation = read_generation_config(
+                Path(config.model_path),
+                config.generation_config,
+                config.override_generation_config,
+                vocab_size=self.vocab_size,
+            )
+            self.max_model_len = _max_model_len(config, model_config)
         for note in self.generation.notes:
             log.warning("%s", note)
         self.eos_token_ids = self.generation.eos_token_ids
-        self.max_model_len = _max_model_len(config, model_config)
         self.depth = config.stages
         self._config = config
         self._launch = launch
@@ -73,7 +75,8 @@ class TransformersTarget:
             self._upstream = Upstream(config, self._launch)
         try:
             # What this process holds is not lost with another one.
-            self._part = part or ModelSlice(config, config.stages - 1)
+            with reading(f"load the model at {config.model_path}"):
+                self._part = part or ModelSlice(config, config.stages - 1)
             self.pool.clear()
             self.tiles = TileAllocator(self.pool.total_tiles)
             if self._upstream is not None:
@@ -202,8 +205,11 @@ class TransformersTarget:
         session, rows = "probe", 4
         self.open(session, rows)
         try:
-            self.forward([Rows(session_id=session, context=0, tokens=tuple(range(1, rows + 1)), parents=(-1, -1), logits=1)])
+            tokens = tuple(range(1, rows + 1))
+            made = self.forward([Rows(session_id=session, context=0, tokens=tokens, parents=(-1, -1), logits=1)])
             self._part.check(session, rows)
+            if not torch.isfinite(made[0]).all():
+                raise NotImplementedError("its logits are no numbers: config.json or its weights are damaged")
         except OutriderError:
             raise
         except Exception as error:
