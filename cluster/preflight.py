@@ -132,8 +132,8 @@ def _check_model(settings: Settings, folder: Path, *, here: bool) -> tuple[str, 
         config = check_config(folder)
         build.check_stages(verifier.stages, folder)
         model_files.check_lengths(verifier, config)
-        generation_config(settings, folder)
         weights = model_files.count_weights(check_weights(folder, config))
+    generation_config(settings, folder)
     # Not all can be had from its file alone; the others are left to the router.
     open_file(folder)
     _check_index(settings, folder)
