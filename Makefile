@@ -35,7 +35,7 @@ test-alone: install  ## Tests that want the machine to themselves: Ray, the real
 
 bench: install  ## The full table on this machine, peers that are installed included: under an hour
 	@$(BIN)/outrider bench --per-task 2 --max-tokens 80 --concurrency 1,4,16 --repeats 3 \
-	  --peers hf,hf_prompt_lookup,vllm,vllm_ngram,llamacpp
+	  --peers hf,hf_prompt_lookup,vllm,vllm_ngram,llamacpp,llamacpp_q8_0,llamacpp_f32
 
 bench-smoke: install  ## Check the benchmark itself, not the speed: two minutes
 	@rm -rf build/bench-smoke && mkdir -p build

@@ -170,7 +170,7 @@ class Bench:
         comparable = [
             cell
             for cell in self._measured.cells
-            if cell.contestant not in PEERS or (greedy and PEERS[cell.contestant].same_weights)
+            if cell.contestant not in PEERS or (greedy and PEERS[cell.contestant].same_arithmetic)
         ]
         for against, name in (("plain", PLAIN), ("hf", "hf")) if greedy else (("plain", PLAIN),):
             reference, used = differences.answers_by_request(self._cells(name), self.requests)
@@ -307,8 +307,8 @@ def _request_object(request: Request) -> dict[str, Any]:
 
 def _limits(peer: str, schedule: Schedule) -> list[str]:
     kind, notes = PEERS[peer], []
-    if not kind.same_weights:
-        notes.append("other weights than ours: compared for speed, not for tokens")
+    if not kind.same_arithmetic:
+        notes.append("other arithmetic than ours: compared for speed, not for tokens")
     if kind.most_at_once is not None and max(schedule.concurrency) > kind.most_at_once:
         notes.append(f"can do {kind.most_at_once} at once, no more")
     return notes

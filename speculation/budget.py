@@ -17,12 +17,22 @@ from speculation.types import EMPTY_TREE, TokenTree
 # or rows, have become better than they were.
 _EXPLORE_EVERY = 32
 _EXPLORED = 2
+# Drafters may think less of a node than it turns out to be worth: they are asked for somewhat less likely ones, too.
+_SLACK = 0.75
 # A prompt always gets on by so many rows: they cost little more than one.
 _PROMPT_ROWS = 16
 # Steps with prompts are planned for this share of ``max_step_s``: the rest is for what the machine does meanwhile.
 _PROMPT_SHARE = 0.8
 # Weight of a new measurement of what prompts cost.
 _PROMPT_WEIGHT = 0.5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Wanted:
+    """What a draft should hold: at most ``nodes`` nodes, none that is accepted with less than ``min_probability``."""
+
+    nodes: int
+    min_probability: float = 0.0
 
 
 class Budget(Protocol):
@@ -33,8 +43,8 @@ class Budget(Protocol):
         """Most nodes of one request's tree, ever."""
         ...
 
-    def pays(self, load: Load) -> bool:
-        """Whether any draft could be worth its rows beside ``load``; if not, nobody waits for one."""
+    def wanted(self, load: Load) -> Wanted:
+        """What drafts for a step beside ``load`` should hold. Where that is nothing, nobody waits for one."""
         ...
 
     def prompt_rows(self, load: Load, most: int, keys: int) -> int:
@@ -67,9 +77,9 @@ class FixedBudget:
 
     max_nodes: int
 
-    def pays(self, load: Load) -> bool:
-        """See ``Budget``."""
-        return self.max_nodes > 0
+    def wanted(self, load: Load) -> Wanted:
+        """See ``Budget``: everything."""
+        return Wanted(nodes=self.max_nodes)
 
     def prompt_rows(self, load: Load, most: int, keys: int) -> int:
         """See ``Budget``: all."""
@@ -105,12 +115,15 @@ class MeasuredBudget:
         # What a pass with prompts takes, measured against what the table expects.
         self._prompt_factor = 1.0
 
-    def pays(self, load: Load) -> bool:
-        """See ``Budget``: whether a node that is certain to be accepted would be."""
-        if not self.max_nodes:
-            return False
-        gain = (load.requests + 1) / max(1, load.requests)
-        return gain * self._costs.seconds(load) > self._costs.seconds(load.plus(1)) or self._explores()
+    def wanted(self, load: Load) -> Wanted:
+        """See ``Budget``: a node must bring what plain decoding does in the time of a row, where rows are cheapest."""
+        alone, requests = self._costs.seconds(load), max(1, load.requests)
+        counts = [2**power for power in range((requests * self.max_nodes).bit_length())]
+        cheapest = min(((self._costs.seconds(load.plus(rows)) - alone) / rows for rows in counts), default=math.inf)
+        least = cheapest * requests / alone
+        if least < 1:
+            return Wanted(nodes=self.max_nodes, min_probability=_SLACK * least)
+        return Wanted(nodes=min(_EXPLORED, self.max_nodes) if self._explores() else 0)
 
     def prompt_rows(self, load: Load, most: int, keys: int) -> int:
         """See ``Budget``: all where nobody is kept waiting by it, else what ``max_step_s`` leaves time for."""

@@ -25,19 +25,12 @@ from typing import TypeVar, TypeVarTuple, Unpack
 from speculation import limits
 from speculation.admission import Admission
 from speculation.batch import Part, decoding_load, finish_pass, load_of, plan_parts
-from speculation.budget import Budget
+from speculation.budget import Budget, Wanted
 from speculation.config import LoopConfig
 from speculation.errors import Internal, MalformedTree, OutriderError, TargetLost
 from speculation.errors import Unavailable as UnavailableError
 from speculation.forgetting import Forgetting
-from speculation.messages import (
-    CloseSession,
-    Draft,
-    DraftingReply,
-    Finished,
-    GenerationRequest,
-    Progress,
-)
+from speculation.messages import CloseSession, Draft, DraftingReply, Finished, GenerationRequest, Progress
 from speculation.ports import DraftLink, Target
 from speculation.session import Session, check_request
 from speculation.stats import LoopStats
@@ -306,8 +299,9 @@ class DecodingLoop:
         self._pass_s += _PASS_WEIGHT * (took - self._pass_s)
         self._learn(parts, took)
         with times.measure("deliver"):
+            wanted = self._budget.wanted(decoding_load(self._requests.live.values()))
             for part in parts:
-                self._deliver(part)
+                self._deliver(part, wanted)
         times.steps += 1
         # Consumers and links get their turn before the next pass takes the processor.
         with times.measure("stream"):
@@ -346,7 +340,7 @@ class DecodingLoop:
     async def _await_drafts(self, sessions: list[Session]) -> None:
         """Wait until every request that will be verified has its draft, but not beyond the deadline."""
         wanting = [s for s in sessions if s.request.plan.speculates and s.computed == len(s.tokens) - 1]
-        pays = self._budget.pays(decoding_load(sessions))
+        pays = self._budget.wanted(decoding_load(sessions)).nodes > 0
         missing = [session for session in wanting if pays and session.drafts.worth_waiting(session.tokens)]
         deadline = time.perf_counter() + self._patience_s(missing)
         while missing and self._link.connected and (left := deadline - time.perf_counter()) > 0:
@@ -369,7 +363,7 @@ class DecodingLoop:
         # What would come now comes ahead of the next step, or is of use in part: the target had better work.
         return min(self.config.draft_deadline_s, _SHARE_AHEAD * self._pass_s)
 
-    def _deliver(self, part: Part) -> None:
+    def _deliver(self, part: Part, wanted: Wanted) -> None:
         session, verdict = part.session, part.verdict
         if part.error is not None:
             known = isinstance(part.error, OutriderError)
@@ -397,4 +391,4 @@ class DecodingLoop:
             session.finish(verdict.finish_reason)
             self._release(session)
         elif session.request.plan.speculates and not session.drafts.given_up:
-            self._link.step(session.report(verdict))
+            self._link.step(session.report(verdict, wanted))

@@ -169,7 +169,11 @@ class OpenSession:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepReport:
-    """What one step committed; ``length`` and ``prefix_hash`` describe the prefix after it."""
+    """What one step committed; ``length`` and ``prefix_hash`` describe the prefix after it.
+
+    Nodes that are accepted with less than ``min_probability`` are not worth their rows at the present load: a source that
+    knows probabilities need not draft them.
+    """
 
     session_id: str
     committed: tuple[int, ...]
@@ -177,6 +181,7 @@ class StepReport:
     prefix_hash: int
     accepted_path: tuple[int, ...]
     max_nodes: int
+    min_probability: float = 0.0
     observation: Observation | None = None
 
 

@@ -7,6 +7,7 @@ import time
 from collections import deque
 
 from speculation.acceptance import StopRule, stop_token_ids
+from speculation.budget import Wanted
 from speculation.choose import LogitsPipeline
 from speculation.drafts import Drafts
 from speculation.errors import InvalidArgument, PromptTooLong
@@ -148,15 +149,20 @@ class Session:
             tenant=self.tenant,
         )
 
-    def report(self, verdict: Verdict) -> StepReport:
-        """What the drafter is told of a step, once it is committed."""
+    def report(self, verdict: Verdict, wanted: Wanted) -> StepReport:
+        """What the drafter is told of a step, once it is committed, and of what the next one wants.
+
+        Where drafts are sent ahead nobody waits, and what is left of a large tree serves the step after, too.
+        """
+        nodes = self.max_nodes if self.drafts.ahead else min(self.wanted_nodes, wanted.nodes)
         return StepReport(
             session_id=self.id,
             committed=verdict.committed,
             length=verdict.length,
             prefix_hash=self.drafts.prefix_hash,
             accepted_path=verdict.accepted_path,
-            max_nodes=self.wanted_nodes,
+            max_nodes=nodes,
+            min_probability=0.0 if self.drafts.ahead else wanted.min_probability,
             observation=verdict.observation,
         )
 

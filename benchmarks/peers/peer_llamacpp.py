@@ -1,55 +1,124 @@
-"""llama.cpp through llama-cpp-python, on a GGUF file. One request at a time: its Python binding has no batching."""
+"""llama.cpp's own server, through xllamacpp: continuous batching over slots, on a GGUF file.
+
+It is asked over HTTP, as its users ask it: xllamacpp's calls within the process return text and no token ids.
+"""
 
 from __future__ import annotations
 
+import http.client
+import json
 import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import llama_cpp
+import xllamacpp
+
+# A token in the middle of a character is counted by the server, but its id is never streamed.
+_UNKNOWN = -1
+# Slots get room in such steps, so that the server is not started anew for every longer prompt.
+_ROOM = 1024
+_WARNINGS = 2
 
 
 class Peer:
-    """A GGUF file, loaded."""
+    """A GGUF file behind a server with as many slots as requests come at once."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
-        self._model = llama_cpp.Llama(
-            model_path=spec["gguf"],
-            n_ctx=spec["max_model_len"],
-            n_threads=spec["threads"],
-            n_threads_batch=spec["threads"],
-            n_gpu_layers=0 if spec["device"] == "cpu" else -1,
-            verbose=False,
-        )
-        self._eos = {self._model.token_eos()} | set(spec["eos_token_ids"])
+        self._spec = spec
+        self._server: Any = None
+        self._slots = self._room = 0
+        self._serve(1, _ROOM)
 
     def versions(self) -> dict[str, str]:
-        """What runs."""
-        return {"llama-cpp-python": llama_cpp.__version__}
+        """What runs, and which instructions it was compiled for: PyPI's wheels leave out the newest."""
+        words = xllamacpp.get_system_info().replace("|", " ").replace(" = ", "=").split()
+        built_for = "/".join(word.removesuffix("=1") for word in words if word.endswith("=1"))
+        return {"xllamacpp": xllamacpp.__version__, "built for": built_for}
 
     def run(self, contestant: str, load: dict[str, Any]) -> dict[str, Any]:
-        """Answer one request after the other."""
-        start = time.perf_counter()
-        answers = [self._answer(request, load) for request in load["requests"]]
-        return {"answers": answers, "wall_s": time.perf_counter() - start}
+        """Answer ``concurrency`` requests at a time, batched continuously."""
+        at_once = load["concurrency"]
+        self._serve(at_once, max(len(request["prompt"]) for request in load["requests"]) + load["max_tokens"])
+        with ThreadPoolExecutor(at_once) as pool:
+            start = time.perf_counter()
+            answers = list(pool.map(lambda request: self._answer(request, load), load["requests"]))
+            wall_s = time.perf_counter() - start
+        return {"answers": answers, "wall_s": wall_s}
+
+    def close(self) -> None:
+        """Stop the server and free the model."""
+        self._server = None
+
+    def _serve(self, slots: int, room: int) -> None:
+        """A server with so many slots and room for so many tokens in each; the one that runs, if it will do."""
+        if self._server is not None and slots == self._slots and room <= self._room:
+            return
+        # Two models at once might not fit into memory.
+        self.close()
+        self._slots, self._room = slots, -(-room // _ROOM) * _ROOM
+        params = xllamacpp.CommonParams()
+        params.model.path = self._spec["gguf"]
+        params.n_parallel = slots
+        params.n_ctx = slots * self._room
+        params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self._spec["threads"]
+        params.n_gpu_layers = 0 if self._spec["device"] == "cpu" else -1
+        # Repeats ask the same prompts again: what is measured is the engine, not its memory of the last repeat.
+        params.cache_prompt = False
+        params.cache_ram_mib = 0
+        params.verbosity = _WARNINGS
+        self._server = xllamacpp.Server(params)
 
     def _answer(self, request: dict[str, Any], load: dict[str, Any]) -> dict[str, Any]:
-        # Its prefix match against the last request would be a cache that no other contestant has.
-        self._model.reset()
-        if load["temperature"] > 0:
-            self._model.set_seed(request["seed"] % 2**32)
         start = time.perf_counter()
         tokens: list[int] = []
         arrivals = []
-        # Everything but the temperature is switched off: its defaults would cut the distribution.
-        for token in self._model.generate(
-            request["prompt"], temp=load["temperature"], top_k=0, top_p=1.0, min_p=0.0, repeat_penalty=1.0
-        ):
-            tokens.append(int(token))
-            arrivals.append((time.perf_counter() - start, 1))
-            if token in self._eos or len(tokens) == load["max_tokens"]:
-                break
+        for chunk in self._stream(_body(request, load)):
+            so_far = chunk["tokens_predicted"] if chunk["stop"] else chunk["timings"]["predicted_n"]
+            if new := so_far - len(tokens):
+                known = chunk["tokens"][-new:]
+                tokens += [_UNKNOWN] * (new - len(known)) + known
+                arrivals.append((time.perf_counter() - start, new))
         return {"tokens": tokens, "arrivals": arrivals}
 
-    def close(self) -> None:
-        """Free the model."""
-        self._model.close()
+    def _stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """What the server says, as it comes.
+
+        Raises:
+            RuntimeError: it refuses, or breaks off.
+        """
+        connection = http.client.HTTPConnection(self._server.listening_address.removeprefix("http://"))
+        try:
+            connection.request("POST", "/completion", json.dumps(body), {"Content-Type": "application/json"})
+            reply = connection.getresponse()
+            if reply.status != http.HTTPStatus.OK:
+                raise RuntimeError(f"the server says {reply.status}: {reply.read(300).decode(errors='replace')}")
+            for line in reply:
+                kind, _, data = line.partition(b": ")
+                # Anything else separates events, or keeps the connection alive.
+                if kind in (b"data", b"error"):
+                    chunk = json.loads(data)
+                    if kind == b"error" or "error" in chunk:
+                        raise RuntimeError(f"the server broke off: {chunk}")
+                    yield chunk
+        finally:
+            connection.close()
+
+
+def _body(request: dict[str, Any], load: dict[str, Any]) -> dict[str, Any]:
+    """Every sampler but the one that is wanted is switched off: the default ones would cut the distribution."""
+    greedy = load["temperature"] == 0
+    return {
+        "prompt": request["prompt"],
+        "n_predict": load["max_tokens"],
+        # The likeliest token without a look at the others is how it decodes greedily the fastest.
+        "samplers": ["top_k"] if greedy else ["temperature"],
+        "top_k": 1,
+        "temperature": load["temperature"],
+        "seed": request["seed"] % 2**32,
+        "ignore_eos": False,
+        "cache_prompt": False,
+        "stream": True,
+        "return_tokens": True,
+        "timings_per_token": True,
+    }

@@ -13,6 +13,9 @@ _SPECULATION: dict[str, dict[str, Any]] = {
     "vllm_suffix": {"method": "suffix", "num_speculative_tokens": 16},
 }
 
+# Its processes do not end when they are told to, and are killed then, however long they are given.
+_SHUTDOWN_TIMEOUT_S = 1.0
+
 
 class Peer:
     """One engine: vLLM fixes how it speculates at start, so each of its ways is a process of its own."""
@@ -102,5 +105,7 @@ class Peer:
 
     def close(self) -> None:
         """Stop the engine's own processes."""
-        self._engine.shutdown()
+        self._engine.shutdown(timeout=_SHUTDOWN_TIMEOUT_S)
+        # Its finaliser calls what the interpreter has taken down by then, if it is left to the end.
+        self._engine = None
         self._runner.close()

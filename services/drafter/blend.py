@@ -34,6 +34,7 @@ class BlendSession:
     def __init__(self, sources: Mapping[str, PathSource], calibrator: Calibrator) -> None:
         self._sources = dict(sources)
         self._calibrator = calibrator
+        self._least = _LEAST
         # Of the last draft: who may follow each node, and where each node's token leads.
         self._options: dict[int, list[Candidate]] = {}
         self._nodes: dict[tuple[int, int], int] = {}
@@ -70,6 +71,7 @@ class BlendSession:
             self._calibrator.learn(self._options[node], token)
             node = self._nodes.get((node, token))
         self._options, self._nodes = {}, {}
+        self._least = max(_LEAST, report.min_probability)
         for source in self._sources.values():
             source.observe(report)
 
@@ -94,7 +96,7 @@ class BlendSession:
             found, namers = self._ask(places)
             options[node] = found
             for (token, _), each, namer in zip(found, self._calibrator.probabilities(found), namers, strict=True):
-                if probability * each > _LEAST:
+                if probability * each > self._least:
                     pushed += 1
                     heapq.heappush(heap, (-probability * each, pushed, node, token, namer, places))
 

@@ -56,7 +56,7 @@ class Calibrator:
                 square = self._squares.get(kind, 1.0) + error * error
                 self._squares[kind] = square
                 step = max(_SLOWEST, _STEP / math.sqrt(square))
-                weight = self._weights.get(kind, _first_weight(kind)) + step * error
+                weight = self._weight(kind) + step * error
                 self._weights[kind] = min(_LARGEST, max(-_LARGEST, weight))
 
     def save(self, path: Path) -> None:
@@ -98,11 +98,13 @@ class Calibrator:
         return entries
 
     def _score(self, kinds: tuple[str, ...]) -> float:
-        weights = self._weights
         if len(kinds) == 1:
-            weight = weights.get(kinds[0])
-            return _first_weight(kinds[0]) if weight is None else weight
-        return sum(weights.get(kind, _first_weight(kind)) for kind in _with_agreement(kinds))
+            return self._weight(kinds[0])
+        return sum(map(self._weight, _with_agreement(kinds)))
+
+    def _weight(self, kind: str) -> float:
+        weight = self._weights.get(kind)
+        return _first_weight(kind) if weight is None else weight
 
 
 # Asked at every node, for a few thousand combinations at most.

@@ -7,15 +7,15 @@ often. The longest ending that anything followed is asked first, then shorter on
 
 from __future__ import annotations
 
-import heapq
 import time
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from operator import itemgetter
 
+from services.drafter import trie
 from services.drafter.config import SuffixConfig
+from services.drafter.trie import Node, Stretch
 from speculation.messages import OpenSession, StepReport
 
 NAME = "suffix"
@@ -49,21 +49,11 @@ PRIOR = {
 }
 
 
-class _Node:
-    """A stretch of tokens: how often it occurred, and what came next."""
-
-    __slots__ = ("count", "next")
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.next: dict[int, _Node] = {}
-
-
-class _Trie:
+class _Answers:
     """All stretches of some texts; texts are taken out again, oldest first, when they are too many tokens or too old."""
 
     def __init__(self, config: SuffixConfig, clock: Callable[[], float]) -> None:
-        self.root = _Node()
+        self.root = Node()
         self._config = config
         self._clock = clock
         self._texts: deque[tuple[float, tuple[int, ...]]] = deque()
@@ -74,7 +64,7 @@ class _Trie:
         kept = tuple(text[-self._config.max_cached_tokens :])
         self._texts.append((self._clock(), kept))
         self._tokens += len(kept)
-        self._count(kept, 1)
+        trie.add(self.root, kept, self._config.depth)
         self.tidy()
 
     def tidy(self) -> None:
@@ -83,20 +73,7 @@ class _Trie:
         while self._texts and (self._tokens > self._config.max_cached_tokens or self._texts[0][0] < oldest_allowed):
             _, oldest = self._texts.popleft()
             self._tokens -= len(oldest)
-            self._count(oldest, -1)
-
-    def _count(self, text: Sequence[int], by: int) -> None:
-        for start in range(len(text)):
-            node = self.root
-            for token in text[start : start + self._config.depth]:
-                child = node.next.get(token)
-                if child is None:
-                    child = node.next[token] = _Node()
-                child.count += by
-                if child.count == 0:
-                    del node.next[token]
-                    break
-                node = child
+            trie.remove(self.root, oldest, self._config.depth)
 
 
 class Suffix:
@@ -107,42 +84,44 @@ class Suffix:
     def __init__(self, config: SuffixConfig, clock: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._clock = clock
-        self._tries: OrderedDict[str, _Trie] = OrderedDict()
+        self._answers: OrderedDict[str, _Answers] = OrderedDict()
 
     def open(self, message: OpenSession) -> SuffixSession:
         """See ``WalkedSource``."""
-        trie = self._tries.get(message.tenant)
-        if trie is None:
-            trie = self._tries[message.tenant] = _Trie(self._config, self._clock)
-        self._tries.move_to_end(message.tenant)
-        if len(self._tries) > self._config.max_tenants:
-            self._tries.popitem(last=False)
-        for each in self._tries.values():
+        answers = self._answers.get(message.tenant)
+        if answers is None:
+            answers = self._answers[message.tenant] = _Answers(self._config, self._clock)
+        self._answers.move_to_end(message.tenant)
+        if len(self._answers) > self._config.max_tenants:
+            self._answers.popitem(last=False)
+        for each in self._answers.values():
             each.tidy()
-        return SuffixSession(self._config, trie, message)
+        return SuffixSession(self._config, answers, message)
 
     def forget(self, tenant: str) -> None:
         """See ``WalkedSource``."""
-        self._tries.pop(tenant, None)
+        self._answers.pop(tenant, None)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where the endings of the text are, by length from 1, in the request's own trie and in its tenant's."""
 
-    own: list[_Node]
-    shared: list[_Node]
+    own: Sequence[Stretch]
+    shared: Sequence[Stretch]
 
 
 class SuffixSession:
     """One request's own trie, and where the text's endings are in it and in its tenant's."""
 
-    def __init__(self, config: SuffixConfig, shared: _Trie, message: OpenSession) -> None:
+    def __init__(self, config: SuffixConfig, shared: _Answers, message: OpenSession) -> None:
         self._config = config
         self._shared = shared
-        self._own = _Node()
-        # Its own trie holds every ending, if only because it just occurred.
-        self._place = Place([], [])
+        self._own = Node()
+        self._text: list[int] = []
+        # Of the text's own endings those that occurred before: nothing followed the others yet.
+        self._repeated: list[Node] = []
+        self._place = Place((), ())
         self._answer = list(message.tokens[message.prompt_length :])
         for token in message.tokens:
             self._extend(token)
@@ -161,18 +140,18 @@ class SuffixSession:
         """See ``PathSource``."""
         seen: set[int] = set()
         found = 0
-        for length in range(max(len(place.own), len(place.shared)), 0, -1):
+        # Nothing is counted behind the longest stretch.
+        longest = min(max(len(place.own), len(place.shared)), self._config.depth - 1)
+        for length in range(longest, 0, -1):
             size = bisect_right(_LENGTHS, length) - 1
-            for trie, ends in enumerate((place.own, place.shared)):
-                if length > len(ends) or not ends[length - 1].next:
-                    continue
-                node = ends[length - 1]
-                found += 1
-                for token, count, total in _followers(node):
+            for whose, ends in enumerate((place.own, place.shared)):
+                likeliest = trie.followers(ends[length - 1], _MOST_FOLLOWERS) if length <= len(ends) else ()
+                found += bool(likeliest)
+                for token, count, total in likeliest:
                     if token not in seen:
                         seen.add(token)
                         share = bisect_right(_SHARES, count / total) - 1
-                        yield token, _KINDS[trie][size][bisect_right(_COUNTS, count) - 1][share]
+                        yield token, _KINDS[whose][size][bisect_right(_COUNTS, count) - 1][share]
             if found >= self._config.max_endings:
                 return
 
@@ -188,32 +167,26 @@ class SuffixSession:
             self._shared.add(self._answer)
             self._answer = []
 
-    def _ends(self, root: _Node, ends: Sequence[_Node], token: int) -> list[_Node]:
-        found: list[_Node] = []
-        for node in (root, *ends[: self._config.depth - 1]):
-            child = node.next.get(token)
+    def _ends(self, root: Node, ends: Sequence[Stretch], token: int) -> list[Stretch]:
+        found: list[Stretch] = []
+        for stretch in (root, *ends[: self._config.depth - 1]):
+            longer = trie.follow(stretch, token)
             # Where an ending does not occur, no longer one does.
-            if child is None:
+            if longer is None:
                 break
-            found.append(child)
+            found.append(longer)
         return found
 
     def _extend(self, token: int) -> None:
         shared = self._ends(self._shared.root, self._place.shared, token)
-        own: list[_Node] = []
-        for node in (self._own, *self._place.own[: self._config.depth - 1]):
+        self._text.append(token)
+        end, depth = len(self._text), self._config.depth
+        repeated: list[Node] = []
+        for length, node in enumerate((self._own, *self._repeated[: depth - 1]), 1):
             child = node.next.get(token)
             if child is None:
-                child = node.next[token] = _Node()
-            child.count += 1
-            own.append(child)
-        self._place = Place(own, shared)
-
-
-def _followers(node: _Node) -> list[tuple[int, int, int]]:
-    """The likeliest: token, how often it followed, how often anything did."""
-    below = [(token, child.count) for token, child in node.next.items()]
-    total = sum(count for _, count in below)
-    if len(below) > 1:
-        below = heapq.nlargest(_MOST_FOLLOWERS, below, key=itemgetter(1))
-    return [(token, count, total) for token, count in below]
+                node.next[token] = (self._text, end)
+            else:
+                repeated.append(trie.again(node, token, child, deepest=length == depth))
+        self._repeated = repeated
+        self._place = Place(repeated, shared)

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateSyntaxError
 from tokenizers import Tokenizer
 
+from services.model_folder import check_vocabulary, read_json, reading
 from services.router.templates import ChatTemplate
-from speculation.errors import ConfigurationError
 
 # Classes by which transformers takes the file as it is. LlamaTokenizer is one where the file works on bytes.
 _PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -76,21 +75,19 @@ def open_file(folder: Path) -> FileTokenizer | None:
     file = folder / "tokenizer.json"
     if not file.is_file() or not (folder / "tokenizer_config.json").is_file():
         return None
-    content, settings = _read(file), _read(folder / "tokenizer_config.json")
-    model = _read(folder / "config.json") if (folder / "config.json").is_file() else {}
-    if not _is_plain(content, settings, model) or not _adds_nothing(folder, content, settings):
-        return None
-    source = _template_of(folder, settings)
-    if source is not None and not isinstance(source, str):
-        return None
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except Exception as error:  # the library raises nothing more specific
-        raise ConfigurationError(f"cannot load the tokeniser at {file}: {error}") from error
-    try:
+    with reading(f"load the tokeniser at {folder}"):
+        content, settings = read_json(file, "tokeniser"), read_json(folder / "tokenizer_config.json", "tokeniser")
+        model = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+        if not _is_plain(content, settings, model) or not _adds_nothing(folder, content, settings):
+            return None
+        source = _template_of(folder, settings)
+        if source is not None and not isinstance(source, str):
+            return None
+        with reading(f"load the tokeniser {file}"):
+            tokenizer = Tokenizer.from_file(str(file))
+        check_vocabulary(folder, max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1))
+    with reading(f"read the chat template at {folder}"):
         template = ChatTemplate(source, _special_tokens(settings)) if source else None
-    except TemplateSyntaxError as error:
-        raise ConfigurationError(f"the chat template at {folder} cannot be read: {error}") from error
     return FileTokenizer(tokenizer, template)
 
 
@@ -158,22 +155,10 @@ def _template_of(folder: Path, settings: dict[str, Any]) -> object:
         return False
     own = folder / "chat_template.jinja"
     if own.is_file():
-        try:
+        with reading(f"read the chat template {own}"):
             return own.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigurationError(f"{own} cannot be read: {error}") from error
     given = settings.get("chat_template")
     if isinstance(given, list):
         named = {entry.get("name"): entry.get("template") for entry in given if isinstance(entry, dict)}
         return named.get("default", False)
     return given
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{file} cannot be read: {error}") from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{file} cannot be read: it is no JSON object")
-    return content

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from services.model_folder import check_vocabulary, read_json, reading
 from speculation.errors import ConfigurationError
 
 
@@ -18,12 +20,20 @@ class TransformersTokenizer:
     """
 
     def __init__(self, model_path: str) -> None:
-        try:
+        folder = Path(model_path)
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            if (folder / name).is_file():
+                read_json(folder / name, "tokeniser")
+        where = f"load the tokeniser at {folder}"
+        if not (folder / "tokenizer.json").is_file():
+            where += " without a tokenizer.json"
+        with reading(where):
             tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
-        except (OSError, ValueError) as error:
-            raise ConfigurationError(f"cannot load the tokeniser at {model_path}: {error}") from error
         if not getattr(tokenizer, "is_fast", False):
             raise ConfigurationError(f"the tokeniser at {model_path} has no tokenizer.json; convert it to a fast tokeniser")
+        with reading(f"load the tokeniser at {folder}"):
+            own = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
+            check_vocabulary(folder, max(own.values(), default=-1))
         self._tokenizer: PreTrainedTokenizerFast = tokenizer
 
     @property

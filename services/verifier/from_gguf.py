@@ -13,48 +13,79 @@ from typing import Any
 
 import numpy as np
 import torch
-from accelerate import init_empty_weights
 from gguf import GGMLQuantizationType, GGUFReader, dequantize
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.gguf import is_gguf_arch_supported
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
+from services.verifier.complete import mismatched, missing, refuse_incomplete, refuse_nonsense
+from services.verifier.refusals import refuse_unsupported
 from services.verifier.stored_blocks import KEPT, StoredBlocks, Weight
-from services.verifier.weight_files import OUTPUT_LAYER, save_blocks
+from services.verifier.weight_files import save_blocks
+
+_UNREAD = "which transformers does not read from GGUF: use the model's safetensors"
 
 
 def unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
     """Write ``gguf`` to ``folder``.
 
     Raises:
-        OSError, ValueError, KeyError, RuntimeError, NotImplementedError: transformers does not know such a file, or it is
-            damaged.
+        ConfigurationError: its model cannot be served, or lacks weights.
+        Exception: whatever libraries raise of a damaged file.
     """
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
-    config = AutoConfig.from_pretrained(**source)
+    try:
+        config = AutoConfig.from_pretrained(**source)
+    except OSError as error:
+        # transformers speaks of a JSON file here.
+        raise ValueError("its fields cannot be read: one is no text in UTF-8, or of another type than it should") from error
+    refuse_unsupported(config.to_dict(), gguf)
     reader = GGUFReader(gguf)
     architecture = reader.get_field("general.architecture")
     if architecture is None:
         raise ValueError("it names no architecture")
+    _refuse_unread_fields(reader, architecture.contents(), config.get_text_config())
     if is_gguf_arch_supported(architecture.contents()):
         # transformers knows these by another way, which gives whole tensors only.
         say(f"{gguf.name}: weights of {architecture.contents()} become float32, they cannot be kept as stored")
-        AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32).save_pretrained(folder)
+        whole, info = AutoModelForCausalLM.from_pretrained(
+            **source, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+        refuse_incomplete(whole, info, gguf)
+        refuse_nonsense(whole, gguf)
+        whole.save_pretrained(folder)
     else:
-        with init_empty_weights():
+        with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         weights = _weights(reader, model, architecture.contents(), say)
-        missing = {name for name, _ in model.named_parameters()} - weights.keys()
-        if config.tie_word_embeddings:
-            missing.discard(OUTPUT_LAYER)
-        if missing:
-            raise ValueError(f"it has no {', '.join(sorted(missing)[:3])}")
+        lacking = {name for name, _ in model.named_parameters()} - weights.keys() - model.all_tied_weights_keys.keys()
+        if lacking:
+            raise missing(model, lacking, gguf)
+        for name, parameter in model.named_parameters():
+            if name in weights and tuple(weights[name].shape) != tuple(parameter.shape):
+                raise mismatched(name, weights[name].shape, parameter.shape, gguf)
         save_blocks(weights, folder)
         # What made the file is of no interest.
         config.architectures = [type(model).__name__]
         config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)
     AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+
+
+def _refuse_unread_fields(reader: GGUFReader, architecture: str, config: Any) -> None:
+    """Refuse what transformers passes over in silence, and would then compute without.
+
+    Raises:
+        ValueError: the file says more of its positions than the configuration that was made of it.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    scaling = reader.get_field(f"{architecture}.rope.scaling.type")
+    if scaling is not None and scaling.contents() != "none" and rope.get("rope_type", "default") == "default":
+        raise ValueError(f"its positions are scaled (rope.scaling.type: {scaling.contents()}), {_UNREAD}")
+    window = reader.get_field(f"{architecture}.attention.sliding_window")
+    most = getattr(config, "max_position_embeddings", None) or 0
+    if window is not None and 0 < window.contents() < most and getattr(config, "sliding_window", None) != window.contents():
+        raise ValueError(f"it has a sliding window (attention.sliding_window: {window.contents()}), {_UNREAD}")
 
 
 def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[str], None]) -> dict[str, Weight]:
@@ -67,7 +98,7 @@ def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[s
     checked: dict[str, bool] = {}
     unpacked: set[str] = set()
 
-    def process(data: np.ndarray[Any, Any], name: str) -> tuple[np.ndarray[Any, Any], str]:
+    def process(data: np.ndarray[Any, Any], name: str) -> tuple[np.ndarray[Any, Any], str | None]:
         done = processor.process(weights=data, name=name, tensor_key_mapping=names, parsed_parameters=entered)
         return done.weights, done.name
 
@@ -80,11 +111,16 @@ def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[s
                 # Whether blocks may be moved like whole tensors is tried on one layer of each kind.
                 whole, _ = process(dequantize(tensor.data, tensor.tensor_type), tensor.name)
                 checked[pattern] = np.array_equal(dequantize(blocks, tensor.tensor_type), whole)
-            if checked[pattern]:
+            if checked[pattern] and name is not None:
                 raw = torch.from_numpy(np.array(blocks))
                 found[names[name]] = StoredBlocks(raw, kind, int(tensor.shape[0]))
                 continue
         whole, name = process(dequantize(tensor.data, tensor.tensor_type), tensor.name)
+        if name is None:
+            # Entered.
+            continue
+        if name not in names and not np.array_equal(whole, np.ones_like(whole)):
+            raise ValueError(f"it holds {name}, {_UNREAD}")
         if name in names:
             found[names[name]] = torch.from_numpy(np.array(whole))
             if tensor.tensor_type not in (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Set
 from pathlib import Path
 
 import torch
@@ -10,12 +11,23 @@ from accelerate import init_empty_weights
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from services.model_folder import reading
 from services.verifier import attention
+from services.verifier.complete import (
+    mismatched,
+    missing,
+    refuse_incomplete,
+    refuse_nonsense,
+    refuse_unused,
+    without_report,
+)
 from services.verifier.config import TargetConfig
+from services.verifier.headers import BLOCKS_FILE, check_weights
 from services.verifier.memory import Shape, available_bytes, check_fits
 from services.verifier.native.library import library
+from services.verifier.refusals import check_config, refuse_unsupported
 from services.verifier.stored_blocks import StoredBlocks, StoredLinear, Weight
-from services.verifier.weight_files import BLOCKS_FILE, OUTPUT_LAYER, WeightFiles
+from services.verifier.weight_files import WeightFiles
 from speculation.errors import ConfigurationError
 
 
@@ -34,19 +46,25 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
         ConfigurationError: it cannot be loaded; says why.
     """
     attention.register()
-    if (Path(config.model_path) / BLOCKS_FILE).is_file() or _stored_in_halves(config):
+    folder = Path(config.model_path)
+    check_files(config)
+    if (folder / BLOCKS_FILE).is_file() or _stored_in_halves(config):
         return _load_as_stored(config)
-    try:
-        model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(
+    with reading(f"load the model at {folder}"), without_report():
+        model, info = AutoModelForCausalLM.from_pretrained(
             config.model_path,
             dtype=load_dtype(config),
             attn_implementation=attention.NAME,
             trust_remote_code=False,
             use_safetensors=True,
+            # They are refused by name.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot load the model at {config.model_path}: {error}") from error
-    return model
+        refuse_incomplete(model, info, folder)
+        refuse_nonsense(model, folder)
+    loaded: PreTrainedModel = model
+    return loaded
 
 
 def _keeps_stored(config: TargetConfig) -> bool:
@@ -60,7 +78,8 @@ def _stored_in_halves(config: TargetConfig) -> bool:
     if not _keeps_stored(config) or read_config(config).dtype != torch.bfloat16:
         return False
     with WeightFiles(Path(config.model_path)) as files:
-        return all(name in files or name == OUTPUT_LAYER for name in _build(config).state_dict())
+        model = _build(config)
+        return all(name in files or name in model.all_tied_weights_keys for name in model.state_dict())
 
 
 def _load_as_stored(config: TargetConfig) -> PreTrainedModel:
@@ -69,25 +88,43 @@ def _load_as_stored(config: TargetConfig) -> PreTrainedModel:
     Raises:
         ConfigurationError: a weight is missing, or of another shape.
     """
-    # Buffers are computed, not stored.
-    with init_empty_weights(include_buffers=False):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            read_config(config), dtype=load_dtype(config), attn_implementation=attention.NAME
-        )
-    _read_weights(model, config, "", 0)
+    folder = Path(config.model_path)
+    with reading(f"load the model at {folder}"):
+        # Buffers are computed, not stored.
+        with init_empty_weights(include_buffers=False):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                read_config(config), dtype=load_dtype(config), attn_implementation=attention.NAME
+            )
+        with WeightFiles(folder) as files:
+            refuse_unused(model, files.names - model.state_dict().keys(), folder)
+        _read_weights(model, config, "", 0)
+        refuse_nonsense(model, folder)
     return model
+
+
+def check_files(config: TargetConfig) -> None:
+    """Check that configuration and weights are there, whole, and of a model that can be served, as far as headers tell.
+
+    Raises:
+        ConfigurationError: says what is wrong, and where.
+    """
+    folder = Path(config.model_path)
+    with reading(f"load the model at {folder}"):
+        check_weights(folder, check_config(folder))
 
 
 def read_config(config: TargetConfig) -> PreTrainedConfig:
     """The model's own configuration.
 
     Raises:
-        ConfigurationError: there is none, or it is of no known architecture.
+        ConfigurationError: there is none, or it is of an architecture that is not known or cannot be served; says why.
     """
-    try:
+    folder = Path(config.model_path)
+    with reading(f"make sense of {folder / 'config.json'}"):
+        check_config(folder)
         found: PreTrainedConfig = AutoConfig.from_pretrained(config.model_path, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot load the model at {config.model_path}: {error}") from error
+        # With all that config.json leaves out.
+        refuse_unsupported(found.to_dict(), folder)
     return found
 
 
@@ -176,7 +213,16 @@ def load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
     Raises:
         ConfigurationError: the model cannot be split like that; says why.
     """
-    model = _skeleton(config)
+    check_files(config)
+    with reading(f"load the model at {config.model_path}"):
+        return _load_layers(config, layers)
+
+
+def _load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
+    model, folder = _skeleton(config), Path(config.model_path)
+    with WeightFiles(folder) as files:
+        # Names that the model does not have are often names of its own in another form.
+        _check_names(model, files.names, config)
     decoder, text = model.get_decoder(), model.config.get_text_config()
     first, last = layers.start == 0, layers.stop == len(decoder.layers)
     decoder.layers = nn.ModuleList(decoder.layers[layers.start : layers.stop])
@@ -190,6 +236,7 @@ def load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
         model.lm_head = nn.Identity()
     dtype = load_dtype(config)
     _read_weights(model, config, f"{model.base_model_prefix}.layers.", layers.start)
+    refuse_nonsense(model, folder)
     # Computed, not stored: made again, since a skeleton computes nothing.
     decoder.rotary_emb = type(decoder.rotary_emb)(text)
     hollow = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
@@ -199,6 +246,21 @@ def load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
         )
     _check_passes_through(model, dtype)
     return model
+
+
+def _check_names(model: PreTrainedModel, names: Set[str], config: TargetConfig) -> None:
+    """Check that the files have the weights under the names that the whole model has for them.
+
+    Raises:
+        ConfigurationError: they have not; transformers would rename, join or split them when it loads the whole.
+    """
+    wanted = model.state_dict().keys() - model.all_tied_weights_keys.keys()
+    if others := sorted(wanted - names):
+        raise ConfigurationError(
+            f"stages is {config.stages}: {type(model).__name__} cannot be split, the files in {config.model_path} hold no "
+            f"{others[0]}" + (f", nor {len(others) - 1} others" if len(others) > 1 else "")
+        )
+    refuse_unused(model, names - model.state_dict().keys(), Path(config.model_path))
 
 
 def _skeleton(config: TargetConfig) -> PreTrainedModel:
@@ -216,7 +278,7 @@ def _skeleton(config: TargetConfig) -> PreTrainedModel:
 
 def _build(config: TargetConfig) -> PreTrainedModel:
     attention.register()
-    with torch.device("meta"):
+    with reading(f"load the model at {config.model_path}"), torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             read_config(config), dtype=load_dtype(config), attn_implementation=attention.NAME
         )
@@ -229,27 +291,28 @@ def _read_weights(model: PreTrainedModel, config: TargetConfig, layer_prefix: st
     Raises:
         ConfigurationError: a weight is missing, or of another shape.
     """
-    tied = f"{model.base_model_prefix}.embed_tokens.weight"
+    folder, tied = Path(config.model_path), model.all_tied_weights_keys
     state: dict[str, torch.Tensor] = {}
-    with WeightFiles(Path(config.model_path)) as files:
+    lacking: list[str] = []
+    with WeightFiles(folder) as files:
         for name, place in list(model.state_dict().items()):
             stored = name
             if layer_prefix and name.startswith(layer_prefix):
                 number, _, rest = name.removeprefix(layer_prefix).partition(".")
                 stored = f"{layer_prefix}{int(number) + offset}.{rest}"
-            if stored not in files and stored == OUTPUT_LAYER and model.config.get_text_config().tie_word_embeddings:
-                stored = tied
             if stored not in files:
-                split = f"stages is {config.stages}: {type(model).__name__} cannot be split, " if config.stages > 1 else ""
-                raise ConfigurationError(f"{split}the files in {config.model_path} hold no {stored}")
+                stored = tied.get(stored, stored)
+            if stored not in files:
+                lacking.append(stored)
+                continue
             weight = files.get(stored)
             if tuple(weight.shape) != tuple(place.shape):
-                raise ConfigurationError(
-                    f"{config.model_path}: {stored} is {tuple(weight.shape)}, its configuration says {tuple(place.shape)}"
-                )
+                raise mismatched(stored, weight.shape, place.shape, folder)
             if isinstance(weight, StoredBlocks) and _keeps_stored(config) and _make_room(model, name, weight):
                 continue
             state[name] = _as_tensor(weight, name, model, config)
+    if lacking:
+        raise missing(model, lacking, folder)
     # Layers whose weights lie in blocks have none of torch's any more.
     model.load_state_dict(state, assign=True, strict=False)
 

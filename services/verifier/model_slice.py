@@ -24,7 +24,6 @@ from services.verifier.native import attention as native_attention
 from services.verifier.native.layer import fuse
 from services.verifier.native.library import library
 from services.verifier.tiled_attention import TiledPass
-from speculation.errors import ConfigurationError
 from speculation.ports import Rows
 from speculation.types import Features
 
@@ -220,20 +219,3 @@ def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:
     for parameter in model.parameters():
         parameter.data = parameter.data.float()
     return choice
-
-
-def refuse_unsupported(model_config: object) -> None:
-    """Refuse what would be computed without an error, but not as the model means it.
-
-    Raises:
-        ConfigurationError: the model needs it.
-    """
-    if getattr(model_config, "attention_chunk_size", None):
-        raise ConfigurationError("models with chunked attention (attention_chunk_size) are not supported")
-    others = set(getattr(model_config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
-    if others:
-        raise ConfigurationError(f"models with layers of the type {', '.join(sorted(others))} are not supported")
-    rope = getattr(model_config, "rope_parameters", None) or {}
-    if "longrope" in str(rope.get("rope_type", "")):
-        # transformers chooses its factors by the longest position of the pass: one request would change another's tokens.
-        raise ConfigurationError("models with longrope positions are not supported")

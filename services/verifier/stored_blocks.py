@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from gguf import GGMLQuantizationType, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 # Types whose blocks the kernels read as they are. All of BLOCK inputs.
 KEPT = ("Q4_0", "Q4_1", "Q8_0")
@@ -34,6 +34,18 @@ class StoredBlocks:
     def float(self) -> torch.Tensor:
         """[outputs, inputs] in float32: what transformers makes of the file."""
         return torch.from_numpy(quants.dequantize(self.raw.numpy(), GGMLQuantizationType[self.kind]))
+
+    def finite(self) -> bool:
+        """Whether all of its numbers are: the scales that each block begins with, one or two in float16."""
+        blocks = self.raw.view(self.raw.shape[0], self.in_features // BLOCK, -1)
+        scales = blocks[..., : 4 if self.kind == "Q4_1" else 2].contiguous().view(torch.float16)
+        return bool(torch.isfinite(scales).all())
+
+
+def bytes_of_row(kind: str, in_features: int) -> int:
+    """Of a row of blocks."""
+    _, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    return in_features // BLOCK * int(size)
 
 
 # Weights of a linear layer: [outputs, inputs].

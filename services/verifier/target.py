@@ -10,13 +10,14 @@ from itertools import takewhile
 import torch
 from transformers import GenerationConfig
 
+from services.model_folder import reading
 from services.processors import build_pipeline
 from services.verifier.config import TargetConfig
 from services.verifier.guard import check_slice
 from services.verifier.kernels import Choice
 from services.verifier.kv_pool import TILE, KVPool
-from services.verifier.loading import check_memory, read_config, split_layers
-from services.verifier.model_slice import ModelSlice, refuse_unsupported
+from services.verifier.loading import check_files, check_memory, read_config, split_layers
+from services.verifier.model_slice import ModelSlice
 from services.verifier.stages import Launch, Upstream
 from services.verifier.tiles import TileAllocator
 from speculation.acceptance import stop_token_ids
@@ -42,14 +43,15 @@ class TransformersTarget:
 
     def __init__(self, config: TargetConfig, launch: Launch | None = None) -> None:
         _check_device(config)
-        model_config = read_config(config).get_text_config()
-        refuse_unsupported(model_config)
-        # Refuses a wrong number of stages before any is started.
-        split_layers(config)
-        check_memory(config)
-        self.vocab_size: int = model_config.vocab_size
-        self.eos_token_ids = _eos_token_ids(config.model_path, model_config)
-        self.max_model_len = _max_model_len(config, model_config)
+        with reading(f"load the model at {config.model_path}"):
+            check_files(config)
+            model_config = read_config(config).get_text_config()
+            # Refuses a wrong number of stages before any is started.
+            split_layers(config)
+            check_memory(config)
+            self.vocab_size: int = model_config.vocab_size
+            self.eos_token_ids = _eos_token_ids(config.model_path, model_config)
+            self.max_model_len = _max_model_len(config, model_config)
         self.depth = config.stages
         self._config = config
         self._launch = launch
@@ -71,7 +73,8 @@ class TransformersTarget:
         try:
             # What this process holds is not lost with another one.
             if part is None:
-                part = ModelSlice(config, config.stages - 1)
+                with reading(f"load the model at {config.model_path}"):
+                    part = ModelSlice(config, config.stages - 1)
                 check_slice(part, config.stages)
             self._part = part
             self.pool.clear()

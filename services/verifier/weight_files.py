@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from safetensors.torch import save_file
 
-from services.verifier.stored_blocks import KEPT, StoredBlocks, Weight
-from speculation.errors import ConfigurationError
-
-# Beside it lie configuration and tokeniser, as in any folder. In its metadata, ``kinds`` is a JSON object: the GGUF type and
-# the inputs of every weight that is kept in blocks.
-BLOCKS_FILE = "blocks.safetensors"
-# It shares the embeddings' weights in many models; their files need none of its own then.
-OUTPUT_LAYER = "lm_head.weight"
-_SINGLE, _INDEX = "model.safetensors", "model.safetensors.index.json"
+from services.model_folder import reading
+from services.verifier.headers import BLOCKS_FILE, read_header, weight_files
+from services.verifier.stored_blocks import KEPT, StoredBlocks, Weight, bytes_of_row
 
 
 class WeightFiles:
@@ -37,10 +31,11 @@ class WeightFiles:
         self._read: dict[str, Weight] = {}
         self._kinds: dict[str, tuple[str, int]] = {}
         try:
-            self._files = self._find(folder)
-        except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
+            with reading(f"load the model at {folder}"):
+                self._files = self._find(folder)
+        except BaseException:
             self._stack.close()
-            raise ConfigurationError(f"cannot load the model at {folder}: {error}") from error
+            raise
 
     def __enter__(self) -> Self:
         return self
@@ -56,6 +51,11 @@ class WeightFiles:
         """Of all files."""
         return set(self._files.values())
 
+    @property
+    def names(self) -> Set[str]:
+        """Of all weights."""
+        return self._files.keys()
+
     def get(self, name: str) -> Weight:
         """A weight as it is stored; the same object each time."""
         if name not in self._read:
@@ -66,20 +66,28 @@ class WeightFiles:
 
     def _find(self, folder: Path) -> Mapping[str, Path]:
         if (folder / BLOCKS_FILE).is_file():
-            file = self._open(folder / BLOCKS_FILE)
-            self._kinds = {
-                name: (str(kind), int(size)) for name, (kind, size) in json.loads(file.metadata()["kinds"]).items()
-            }
-            unknown = {kind for kind, _ in self._kinds.values()} - set(KEPT)
-            if unknown:
-                raise ValueError(f"{BLOCKS_FILE} has blocks of the type {', '.join(sorted(unknown))}")
-            return dict.fromkeys(file.keys(), folder / BLOCKS_FILE)
-        if (folder / _INDEX).is_file():
-            names: dict[str, str] = json.loads((folder / _INDEX).read_text())["weight_map"]
-            return {name: folder / file for name, file in names.items()}
-        if not (folder / _SINGLE).is_file():
-            raise ValueError(f"no {_SINGLE} there")
-        return dict.fromkeys(self._open(folder / _SINGLE).keys(), folder / _SINGLE)
+            self._kinds = self._read_kinds(folder / BLOCKS_FILE)
+            return dict.fromkeys(self._open(folder / BLOCKS_FILE).keys(), folder / BLOCKS_FILE)
+        return {name: file for file in weight_files(folder) for name in self._open(file).keys()}  # noqa: SIM118
+
+    def _read_kinds(self, file: Path) -> dict[str, tuple[str, int]]:
+        """Type and inputs of each weight that lies in blocks."""
+        tensors = read_header(file)
+        kinds = json.loads((self._open(file).metadata() or {}).get("kinds", "null"))
+        if not isinstance(kinds, dict):
+            raise ValueError(f"{BLOCKS_FILE} does not say of which types its blocks are")
+        unknown = {str(entry[0]) for entry in kinds.values()} - set(KEPT)
+        if unknown:
+            raise ValueError(f"{BLOCKS_FILE} has blocks of the type {', '.join(sorted(unknown))}")
+        for name, tensor in tensors.items():
+            if (tensor.dtype == "U8") != (name in kinds):
+                raise ValueError(f"{BLOCKS_FILE}: {name} is {tensor.dtype}, its type among the kinds is {kinds.get(name)}")
+        found = {name: (str(kind), int(size)) for name, (kind, size) in kinds.items()}
+        for name, (kind, size) in found.items():
+            shape = tensors[name].shape
+            if len(shape) != 2 or shape[1] != bytes_of_row(kind, size):
+                raise ValueError(f"{BLOCKS_FILE}: {name} is {shape}, which are no rows of {size} numbers in {kind}")
+        return found
 
     def _open(self, path: Path) -> Any:
         if path not in self._opened:

@@ -116,7 +116,7 @@ def test_types_that_are_not_kept_become_float32_and_are_told(tmp_path: Path) -> 
 
 
 def test_damage_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"it has no model\.layers\.1\.mlp\.up_proj\.weight"):
+    with pytest.raises(ConfigurationError, match=r"hold no model\.layers\.1\.mlp\.up_proj\.weight"):
         resolve(str(make_tiny_gguf(tmp_path, {}, without="blk.1.ffn_up.weight")), tmp_path / "cache")
     (tmp_path / "broken.gguf").write_bytes(b"GGUF but not for long")
     with pytest.raises(ConfigurationError, match="cannot unpack"):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
 import pytest
+import typer
 
 from benchmarks import cli
 from benchmarks.contestants import PEERS, Environments, check_names
@@ -117,6 +119,17 @@ def test_what_is_not_installed_says_how_to_install_it(tmp_path: Path) -> None:
         Environments(cache_dir=tmp_path, device="cpu").python(PEERS["vllm"])
     with pytest.raises(ContestantFailed, match=r"pip install vllm "):
         Environments(cache_dir=tmp_path, device="cuda").python(PEERS["vllm_ngram"])
+    for device, command in (
+        ("cpu", r"pip install xllamacpp  "),
+        ("cuda", r"pip install xllamacpp --index-url https:\S+/cu\d+ "),
+    ):
+        with pytest.raises(ContestantFailed, match=command):
+            Environments(cache_dir=tmp_path, device=device).python(PEERS["llamacpp_q8_0"])
+
+
+def test_the_help_names_every_peer() -> None:
+    (peers,) = (option for option in typer.main.get_command(cli.app).params if option.name == "peers")
+    assert set(re.findall(r"\w+", getattr(peers, "help", ""))) >= set(PEERS)
 
 
 def test_an_output_folder_that_exists_is_left_alone(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from benchmarks.measure import ALL_TASKS, Measurements, Schedule, measure, reque
 from benchmarks.measures import Spread
 from benchmarks.results import cumulative_tokens
 from benchmarks.summary import summarise
-from benchmarks.tables import ratio
+from benchmarks.tables import all_tables, ratio
 from benchmarks.types import Answer, Cell, ContestantFailed, Load, Outcome, Request
 from speculation.errors import ConfigurationError
 
@@ -207,3 +207,13 @@ def test_percentiles_are_nearest_ranks() -> None:
     values = [float(i) for i in range(1, 101)]
     assert [measures.percentile(values, share) for share in (0.01, 0.5, 0.95, 0.99, 1.0)] == [1.0, 50.0, 95.0, 99.0, 100.0]
     assert measures.percentile([1.0, 2.0], 0.5) == 1.0
+
+
+def test_a_table_says_where_fewer_requests_than_wanted_were_at_once() -> None:
+    cells = [cell("autoregressive", 1.0, concurrency=concurrency) for concurrency in (4, 16)]
+    results = {
+        "settings": {"concurrency": [4, 16], "requests": 9, "base": "autoregressive", "strategies": ["autoregressive"], "peers": []},
+        "contestants": {}, "summary": summarise(cells, "autoregressive", []), "lossless": {"checks": [], "differences": []},
+    }  # fmt: skip
+    titles = [table.title for table in all_tables(results)]
+    assert titles == ["Speed, 4 at once", "Speed, 16 at once: all 9 requests, there were no more"]

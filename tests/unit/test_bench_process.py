@@ -17,6 +17,7 @@ from tests.processes import is_worker
 
 PEER = """
 import os, sys, time
+from multiprocessing import shared_memory
 
 class Peer:
     def __init__(self, spec):
@@ -35,6 +36,9 @@ class Peer:
             os._exit(7)
         if load == "hang":
             time.sleep(600)
+        if load == "share":
+            self.shared = shared_memory.SharedMemory(create=True, size=2**20)
+            return {"shared": self.shared.name}
         if load == "fail":
             raise RuntimeError("out of luck")
         return {"runs": self.runs, "pid": os.getpid()}
@@ -86,6 +90,17 @@ def test_a_hang_is_reported_and_killed(worker: WorkerProcess) -> None:
     with pytest.raises(ContestantFailed, match=r"hung: no answer within 3 s \(--timeout a request\)"):
         run(worker, "hang")
     assert not psutil.pid_exists(pid)
+
+
+def test_shared_memory_of_a_killed_process_is_removed(worker: WorkerProcess) -> None:
+    # Whoever answers is stopped, the tracker with it.
+    name = str(run(worker, "share")["shared"])
+    segment, deadline = Path("/dev/shm") / name, time.monotonic() + 10
+    assert segment.is_file() or not segment.parent.is_dir()
+    worker.kill()
+    while segment.exists():
+        assert time.monotonic() < deadline, "it was left behind"
+        time.sleep(0.05)
 
 
 def test_an_error_is_reported_and_the_process_lives(worker: WorkerProcess) -> None:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from speculation.budget import FixedBudget, MeasuredBudget
+from speculation.budget import FixedBudget, MeasuredBudget, Wanted
 from speculation.calibration import Calibrator
 from speculation.costs import CostTable, Load
 from speculation.tree import chain, depths
@@ -148,11 +148,40 @@ def test_what_does_not_pay_is_tried_again_once_in_a_while() -> None:
     assert max(lengths) == 2
 
 
-def test_nobody_waits_for_drafts_that_could_not_pay() -> None:
-    assert MeasuredBudget(costs(CHEAP_ROWS), max_nodes=64).pays(load())
-    assert not MeasuredBudget(costs({1: 1.0, 8: 1.0, 9: 5.0}), max_nodes=64).pays(load(8))
-    assert not MeasuredBudget(costs(CHEAP_ROWS), max_nodes=0).pays(load())
-    assert FixedBudget(max_nodes=4).pays(load(8))
+def test_drafts_are_wanted_as_large_as_could_pay() -> None:
+    assert MeasuredBudget(costs(CHEAP_ROWS), max_nodes=64).wanted(load()) == Wanted(nodes=64)
+    # A row takes a quarter of what a token does, and whoever thinks too little of a node may be wrong by a quarter.
+    quarter = MeasuredBudget(costs({1: 1.0, 65: 17.0}), max_nodes=64)
+    assert quarter.wanted(load()) == Wanted(nodes=64, min_probability=0.1875)
+    assert MeasuredBudget(costs({1: 1.0, 8: 1.0, 9: 5.0}), max_nodes=64).wanted(load(8)).nodes == 0
+    assert MeasuredBudget(costs(CHEAP_ROWS), max_nodes=0).wanted(load()).nodes == 0
+    assert FixedBudget(max_nodes=4).wanted(load(8)) == Wanted(nodes=4)
+
+
+def test_no_node_is_chosen_that_was_not_wanted() -> None:
+    numbers = random.Random(4)
+    for _ in range(200):
+        rows = sorted({1, *(numbers.randrange(2, 60) for _ in range(5))})
+        by_rows = dict(zip(rows, sorted(numbers.uniform(1, 4) for _ in rows), strict=True))
+        budget = MeasuredBudget(costs(by_rows), max_nodes=8)
+        scores = sorted((numbers.random() for _ in range(8)), reverse=True)
+        requests = numbers.randint(1, 3)
+        wanted = budget.wanted(load(requests))
+        first, *_ = budget.choose([tree(*scores)] + [tree()] * (requests - 1), load(requests), load(requests))
+        # The cheapest row counts for all of them.
+        assert wanted.nodes or not first.tokens
+        assert not first.tokens or first.scores[0] >= wanted.min_probability
+
+
+def test_what_is_tried_again_is_wanted_first() -> None:
+    budget = MeasuredBudget(costs(DEAR_ROWS), max_nodes=64)
+    found = []
+    for _ in range(64):
+        nodes = budget.wanted(load()).nodes
+        (chosen,) = budget.choose([tree(*(0.5, 0.4, 0.3)[:nodes])], load(), load())
+        assert len(chosen) == nodes
+        found.append(nodes)
+    assert sorted(found) == [0] * 62 + [2, 2]
 
 
 def test_a_long_prompt_stretches_a_step_only_so_far() -> None:

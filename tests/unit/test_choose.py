@@ -11,6 +11,7 @@ from services.processors import build_pipeline
 from speculation.choose import choose, log_probabilities
 from speculation.errors import Internal
 from speculation.types import SamplingParams
+from speculation.verify import likeliest
 
 LOGITS = torch.tensor([1.2, -0.3, 0.4, 2.0])
 
@@ -88,3 +89,14 @@ def test_log_probabilities() -> None:
     assert entry.logprob == pytest.approx(float(reference[2]))
     assert entry.top_ids == (3, 0, 2)
     assert entry.top_logprobs == tuple(float(reference[token]) for token in entry.top_ids)
+
+
+@pytest.mark.parametrize(("rows", "vocabulary"), [(1, 49152), (7, 6400), (3, 1000), (2, 128), (5, 512)])
+def test_the_likeliest_are_found_without_sorting_the_vocabulary(rows: int, vocabulary: int) -> None:
+    torch.manual_seed(rows)
+    for k in (1, 2, 8):
+        logits = torch.randn(rows, vocabulary)
+        assert torch.equal(likeliest(logits, k), logits.topk(k).indices)
+        # The greatest side by side.
+        logits = logits.sort(descending=True).values
+        assert torch.equal(likeliest(logits, k), torch.arange(k).expand(rows, k))

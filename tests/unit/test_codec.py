@@ -63,6 +63,7 @@ STEP = StepReport(
     prefix_hash=2**63 + 1,
     accepted_path=(0,),
     max_nodes=3,
+    min_probability=0.25,
     observation=Observation(
         tree=TREE,
         top_ids=((1, 2), (3, 4), (5, 6), (7, 8)),

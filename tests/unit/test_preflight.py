@@ -24,7 +24,9 @@ from cluster.models import ResolvedModel
 from cluster.terminal import explain
 from outrider.errors import InvalidArgument as ClientInvalidArgument
 from services.links.config import PublicServerConfig, TlsFiles, check_server
+from services.verifier.headers import check_weights
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
+from tests.tiny_gguf import make_tiny_gguf
 
 ROOT = Path(__file__).parents[2]
 
@@ -150,11 +152,14 @@ def test_broken_weights(model: Path, tmp_path: Path) -> None:
     (model / "blocks.safetensors").write_bytes(whole[:-1])
     assert "blocks.safetensors has" in refused(model, tmp_path)
     (model / "blocks.safetensors").unlink()
-    index = {"weight_map": {"a": "one.safetensors", "b": "two.safetensors"}}
-    (model / "model.safetensors.index.json").write_text(json.dumps(index))
+    index = model / "model.safetensors.index.json"
+    norm = "model.norm.weight"
+    index.write_text(json.dumps({"weight_map": {norm: "one.safetensors", "b": "two.safetensors"}}))
     (model / "one.safetensors").write_bytes(whole)
     assert "two.safetensors is missing" in refused(model, tmp_path)
     (model / "two.safetensors").write_bytes(whole)
+    assert "two.safetensors holds no b, which model.safetensors.index.json says is there" in refused(model, tmp_path)
+    index.write_text(json.dumps({"weight_map": {norm: "one.safetensors", "model.embed_tokens.weight": "two.safetensors"}}))
     preflight.preflight(settings_of(model, tmp_path))
 
 
@@ -172,7 +177,15 @@ def test_gguf_files_that_are_none(tmp_path: Path) -> None:
     file.write_bytes(b"PK\x03\x04")
     assert "no GGUF file" in refused(file, tmp_path)
     file.write_bytes(b"GGUF\x03")
-    assert preflight.preflight(settings_of(file, tmp_path)) != ()
+    assert "is cut off in its header" in refused(file, tmp_path)
+    whole = make_tiny_gguf(tmp_path / "gguf", {"ffn": "Q4_1"})
+    assert preflight.preflight(settings_of(whole, tmp_path)) != ()
+    data = whole.read_bytes()
+    # The last tensor is padded, so that the last byte is not missed.
+    file.write_bytes(data[:-64])
+    assert f"has {len(data) - 64:,} bytes instead of" in refused(file, tmp_path)
+    file.write_bytes(data.replace(b"\x05\0\0\0\0\0\0\0llama", b"\x05\0\0\0\0\0\0\0gamma", 1))
+    assert "its architecture is 'gamma', which transformers" in refused(file, tmp_path)
 
 
 def test_memory_is_counted_from_headers(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +193,8 @@ def test_memory_is_counted_from_headers(model: Path, tmp_path: Path, monkeypatch
 
     with safe_open(model / "model.safetensors", framework="pt") as file:
         numbers = sum(file.get_tensor(name).numel() for name in file.keys())  # noqa: SIM118
-    weights = model_files.check_weights(model)
+    config = json.loads((model / "config.json").read_text())
+    weights = model_files.count_weights(check_weights(model, config))
     assert weights.in_layers + weights.others == numbers
     assert weights.in_layers > 0
     assert weights.stored == 4

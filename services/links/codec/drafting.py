@@ -93,6 +93,7 @@ def _encode_step(message: StepReport) -> drafting_pb2.StepReport:
         prefix_hash=message.prefix_hash,
         accepted_path=message.accepted_path,
         max_nodes=message.max_nodes,
+        min_probability=message.min_probability,
         observation=None if message.observation is None else _encode_observation(message.observation),
     )
 
@@ -107,6 +108,7 @@ def _decode_step(wire: drafting_pb2.StepReport) -> StepReport:
         prefix_hash=wire.prefix_hash,
         accepted_path=tuple(wire.accepted_path),
         max_nodes=wire.max_nodes,
+        min_probability=wire.min_probability,
         observation=_decode_observation(wire.observation) if wire.HasField("observation") else None,
     )
 

@@ -144,12 +144,15 @@ class StepReport(_message.Message):
     ACCEPTED_PATH_FIELD_NUMBER: _builtins.int
     MAX_NODES_FIELD_NUMBER: _builtins.int
     OBSERVATION_FIELD_NUMBER: _builtins.int
+    MIN_PROBABILITY_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     length: _builtins.int
     """Length of prompt and answer, `committed` included."""
     prefix_hash: _builtins.int
     """Hash of that prefix."""
     max_nodes: _builtins.int
+    min_probability: _builtins.float
+    """Nodes that are accepted with less probability are not worth their rows at the present load: sources need not draft them."""
     @_builtins.property
     def committed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """In order; the last one is the target's own."""
@@ -170,10 +173,11 @@ class StepReport(_message.Message):
         accepted_path: _abc.Iterable[_builtins.int] | None = ...,
         max_nodes: _builtins.int = ...,
         observation: Global___Observation | None = ...,
+        min_probability: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["observation", b"observation"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_path", b"accepted_path", "committed", b"committed", "length", b"length", "max_nodes", b"max_nodes", "observation", b"observation", "prefix_hash", b"prefix_hash", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_path", b"accepted_path", "committed", b"committed", "length", b"length", "max_nodes", b"max_nodes", "min_probability", b"min_probability", "observation", b"observation", "prefix_hash", b"prefix_hash", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,226 @@
+"""Whether a model's files are all there and whole: by their headers, without torch, without reading a weight."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.model_folder import LFS, one_line, read_json
+from speculation.errors import ConfigurationError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+# Beside it lie configuration and tokeniser, as in any folder. In its metadata, ``kinds`` is a JSON object: the GGUF type and
+# the inputs of every weight that is kept in blocks.
+BLOCKS_FILE = "blocks.safetensors"
+
+# Longest header that the safetensors library takes.
+_MOST_HEADER = 100_000_000
+# Types of numbers that become a model's own.
+_FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
+# Those of what a model computes anew, and of blocks; any others are weights that somebody has quantised.
+_WHOLE = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
+_COMPUTED = ("position_ids", "token_type_ids", "attn.bias", "attention.bias", "masked_bias", "num_batches_tracked")
+_LAYER = re.compile(r"^(?:(?:model|transformer|decoder|language_model|text_model)\.)*(?:layers|h|blocks)\.(\d+)\.")
+_BIN = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt", "consolidated.00.pth", "tf_model.h5")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Tensor:
+    """A tensor of a safetensors file, as its header has it."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def numbers(self) -> int:
+        """How many."""
+        return math.prod(self.shape)
+
+    @property
+    def bytes_each(self) -> int:
+        """Of a number."""
+        return _FLOATS.get(self.dtype) or _WHOLE.get(self.dtype, 1)
+
+
+def layer_of(name: str) -> int | None:
+    """The number of the layer that a weight belongs to, by its name."""
+    found = _LAYER.match(name)
+    return None if found is None else int(found[1])
+
+
+def check_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
+    """Check that the weights are all there.
+
+    Args:
+        config: the model's ``config.json``.
+
+    Returns:
+        All tensors by name.
+
+    Raises:
+        ConfigurationError: a file is missing, cut off, or none; a layer is missing. Names it.
+    """
+    if (folder / "adapter_config.json").is_file():
+        raise ConfigurationError(
+            f"cannot load the model at {folder}: there is an adapter (adapter_config.json), which is not supported: "
+            "merge it into its base model, and save that"
+        )
+    blocks = folder / BLOCKS_FILE
+    if blocks.is_file():
+        found = read_header(blocks)
+    else:
+        found = {}
+        for file, expected in weight_files(folder).items():
+            tensors = read_header(file)
+            if (name := next((name for name in expected if name not in tensors), None)) is not None:
+                raise ConfigurationError(
+                    f"cannot load the model at {folder}: {file.name} holds no {name}, which {INDEX} says is there"
+                )
+            found.update(tensors)
+        _check_types(folder, found)
+    if not found:
+        raise ConfigurationError(f"cannot load the model at {folder}: its files hold no weights")
+    _check_layers(folder, found, config)
+    return found
+
+
+def weight_files(folder: Path) -> dict[Path, frozenset[str]]:
+    """The safetensors files of a model, each with the names that the index says are in it (none where there is no index).
+
+    Raises:
+        ConfigurationError: they are not there.
+    """
+    if (folder / SINGLE).is_file():
+        return {folder / SINGLE: frozenset()}
+    if not (folder / INDEX).is_file():
+        raise ConfigurationError(f"cannot load the model at {folder}: no {SINGLE} there{_instead(folder)}")
+    places = read_json(folder / INDEX).get("weight_map")
+    where = f"cannot load the model at {folder}: {INDEX}"
+    if not isinstance(places, dict) or not places:
+        raise ConfigurationError(f"{where} has no weight_map, an object from weights to files")
+    by_file: dict[Path, set[str]] = {}
+    for name, file in places.items():
+        # Only files of this folder: a name could lead anywhere.
+        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
+            raise ConfigurationError(f"{where} has {name} in {str(file)[:80]!r}: must be a safetensors file beside it")
+        by_file.setdefault(folder / file, set()).add(name)
+    missing = sorted(file.name for file in by_file if not file.is_file())
+    if missing:
+        others = f", and {len(missing) - 1} more of {len(by_file)} files" if len(missing) > 1 else ""
+        raise ConfigurationError(f"cannot load the model at {folder}: {missing[0]} is missing{others}")
+    return {file: frozenset(by_file[file]) for file in sorted(by_file)}
+
+
+def _instead(folder: Path) -> str:
+    """What there is, where it could be made use of."""
+    if pickled := next((name for name in _BIN if (folder / name).is_file()), None):
+        return (
+            f", but {pickled}, which is never opened, since it can hold programs: convert it to safetensors "
+            "(load it with transformers where you trust it, and call save_pretrained)"
+        )
+    if gguf := next((file.name for file in sorted(folder.glob("*.gguf")) if file.is_file()), None):
+        return f"; to serve {gguf}, name that file"
+    if other := next((file.name for file in sorted(folder.glob("*.safetensors")) if file.is_file()), None):
+        return f", but {other}: files that belong together need {INDEX}"
+    return ""
+
+
+def read_header(file: Path) -> dict[str, Tensor]:
+    """The header of a safetensors file: eight bytes of length, then JSON.
+
+    Raises:
+        ConfigurationError: it is none, or the file does not hold what the header says.
+    """
+    try:
+        with file.open("rb") as opened:
+            start = opened.read(8)
+            length = int.from_bytes(start, "little")
+            if start and LFS.startswith(start):
+                raise ConfigurationError(
+                    f"{file} is a pointer of git-lfs, not the weights: fetch them with `git lfs pull` in its folder"
+                )
+            if len(start) < 8 or length > _MOST_HEADER:
+                raise ConfigurationError(f"{file} is no safetensors file" + ("" if start else ": it is empty"))
+            text = opened.read(length)
+        size = file.stat().st_size
+    except OSError as error:
+        raise ConfigurationError(f"{file} cannot be read ({error.strerror or one_line(error)})") from error
+    damaged = f"{file} is no safetensors file, or is cut off in its header"
+    try:
+        header = json.loads(text.decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(damaged) from error
+    if not isinstance(header, dict):
+        raise ConfigurationError(damaged)
+    tensors, ends = {}, []
+    for name, entry in header.items():
+        if name != "__metadata__":
+            tensors[name], begin, end = _tensor(entry, f"{damaged}: {name[:80]}")
+            ends.append((begin, end, name))
+    end = _check_places(ends, damaged)
+    expected = 8 + length + end
+    if size < expected:
+        raise ConfigurationError(f"{file} has {size:,} bytes instead of {expected:,}: it is cut off; fetch it again")
+    if size > expected:
+        raise ConfigurationError(f"{file} has {size:,} bytes instead of {expected:,}: it is damaged; fetch it again")
+    return tensors
+
+
+def _tensor(entry: Any, damaged: str) -> tuple[Tensor, int, int]:
+    """An entry of the header, and where its bytes begin and end."""
+    fields: Any = [entry.get(key) for key in ("dtype", "shape", "data_offsets")] if isinstance(entry, dict) else [None] * 3
+    dtype, shape, places = fields
+    numbers = [*shape, *places] if isinstance(shape, list) and isinstance(places, list) and len(places) == 2 else [-1]
+    if not isinstance(dtype, str) or any(type(number) is not int or number < 0 for number in numbers):
+        raise ConfigurationError(f"{damaged} has no dtype, shape and data_offsets")
+    tensor = Tensor(dtype=dtype, shape=tuple(shape))
+    known = dtype in _FLOATS or dtype in _WHOLE
+    if known and tensor.numbers * tensor.bytes_each != places[1] - places[0]:
+        raise ConfigurationError(f"{damaged} is {dtype} {shape}, which are not {places[1] - places[0]} bytes")
+    return tensor, places[0], places[1]
+
+
+def _check_places(places: Iterable[tuple[int, int, str]], damaged: str) -> int:
+    """Check that tensors lie one behind the other; returns where the last one ends."""
+    at = 0
+    for begin, end, name in sorted(places):
+        if begin != at or end < begin:
+            raise ConfigurationError(f"{damaged}: {name[:80]} does not begin where the one before it ends")
+        at = end
+    return at
+
+
+def _check_types(folder: Path, tensors: Mapping[str, Tensor]) -> None:
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _FLOATS and not name.endswith(_COMPUTED):
+            raise ConfigurationError(
+                f"cannot load the model at {folder}: {name} is stored as {tensor.dtype}: {', '.join(_FLOATS)} are read; use "
+                "a checkpoint that is not quantised, or a GGUF file"
+            )
+
+
+def _check_layers(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    """Check that there is something of each layer. What exactly a layer consists of is known when the model is built."""
+    there = {number for name in tensors if (number := layer_of(name)) is not None}
+    count = next(_layer_counts(config), None)
+    if not there or count is None or there.issuperset(range(min(count, len(there) + 1))):
+        return
+    first = next(number for number in range(count) if number not in there)
+    raise ConfigurationError(
+        f"cannot load the model at {folder}: its files hold nothing of layer {first}; {len(there)} layers are there, "
+        f"config.json says {count}"
+    )
+
+
+def _layer_counts(config: Mapping[str, Any]) -> Iterator[int]:
+    text = config.get("text_config")
+    for part in (text, config):
+        if isinstance(part, Mapping):
+            for name in ("num_hidden_layers", "n_layer", "n_layers", "num_layers"):
+                if type(value := part.get(name)) is int:
+                    yield value
