@@ -26,6 +26,7 @@ from services.verifier.kept import Kept, digest_of
 from services.verifier.linears import MakeLinear, OneDnnLinear, as_float, products
 from services.verifier.native.library import Library, library
 from services.verifier.native.linear import NativeLinear
+from services.verifier.parameters import multiplied
 from services.verifier.stored_blocks import BLOCK, StoredBlocks, Weight, quantized, stored_as
 from speculation.errors import ConfigurationError
 
@@ -34,8 +35,10 @@ log = logging.getLogger(__name__)
 ROWS = (1, 8, 64, 256)
 
 Run = Callable[[torch.Tensor], torch.Tensor]
-# How many products there are of so many outputs and inputs, stored as what.
-Shapes = Mapping[tuple[int, int, str], int]
+# How many products there are of so many outputs and inputs, stored as what, by one of so many experts.
+Shapes = Mapping[tuple[int, int, str, int], int]
+# To how many experts a mixture sends a row: two to eight.
+_CHOSEN = 4
 _REPEATS = 5
 # A larger layer costs as much more as it is larger: a part of it is timed.
 _MOST_WEIGHTS = 2**22
@@ -85,7 +88,7 @@ def choose_kernels(model: nn.Module, config: TargetConfig) -> Choice:
     kernels = _native(config)
     candidates = _candidates(model, config, kernels)
     shapes = _shapes(model)
-    size = sum(outputs * inputs * count for (outputs, inputs, _), count in shapes.items())
+    size = sum(outputs * inputs * experts * count for (outputs, inputs, _, experts), count in shapes.items())
     if len(candidates) == 1 or size < _TOO_SMALL:
         return candidates[0]
     kept = Kept(config.kernels_dir, _about(config, shapes, kernels))
@@ -133,7 +136,7 @@ def _candidates(model: nn.Module, config: TargetConfig, kernels: Library | None)
     compiled: dict[str, Any] = {} if kernels is None else {"instructions": kernels.name, "digest": kernels.digest}
     if kernels is not None:
         own: dict[str, Any] = {"linears": "native", **compiled}
-        stored = {kind for _, _, kind in _shapes(model)}
+        stored = {kind for _, _, kind, _ in _shapes(model)}
         if config.weights != "float32" and (stored - {"float32", "float16"} or config.weights == "as_stored"):
             found.append(Choice(**own, weights="as_stored"))
         if config.weights != "as_stored":
@@ -152,11 +155,15 @@ def _candidates(model: nn.Module, config: TargetConfig, kernels: Library | None)
 
 
 def _shapes(model: nn.Module) -> Shapes:
-    """Of every product that the linear layers are."""
+    """Of every product that the linear layers are, and what is multiplied without one."""
     layers = [list(layers.values()) for _, layers in products(model)]
-    return Counter(
-        (sum(one.out_features for one in some), some[0].in_features, stored_as(some[0].weight)) for some in layers
+    found = Counter(
+        (sum(one.out_features for one in some), some[0].in_features, stored_as(some[0].weight), 1) for some in layers
     )
+    for _, _, parameter in multiplied(model):
+        outputs, inputs = parameter.shape[-2:]
+        found[outputs, inputs, stored_as(parameter), parameter.numel() // (outputs * inputs)] += 1
+    return found
 
 
 def _name(choice: Choice) -> str:
@@ -166,7 +173,7 @@ def _name(choice: Choice) -> str:
 def _measured(candidates: Sequence[Choice], shapes: Shapes) -> Choice:
     totals = {_name(choice): [0.0] * len(ROWS) for choice in candidates} | {"torch": [0.0] * len(ROWS)}
     inexact: set[str] = set()
-    for (outputs, inputs, kind), count in shapes.items():
+    for (outputs, inputs, kind, experts), count in shapes.items():
         part = min(outputs, max(BLOCK, _MOST_WEIGHTS // inputs // BLOCK * BLOCK))
         weight = _sample(part, inputs, kind)
         plain = as_float(weight)
@@ -180,8 +187,11 @@ def _measured(candidates: Sequence[Choice], shapes: Shapes) -> Choice:
             if not _is_exact(layer, inputs, choice.min_rows):
                 inexact.add(_name(choice))
         for index, rows in enumerate(ROWS):
-            for name, seconds in _seconds(makers, rows, inputs).items():
-                totals[name][index] += 1e3 * seconds * count * outputs / part
+            # Of experts, those that are hit multiply a share of the rows each.
+            hit = min(experts, rows * _CHOSEN)
+            given = rows if experts == 1 else -(-rows * _CHOSEN // experts)
+            for name, seconds in _seconds(makers, given, inputs).items():
+                totals[name][index] += 1e3 * seconds * count * hit * outputs / part
     exact = [choice for choice in candidates if _name(choice) not in inexact] or [Choice(linears="torch")]
     # Neighbours in a cluster should choose alike, so the first one, ours, stays unless another is clearly faster.
     best = exact[0]

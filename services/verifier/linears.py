@@ -14,12 +14,14 @@ from typing import TypeGuard
 
 import torch
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
+from services.verifier.exact_weights import PackedLinear
 from services.verifier.stored_blocks import StoredBlocks, StoredLinear, Weight, alike, joined
 from speculation.errors import ConfigurationError
 
 # From weight and bias.
-MakeLinear = Callable[[Weight, torch.Tensor | None], nn.Module]
+MakeLinear = Callable[[Weight, torch.Tensor | None], PackedLinear]
 
 # What is packed.
 Linear = nn.Linear | StoredLinear
@@ -36,8 +38,11 @@ def as_float(weight: Weight) -> torch.Tensor:
     return weight.float() if isinstance(weight, StoredBlocks) else weight.detach().float()
 
 
-class OneDnnLinear(nn.Module):
-    """Drop-in for ``nn.Linear`` in inference: float32, CPU. Needs two rows or more for row-exact results."""
+class OneDnnLinear(PackedLinear):
+    """Drop-in for ``nn.Linear`` in inference: float32, CPU."""
+
+    # With a single row, oneDNN takes another kernel, with other rounding.
+    min_rows = 2
 
     def __init__(self, weight: Weight, bias: torch.Tensor | None) -> None:
         super().__init__()
@@ -95,6 +100,17 @@ def quantize(model: nn.Module) -> None:
     except ImportError as error:
         raise ConfigurationError("dtype is int8: needs torchao: pip install 'outrider-server[int8]'") from error
     quantize_(model, Int8WeightOnlyConfig())
+
+
+def as_linears(model: nn.Module) -> None:
+    """Turn every ``Conv1D`` (GPT-2's linear layer, its inputs first) below ``model`` into an ``nn.Linear``."""
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if type(child) is Conv1D:
+                weight = child.get_parameter("weight").T.contiguous()
+                linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+                linear.weight, linear.bias = nn.Parameter(weight, requires_grad=False), child.get_parameter("bias")
+                setattr(parent, name, linear)
 
 
 def pack_linears(model: nn.Module, make: MakeLinear) -> int:

@@ -11,19 +11,21 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from services.machine import cores
-from services.verifier import attention
+from services.verifier import attention, experts
 from services.verifier.attention import MAX_NODES
 from services.verifier.config import TargetConfig
 from services.verifier.graphs import Graphs
 from services.verifier.kernels import Choice, choose_kernels, maker
 from services.verifier.kv_pool import KVPool
-from services.verifier.linears import pack_linears, quantize
+from services.verifier.linears import as_linears, pack_linears, quantize
 from services.verifier.loading import key_heads, load_layers, load_whole, split_layers
 from services.verifier.memory import arithmetic_dtype
 from services.verifier.native import attention as native_attention
 from services.verifier.native.layer import fuse
 from services.verifier.native.library import library
+from services.verifier.parameters import pack_parameters
 from services.verifier.tiled_attention import TiledPass
+from services.verifier.whole_vectors import fill_vectors
 from speculation.ports import Rows
 from speculation.types import Features
 
@@ -209,12 +211,19 @@ def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:
         if config.dtype == "int8":
             quantize(model)
         return Choice(linears="torch")
+    fill_vectors()
     if config.dtype == "bfloat16":
         return Choice(linears="torch")
+    as_linears(model)
     choice = choose_kernels(model, config)
     make = maker(choice, config.dtype)
     if make is not None:
         log.info("packed %d linear layers", pack_linears(model, make))
+        experts.use(model)
+        # Where a row goes is decided by weights as they are.
+        single = maker(choice)
+        assert single is not None
+        log.info("%d other parameters are packed when they are first used", pack_parameters(model, make, single))
     # Whatever else the weights' form was, arithmetic is float32.
     for parameter in model.parameters():
         parameter.data = parameter.data.float()

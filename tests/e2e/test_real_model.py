@@ -14,6 +14,7 @@ from cluster.config import load
 from cluster.models import BUILT_IN, as_float32, resolve
 from speculation.messages import ChatMessage, ClientRequest, Completion, TextChunk
 from speculation.types import SamplingParams
+from tests.mixture import make_mixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
@@ -60,6 +61,18 @@ async def test_the_default_model_is_lossless() -> None:
     assert sampled[0] == sampled[1]
     assert sum(completion.stats.num_accepted_draft_tokens for _, completion in together) > 0
     assert_equal_to_transformers(as_float32(model.path), plain)
+
+
+async def test_the_default_model_as_a_mixture_is_lossless(tmp_path: Path) -> None:
+    """Its experts are copies, its routers are random."""
+    settings = load(environ={})
+    folder = make_mixture(as_float32(resolve(BUILT_IN, settings.cache_dir).path), tmp_path / "mixture", experts=2)
+    async with in_process(settings, resolve(str(folder), settings.cache_dir)) as pipeline:
+        plain = [await answer(pipeline, "autoregressive", text) for text in PROMPTS[:2]]
+        together = await asyncio.gather(*(answer(pipeline, "prompt_lookup", text) for text in PROMPTS[:2]))
+    assert [tokens for tokens, _ in together] == [tokens for tokens, _ in plain]
+    assert sum(completion.stats.num_accepted_draft_tokens for _, completion in together) > 0
+    assert_equal_to_transformers(folder, plain)
 
 
 def assert_equal_to_transformers(folder: Path, answers: list[tuple[list[int], Completion]]) -> None:

@@ -24,6 +24,7 @@ from services.verifier.service import VerifierService
 from speculation.config import LoopConfig
 from speculation.types import Plan
 from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, request
+from tests.mixture import make_mixture
 
 PROMPTS = [
     [5, 6, 7, 8, 9, 5, 6, 7],
@@ -38,6 +39,12 @@ SAMPLING: list[dict[str, object]] = [
     {"temperature": 0.9, "repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.2, "seed": 3},
     {"repetition_penalty": 1.5},
 ]
+
+
+@pytest.fixture(scope="module")
+def model(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the tiny model, as it is or in another form."""
+    return tiny_model if request.param == "dense" else make_mixture(tiny_model, tmp_path_factory.mktemp("forms") / "model")
 
 
 @asynccontextmanager
@@ -95,20 +102,28 @@ async def answers(
     return [tokens for tokens, _, _ in results]
 
 
-@pytest.mark.parametrize("link", ["in_process", pytest.param("grpc", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("sampling", SAMPLING, ids=str)
-async def test_every_strategy_on_every_link(tiny_model: Path, sampling: dict[str, object], link: str) -> None:
-    plain = await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=False)
-    assert await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=True) == plain
+@pytest.mark.parametrize(
+    ("model", "link"),
+    [
+        ("dense", "in_process"),
+        pytest.param("dense", "grpc", marks=pytest.mark.slow),
+        pytest.param("experts made of copies", "in_process", marks=pytest.mark.slow),
+    ],
+    indirect=["model"],
+)
+async def test_every_strategy_on_every_link(model: Path, sampling: dict[str, object], link: str) -> None:
+    plain = await answers(model, "real", "in_process", PLAIN, sampling, together=False)
+    assert await answers(model, "real", "in_process", PLAIN, sampling, together=True) == plain
     blend = (*STRATEGIES["blend"], "retrieval", "semantic", "spectra_core")
     for sources in [*((source,) for source in (*SOURCES, *WALKED)), blend]:
         features = "semantic" in sources
         plan = Plan(strategy="any", sources=sources, max_nodes=20, observe_top_k=6, observe_features=features)
         for together in (False, True):
-            result = await answers(tiny_model, "real", link, plan, sampling, together=together)
+            result = await answers(model, "real", link, plan, sampling, together=together)
             assert result == plain, (sources, together)
     garbage = Plan(strategy="random", sources=("random",), max_nodes=8)
-    assert await answers(tiny_model, "random", link, garbage, sampling, together=True) == plain, "random"
+    assert await answers(model, "random", link, garbage, sampling, together=True) == plain, "random"
 
 
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
@@ -123,12 +138,13 @@ async def test_the_measured_budget_changes_no_token(tiny_model: Path, link: str)
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.4])
-async def test_greedy_equals_transformers_generate(tiny_model: Path, penalty: float) -> None:
+@pytest.mark.parametrize("model", ["dense", "experts made of copies"], indirect=True)
+async def test_greedy_equals_transformers_generate(model: Path, penalty: float) -> None:
     plan = Plan(strategy="prompt_lookup", sources=("prompt_lookup",), max_nodes=8)
-    ours = await answers(tiny_model, "real", "in_process", plan, {"repetition_penalty": penalty}, together=True)
-    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)
+    ours = await answers(model, "real", "in_process", plan, {"repetition_penalty": penalty}, together=True)
+    reference = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     for prompt, tokens in zip(PROMPTS, ours, strict=True):
-        theirs = model.generate(
+        theirs = reference.generate(
             torch.tensor([prompt]),
             attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
             max_new_tokens=60,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 
 import torch
-from torch import nn
 from torch.nn import functional
 
+from services.verifier.exact_weights import PackedLinear
 from services.verifier.native.library import Library
 from services.verifier.stored_blocks import BLOCK, StoredBlocks, Weight
 
@@ -27,7 +27,7 @@ class LinearStruct(ctypes.Structure):
     ]
 
 
-class NativeLinear(nn.Module):
+class NativeLinear(PackedLinear):
     """Drop-in for ``nn.Linear`` in inference: float32 sums, CPU. A row's result does not depend on the other rows.
 
     Args:

@@ -1,0 +1,284 @@
+"""Weights that give a row the same result whatever rows are beside it, wherever a model multiplies by them.
+
+Most models multiply in layers, which can be replaced. Experts of a mixture, routers and others multiply by parameters of
+their own, in classes that differ from model to model; what they call does not: ``functional.linear``, ``@``, ``bmm``, on a
+parameter or on a part of it. So the parameter is replaced, by a tensor that has shape, strides and place, but no numbers.
+The first product with it, or with a part of it, shows how it is used: it is then cut into matrices of that shape, packed
+like any linear layer. What is never multiplied, or otherwise than by rows, stays as it was loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+_Function = Callable[..., Any]
+
+
+class PackedLinear(nn.Module):
+    """A linear layer whose weights are packed: a row's result does not depend on the rows beside it.
+
+    Attributes:
+        min_rows: how few rows that holds for.
+    """
+
+    min_rows = 1
+    in_features: int
+    out_features: int
+    _bias: torch.Tensor | None
+
+    @property
+    def weight(self) -> ExactWeight:
+        """[outputs, inputs], for modules that multiply by it themselves.
+
+        Raises:
+            AttributeError: the bias is a part of the layer's product.
+        """
+        if self._bias is not None:
+            raise AttributeError("a packed layer with a bias has no weight of its own")
+        shape = torch.Size((self.out_features, self.in_features))
+        form = (*shape, False)
+        return ExactWeight.whole(Numbers(owner=type(self).__name__, shape=shape, form=form, packed=[self]))
+
+
+# From weight, [outputs, inputs], and bias.
+MakePacked = Callable[[torch.Tensor, torch.Tensor | None], PackedLinear]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class Numbers:
+    """A parameter's numbers: as they were loaded, from the first product on in packed matrices.
+
+    Attributes:
+        owner: the class of the module that it belongs to.
+        stored: of ``shape``, float32 or a shorter type, on the CPU; None once they are packed.
+        make: packs a matrix.
+        form: outputs, inputs, and whether inputs come first, of the matrices that it is made of, one after the other.
+        inexact: functions that multiplied by them otherwise than by rows.
+    """
+
+    owner: str
+    shape: torch.Size
+    stored: torch.Tensor | None = None
+    make: MakePacked | None = None
+    form: tuple[int, int, bool] | None = None
+    packed: list[PackedLinear] = field(default_factory=list)
+    inexact: set[str] = field(default_factory=set)
+
+    def plain(self) -> torch.Tensor:
+        """The parameter in float32."""
+        if self.stored is None:
+            assert self.form is not None
+            _, inputs, inputs_first = self.form
+            # Ones times a number, and zeros, are that number.
+            columns = [packed(torch.eye(max(inputs, packed.min_rows), inputs))[:inputs] for packed in self.packed]
+            self.stored = torch.stack([one if inputs_first else one.T for one in columns]).reshape(self.shape)
+        elif self.stored.dtype != torch.float32:
+            self.stored = self.stored.float()
+        return self.stored
+
+    def product(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
+        """[..., inputs] to [..., outputs]; None: these cannot be multiplied row by row.
+
+        Args:
+            weight: [outputs, inputs], a view that says where in the parameter it lies.
+        """
+        outputs, inputs = weight.shape
+        inputs_first = weight.stride() == (1, outputs)
+        if not (inputs_first or weight.stride() == (inputs, 1)) or rows.dtype != torch.float32:
+            return None
+        number, rest = divmod(int(weight.storage_offset()), outputs * inputs)
+        if rest or not self._pack((outputs, inputs, inputs_first)):
+            return None
+        flat = rows.reshape(-1, inputs)
+        if not len(flat):
+            return rows.new_empty(*rows.shape[:-1], outputs)
+        packed = self.packed[number]
+        padded = functional.pad(flat, (0, 0, 0, max(0, packed.min_rows - len(flat))))
+        made: torch.Tensor = packed(padded)[: len(flat)].contiguous()
+        return made.view(*rows.shape[:-1], outputs)
+
+    def _pack(self, form: tuple[int, int, bool]) -> bool:
+        """Pack all matrices of the parameter; False: they are of another form, or it is not made of such."""
+        if self.form is None:
+            assert self.stored is not None and self.make is not None
+            outputs, inputs, inputs_first = form
+            if self.stored.numel() % (outputs * inputs):
+                return False
+            matrices = self.stored.view(-1, *((inputs, outputs) if inputs_first else (outputs, inputs)))
+            self.packed = [self.make(one.T.contiguous() if inputs_first else one, None) for one in matrices]
+            self.form, self.stored = form, None
+        return self.form == form
+
+
+class ExactWeight(torch.Tensor):
+    """A parameter, or a view of one: where it lies, not what it holds."""
+
+    numbers: Numbers
+
+    @classmethod
+    def whole(cls, numbers: Numbers) -> ExactWeight:
+        """All of them."""
+        return cls.at(torch.empty(numbers.shape, dtype=torch.float32, device="meta"), numbers)
+
+    @classmethod
+    def at(cls, place: torch.Tensor, numbers: Numbers) -> ExactWeight:
+        """``place``: on the meta device, with the shape and strides, and where it begins."""
+        made: ExactWeight = torch.Tensor._make_subclass(cls, place)
+        made.numbers = numbers
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls, func: _Function, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """What is called with one of them; the signature is torch's."""
+        kwargs = kwargs or {}
+        with torch._C.DisableTorchFunctionSubclass():
+            handler = _HANDLERS.get(func)
+            made = NotImplemented if handler is None else handler(func, *args, **kwargs)
+            if made is not NotImplemented:
+                return made
+            if (name := getattr(func, "__name__", "")) in _PRODUCTS:
+                for weight in _weights((args, kwargs)):
+                    weight.numbers.inexact.add(name)
+            return func(*_plain(args), **_plain(kwargs))
+
+
+def _weights(given: Any) -> Iterator[ExactWeight]:
+    if isinstance(given, ExactWeight):
+        yield given
+    elif isinstance(given, dict):
+        yield from _weights(tuple(given.values()))
+    elif isinstance(given, (tuple, list)):
+        for one in given:
+            yield from _weights(one)
+
+
+def _plain(given: Any) -> Any:
+    """With the numbers in the place of their places."""
+    if isinstance(given, ExactWeight):
+        return given.numbers.plain().as_strided(given.shape, given.stride(), given.storage_offset())
+    if isinstance(given, dict):
+        return {name: _plain(one) for name, one in given.items()}
+    return type(given)(_plain(one) for one in given) if type(given) in (tuple, list) else given
+
+
+def _is_weight(given: object, dimensions: int) -> bool:
+    return isinstance(given, ExactWeight) and given.dim() == dimensions
+
+
+def _linear(_: _Function, rows: Any, weight: Any, bias: Any = None) -> Any:
+    """As ``functional.linear``."""
+    if not _is_weight(weight, 2) or isinstance(rows, ExactWeight) or rows.shape[-1] != weight.shape[1]:
+        return NotImplemented
+    made = weight.numbers.product(rows, weight)
+    if made is None:
+        return NotImplemented
+    return made if bias is None else made + _plain(bias)
+
+
+def _matmul(func: _Function, first: Any, second: Any) -> Any:
+    """As ``torch.matmul``, of rows and a matrix, of a matrix and columns, or of as many matrices of rows as there are."""
+    if _is_weight(second, 2):
+        return _linear(func, first, _moved(second.t(), second))
+    if _is_weight(first, 2) and not isinstance(second, ExactWeight):
+        made = _linear(func, second if second.dim() == 1 else second.transpose(-1, -2), first)
+        return made if made is NotImplemented or second.dim() == 1 else made.transpose(-1, -2)
+    return _bmm(func, first, second)
+
+
+def _rmatmul(func: _Function, second: Any, first: Any) -> Any:
+    return _matmul(func, first, second)
+
+
+def _bmm(func: _Function, rows: Any, weights: Any) -> Any:
+    """[experts, rows, inputs] times [experts, inputs, outputs]."""
+    if not _is_weight(weights, 3) or isinstance(rows, ExactWeight) or rows.shape[:1] != weights.shape[:1] or rows.dim() != 3:
+        return NotImplemented
+    made = rows.new_zeros(*rows.shape[:2], weights.shape[2])
+    # Where all experts are given all rows, those that are not theirs are zeros, and stay so.
+    given = rows.any(-1)
+    for number in given.any(-1).nonzero().flatten().tolist():
+        product = _matmul(func, rows[number][given[number]], _moved(weights[number], weights))
+        if product is NotImplemented:
+            return NotImplemented
+        made[number, given[number]] = product
+    return made
+
+
+def _addmm(func: _Function, bias: Any, rows: Any, weight: Any, *, beta: float = 1, alpha: float = 1) -> Any:
+    if beta != 1 or alpha != 1:
+        return NotImplemented
+    made = _matmul(func, rows, weight)
+    return made if made is NotImplemented else made + _plain(bias)
+
+
+def _moved(place: torch.Tensor, of: ExactWeight) -> ExactWeight:
+    return ExactWeight.at(place, of.numbers)
+
+
+def _view(func: _Function, weight: Any, *args: Any, **kwargs: Any) -> Any:
+    """A part of it, or another order of its dimensions."""
+    if not isinstance(weight, ExactWeight) or next(_weights((args, kwargs)), None) is not None:
+        return NotImplemented
+    made = func(weight, *args, **kwargs)
+    if isinstance(made, torch.Tensor):
+        return _moved(made, weight)
+    return type(made)(_moved(one, weight) for one in made)
+
+
+def _item(func: _Function, weight: Any, index: Any) -> Any:
+    if isinstance(index, torch.Tensor) and index.dim() == 0 and not index.is_floating_point():
+        index = int(index)
+    parts = index if isinstance(index, tuple) else (index,)
+    if not all(isinstance(part, (int, slice)) or part is Ellipsis for part in parts):
+        return NotImplemented
+    return _view(func, weight, index)
+
+
+def _same(func: _Function, weight: Any, *args: Any, **kwargs: Any) -> Any:
+    """A conversion to what it is."""
+    if not isinstance(weight, ExactWeight):
+        return NotImplemented
+    made = func(torch.empty(0), *args, **kwargs)
+    same = isinstance(made, torch.Tensor) and made.dtype == torch.float32 and made.device.type == "cpu"
+    return weight if same else NotImplemented
+
+
+def _about(func: _Function, *args: Any, **kwargs: Any) -> Any:
+    return func(*args, **kwargs)
+
+
+def _device(_: _Function, *args: Any) -> torch.device:
+    return torch.device("cpu")
+
+
+def _getters(*names: str) -> list[_Function]:
+    return [getattr(torch.Tensor, name).__get__ for name in names]
+
+
+_T = torch.Tensor
+_HANDLERS: dict[_Function, _Function] = {
+    functional.linear: _linear,
+    **dict.fromkeys([torch.matmul, torch.mm, _T.matmul, _T.mm, _T.__matmul__], _matmul),
+    _T.__rmatmul__: _rmatmul,
+    **dict.fromkeys([torch.bmm, _T.bmm], _bmm),
+    **dict.fromkeys([torch.addmm, _T.addmm], _addmm),
+    **dict.fromkeys([torch.transpose, torch.t, torch.unbind, torch.chunk, torch.split, torch.permute, torch.select], _view),
+    **dict.fromkeys([_T.transpose, _T.t, _T.unbind, _T.chunk, _T.split, _T.permute, _T.select, _T.narrow], _view),
+    **dict.fromkeys([_T.view, _T.squeeze, _T.unsqueeze, *_getters("T", "mT")], _view),
+    _T.__getitem__: _item,
+    **dict.fromkeys([_T.float, _T.to, _T.type, _T.type_as, _T.contiguous, _T.detach, _T.cpu], _same),
+    **dict.fromkeys([_T.size, _T.dim, _T.numel, _T.stride, _T.is_contiguous, _T.__len__, _T.is_floating_point], _about),
+    **dict.fromkeys([*_getters("shape", "dtype", "ndim", "requires_grad", "layout"), _T.storage_offset], _about),
+    **dict.fromkeys(_getters("device"), _device),
+}
+# What sums up products, by any name that torch has for it.
+_PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "__matmul__", "__rmatmul__", "einsum", "tensordot", "mv", "addmv"}
+_PRODUCTS |= {"dot", "vdot", "inner", "baddbmm", "addbmm", "bilinear", "grouped_mm", "_grouped_mm", "conv1d", "conv2d"}
