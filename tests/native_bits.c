@@ -82,13 +82,14 @@ static void layers(void) {
         .hidden = HIDDEN, .intermediate = INTERMEDIATE, .heads = HEADS, .kv_heads = KV_HEADS, .size = SIZE,
     };
     const struct layout pass = {
-        .rows = ROWS_AT_ONCE, .heads = HEADS, .kv_heads = KV_HEADS, .size = SIZE, .value_width = SIZE + 1, .blocks = count,
+        .rows = ROWS_AT_ONCE, .blocks = count,
         .slots = SLOTS, .scratch_per_thread = PER_THREAD, .threads = 2, .tiles = tiles, .row_tiles = zeros,
         .own_slot = numbers, .position = numbers, .straight = ends, .path = zeros, .row_path = zeros, .block_rows = blocks,
         .scratch = many(2 * PER_THREAD),
     };
     const struct layer attention = {
         .keys = many(2 * KV_HEADS * SIZE * TILE_SLOTS), .values = many(2 * KV_HEADS * TILE_SLOTS * (SIZE + 1)), .scale = 0.17f,
+        .heads = HEADS, .kv_heads = KV_HEADS, .size = SIZE, .value_size = SIZE,
     };
     const struct room room = {
         many(ROWS_AT_ONCE * SIZE), many(ROWS_AT_ONCE * SIZE), many(ROWS_AT_ONCE * HIDDEN), many(ROWS_AT_ONCE * JOINT),

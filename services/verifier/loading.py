@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 from collections.abc import Set
 from pathlib import Path
 
 import torch
 from accelerate import init_empty_weights
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from services.model_folder import reading
-from services.verifier import attention
+from services.verifier import adapters, attention
 from services.verifier.complete import (
     mismatched,
     missing,
@@ -25,10 +26,13 @@ from services.verifier.config import TargetConfig
 from services.verifier.headers import BLOCKS_FILE, check_weights
 from services.verifier.memory import Shape, available_bytes, check_fits
 from services.verifier.native.library import library
+from services.verifier.recording import record
 from services.verifier.refusals import check_config, refuse_unsupported
 from services.verifier.stored_blocks import StoredBlocks, StoredLinear, Weight
 from services.verifier.weight_files import WeightFiles
 from speculation.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
 
 
 def load_dtype(config: TargetConfig) -> torch.dtype:
@@ -46,6 +50,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
         ConfigurationError: it cannot be loaded; says why.
     """
     attention.register()
+    adapters.register()
     folder = Path(config.model_path)
     check_files(config)
     if (folder / BLOCKS_FILE).is_file() or _stored_in_halves(config):
@@ -60,6 +65,8 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
             # They are refused by name.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            # Read apart, and differently: see services/generation_config.py.
+            generation_config=GenerationConfig(),
         )
         refuse_incomplete(model, info, folder)
         refuse_nonsense(model, folder)
@@ -153,7 +160,6 @@ def shape_of(config: TargetConfig) -> Shape:
     embeddings = text.vocab_size * text.hidden_size
     total = sum(parameter.numel() for parameter in skeleton.parameters())
     in_layers = sum(parameter.numel() for parameter in layers.parameters())
-    heads, size = key_heads(text)
     return Shape(
         layers=max(1, len(layers)),
         per_layer=in_layers // max(1, len(layers)),
@@ -161,7 +167,7 @@ def shape_of(config: TargetConfig) -> Shape:
         others=total - in_layers + (embeddings if text.tie_word_embeddings else 0),
         embeddings=embeddings,
         stored_bytes=(skeleton.config.dtype or torch.float32).itemsize,
-        cache_values_per_token=2 * text.num_hidden_layers * heads * size,
+        cache_values_per_token=_cache_values(skeleton, config),
         kept_bytes=_kept_bytes(config, total),
     )
 
@@ -175,10 +181,21 @@ def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
         return sum(path.stat().st_size for path in files.paths) / parameters
 
 
-def key_heads(text: PreTrainedConfig) -> tuple[int, int]:
-    """Key-value heads of a layer, and the size of each."""
-    heads: int = text.num_attention_heads
-    return getattr(text, "num_key_value_heads", None) or heads, getattr(text, "head_dim", None) or text.hidden_size // heads
+def _cache_values(skeleton: PreTrainedModel, config: TargetConfig) -> int:
+    """Numbers that a token has in the key-value pool: of every attention call its keys, its values and a column of ones.
+
+    Few architectures cannot run without weights; of those, an estimate: as many key-value heads as there are queries.
+    """
+    text = skeleton.config.get_text_config()
+    adapters.install(skeleton, config.kv_cache_tokens, skeleton.device)
+    # Others ask which experts tokens choose, which a skeleton does not know.
+    skeleton.set_experts_implementation("batched_mm")
+    try:
+        calls = [call for own in record(skeleton, None).values() for call in own]
+    except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
+        log.info("the cache's size is estimated: %s", error)
+        return 2 * int(text.num_hidden_layers) * int(text.hidden_size)
+    return sum(call.kv_heads * (call.key_size + call.value_size + 1) for call in calls)
 
 
 def split_layers(config: TargetConfig) -> list[range]:
@@ -208,7 +225,7 @@ def split_layers(config: TargetConfig) -> list[range]:
 def load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
     """A model that holds ``layers`` alone; the embeddings come before the first layer, the output layer behind the last.
 
-    No other weight is read. (The layers keep their numbers: ``KVPool.first_layer`` is the first one's.)
+    No other weight is read.
 
     Raises:
         ConfigurationError: the model cannot be split like that; says why.
@@ -278,6 +295,7 @@ def _skeleton(config: TargetConfig) -> PreTrainedModel:
 
 def _build(config: TargetConfig) -> PreTrainedModel:
     attention.register()
+    adapters.register()
     with reading(f"load the model at {config.model_path}"), torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(
             read_config(config), dtype=load_dtype(config), attn_implementation=attention.NAME

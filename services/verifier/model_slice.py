@@ -11,21 +11,24 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from services.machine import cores
-from services.verifier import attention, experts
-from services.verifier.attention import MAX_NODES
+from services.verifier import adapters, attention, experts
+from services.verifier.adapters import inputs_of
+from services.verifier.attention import MAX_NODES, Calls, Running, answering
 from services.verifier.config import TargetConfig
 from services.verifier.graphs import Graphs
 from services.verifier.kernels import Choice, choose_kernels, maker
 from services.verifier.kv_pool import KVPool
 from services.verifier.linears import as_linears, pack_linears, quantize
-from services.verifier.loading import key_heads, load_layers, load_whole, split_layers
+from services.verifier.loading import load_layers, load_whole, split_layers
 from services.verifier.memory import arithmetic_dtype
 from services.verifier.native import attention as native_attention
 from services.verifier.native.layer import fuse
 from services.verifier.native.library import library
 from services.verifier.parameters import pack_parameters
+from services.verifier.recording import record
 from services.verifier.tiled_attention import TiledPass
 from services.verifier.whole_vectors import fill_vectors
+from speculation.errors import ConfigurationError
 from speculation.ports import Rows
 from speculation.types import Features
 
@@ -47,6 +50,9 @@ class ModelSlice:
         layers = split_layers(config)[stage]
         self.model: PreTrainedModel = load_whole(config) if config.stages == 1 else load_layers(config, layers)
         self.model.eval().requires_grad_(False)
+        # The largest tree that a step may check lies behind the tokens, so that a full-length request fits too.
+        rows = config.kv_cache_tokens + MAX_NODES
+        adapters.install(self.model, rows, self.device)
         self.choice = _pack(self.model, config)
         self._min_rows = self.choice.min_rows
         self.dtype = arithmetic_dtype(config)
@@ -56,32 +62,29 @@ class ModelSlice:
             for parameter in self.model.parameters():
                 if parameter.is_floating_point() and type(parameter.data) is torch.Tensor:
                     parameter.data = parameter.data.to(self.dtype)
-        model_config = self.model.config.get_text_config()
-        heads: int = model_config.num_attention_heads
-        kv_heads, head_size = key_heads(model_config)
-        self.hidden_size: int = model_config.hidden_size
-        self.pool = KVPool(
-            first_layer=layers.start,
-            layers=len(layers),
-            heads=kv_heads,
-            head_size=head_size,
-            # The largest tree that a step may check lies behind the tokens, so that a full-length request fits too.
-            rows=config.kv_cache_tokens + MAX_NODES,
-            dtype=self.dtype,
-            device=self.device,
-        )
+        self.hidden_size: int = self.model.config.get_text_config().hidden_size
+        self._calls = self._recorded(rows)
+        calls = [call for own in self._calls.values() for call in own]
+        self.pool = KVPool(calls, rows=rows, dtype=self.dtype, device=self.device)
         # What the output layer read in the last pass: [1, rows asked for or more, hidden size].
         self._read = torch.empty(1, 0, self.hidden_size)
         if self.is_last:
             self.model.get_output_embeddings().register_forward_pre_hook(self._note_read)
         kernels = library(self.choice.instructions) if self.choice.instructions else None
-        self._kernel = native_attention.kernel_for(kernels, self.pool, heads)
+        self._kernel = native_attention.kernel_for(kernels, self.pool)
         self._graphs = self._captured() if self.device.type == "cuda" and self.dtype != torch.float32 else None
         if self._kernel is not None:
-            self._fuse((heads, kv_heads, head_size))
+            self._fuse()
+
+    def _recorded(self, rows: int) -> Calls:
+        try:
+            return record(self.model, rows, None if self.is_first else self.hidden_size)
+        except Exception as error:
+            # Architectures that were never tried may fail at anything.
+            raise ConfigurationError(f"{type(self.model).__name__} cannot be served: {error}") from error
 
     @torch.inference_mode()
-    def _fuse(self, heads: tuple[int, int, int]) -> None:
+    def _fuse(self) -> None:
         """Let our kernel compute whole layers where it computes the same."""
         kernel = self._kernel
         assert kernel is not None
@@ -90,15 +93,14 @@ class ModelSlice:
         tokens = tuple(range(1, rows + 1))
         hidden = None if self.is_first else torch.randn(rows, self.hidden_size)
 
-        def trial_pass(watch: native_attention.Watch) -> None:
-            layout = native_attention.lay_out(
-                kernel, self.pool, [Rows(session_id=owner, context=0, tokens=tokens, logits=1)], 0
-            )
-            layout.watch = watch
-            self._decode(layout, list(tokens), hidden)
+        def trial_pass() -> Running:
+            batch = [Rows(session_id=owner, context=0, tokens=tokens, logits=1)]
+            running = Running(native_attention.lay_out(kernel, self.pool, batch, 0), self._calls)
+            self._decode(running, list(tokens), hidden)
+            return running
 
         try:
-            done, reason = fuse(kernel.library, self.model.get_decoder().layers, trial_pass, heads)
+            done, reason = fuse(kernel.library, self.model.get_decoder().layers, trial_pass, self._calls)
         except (AttributeError, TypeError, NotImplementedError) as error:
             done, reason = 0, str(error)
         finally:
@@ -126,26 +128,29 @@ class ModelSlice:
             return captured[_wanted_rows(batch)].float().cpu() if self.is_last else captured.cpu()
         tokens = [token for rows in batch for token in rows.tokens]
         padding = max(0, self._min_rows - len(tokens))
-        layout = self._lay_out(batch, padding)
+        running = Running(self._lay_out(batch, padding), self._calls)
         given = None if hidden is None else nn.functional.pad(hidden.to(self.device), (0, 0, 0, padding))
         if not self.is_last:
-            return self._decode(layout, tokens + [0] * padding, given)[: len(tokens)].cpu()
+            return self._decode(running, tokens + [0] * padding, given)[: len(tokens)].cpu()
         wanted = _wanted_rows(batch)
         # No fewer rows than a layer may get, in the output layer as well.
         kept = wanted + [len(tokens) + padding - 1] * max(0, self._min_rows - len(wanted))
-        logits: torch.Tensor = self.model(
-            **self._inputs(layout, tokens + [0] * padding, given),
-            logits_to_keep=torch.tensor(kept, device=self.device),
-        ).logits[0, : len(wanted)]
+        with answering(running):
+            logits: torch.Tensor = self.model(
+                **self._inputs(self.model, running, tokens + [0] * padding, given),
+                logits_to_keep=torch.tensor(kept, device=self.device),
+            ).logits[0, : len(wanted)]
         return logits.float().cpu()
 
-    def _decode(self, layout: attention.Pass, tokens: list[int], hidden: torch.Tensor | None) -> torch.Tensor:
+    def _decode(self, running: Running, tokens: list[int], hidden: torch.Tensor | None) -> torch.Tensor:
         """[rows, hidden size], what the layers make of the tokens, or of the hidden states of the stage before."""
-        made: torch.Tensor = self.model.get_decoder()(**self._inputs(layout, tokens, hidden)).last_hidden_state[0]
+        with answering(running):
+            decoder = self.model.get_decoder()
+            made: torch.Tensor = decoder(**self._inputs(decoder, running, tokens, hidden)).last_hidden_state[0]
         return made
 
-    def _inputs(self, layout: attention.Pass, tokens: list[int], hidden: torch.Tensor | None) -> dict[str, Any]:
-        own: dict[str, Any] = {"position_ids": layout.positions[None], "use_cache": False, "outrider_pass": layout}
+    def _inputs(self, module: nn.Module, running: Running, tokens: list[int], hidden: torch.Tensor | None) -> dict[str, Any]:
+        own = {**inputs_of(module, running.laid_out.positions[None]), "use_cache": False}
         if hidden is None:
             return {**own, "input_ids": torch.tensor([tokens], device=self.device)}
         return {**own, "inputs_embeds": hidden[None]}
@@ -158,29 +163,18 @@ class ModelSlice:
     def _note_read(self, module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
         self._read = given[0]
 
-    def check(self, session_id: str, rows: int) -> None:
-        """After a first pass over ``rows`` rows: has the model gone through our attention?
-
-        Raises:
-            NotImplementedError: it has not.
-        """
-        keys = self.pool.keys[:, self.pool.tiles_of(session_id)[0], :, :, : rows - 1]
-        if not bool(keys.abs().sum(dim=(1, 2, 3)).gt(0).all()):
-            raise NotImplementedError("its attention layers do not call transformers' attention interface")
-
     def _captured(self) -> Graphs:
         """Passes whose shapes depend on their bucket alone: every row's logits are computed, wanted or not."""
 
+        module = self.model if self.is_last else self.model.get_decoder()
+
         def run(laid_out: attention.Pass, given: torch.Tensor) -> torch.Tensor:
-            name = "input_ids" if self.is_first else "inputs_embeds"
-            inputs = {name: given[None], "position_ids": laid_out.positions[None]}
-            if self.is_last:
-                logits: torch.Tensor = self.model(**inputs, use_cache=False, outrider_pass=laid_out).logits[0]
-                return logits
-            hidden: torch.Tensor = self.model.get_decoder()(
-                **inputs, use_cache=False, outrider_pass=laid_out
-            ).last_hidden_state[0]
-            return hidden
+            inputs = inputs_of(module, laid_out.positions[None])
+            inputs["input_ids" if self.is_first else "inputs_embeds"] = given[None]
+            with answering(Running(laid_out, self._calls)):
+                found = module(**inputs, use_cache=False)
+            made: torch.Tensor = found.logits[0] if self.is_last else found.last_hidden_state[0]
+            return made
 
         of_rows = () if self.is_first else (self.hidden_size,)
         dtype = torch.int64 if self.is_first else self.dtype

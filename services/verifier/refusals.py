@@ -29,7 +29,7 @@ _RECURRENT = (
 )  # fmt: skip
 # Layers of these types, as configurations call them in ``layer_types`` and by older names.
 _RECURRENT_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", "mamba2", "recurrent", "short_conv")
-_ATTENDING_LAYERS = ("full_attention", "sliding_attention", "attention")
+_ATTENDING_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
 # Models that see what follows unless ``is_decoder`` is set, which it is not by default.
 _MASKED = (
     "bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "reformer", "rembert", "roberta",
@@ -172,8 +172,6 @@ def _layer_types(part: Config) -> list[str]:
 def _attention(config: Config) -> str | None:
     for _, part in _parts(config):
         others = sorted({*_layer_types(part)} - {*_ATTENDING_LAYERS})
-        if part.get("attention_chunk_size") and others in ([], ["chunked_attention"]):
-            return "models with chunked attention (attention_chunk_size) are not supported"
         if others:
             return f"models with layers of the type {', '.join(others)} are not supported"
     return None

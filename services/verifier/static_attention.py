@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
+from services.verifier.attention import Call
 from services.verifier.kv_pool import TILE, KVPool
 from speculation.ports import Rows
 from speculation.tree import ROOT
@@ -78,21 +79,42 @@ class StaticPass:
         self._slot_positions.copy_(slot_positions)
         self._sees.copy_(sees)
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
-    ) -> torch.Tensor:
+    def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """See ``attention.Pass``."""
-        own = layer - self._pool.first_layer
-        keys, values = self._pool.keys[own], self._pool.values[own]
+        keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
         keys[self._own_tile, :, :, self._own_offset] = key.transpose(0, 1)
         values[self._own_tile, :, self._own_offset, :-1] = value.transpose(0, 1)
         # [kv heads, slots, size]
         seen_keys = keys.index_select(0, self._tiles).permute(1, 0, 3, 2).flatten(1, 2)
         seen_values = values.index_select(0, self._tiles)[..., :-1].permute(1, 0, 2, 3).flatten(1, 2)
-        sees = self._sees
-        if window is not None:
-            sees = sees & (self.positions[:, None] - self._slot_positions < window)
+        rows, slots = self.positions[:, None], self._slot_positions[None]
+        unseen = call.unseen(rows, slots)
+        sees = self._sees if unseen is None else self._sees & ~unseen
+        if call.softcap is not None or call.sinks is not None or call.bias is not None:
+            bias = None if call.bias is None else call.bias.of(rows, slots)
+            return _by_hand(call, query, seen_keys, seen_values, sees, bias)
         made = functional.scaled_dot_product_attention(
-            query[None], seen_keys[None], seen_values[None], attn_mask=sees, scale=scale, enable_gqa=True
+            query[None], seen_keys[None], seen_values[None], attn_mask=sees, scale=call.scale, enable_gqa=True
         )
         return made[0].transpose(0, 1)
+
+
+def _by_hand(
+    call: Call,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    sees: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """What torch's fused attention does not know: [rows, heads, value size]; ``bias`` is [heads, rows, slots]."""
+    keys, values = (each.repeat_interleave(call.share, 0) for each in (keys, values))
+    scores = call.capped((query @ keys.transpose(1, 2)).float() * call.scale)
+    if bias is not None:
+        scores = scores + bias
+    scores = scores.masked_fill(~sees, float("-inf"))
+    if call.sinks is not None:
+        # A column of its own, whose weight goes nowhere.
+        scores = torch.cat([call.sinks[:, None, None].expand(-1, len(sees), -1), scores], dim=-1)
+    weights = scores.softmax(-1)[..., -sees.shape[1] :].to(values.dtype)
+    return (weights @ values).transpose(0, 1)

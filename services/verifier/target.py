@@ -6,10 +6,11 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from itertools import takewhile
+from pathlib import Path
 
 import torch
-from transformers import GenerationConfig
 
+from services.generation_config import read_generation_config
 from services.model_folder import reading
 from services.processors import build_pipeline
 from services.verifier.config import TargetConfig
@@ -50,8 +51,16 @@ class TransformersTarget:
             split_layers(config)
             check_memory(config)
             self.vocab_size: int = model_config.vocab_size
-            self.eos_token_ids = _eos_token_ids(config.model_path, model_config)
             self.max_model_len = _max_model_len(config, model_config)
+            self.generation = read_generation_config(
+                Path(config.model_path),
+                config.generation_config,
+                config.override_generation_config,
+                vocab_size=self.vocab_size,
+            )
+        for note in self.generation.notes:
+            log.warning("%s", note)
+        self.eos_token_ids = self.generation.eos_token_ids
         self.depth = config.stages
         self._config = config
         self._launch = launch
@@ -198,7 +207,7 @@ class TransformersTarget:
     def pipeline(self, params: SamplingParams, prompt_length: int) -> LogitsPipeline | None:
         """See ``Target``."""
         stop_ids = stop_token_ids(params, self.eos_token_ids)
-        return build_pipeline(params, prompt_length=prompt_length, stop_ids=stop_ids)
+        return build_pipeline(params, prompt_length=prompt_length, stop_ids=stop_ids, model=self.generation.processors)
 
     def _measure(self) -> None:
         """Whether a row's logits are the same bits alone, in a chunk, in a tree and beside another request."""
@@ -236,16 +245,6 @@ def _check_device(config: TargetConfig) -> None:
         raise ConfigurationError(f"device is {config.device}, but torch sees no GPU here; use device: cpu")
     if kind == "cuda" and torch.device(config.device).index not in (None, *range(torch.cuda.device_count())):
         raise ConfigurationError(f"device is {config.device}: there are {torch.cuda.device_count()} GPUs, from cuda:0 on")
-
-
-def _eos_token_ids(model_path: str, model_config: object) -> frozenset[int]:
-    try:
-        eos = GenerationConfig.from_pretrained(model_path).eos_token_id
-    except OSError:
-        eos = getattr(model_config, "eos_token_id", None)
-    if eos is None:
-        return frozenset()
-    return frozenset([eos] if isinstance(eos, int) else eos)
 
 
 def _max_model_len(config: TargetConfig, model_config: object) -> int:

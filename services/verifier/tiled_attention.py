@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
+from services.verifier.attention import Bias, Call
 from services.verifier.kv_pool import TILE, KVPool
 from services.verifier.tiled_layout import Bucket, Heads, Index, Layout, lay_out
 from speculation.ports import Rows
@@ -21,66 +22,62 @@ class TiledPass:
     def __init__(self, pool: KVPool, batch: Sequence[Rows], padding: int) -> None:
         self._pool = pool
         self._layout: Layout = lay_out(pool, batch, padding)
-        # What the first layer has worked out for the others: masks, by bucket and sliding window.
-        self._masks: dict[tuple[int, int | None], torch.Tensor] = {}
+        # What the first layer has worked out for the others: masks, by bucket, sliding window and chunk.
+        self._masks: dict[tuple[int, int, int | None, int | None], torch.Tensor] = {}
 
     @property
     def positions(self) -> torch.Tensor:
         """[rows], of each row in its own request."""
         return self._layout.positions
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
-    ) -> torch.Tensor:
+    def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """See ``attention.Pass``."""
-        layout, own = self._layout, layer - self._pool.first_layer
-        keys, values = self._pool.keys[own], self._pool.values[own]
+        layout = self._layout
+        keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
         keys[layout.tiles, :, :, layout.offsets] = key.transpose(0, 1)
         values[layout.tiles, :, layout.offsets, :-1] = value.transpose(0, 1)
-        scaled = (query * scale).transpose(0, 1)
+        scaled = (query * call.scale).transpose(0, 1)
         results = []
         for number, bucket in enumerate(layout.buckets):
-            mask = self._masks.get((number, window))
+            kind = (number, call.share, call.window, call.chunk)
+            mask = self._masks.get(kind)
             if mask is None:
-                mask = self._masks[number, window] = _hidden(bucket, window, query.shape[0] // keys.shape[1])
-            results.append(_attend_bucket(bucket, mask, scaled, keys, values, window))
+                mask = self._masks[kind] = _hidden(bucket, call)
+            results.append(_attend_bucket(call, bucket, mask, scaled, keys, values))
         output = torch.cat(results) if len(results) > 1 else results[0]
         return output.index_select(0, layout.source)
 
 
 def _attend_bucket(
-    bucket: Bucket,
-    hidden: torch.Tensor,
-    query: torch.Tensor,
-    keys: torch.Tensor,
-    values: torch.Tensor,
-    window: int | None,
+    call: Call, bucket: Bucket, hidden: torch.Tensor, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
     """Attention of one bucket: heads and windows apart, under one maximum, summed tile by tile.
 
     Args:
         hidden: see ``_hidden``.
-        query: [rows of the pass, heads, size], scaled.
-        keys: [tiles, key-value heads, size, TILE].
-        values: [tiles, key-value heads, TILE, size + 1].
+        query: [rows of the pass, heads, key size], scaled.
+        keys: [tiles, key-value heads, key size, TILE].
+        values: [tiles, key-value heads, TILE, value size + 1].
 
     Returns:
-        [groups * rows, heads, size], float32.
+        [groups * rows, heads, value size], float32.
     """
-    kv_heads, size = keys.shape[1:3]
+    kv_heads, share = call.kv_heads, call.share
     groups, rows = bucket.rows.shape
-    share = query.shape[1] // kv_heads
     # Queries that share keys side by side: [groups, kv heads, rows * share, size].
-    grouped = query.index_select(0, bucket.rows.flatten()).view(groups, rows, kv_heads, share, size).transpose(1, 2)
-    grouped = _pad_rows(grouped.reshape(groups, kv_heads, rows * share, size))
-    scores = _product(grouped, _window(keys, bucket, groups, dim=3))
+    grouped = query.index_select(0, bucket.rows.flatten()).view(groups, rows, kv_heads, share, call.key_size).transpose(1, 2)
+    grouped = _pad_rows(grouped.reshape(groups, kv_heads, rows * share, call.key_size))
+    scores = call.capped(_product(grouped, _window(keys, bucket, groups, dim=3)))
+    if call.bias is not None:
+        scores = scores + _bias(call, call.bias, bucket.positions, bucket.slot_positions)
     scores = scores.masked_fill(hidden[0] if len(hidden) == 1 else hidden.all(0), float("-inf"))
     top = scores.amax(-1, keepdim=True)
-    total = torch.zeros(groups, kv_heads, grouped.shape[2], size + 1, device=keys.device)
+    sinks = None if call.sinks is None else _sinks(call, rows)
+    if sinks is not None:
+        top = torch.maximum(top, sinks)
+    total = torch.zeros(groups, kv_heads, grouped.shape[2], values.shape[-1], device=keys.device)
     if bucket.heads is not None:
-        head_scores = _head_scores(bucket.heads, grouped, keys)
-        if window is not None:
-            head_scores = head_scores.masked_fill(~_seen_in_heads(bucket, window, share, grouped.shape[2]), float("-inf"))
+        head_scores = _scores_of_heads(call, bucket, bucket.heads, grouped, keys)
         best = head_scores.amax(-1, keepdim=True)
         for of, pairs in bucket.heads.steps:
             top[of] = torch.maximum(top[of], _take(best, pairs))
@@ -94,9 +91,39 @@ def _attend_bucket(
     for unseen in hidden if len(hidden) > 1 else (None,):
         seen = weights if unseen is None else weights.masked_fill(unseen, 0)
         total += _product(seen, window_values)
+    if sinks is not None:
+        total[..., -1:] += (sinks - top).exp()
     total = total[:, :, : rows * share]
-    output = (total[..., :-1] / total[..., -1:]).view(groups, kv_heads, rows, share, size)
-    return output.transpose(1, 2).reshape(groups * rows, kv_heads * share, size)
+    output = (total[..., :-1] / total[..., -1:]).view(groups, kv_heads, rows, share, call.value_size)
+    return output.transpose(1, 2).reshape(groups * rows, kv_heads * share, call.value_size)
+
+
+def _scores_of_heads(call: Call, bucket: Bucket, heads: Heads, grouped: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """[pairs, kv heads, rows, TILE], -inf where a row does not see so far back."""
+    scores = call.capped(_head_scores(heads, grouped, keys))
+    slots = heads.first_positions[:, None] + torch.arange(TILE, device=keys.device)
+    positions = bucket.positions[heads.groups]
+    if call.bias is not None:
+        scores = scores + _bias(call, call.bias, positions, slots)
+    rows = functional.pad(
+        positions.repeat_interleave(call.share, dim=1), (0, grouped.shape[2] - call.share * positions.shape[1])
+    )
+    unseen = call.unseen(rows[:, :, None], slots[:, None])
+    return scores if unseen is None else scores.masked_fill(unseen[:, None], float("-inf"))
+
+
+def _bias(call: Call, bias: Bias, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """[groups, kv heads, padded rows * share, slots], from the positions [groups, rows] and [groups, slots]."""
+    found = bias.of(rows[:, :, None], slots[:, None])
+    found = found.view(call.kv_heads, call.share, *found.shape[1:])
+    # [kv heads, share, groups, rows, slots] to [groups, kv heads, rows, share, slots].
+    return _pad_rows(found.permute(2, 0, 3, 1, 4).flatten(2, 3))
+
+
+def _sinks(call: Call, rows: int) -> torch.Tensor:
+    """[1, kv heads, padded rows * share, 1]."""
+    assert call.sinks is not None
+    return _pad_rows(call.sinks.view(1, call.kv_heads, 1, call.share, 1).expand(-1, -1, rows, -1, -1).flatten(2, 3))
 
 
 def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -131,26 +158,16 @@ def _head_values(heads: Heads, weights: torch.Tensor, values: torch.Tensor) -> t
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
-def _hidden(bucket: Bucket, window: int | None, share: int) -> torch.Tensor:
+def _hidden(bucket: Bucket, call: Call) -> torch.Tensor:
     """[segments, groups, 1, padded rows * share, slots]: slots that a query does not see; padding sees what row 0 sees."""
     segments = bucket.segments
-    if window is not None:
-        distance = bucket.positions[:, :, None] - bucket.slot_positions[:, None]
+    unseen = call.unseen(bucket.positions[:, :, None], bucket.slot_positions[:, None])
+    if unseen is not None:
         # A padding row must go on seeing something: its position is 0, and slot 0's never below it.
-        segments = segments & (distance < window)
-    segments = segments.repeat_interleave(share, dim=2)
-    padding = -segments.shape[2] % _ROW_MULTIPLE
+        segments = segments & ~unseen
+    segments = segments.repeat_interleave(call.share, dim=2)
+    padding = _padded(segments.shape[2]) - segments.shape[2]
     return ~torch.cat([segments, segments[:, :, :1].expand(-1, -1, padding, -1)], dim=2)[:, :, None]
-
-
-def _seen_in_heads(bucket: Bucket, window: int, share: int, padded: int) -> torch.Tensor:
-    """[pairs, 1, rows * share, TILE]: what of the whole tiles lies in the sliding window."""
-    assert bucket.heads is not None
-    heads = bucket.heads
-    slots = heads.first_positions[:, None] + torch.arange(TILE, device=heads.first_positions.device)
-    rows = bucket.positions[heads.groups].repeat_interleave(share, dim=1)
-    rows = functional.pad(rows, (0, padded - rows.shape[1]))
-    return (rows[:, :, None] - slots[:, None] < window)[:, None]
 
 
 def _take(tensor: torch.Tensor, index: Index) -> torch.Tensor:
@@ -159,4 +176,8 @@ def _take(tensor: torch.Tensor, index: Index) -> torch.Tensor:
 
 
 def _pad_rows(matrices: torch.Tensor) -> torch.Tensor:
-    return functional.pad(matrices, (0, 0, 0, -matrices.shape[2] % _ROW_MULTIPLE))
+    return functional.pad(matrices, (0, 0, 0, _padded(matrices.shape[2]) - matrices.shape[2]))
+
+
+def _padded(rows: int) -> int:
+    return rows + -rows % _ROW_MULTIPLE

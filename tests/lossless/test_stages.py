@@ -26,7 +26,7 @@ from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError, TargetLost
 from speculation.messages import ClientRequest, TextChunk
 from speculation.ports import Rows
-from speculation.types import SamplingParams
+from speculation.requests import RequestedSampling
 from tests.service import pipeline
 from tests.tiny import make_tiny_model
 from tests.tiny_gguf import make_tiny_gguf
@@ -160,7 +160,7 @@ def passes(target: TransformersTarget) -> torch.Tensor:
 @pytest.mark.slow
 def test_the_same_bits_from_two_stages(split: TransformersTarget, whole: torch.Tensor) -> None:
     assert torch.equal(passes(split), whole)
-    assert split.pool.keys.shape[0] < LAYERS
+    assert len(split.pool.keys) < LAYERS
 
 
 @pytest.mark.slow
@@ -169,7 +169,7 @@ def test_the_same_bits_from_more_stages(model: Path, whole: torch.Tensor, stages
     target = TransformersTarget(config(model, stages), launch_child)
     try:
         assert torch.equal(passes(target), whole)
-        assert target.pool.keys.shape[0] < LAYERS
+        assert len(target.pool.keys) < LAYERS
     finally:
         target.shutdown()
 
@@ -204,8 +204,8 @@ async def served(model: Path, stages: int) -> AsyncIterator[Pipeline]:
 
 async def ask(running: Pipeline, strategy: str, number: int, **sampling: object) -> list[int]:
     prompt = tuple([40 + number, 41, 42] * 12)
-    params = SamplingParams(max_tokens=60, ignore_eos=True, seed=number, **sampling)  # type: ignore[arg-type]
-    request = ClientRequest(input=prompt, sampling=params, seed_given=True, strategy=strategy)
+    params = RequestedSampling(max_tokens=60, ignore_eos=True, seed=number, **sampling)  # type: ignore[arg-type]
+    request = ClientRequest(input=prompt, sampling=params, strategy=strategy)
     events = running.router.generate(request)
     return [token async for event in events if isinstance(event, TextChunk) for token in event.token_ids]
 

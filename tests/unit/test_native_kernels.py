@@ -8,17 +8,20 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
+from services.verifier.attention import Bias, Call
 from services.verifier.kv_pool import KVPool
 from services.verifier.native import library as compiling
-from services.verifier.native.attention import NativePass, kernel_for, lay_out
+from services.verifier.native.attention import kernel_for, lay_out
 from services.verifier.native.library import Library, library
 from services.verifier.native.linear import NativeLinear
 from services.verifier.stored_blocks import StoredBlocks, Weight, quantized
+from services.verifier.tiled_attention import TiledPass
 from speculation.ports import Rows
 
 SETS = ("avx512", "avx2", "neon")
@@ -142,23 +145,43 @@ def test_linear_layers_are_the_same_bits_on_every_instruction_set(form: str) -> 
         assert all(torch.equal(result, results[0]) for result in results)
 
 
-@pytest.mark.parametrize("window", [None, 20])
-def test_attention_is_the_same_bits_on_every_instruction_set(window: int | None) -> None:
-    heads, kv_heads, size, rows = 4, 2, 32, 90
+CALLS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "window": {"window": 20},
+    "chunks": {"chunk": 20},
+    "soft cap": {"softcap": 2.0},
+    "sinks": {"sinks": torch.tensor([0.5, -1.0, 3.0, 0.0])},
+    "bias": {"bias": Bias(table=torch.linspace(0, 9, 400).view(4, 100))},
+    "bias by distance": {"bias": Bias(table=-torch.linspace(0, 9, 400).view(4, 100), by_distance=True), "window": 50},
+    "everything": {
+        "chunk": 30,
+        "softcap": 2.0,
+        "sinks": torch.tensor([0.5, -1.0, 3.0, 0.0]),
+        "bias": Bias(table=torch.linspace(0, 9, 400).view(4, 100)),
+    },
+}
+
+
+@pytest.mark.parametrize("value_size", [32, 16, 48])
+@pytest.mark.parametrize("kind", list(CALLS))
+def test_attention_is_the_same_bits_on_every_instruction_set(kind: str, value_size: int) -> None:
+    rows = 90
+    call = Call(entry=0, heads=4, kv_heads=2, key_size=32, value_size=value_size, scale=32**-0.5, **CALLS[kind])
+    torch.manual_seed(4)
+    query, key, value = torch.randn(4, rows + 6, 32), torch.randn(2, rows + 6, 32), torch.randn(2, rows + 6, value_size)
+    parents = (-1, -1, 0, 2, 1, 4)
+    batch = [Rows(session_id="a", context=0, tokens=(0,) * (rows + 6), parents=parents, logits=1)]
     results = []
-    for kernels in all_here():
-        torch.manual_seed(4)
-        pool = KVPool(layers=1, heads=kv_heads, head_size=size, rows=256, dtype=torch.float32, device=torch.device("cpu"))
+    for kernels in (*all_here(), None):
+        pool = KVPool([call], rows=256, dtype=torch.float32, device=torch.device("cpu"))
         pool.assign("a", [1, 0, 2], 3)
-        kernel = kernel_for(kernels, pool, heads)
-        assert kernel is not None
-        parents = (-1, -1, 0, 2, 1, 4)
-        laid_out: NativePass = lay_out(
-            kernel, pool, [Rows(session_id="a", context=0, tokens=(0,) * rows, parents=parents, logits=1)], 0
-        )
-        query, key, value = (torch.randn(count, rows, size) for count in (heads, kv_heads, kv_heads))
-        results.append(laid_out.attend(0, query, key, value, size**-0.5, window))
-    assert all(torch.equal(result, results[0]) for result in results)
+        kernel = kernel_for(kernels, pool)
+        assert (kernel is None) == (kernels is None)
+        laid_out = TiledPass(pool, batch, 0) if kernel is None else lay_out(kernel, pool, batch, 0)
+        results.append(laid_out.attend(call, query, key, value))
+    *native, tiled = results
+    assert all(torch.equal(result, native[0]) for result in native)
+    assert all(torch.allclose(result, tiled, atol=2e-5) for result in native)
 
 
 def printed_by(command: list[str], flags: tuple[str, ...], folder: Path, run: list[str]) -> list[str]:

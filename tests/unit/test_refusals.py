@@ -87,7 +87,6 @@ def config_of(model: Path, **settings: Any) -> TargetConfig:
         ({"model_type": 7}, "model_type is 7: must be a type's name"),
         ({"rope_scaling": {"rope_type": "longrope"}}, "longrope positions"),
         ({"rope_parameters": 1}, "rope_parameters is '1' in config.json: must be an object"),
-        ({"attention_chunk_size": 64}, "chunked attention"),
         ({"hidden_size": 0}, "hidden_size is '0' in config.json: must be a whole number from 1 on"),
         ({"vocab_size": -1}, "vocab_size is '-1' in config.json"),
         ({"num_attention_heads": "4"}, "num_attention_heads is '4' in config.json"),

@@ -10,6 +10,7 @@ import torch
 from services.verifier.config import TargetConfig
 from services.verifier.target import TransformersTarget
 from speculation.ports import Rows
+from tests.architectures import make_architecture
 from tests.tiny import make_tiny_model
 
 
@@ -28,18 +29,25 @@ def passes(target: TransformersTarget) -> list[torch.Tensor]:
     return made
 
 
-@pytest.mark.parametrize("window", [None, 24])
-def test_the_same_logits(tmp_path: Path, window: int | None) -> None:
-    folder = make_tiny_model(tmp_path)
-    if window is not None:
-        from transformers import MistralConfig, MistralForCausalLM
+KINDS = (
+    "soft caps",
+    "sinks",
+    "chunks",
+    "window in the mask of all",
+    "latent",
+    "two calls a layer",
+    "alibi",
+    "alibi by distance",
+)
 
-        config = MistralConfig(
-            vocab_size=300, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4,
-            num_key_value_heads=2, max_position_embeddings=512, sliding_window=window, initializer_range=0.4,
-        )  # fmt: skip
-        torch.manual_seed(1)
-        MistralForCausalLM(config).save_pretrained(folder)
+
+@pytest.mark.parametrize("kind", ["plain", *KINDS])
+def test_the_same_logits(tmp_path: Path, kind: str) -> None:
+    folder = tmp_path
+    if kind == "plain":
+        make_tiny_model(folder)
+    else:
+        make_architecture(folder, kind)
     ordinary, static = (
         # Layers as on a GPU: torch's.
         TransformersTarget(TargetConfig(model_path=str(folder), kv_cache_tokens=2048, max_model_len=512, kernels="torch"))

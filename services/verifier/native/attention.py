@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
 import torch
 
+from services.verifier.attention import Call
 from services.verifier.kv_pool import TILE, KVPool
 from services.verifier.native.library import Library
 from speculation.ports import Rows
@@ -20,9 +21,12 @@ _LARGEST_HEAD = 512
 # Queries (a row under one head) that share what is read of a tile. More need more memory than a core's own cache has.
 _BLOCK_QUERIES = 24
 
-_INTEGERS = ("rows", "heads", "kv_heads", "size", "value_width", "blocks", "slots", "scratch_per_thread", "threads")
+_INTEGERS = ("rows", "blocks", "slots", "scratch_per_thread", "threads")
 _ARRAYS = ("tiles", "row_tiles", "own_slot", "position", "straight", "path", "row_path", "block_rows", "scratch")
 _STRIDES = ("query_head", "query_row", "key_head", "key_row", "value_head", "value_row")
+_OF_CALL = (
+    "bias_width", "bias_by_distance", "heads", "kv_heads", "size", "value_size", "window", "chunk",
+)  # fmt: skip
 
 
 class _Layout(ctypes.Structure):
@@ -35,39 +39,28 @@ class AttentionLayer(ctypes.Structure):
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("query", "key", "value")],
         *[(name, ctypes.c_int64) for name in _STRIDES],
-        *[(name, ctypes.c_void_p) for name in ("keys", "values", "out")],
-        ("scale", ctypes.c_float),
-        ("window", ctypes.c_int64),
+        *[(name, ctypes.c_void_p) for name in ("keys", "values", "out", "sinks", "bias")],
+        *[(name, ctypes.c_int64) for name in _OF_CALL],
+        *[(name, ctypes.c_float) for name in ("scale", "softcap")],
     ]
 
 
-# Of a layer's attention: scale, and sliding window.
-Watch = Callable[[float, int | None], None]
-
-
 class Kernel:
-    """The compiled kernel, for one model's heads."""
+    """The compiled kernel."""
 
-    def __init__(self, library: Library, heads: int) -> None:
+    def __init__(self, library: Library) -> None:
         self.library = library
-        self.heads = heads
         self.attend = library.functions.outrider_attend
         self.attend.argtypes = [ctypes.POINTER(_Layout), ctypes.POINTER(AttentionLayer)]
         self.attend.restype = None
 
 
-def kernel_for(kernels: Library | None, pool: KVPool, heads: int) -> Kernel | None:
-    """The kernel for a model with so many query heads; None where it cannot be had."""
-    size = pool.keys.shape[3]
-    if (
-        kernels is None
-        or pool.device.type != "cpu"
-        or pool.keys.dtype != torch.float32
-        or size % _COLUMNS
-        or size > _LARGEST_HEAD
-    ):
+def kernel_for(kernels: Library | None, pool: KVPool) -> Kernel | None:
+    """The kernel for the calls that a pool is for; None where it cannot be had."""
+    if kernels is None or pool.device.type != "cpu" or pool.dtype != torch.float32:
         return None
-    return Kernel(kernels, heads)
+    sizes = {size for call in pool.calls for size in (call.key_size, call.value_size)}
+    return None if any(size % _COLUMNS or size > _LARGEST_HEAD for size in sizes) else Kernel(kernels)
 
 
 @dataclass(kw_only=True, slots=True)
@@ -76,7 +69,6 @@ class NativePass:
 
     Attributes:
         positions: [rows], of each row in its own request.
-        watch: told scale and window of every layer that attends by itself.
     """
 
     kernel: Kernel
@@ -86,23 +78,17 @@ class NativePass:
     # What ``layout`` points to.
     held: list[torch.Tensor] = field(default_factory=list)
     _rooms: dict[tuple[int, ...], list[torch.Tensor]] = field(default_factory=dict)
-    watch: Watch | None = None
 
-    def attend(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float, window: int | None
-    ) -> torch.Tensor:
+    def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         """See ``attention.Pass``.
 
         Raises:
-            NotImplementedError: the heads are not as the model's configuration says: the kernel sees memory, not shapes.
+            NotImplementedError: a tensor is of another type: the kernel sees memory.
         """
-        self._check(query, key, value)
-        if self.watch is not None:
-            self.watch(scale, window)
         query, key, value = (_rows_whole(tensor) for tensor in (query, key, value))
-        out = query.new_empty(query.shape[1], query.shape[0], query.shape[2])
+        out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
         strides = [stride for tensor in (query, key, value) for stride in tensor.stride()[:2]]
-        arguments = self.layer(layer, scale, window)
+        arguments = self.layer(call)
         arguments.query, arguments.key, arguments.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
         arguments.out = out.data_ptr()
         for name, stride in zip(_STRIDES, strides, strict=True):
@@ -110,11 +96,26 @@ class NativePass:
         self.kernel.attend(self.layout, arguments)
         return out
 
-    def layer(self, layer: int, scale: float, window: int | None) -> AttentionLayer:
-        """What the kernel needs of a layer, but for its queries, keys, values and room for what comes out."""
-        own = layer - self.pool.first_layer
-        keys, values = self.pool.keys[own].data_ptr(), self.pool.values[own].data_ptr()
-        return AttentionLayer(keys=keys, values=values, scale=scale, window=window or 0)
+    def layer(self, call: Call) -> AttentionLayer:
+        """What the kernel needs of a call, but for its queries, keys, values and room for what comes out."""
+        made = AttentionLayer(
+            keys=self.pool.keys[call.entry].data_ptr(),
+            values=self.pool.values[call.entry].data_ptr(),
+            heads=call.heads,
+            kv_heads=call.kv_heads,
+            size=call.key_size,
+            value_size=call.value_size,
+            window=call.window or 0,
+            chunk=call.chunk or 0,
+            scale=call.scale,
+            softcap=call.softcap or 0,
+        )
+        if call.sinks is not None:
+            made.sinks = call.sinks.data_ptr()
+        if call.bias is not None:
+            made.bias, made.bias_width = call.bias.table.data_ptr(), call.bias.table.shape[1]
+            made.bias_by_distance = call.bias.by_distance
+        return made
 
     def room(self, widths: tuple[int, ...]) -> list[torch.Tensor]:
         """Buffers of [rows, width] each, the same for all layers."""
@@ -122,16 +123,10 @@ class NativePass:
             self._rooms[widths] = [torch.empty(len(self.positions), width) for width in widths]
         return self._rooms[widths]
 
-    def _check(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> None:
-        _, _, kv_heads, size, _ = self.pool.keys.shape
-        rows = len(self.positions)
-        fits = query.shape == (self.kernel.heads, rows, size) and key.shape == value.shape == (kv_heads, rows, size)
-        if not fits or not query.dtype == key.dtype == value.dtype == torch.float32:
-            found = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in (query, key, value))
-            raise NotImplementedError(f"its attention is not over {self.kernel.heads} heads of {size}: {found}")
-
 
 def _rows_whole(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype != torch.float32:
+        raise NotImplementedError(f"its attention is in {tensor.dtype}")
     return tensor if tensor.stride(2) == 1 else tensor.contiguous()
 
 
@@ -142,11 +137,10 @@ def lay_out(kernel: Kernel, pool: KVPool, batch: Sequence[Rows], padding: int) -
         tables.add(rows, pool.tiles_of(rows.session_id))
     for _ in range(padding):
         tables.add(Rows(session_id="", context=0, tokens=(0,), logits=0), [pool.padding_tile])
-    _, _, kv_heads, size, _ = pool.keys.shape
-    block_rows = tables.block_rows(max(1, _BLOCK_QUERIES * kv_heads // kernel.heads))
+    block_rows = tables.block_rows(max(1, _BLOCK_QUERIES // max(call.share for call in pool.calls)))
     slots = (max(tables.own_slot) // TILE + 1) * TILE
-    queries = max(b - a for a, b in pairwise(block_rows)) * kernel.heads // kv_heads
-    per_thread = queries * (slots + 2 * size + 1)
+    most = max(b - a for a, b in pairwise(block_rows))
+    per_thread = max(most * call.share * (slots + call.key_size + call.value_size + 1) for call in pool.calls)
     arrays = [
         torch.tensor(numbers, dtype=torch.int64)
         for numbers in (
@@ -156,8 +150,7 @@ def lay_out(kernel: Kernel, pool: KVPool, batch: Sequence[Rows], padding: int) -
     ]  # fmt: skip
     threads = torch.get_num_threads()
     arrays.append(torch.empty(threads * per_thread))
-    width = pool.values.shape[-1]
-    integers = (len(tables.position), kernel.heads, kv_heads, size, width, len(block_rows) - 1, slots, per_thread, threads)
+    integers = (len(tables.position), len(block_rows) - 1, slots, per_thread, threads)
     layout = _Layout(*integers, *[array.data_ptr() for array in arrays])
     return NativePass(kernel=kernel, pool=pool, positions=arrays[3], layout=layout, held=arrays)
 

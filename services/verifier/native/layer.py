@@ -7,7 +7,7 @@ kernel computes of a trial pass is what the layer itself has computed.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.verifier.attention import Pass
+from services.verifier.attention import Call, Calls, Running, answering, asked
 from services.verifier.linears import SharedLinear
-from services.verifier.native.attention import AttentionLayer, NativePass, Watch
+from services.verifier.native.attention import AttentionLayer, NativePass
 from services.verifier.native.library import Library
 from services.verifier.native.linear import PANEL, LinearStruct, NativeLinear
 
@@ -56,18 +56,17 @@ class _Room(ctypes.Structure):
     ]
 
 
-TrialPass = Callable[[Watch], None]
+# Runs the model over a few rows, in the pass that it returns.
+TrialPass = Callable[[], Running]
 
 
 @dataclass(kw_only=True, slots=True)
 class Trial:
-    """What a layer was given in a trial pass, what it has made of it, and how it called attention."""
+    """What a layer was given in a trial pass, and what it has made of it."""
 
     given: tuple[Any, ...]
     named: dict[str, Any]
     made: torch.Tensor
-    scale: float
-    window: int | None
 
 
 class FusedLayer:
@@ -77,18 +76,19 @@ class FusedLayer:
         ValueError: the layer is of another kind; says what differs.
     """
 
-    def __init__(self, kernels: Library, layer: nn.Module, trial: Trial, heads: tuple[int, int, int]) -> None:
+    def __init__(self, kernels: Library, layer: nn.Module, calls: Calls) -> None:
         self._call = kernels.functions.outrider_layer
         self._call.restype = None
         attention, mlp = _part(layer, "self_attn"), _part(layer, "mlp")
         out, down = _linear(attention, "o_proj"), _linear(mlp, "down_proj")
         if type(getattr(mlp, "act_fn", None)).__name__ not in ("SiLU", "SiLUActivation"):
             raise ValueError("its activation is not SiLU")
-        query_heads, kv_heads, size = heads
+        call = _only_call(layer, calls)
+        query_heads, kv_heads, size = call.heads, call.kv_heads, call.key_size
         hidden, intermediate = out.out_features, down.in_features
         if size % _COLUMNS or hidden % PANEL or intermediate % _COLUMNS:
             raise ValueError(f"its sizes do not suit: hidden {hidden}, heads of {size}, intermediate {intermediate}")
-        if out.in_features != query_heads * size:
+        if out.in_features != query_heads * size or call.value_size != size:
             raise ValueError("its projections are not those of its heads")
         widths = {"q_proj": query_heads * size, "k_proj": kv_heads * size, "v_proj": kv_heads * size}
         query_key_value, projections = _parts(attention, widths)
@@ -101,51 +101,52 @@ class FusedLayer:
             *norms, query_key_value, gate_up, out.struct, down.struct, hidden, intermediate, query_heads, kv_heads, size
         )
         self._widths = (hidden, query_key_value.width, query_heads * size, gate_up.width, intermediate)
-        self._index: int = attention.layer_idx  # type: ignore[assignment]
-        self._scale, self._window, self._size = trial.scale, trial.window, size
+        self._attention, self._size = call, size
 
     def __call__(
         self,
         hidden_states: torch.Tensor,
         *,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
-        outrider_pass: Pass,
         **_ignored: object,
     ) -> torch.Tensor:
         """[1, rows, hidden size] to the same."""
-        assert isinstance(outrider_pass, NativePass)
+        running = asked()
+        assert isinstance(running, Running) and isinstance(running.laid_out, NativePass)
+        laid_out = running.laid_out
         rows = hidden_states.shape[1]
         given = hidden_states.contiguous()
         cosine, sine = (table.contiguous() for table in position_embeddings)
         if cosine.shape != (1, rows, self._size) or not given.dtype == cosine.dtype == sine.dtype == torch.float32:
             raise NotImplementedError(f"its positions are rotated in {tuple(cosine.shape)}, {cosine.dtype}")
         made = torch.empty_like(given)
-        room = outrider_pass.room(self._widths)
+        room = laid_out.room(self._widths)
         pointers = _Room(cosine.data_ptr(), sine.data_ptr(), *[buffer.data_ptr() for buffer in room])
-        attention: AttentionLayer = outrider_pass.layer(self._index, self._scale, self._window)
+        attention: AttentionLayer = laid_out.layer(self._attention)
         layer, by = self._layer, ctypes.byref
         self._call(
-            by(layer), by(outrider_pass.layout), by(attention), by(pointers), ctypes.c_int64(rows),
+            by(layer), by(laid_out.layout), by(attention), by(pointers), ctypes.c_int64(rows),
             ctypes.c_void_p(given.data_ptr()), ctypes.c_void_p(made.data_ptr()),
         )  # fmt: skip
         return made
 
 
-def fuse(kernels: Library, layers: nn.ModuleList, trial_pass: TrialPass, heads: tuple[int, int, int]) -> tuple[int, str]:
+def fuse(kernels: Library, layers: nn.ModuleList, trial_pass: TrialPass, calls: Calls) -> tuple[int, str]:
     """Let the kernel compute the layers that it can.
 
     Args:
-        trial_pass: runs the model over a few rows, and tells how its layers call attention.
-        heads: query heads, key-value heads, and their size.
+        calls: how the layers call attention.
 
     Returns:
         How many layers it computes, and why it does not compute the first of the others.
     """
     reason = ""
     done = 0
-    for layer, trial in zip(layers, _watched(layers, trial_pass), strict=True):
+    trials, running = _watched(layers, trial_pass)
+    for layer, trial in zip(layers, trials, strict=True):
         try:
-            fused = _tried(kernels, layer, trial, heads)
+            with answering(running):
+                fused = _tried(kernels, layer, trial, calls)
         except (ValueError, NotImplementedError) as error:
             reason = reason or str(error)
             continue
@@ -154,13 +155,12 @@ def fuse(kernels: Library, layers: nn.ModuleList, trial_pass: TrialPass, heads: 
     return done, reason
 
 
-def _tried(kernels: Library, layer: nn.Module, trial: Trial | None, heads: tuple[int, int, int]) -> FusedLayer:
+def _tried(kernels: Library, layer: nn.Module, trial: Trial | None, calls: Calls) -> FusedLayer:
     if trial is None:
-        raise ValueError("it calls attention otherwise than once")
-    needed = {"position_embeddings", "outrider_pass"}
-    if len(trial.given) != 1 or not needed <= trial.named.keys() <= needed | _IGNORED:
+        raise ValueError("it makes more than hidden states")
+    if len(trial.given) != 1 or not {"position_embeddings"} <= trial.named.keys() <= {"position_embeddings"} | _IGNORED:
         raise ValueError(f"it is given {', '.join(trial.named)}")
-    fused = FusedLayer(kernels, layer, trial, heads)
+    fused = FusedLayer(kernels, layer, calls)
     made = fused(*trial.given, **trial.named)
     difference = float((made - trial.made).abs().max() / trial.made.abs().max())
     if not difference <= _TOLERANCE:
@@ -168,32 +168,36 @@ def _tried(kernels: Library, layer: nn.Module, trial: Trial | None, heads: tuple
     return fused
 
 
-def _watched(layers: nn.ModuleList, trial_pass: TrialPass) -> list[Trial | None]:
+def _watched(layers: nn.ModuleList, trial_pass: TrialPass) -> tuple[Sequence[Trial | None], Running]:
     """What each layer is given and makes in a trial pass."""
     trials: dict[int, Trial] = {}
     hooks = []
-    calls: list[tuple[float, int | None]] = []
 
     def note(number: int) -> Callable[..., None]:
         def hook(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], made: object) -> None:
-            nonlocal calls
-            if len(calls) == 1 and isinstance(made, torch.Tensor):
-                scale, window = calls[0]
+            if isinstance(made, torch.Tensor):
                 # Later layers may overwrite what they were given.
                 kept = tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in given)
-                trials[number] = Trial(given=kept, named=named, made=made.clone(), scale=scale, window=window)
-            calls = []
+                trials[number] = Trial(given=kept, named=named, made=made.clone())
 
         return hook
 
     for number, layer in enumerate(layers):
         hooks.append(layer.register_forward_hook(note(number), with_kwargs=True))
     try:
-        trial_pass(lambda scale, window: calls.append((scale, window)))
+        running = trial_pass()
     finally:
         for hook in hooks:
             hook.remove()
-    return [trials.get(number) for number in range(len(layers))]
+    return [trials.get(number) for number in range(len(layers))], running
+
+
+def _only_call(layer: nn.Module, calls: Calls) -> Call:
+    """The layer's one attention call, from where such layers have it."""
+    own = [call for module in layer.modules() for call in calls.get(module, ())]
+    if len(own) != 1 or calls.get(_part(layer, "self_attn")) != tuple(own):
+        raise ValueError("it calls attention otherwise than once")
+    return own[0]
 
 
 def _part(module: nn.Module, name: str) -> nn.Module:

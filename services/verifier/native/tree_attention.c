@@ -44,16 +44,30 @@ static void multiply(int64_t count, const float *a, int64_t lda, const float *co
     }
 }
 
-/* Scores of a row under one head, by slot, become weights, by position; what it does not see gets 0. Returns their sum.
+/* cap * tanh(score / cap). */
+static void cap_scores(float cap, float *scores, int64_t begin, int64_t end) {
+    for (int64_t p = begin; p < end; p += LANES) {
+        /* Beyond it the tangent is 1. */
+        const vec twice = -larger(load(scores + p) * (-2.0f / cap), spread(-80.0f));
+        keep(scores + p, (spread(1.0f) - 2.0f / (exponential(twice) + 1.0f)) * cap);
+    }
+}
+
+/* Scores of a row under one query head, by slot, become weights, by position; what it does not see gets 0. Returns their sum.
  * All run over [begin, end), multiples of TILE; the row sees [from, position]. */
-static float weigh(float *scores, int64_t begin, int64_t from, int64_t position, int64_t end, int64_t straight,
-                   const int64_t *path) {
+static float weigh(const struct layer *layer, int64_t head, float *scores, int64_t begin, int64_t from, int64_t position,
+                   int64_t end, int64_t straight, const int64_t *path) {
     float moved[LONGEST_PATH];
     for (int64_t p = straight; p <= position; p++) moved[p - straight] = scores[path[p - straight]];
     for (int64_t p = straight; p <= position; p++) scores[p] = moved[p - straight];
+    if (layer->softcap != 0) cap_scores(layer->softcap, scores, begin, end);
+    if (layer->bias) {
+        const float *bias = layer->bias + head * layer->bias_width;
+        for (int64_t p = from; p <= position; p++) scores[p] += bias[layer->bias_by_distance ? position - p : p];
+    }
     for (int64_t p = begin; p < from; p++) scores[p] = -__builtin_inff();
     for (int64_t p = position + 1; p < end; p++) scores[p] = -__builtin_inff();
-    float top = scores[from];
+    float top = layer->sinks ? layer->sinks[head] : scores[from];
     for (int64_t p = from; p <= position; p++) top = scores[p] > top ? scores[p] : top;
     vec sums[COLUMN_VECS] = {0};
     for (int64_t p = begin; p < end; p += COLUMNS)
@@ -62,22 +76,26 @@ static float weigh(float *scores, int64_t begin, int64_t from, int64_t position,
             keep(scores + p + v * LANES, weights);
             sums[v] += weights;
         }
-    return sum_of_columns(sums);
+    const float sum = sum_of_columns(sums);
+    return layer->sinks ? sum + exponential(spread(layer->sinks[head] - top))[0] : sum;
 }
 
 static void store(const struct layout *pass, const struct layer *layer, int64_t row, int64_t head) {
-    int64_t slot = pass->own_slot[row], size = pass->size;
-    int64_t tile = pass->tiles[pass->row_tiles[row] + slot / TILE] * pass->kv_heads + head;
+    int64_t slot = pass->own_slot[row], size = layer->size;
+    int64_t tile = pass->tiles[pass->row_tiles[row] + slot / TILE] * layer->kv_heads + head;
     const float *key = layer->key + head * layer->key_head + row * layer->key_row;
     const float *value = layer->value + head * layer->value_head + row * layer->value_row;
     float *column = layer->keys + tile * size * TILE + slot % TILE;
     for (int64_t d = 0; d < size; d++) column[d * TILE] = key[d];
-    memcpy(layer->values + (tile * TILE + slot % TILE) * pass->value_width, value, (size_t)size * sizeof(float));
+    memcpy(layer->values + (tile * TILE + slot % TILE) * (layer->value_size + 1), value,
+           (size_t)layer->value_size * sizeof(float));
 }
 
 /* First position that a row sees. */
 static int64_t first_seen(const struct layer *layer, int64_t position) {
-    return layer->window && position >= layer->window ? position - layer->window + 1 : 0;
+    int64_t first = layer->chunk ? position - position % layer->chunk : 0;
+    if (layer->window && position - layer->window >= first) first = position - layer->window + 1;
+    return first;
 }
 
 /* A block's share of the scratch memory, all of it by query: a row under one head. */
@@ -91,13 +109,13 @@ static struct block open_block(const struct layout *pass, const struct layer *la
                                float *scratch) {
     struct block block = {.first = pass->block_rows[number], .begin = INT64_MAX, .scores = scratch};
     block.count = pass->block_rows[number + 1] - block.first;
-    block.share = pass->heads / pass->kv_heads;
+    block.share = layer->heads / layer->kv_heads;
     block.queries = block.count * block.share;
     block.tiles = pass->tiles + pass->row_tiles[block.first];
     block.query = block.scores + block.queries * pass->slots;
-    block.sums = block.query + block.queries * pass->size;
-    block.totals = block.sums + block.queries * pass->size;
-    memset(block.sums, 0, (size_t)(block.queries * pass->size) * sizeof(float));
+    block.sums = block.query + block.queries * layer->size;
+    block.totals = block.sums + block.queries * layer->value_size;
+    memset(block.sums, 0, (size_t)(block.queries * layer->value_size) * sizeof(float));
     for (int64_t r = 0; r < block.count; r++) {
         int64_t row = block.first + r, begin = first_seen(layer, pass->position[row]) / TILE;
         int64_t end = pass->own_slot[row] / TILE + 1;
@@ -105,8 +123,8 @@ static struct block open_block(const struct layout *pass, const struct layer *la
         if (end > block.end) block.end = end;
         for (int64_t h = 0; h < block.share; h++) {
             const float *own = layer->query + (head * block.share + h) * layer->query_head + row * layer->query_row;
-            float *scaled = block.query + (r * block.share + h) * pass->size;
-            for (int64_t d = 0; d < pass->size; d++) scaled[d] = own[d] * layer->scale;
+            float *scaled = block.query + (r * block.share + h) * layer->size;
+            for (int64_t d = 0; d < layer->size; d++) scaled[d] = own[d] * layer->scale;
         }
     }
     return block;
@@ -117,12 +135,13 @@ static int value_lines(const struct layout *pass, const struct layer *layer, con
                        int64_t head, int64_t tile, const float **lines) {
     int64_t position = pass->position[row], straight = pass->straight[row], begin = tile * TILE, end = begin + TILE;
     const int64_t *path = pass->path + pass->row_path[row];
-    const float *values = layer->values + (block->tiles[tile] * pass->kv_heads + head) * TILE * pass->value_width;
-    for (int64_t p = 0; p < TILE; p++) lines[p] = values + p * pass->value_width;
+    const int64_t width = layer->value_size + 1;
+    const float *values = layer->values + (block->tiles[tile] * layer->kv_heads + head) * TILE * width;
+    for (int64_t p = 0; p < TILE; p++) lines[p] = values + p * width;
     if (position < straight || end <= straight) return 0;
     for (int64_t p = straight > begin ? straight : begin; p < end && p <= position; p++) {
-        int64_t slot = path[p - straight], at = block->tiles[slot / TILE] * pass->kv_heads + head;
-        lines[p - begin] = layer->values + (at * TILE + slot % TILE) * pass->value_width;
+        int64_t slot = path[p - straight], at = block->tiles[slot / TILE] * layer->kv_heads + head;
+        lines[p - begin] = layer->values + (at * TILE + slot % TILE) * width;
     }
     return 1;
 }
@@ -130,19 +149,20 @@ static int value_lines(const struct layout *pass, const struct layer *layer, con
 /* A block's rows under the query heads that share the key-value head `head`. */
 static void attend_block(const struct layout *pass, const struct layer *layer, int64_t number, int64_t head, float *scratch) {
     const struct block block = open_block(pass, layer, number, head, scratch);
-    const int64_t size = pass->size, slots = pass->slots, share = block.share;
+    const int64_t size = layer->size, width = layer->value_size, slots = pass->slots, share = block.share;
     const float *lines[LARGEST_HEAD];
     for (int64_t tile = block.begin; tile < block.end; tile++) {
         float *scores = block.scores + tile * TILE;
         for (int64_t d = 0; d < size; d++)
-            lines[d] = layer->keys + ((block.tiles[tile] * pass->kv_heads + head) * size + d) * TILE;
+            lines[d] = layer->keys + ((block.tiles[tile] * layer->kv_heads + head) * size + d) * TILE;
         for (int64_t q = 0; q < block.queries; q++) memset(scores + q * slots, 0, TILE * sizeof(float));
         multiply(block.queries, block.query, size, lines, size, scores, slots, TILE);
     }
     for (int64_t q = 0; q < block.queries; q++) {
         int64_t row = block.first + q / share, position = pass->position[row];
-        block.totals[q] = weigh(block.scores + q * slots, block.begin * TILE, first_seen(layer, position), position,
-                                block.end * TILE, pass->straight[row], pass->path + pass->row_path[row]);
+        block.totals[q] = weigh(layer, head * share + q % share, block.scores + q * slots, block.begin * TILE,
+                                first_seen(layer, position), position, block.end * TILE, pass->straight[row],
+                                pass->path + pass->row_path[row]);
     }
     for (int64_t tile = block.begin; tile < block.end; tile++) {
         /* Rows whose values lie straight share a product. */
@@ -152,12 +172,12 @@ static void attend_block(const struct layout *pass, const struct layer *layer, i
             for (rows = 1; !moved && r + rows < block.count; rows++)
                 if (value_lines(pass, layer, &block, block.first + r + rows, head, tile, others)) break;
             multiply(rows * share, block.scores + r * share * slots + tile * TILE, slots, lines, TILE,
-                     block.sums + r * share * size, size, size);
+                     block.sums + r * share * width, width, width);
         }
     }
     for (int64_t q = 0; q < block.queries; q++) {
-        float *out = layer->out + ((block.first + q / share) * pass->heads + head * share + q % share) * size;
-        for (int64_t d = 0; d < size; d++) out[d] = block.sums[q * size + d] / block.totals[q];
+        float *out = layer->out + ((block.first + q / share) * layer->heads + head * share + q % share) * width;
+        for (int64_t d = 0; d < width; d++) out[d] = block.sums[q * width + d] / block.totals[q];
     }
 }
 
@@ -166,11 +186,11 @@ void outrider_attend(const struct layout *pass, const struct layer *layer) {
     {
 #pragma omp for collapse(2)
         for (int64_t row = 0; row < pass->rows; row++)
-            for (int64_t head = 0; head < pass->kv_heads; head++) store(pass, layer, row, head);
+            for (int64_t head = 0; head < layer->kv_heads; head++) store(pass, layer, row, head);
         float *scratch = pass->scratch + omp_get_thread_num() * pass->scratch_per_thread;
 #pragma omp for collapse(2) schedule(dynamic)
         for (int64_t block = 0; block < pass->blocks; block++)
-            for (int64_t head = 0; head < pass->kv_heads; head++) attend_block(pass, layer, block, head, scratch);
+            for (int64_t head = 0; head < layer->kv_heads; head++) attend_block(pass, layer, block, head, scratch);
     }
 }
 

@@ -5,7 +5,7 @@
 
 /* What all layers of a pass share; mirrored by attention.py. Rows of one request are neighbours; a block is some of them. */
 struct layout {
-    int64_t rows, heads, kv_heads, size, value_width, blocks, slots, scratch_per_thread, threads;
+    int64_t rows, blocks, slots, scratch_per_thread, threads;
     const int64_t *tiles;       /* tile numbers of all requests, one request after the other */
     const int64_t *row_tiles;   /* [rows] where the row's request begins in tiles */
     const int64_t *own_slot;    /* [rows] where the row's own key goes */
@@ -17,15 +17,20 @@ struct layout {
     float *scratch;             /* [threads, scratch_per_thread] */
 };
 
-/* One layer's tensors: query [heads, rows, size], key and value [kv heads, rows, size], by strides; out [rows, heads, size]. */
+/* One layer's tensors: query [heads, rows, size], key [kv heads, rows, size], value [kv heads, rows, value_size], by strides;
+ * out [rows, heads, value_size]. */
 struct layer {
     const float *query, *key, *value;
     int64_t query_head, query_row, key_head, key_row, value_head, value_row;
     float *keys;   /* [tiles, kv heads, size, TILE] */
-    float *values; /* [tiles, kv heads, TILE, value_width] */
+    float *values; /* [tiles, kv heads, TILE, value_size + 1] */
     float *out;
-    float scale;
-    int64_t window; /* 0: none */
+    const float *sinks; /* [heads], or none: scores of a key without a value */
+    const float *bias;  /* [heads, bias_width], or none: added to scores, by the key's position or the distance to it */
+    int64_t bias_width, bias_by_distance;
+    int64_t heads, kv_heads, size, value_size;
+    int64_t window, chunk; /* 0: none */
+    float scale, softcap;  /* softcap 0: none */
 };
 
 /* Store the rows' keys and values, then let every row attend. */
