@@ -197,7 +197,7 @@ def _difference(
 ) -> str:
     """What is served otherwise than it should be; empty: nothing."""
     if not bool(expected.isfinite().all()):
-        return "its own results are not finite numbers"
+        return "its logits are no numbers: config.json or its weights are damaged"
     least, right = _LEAST[part.dtype], _RIGHT[part.dtype]
     allowed: torch.Tensor | None = None
     for piece, rows in served:
