@@ -32,8 +32,8 @@ from services.router.service import RouterService
 from services.verifier.service import VerifierService
 from speculation.messages import ChatMessage, ClientRequest, DraftingCall, DraftingReply, TextChunk
 from speculation.ports import DraftReceiver
+from speculation.requests import RequestedSampling
 from speculation.stats import LoopStats
-from speculation.types import SamplingParams
 
 PLAIN, STRATEGY = "autoregressive", "blend"
 
@@ -95,8 +95,7 @@ async def measure(router: RouterService, stats: LoopStats, strategy: str, tokens
     for prompt in prompts:
         request = ClientRequest(
             input=(ChatMessage(role="user", content=prompt.turns[0]),),
-            sampling=SamplingParams(max_tokens=tokens),
-            max_tokens_given=True,
+            sampling=RequestedSampling(temperature=0, max_tokens=tokens, ignore_generation_config=True),
             strategy=strategy,
         )
         found = [

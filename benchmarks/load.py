@@ -38,7 +38,7 @@ from services.router.strategies import STRATEGIES
 from services.router.tokens import Tokens
 from speculation.errors import OutriderError
 from speculation.messages import ClientRequest, TextChunk
-from speculation.types import SamplingParams
+from speculation.requests import RequestedSampling
 
 STREAMS = 4
 # The table needs so much, whatever the terminal has.
@@ -122,8 +122,10 @@ async def beside_a_long_prompt(settings: Settings, model: ResolvedModel, length:
     async with build.in_process(settings, model) as pipeline:
 
         async def stream(prompt: tuple[int, ...], tokens: int, into: list[float]) -> None:
-            params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=0)
-            request = ClientRequest(input=prompt, sampling=params, seed_given=True, strategy=PLAIN)
+            params = RequestedSampling(
+                temperature=0, max_tokens=tokens, ignore_eos=True, seed=0, ignore_generation_config=True
+            )
+            request = ClientRequest(input=prompt, sampling=params, strategy=PLAIN)
             async for event in pipeline.router.generate(request):
                 if isinstance(event, TextChunk) and event.token_ids:
                     into.append(time.perf_counter())

@@ -43,7 +43,13 @@ def measure(client: outrider.Client, probe: Probe, strategy: str, tokens: int) -
     before, steps_before = probe()
     start = time.perf_counter()
     for prompt in PROMPTS:
-        client.generate(messages=[{"role": "user", "content": prompt}], strategy=strategy, max_tokens=tokens)
+        client.generate(
+            messages=[{"role": "user", "content": prompt}],
+            strategy=strategy,
+            temperature=0,
+            max_tokens=tokens,
+            ignore_generation_config=True,
+        )
     seen = time.perf_counter() - start
     after, steps_after = probe()
     steps = steps_after - steps_before

@@ -237,6 +237,8 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
             enable_prefix_caching=verifier.enable_prefix_caching,
             stages=verifier.stages,
             stage_host=verifier.stage_host,
+            generation_config=verifier.generation_config,
+            override_generation_config=verifier.override_generation_config,
         ),
         loop=LoopConfig(
             max_num_seqs=verifier.max_num_seqs,

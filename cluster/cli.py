@@ -65,8 +65,10 @@ Tls = Annotated[bool, typer.Option("--tls", help="The server speaks TLS.")]
 TlsRoot = Annotated[Path | None, typer.Option("--tls-root", help="PEM file that replaces the system's root certificates.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the components' logs.")]
 Strategy = Annotated[str | None, typer.Option(help=f"One of {', '.join(STRATEGIES)}. Default: the server's.")]
-MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate. Default: 256.")]
-Temperature = Annotated[float | None, typer.Option(help="0 (default): always the likeliest token; larger is more random.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate. Default: the model's, or 256.")]
+Temperature = Annotated[
+    float | None, typer.Option(help="0: always the likeliest token; larger is more random. Default: the model's, or 0.")
+]
 Seed = Annotated[
     int | None, typer.Option(help="The same seed gives the same answer. Default: drawn, and printed with --json.")
 ]
@@ -191,6 +193,9 @@ def models(
     api_key: ApiKey = None,
     tls: Tls = False,
     tls_root: TlsRoot = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also what each model's generation_config.json says.")
+    ] = False,
 ) -> None:
     """List the models that a server serves, and those that lie on this machine."""
     import outrider
@@ -206,7 +211,7 @@ def models(
             if address is not None:
                 raise
             served = []
-    print_models(where, served, loaded)
+    print_models(where, served, loaded, verbose=verbose)
 
 
 @app.command()

@@ -93,6 +93,14 @@ class VerifierSettings(Placed):
     )
     stages: int = Field(_TARGET.stages, ge=1, description="processes that the model's layers are split over")
     stage_host: str = Field(_TARGET.stage_host, description="address of the interface on which the stages find each other")
+    generation_config: str = Field(
+        _TARGET.generation_config,
+        description="auto: the model's generation_config.json gives requests the defaults that they leave open, and what "
+        "else it does to logits is done; none: only its end-of-text tokens count; or a folder that has another such file",
+    )
+    override_generation_config: dict[str, Any] = Field(
+        default_factory=dict, description="fields that count instead of that file's, such as {temperature: 0.7, min_p: null}"
+    )
     max_num_seqs: int = Field(_LOOP.max_num_seqs, ge=1)
     max_waiting: int = Field(_LOOP.max_waiting, ge=0)
     max_batched_tokens: int = Field(_LOOP.max_batched_tokens, ge=1)

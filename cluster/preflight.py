@@ -14,6 +14,7 @@ from pathlib import Path
 from cluster import build, host, model_files
 from cluster.config import Settings
 from cluster.models import BUILT_IN, ResolvedModel
+from services.generation_config import GenerationConfig, read_generation_config
 from services.links.config import check_server
 from services.machine import free_memory
 from services.model_folder import reading
@@ -132,6 +133,7 @@ def _check_model(settings: Settings, folder: Path, *, here: bool) -> tuple[str, 
         build.check_stages(verifier.stages, folder)
         model_files.check_lengths(verifier, config)
         weights = model_files.count_weights(check_weights(folder, config))
+    generation_config(settings, folder)
     # Not all can be had from its file alone; the others are left to the router.
     open_file(folder)
     _check_index(settings, folder)
@@ -154,3 +156,24 @@ def _check_index(settings: Settings, model: Path | None) -> None:
         from retrieval_index.manifest import read_manifest
 
         read_manifest(settings.retrieval.index)
+
+
+def generation_config(settings: Settings, folder: Path | None = None) -> GenerationConfig | None:
+    """What the model's generation config will do; None where the model is not at hand.
+
+    Raises:
+        ConfigurationError: it cannot be read, or asks for what cannot be honoured.
+    """
+    folder = folder or model_folder(settings)
+    if folder is None:
+        return None
+    content = build.read_model_config(folder)
+    text = content.get("text_config", content)
+    vocabulary = text.get("vocab_size") if isinstance(text, dict) else None
+    verifier = settings.verifier
+    return read_generation_config(
+        folder,
+        verifier.generation_config,
+        verifier.override_generation_config,
+        vocab_size=vocabulary if isinstance(vocabulary, int) else None,
+    )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -12,7 +14,7 @@ from cluster import build
 from cluster.config import Placed, Settings
 from cluster.model_files import cache_bytes
 from cluster.models import BUILT_IN
-from cluster.preflight import model_folder, preflight
+from cluster.preflight import generation_config, model_folder, preflight
 from cluster.ray_address import check_ray_answers, ray_is_here
 from retrieval_index.urls import without_password
 from services.machine import processor
@@ -62,6 +64,11 @@ def print_plan(settings: Settings) -> None:
         )
     if verifier.device == "cpu":
         console.print(f"kernels: {_kernels(settings)}")
+    if (found := generation_config(settings)) is not None:
+        defaults = {name: value for name, value in asdict(found.defaults).items() if value not in (None, ())}
+        _print_generation(console, settings.model, defaults, dict(found.processors.shown))
+        for note in found.notes:
+            console.print(f"note: {note}", markup=False)
     console.print(f"models are kept in {settings.cache_dir}")
     for what in unchecked:
         console.print(f"not checked: {what}")
@@ -86,8 +93,8 @@ def _kernels(settings: Settings) -> str:
     return f"{what} ({wanted}); {known['reason']}"
 
 
-def print_models(address: str, served: Sequence[outrider.Model], settings: Settings) -> None:
-    """What a server serves, and what lies on this machine."""
+def print_models(address: str, served: Sequence[outrider.Model], settings: Settings, *, verbose: bool = False) -> None:
+    """What a server serves, and what lies on this machine; ``verbose``: with what the models' generation configs say."""
     console = Console()
     if served:
         table = Table(title=f"Served at {address}", title_justify="left")
@@ -98,6 +105,8 @@ def print_models(address: str, served: Sequence[outrider.Model], settings: Setti
             strategies = ", ".join([model.default_strategy, *others])
             table.add_row(model.name, f"{model.max_model_len:,}", f"{model.vocab_size:,}", strategies)
         console.print(table)
+        for model in served if verbose else ():
+            _print_generation(console, model.name, model.defaults, model.processors)
     else:
         console.print(f"No server answers at {address}; start one with: outrider serve")
     folders = sorted((settings.cache_dir / "models").glob("*/config.json"))
@@ -105,3 +114,11 @@ def print_models(address: str, served: Sequence[outrider.Model], settings: Setti
     console.print(f"On this machine ({settings.cache_dir}): {', '.join(names) or 'none yet'}")
     if BUILT_IN not in names:
         console.print(f"{BUILT_IN} is fetched from PyPI when it is first used.")
+
+
+def _print_generation(console: Console, name: str, defaults: Mapping[str, Any], processors: Mapping[str, str]) -> None:
+    """What a model's generation config does."""
+    said = ", ".join(f"{field} {json.dumps(value)}" for field, value in defaults.items())
+    console.print(f"{name}: requests that leave it open get {said or 'what holds for all models'}", markup=False)
+    for field, value in processors.items():
+        console.print(f"{name}: logits pass through {field} {value}", markup=False)

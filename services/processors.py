@@ -1,58 +1,134 @@
-"""Sampling parameters as one function on logits, built from transformers' own logits processors.
+"""Sampling parameters and a model's own processors as one function on logits, built from transformers' own.
 
-Order as in transformers' ``generate``: bias, penalties, minimum length, temperature, top-k, top-p, min-p.
+Order as in transformers' ``generate``. What requests can ask for and ``generate`` cannot stands beside its nearest kin: a
+bias of tokens before one of sequences, counted penalties behind the one for repetition.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
 from transformers import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    EncoderRepetitionPenaltyLogitsProcessor,
+    EpsilonLogitsWarper,
+    EtaLogitsWarper,
+    ExponentialDecayLengthPenalty,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
     LogitsProcessorList,
     MinPLogitsWarper,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
     TemperatureLogitsWarper,
+    TopHLogitsWarper,
     TopKLogitsWarper,
     TopPLogitsWarper,
+    TypicalLogitsWarper,
 )
 
+from services.generation_config import ModelProcessors
 from speculation.choose import LogitsPipeline
 from speculation.types import SamplingParams
 
 _Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+_NONE = ModelProcessors()
+# Logarithm of what a logit may be multiplied by: a float32 holds the product.
+_MOST_DECAY = 60.0
 
 
-def build_pipeline(params: SamplingParams, *, prompt_length: int, stop_ids: frozenset[int]) -> LogitsPipeline | None:
+def build_pipeline(
+    params: SamplingParams, *, prompt_length: int, stop_ids: frozenset[int], model: ModelProcessors = _NONE
+) -> LogitsPipeline | None:
     """The pipeline of ``params``; None where it would change nothing.
 
     Args:
         stop_ids: tokens that ``min_tokens`` keeps from being chosen.
+        model: what the model's generation config adds, unless the request ignores it.
     """
+    if params.ignore_generation_config:
+        model = _NONE
+    steps = [
+        *_penalties(params, model, prompt_length),
+        *_bounds(params, model, prompt_length, stop_ids),
+        *(_warpers(params, model) if params.temperature > 0 else ()),
+    ]
+    if model.renormalize_logits:
+        steps.append(LogitNormalization())
+    return _Pipeline(steps) if steps else None
+
+
+def _penalties(params: SamplingParams, model: ModelProcessors, prompt_length: int) -> list[_Step]:
+    """What depends on which tokens there are."""
     steps: list[_Step] = []
     if params.logit_bias:
         steps.append(_LogitBias(params))
+    if model.sequence_bias:
+        steps.append(SequenceBiasLogitsProcessor([[list(ids), bias] for ids, bias in model.sequence_bias]))
+    if (penalty := model.encoder_repetition_penalty) != 1:
+        steps.append(_OfPrompt(lambda prompt: EncoderRepetitionPenaltyLogitsProcessor(penalty, prompt), prompt_length))
     if params.repetition_penalty != 1:
         steps.append(RepetitionPenaltyLogitsProcessor(params.repetition_penalty))
     if params.presence_penalty or params.frequency_penalty:
         steps.append(_CountPenalty(params, prompt_length))
+    if model.no_repeat_ngram_size:
+        steps.append(NoRepeatNGramLogitsProcessor(model.no_repeat_ngram_size))
+    if size := model.encoder_no_repeat_ngram_size:
+        steps.append(_OfPrompt(lambda prompt: EncoderNoRepeatNGramLogitsProcessor(size, prompt), prompt_length))
+    # An end-of-text token alone is no bad word.
+    if bad := [list(ids) for ids in model.bad_words_ids if len(ids) > 1 or ids[0] not in model.eos_token_ids]:
+        steps.append(NoBadWordsLogitsProcessor(bad))
+    return steps
+
+
+def _bounds(params: SamplingParams, model: ModelProcessors, prompt_length: int, stop_ids: frozenset[int]) -> list[_Step]:
+    """What depends on how long the answer is."""
+    steps: list[_Step] = []
     if params.min_tokens:
         steps.append(_MinTokens(params.min_tokens, prompt_length, stop_ids))
-    if params.temperature > 0:
-        steps += _warpers(params)
-    return _Pipeline(steps) if steps else None
+    if model.forced_bos_token_id is not None:
+        steps.append(ForcedBOSTokenLogitsProcessor(model.forced_bos_token_id))
+    if model.forced_eos_token_id:
+        steps.append(ForcedEOSTokenLogitsProcessor(prompt_length + params.max_tokens, list(model.forced_eos_token_id)))
+    if model.remove_invalid_values:
+        steps.append(InfNanRemoveLogitsProcessor())
+    # An answer that does not end at its end-of-text tokens is not led to them.
+    if model.exponential_decay_length_penalty is not None and not params.ignore_eos:
+        steps.append(_Decay(model.exponential_decay_length_penalty, model.eos_token_ids, prompt_length))
+    if model.suppress_tokens:
+        steps.append(SuppressTokensLogitsProcessor(model.suppress_tokens))
+    if model.begin_suppress_tokens:
+        begin = prompt_length + (1 if prompt_length == 1 and model.forced_bos_token_id is not None else 0)
+        steps.append(SuppressTokensAtBeginLogitsProcessor(model.begin_suppress_tokens, begin))
+    return steps
 
 
-def _warpers(params: SamplingParams) -> list[_Step]:
+def _warpers(params: SamplingParams, model: ModelProcessors) -> list[_Step]:
     steps: list[_Step] = []
     if params.temperature != 1:
         steps.append(TemperatureLogitsWarper(params.temperature))
+    if model.top_h is not None:
+        steps.append(TopHLogitsWarper(model.top_h))
     if params.top_k:
         steps.append(TopKLogitsWarper(params.top_k))
     if params.top_p < 1:
         steps.append(TopPLogitsWarper(params.top_p))
     if params.min_p:
         steps.append(MinPLogitsWarper(params.min_p))
+    if model.typical_p < 1:
+        steps.append(TypicalLogitsWarper(model.typical_p))
+    if 0 < model.epsilon_cutoff < 1:
+        steps.append(EpsilonLogitsWarper(model.epsilon_cutoff))
+    if 0 < model.eta_cutoff < 1:
+        steps.append(EtaLogitsWarper(model.eta_cutoff))
     return steps
 
 
@@ -66,6 +142,34 @@ class _Pipeline:
         input_ids = torch.tensor([history], dtype=torch.long)
         processed: torch.Tensor = self._steps(input_ids, logits[None].float())
         return processed[0]
+
+
+class _OfPrompt:
+    """A step made from the prompt, when it is first seen: a request's prompt does not change."""
+
+    def __init__(self, make: Callable[[torch.Tensor], _Step], prompt_length: int) -> None:
+        self._make = make
+        self._prompt_length = prompt_length
+        self._step: _Step | None = None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        if self._step is None:
+            self._step = self._make(input_ids[:, : self._prompt_length])
+        return self._step(input_ids, scores)
+
+
+class _Decay:
+    """transformers' penalty, which grows with the answer until a number cannot hold it: long before, nothing else counts."""
+
+    def __init__(self, decay: tuple[int, float], eos_token_ids: Sequence[int], prompt_length: int) -> None:
+        start, factor = decay
+        self._step = ExponentialDecayLengthPenalty(decay, list(eos_token_ids), prompt_length)
+        self._longest = prompt_length + start + int(_MOST_DECAY / math.log(factor)) if factor > 1 else None
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        # Of the tokens it asks nothing but how many there are.
+        processed: torch.Tensor = self._step(input_ids[:, : self._longest], scores)
+        return processed
 
 
 class _LogitBias:

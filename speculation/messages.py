@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from speculation.requests import RequestedSampling, SamplingDefaults
 from speculation.types import (
     EMPTY_TREE,
     AcceptanceRule,
@@ -30,16 +31,10 @@ class ChatMessage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientRequest:
-    """What a user asks for. ``input`` is text, a conversation or token ids.
-
-    ``seed`` and ``max_tokens`` of ``sampling`` count only where ``seed_given`` and ``max_tokens_given`` say so; the router
-    fills in the others, since it alone knows the context's length.
-    """
+    """What a user asks for. ``input`` is text, a conversation or token ids; the router fills in what is left open."""
 
     input: str | tuple[ChatMessage, ...] | tuple[int, ...]
-    sampling: SamplingParams
-    seed_given: bool = False
-    max_tokens_given: bool = False
+    sampling: RequestedSampling
     model: str | None = None
     strategy: str | None = None
     num_speculative_tokens: int | None = None
@@ -85,13 +80,18 @@ class Completion:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCard:
-    """A served model, as users see it."""
+    """A served model, as users see it.
+
+    ``defaults`` is what its requests get that do not say, ``processors`` what happens to its logits besides: name and value.
+    """
 
     name: str
     max_model_len: int
     vocab_size: int
     strategies: tuple[str, ...]
     default_strategy: str
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    processors: tuple[tuple[str, str], ...] = ()
 
 
 # --- router -> verifier -------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierCard:
-    """What a verifier serves and how busy it is."""
+    """What a verifier serves and how busy it is; ``defaults`` and ``processors`` as in ``ModelCard``."""
 
     model: str
     max_model_len: int
@@ -148,6 +148,8 @@ class VerifierCard:
     waiting: int
     free_blocks: int
     total_blocks: int
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    processors: tuple[tuple[str, str], ...] = ()
 
 
 # --- verifier -> drafter ------------------------------------------------------------------------------------------

@@ -26,6 +26,8 @@ class FinishReason(enum.Enum):
 class SamplingParams:
     """How the target chooses its tokens. The same under every strategy.
 
+    ``ignore_generation_config``: the model's own processors of logits do not count (services/generation_config.py).
+
     Raises:
         InvalidArgument: a value is outside its range; names the field.
     """
@@ -45,6 +47,7 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
+    ignore_generation_config: bool = False
 
     def __post_init__(self) -> None:
         if self.temperature != 0:

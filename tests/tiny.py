@@ -20,8 +20,8 @@ _TEMPLATE = (
 )
 
 
-def make_tiny_model(folder: Path, **overrides: object) -> Path:
-    """Write a two-layer Llama with grouped attention and a byte-level tokeniser to ``folder``."""
+def make_tiny_tokenizer(folder: Path) -> int:
+    """Write a byte-level tokeniser to ``folder``; returns the size of its vocabulary."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -33,9 +33,16 @@ def make_tiny_model(folder: Path, **overrides: object) -> Path:
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>", pad_token="<|end|>")
     fast.chat_template = _TEMPLATE
     fast.save_pretrained(folder)
+    size: int = tokenizer.get_vocab_size()
+    return size
+
+
+def make_tiny_model(folder: Path, **overrides: object) -> Path:
+    """Write a two-layer Llama with grouped attention and a byte-level tokeniser to ``folder``."""
+    vocab_size = make_tiny_tokenizer(folder)
     torch.manual_seed(0)
     settings: dict[str, object] = {
-        "vocab_size": tokenizer.get_vocab_size(),
+        "vocab_size": vocab_size,
         "hidden_size": 64,
         "intermediate_size": 128,
         "num_hidden_layers": 2,

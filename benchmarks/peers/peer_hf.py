@@ -52,6 +52,8 @@ class Peer:
         eos = self._model.generation_config.eos_token_id
         self._eos: set[int] = set(eos if isinstance(eos, list) else [eos] if eos is not None else [])
         self._pad = min(self._eos, default=0)
+        # What a request leaves open, ``generate`` takes from here.
+        self._model.generation_config = GenerationConfig()
 
     def versions(self) -> dict[str, str]:
         """What runs."""

@@ -16,7 +16,7 @@ from cluster import build, on_ray
 from cluster.config import ServerSettings, Settings
 from cluster.models import ResolvedModel
 from speculation.messages import ClientRequest, Completion, TextChunk
-from speculation.types import SamplingParams
+from speculation.requests import RequestedSampling
 
 Counts = dict[str, Any]
 
@@ -114,10 +114,14 @@ class _InProcess:
     async def answer(
         self, strategy: str, request: Counts, load: Counts
     ) -> AsyncIterator[tuple[tuple[int, ...], Counts | None]]:
-        sampling = SamplingParams(temperature=load["temperature"], max_tokens=load["max_tokens"], seed=request["seed"])
-        message = ClientRequest(
-            input=tuple(request["prompt"]), sampling=sampling, seed_given=True, strategy=strategy, tenant=load["tenant"]
+        # What was asked for and nothing else, whatever the model's own file says.
+        sampling = RequestedSampling(
+            temperature=load["temperature"],
+            max_tokens=load["max_tokens"],
+            seed=request["seed"],
+            ignore_generation_config=True,
         )
+        message = ClientRequest(input=tuple(request["prompt"]), sampling=sampling, strategy=strategy, tenant=load["tenant"])
         async for event in self._pipeline.router.generate(message):
             if isinstance(event, TextChunk):
                 yield event.token_ids, None
@@ -148,6 +152,7 @@ class _OnRay:
             "seed": request["seed"],
             "temperature": load["temperature"],
             "max_tokens": load["max_tokens"],
+            "ignore_generation_config": True,
         }
         async with self._client.stream(token_ids=request["prompt"], **options) as stream:
             async for chunk in stream:

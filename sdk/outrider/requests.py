@@ -30,7 +30,8 @@ class Options(TypedDict, total=False):
     """What ``generate`` and ``stream`` take besides their input. An option that is left out takes the server's default.
 
     ``model``: name of a served model. ``strategy``, ``num_speculative_tokens`` and ``acceptance`` ("walk" or "rejection")
-    say how the answer is sped up. ``logprobs``: so many likeliest tokens at each position. All others are as in vLLM.
+    say how the answer is sped up. ``logprobs``: so many likeliest tokens at each position. ``ignore_generation_config``:
+    take nothing of the model's generation_config.json but its end-of-text tokens. All others are as in vLLM.
     """
 
     model: str | None
@@ -52,6 +53,7 @@ class Options(TypedDict, total=False):
     frequency_penalty: float | None
     logit_bias: Mapping[int, float] | None
     logprobs: int | None
+    ignore_generation_config: bool | None
 
 
 _SPECULATION = ("strategy", "num_speculative_tokens", "acceptance")
@@ -205,6 +207,13 @@ def read_models(wire: pb.ListModelsResponse) -> list[Model]:
             vocab_size=model.vocab_size,
             strategies=tuple(model.strategies),
             default_strategy=model.default_strategy,
+            defaults=_read_defaults(model.defaults),
+            processors={processor.name: processor.value for processor in model.processors},
         )
         for model in wire.models
     ]
+
+
+def _read_defaults(wire: pb.SamplingDefaults) -> dict[str, Any]:
+    """What is set, by name."""
+    return {field.name: tuple(value) if field.is_repeated else value for field, value in wire.ListFields()}

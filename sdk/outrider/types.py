@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -85,10 +87,17 @@ class Generation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Model:
-    """A served model."""
+    """A served model.
+
+    ``defaults``: what requests get that leave an option open, from the model's generation_config.json (``max_length`` and
+    ``min_length`` count the prompt as well). ``processors``: what else that file does to logits, value by name, as JSON.
+    A request that says ``ignore_generation_config`` gets neither.
+    """
 
     name: str
     max_model_len: int
     vocab_size: int
     strategies: tuple[str, ...]
     default_strategy: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    processors: Mapping[str, str] = field(default_factory=dict)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.v1 import generation_pb2 as pb
-from services.links.codec.verification import acceptance_rule
+from services.links.codec.verification import acceptance_rule, default_fields
 from speculation.errors import InvalidArgument
 from speculation.messages import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk
-from speculation.types import FinishReason, SamplingParams, TokenLogprobs
+from speculation.requests import RequestedSampling
+from speculation.types import FinishReason, TokenLogprobs
 
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
-# Fields of SamplingParams that are copied as they are, if set.
+# Fields of RequestedSampling that are copied as they are, if set.
 _PLAIN_FIELDS = (
     "temperature",
     "top_k",
@@ -26,6 +27,7 @@ _PLAIN_FIELDS = (
     "presence_penalty",
     "frequency_penalty",
     "logprobs",
+    "ignore_generation_config",
 )
 
 
@@ -39,8 +41,6 @@ def decode_request(wire: pb.GenerateRequest, tenant: str) -> ClientRequest:
     return ClientRequest(
         input=_decode_input(wire),
         sampling=_decode_sampling(wire.sampling),
-        seed_given=wire.sampling.HasField("seed"),
-        max_tokens_given=wire.sampling.HasField("max_tokens"),
         model=wire.model if wire.HasField("model") else None,
         strategy=speculation.strategy if speculation.HasField("strategy") else None,
         num_speculative_tokens=speculation.num_speculative_tokens
@@ -67,9 +67,9 @@ def _decode_input(wire: pb.GenerateRequest) -> str | tuple[ChatMessage, ...] | t
             raise InvalidArgument("input", "unset", "set: one of prompt, messages, prompt_token_ids")
 
 
-def _decode_sampling(wire: pb.SamplingParams) -> SamplingParams:
+def _decode_sampling(wire: pb.SamplingParams) -> RequestedSampling:
     given = {name: getattr(wire, name) for name in _PLAIN_FIELDS if wire.HasField(name)}  # type: ignore[arg-type]
-    return SamplingParams(
+    return RequestedSampling(
         **given,
         stop=tuple(wire.stop),
         stop_token_ids=tuple(wire.stop_token_ids),
@@ -137,6 +137,8 @@ def encode_models(cards: Sequence[ModelCard]) -> pb.ListModelsResponse:
                 vocab_size=card.vocab_size,
                 strategies=card.strategies,
                 default_strategy=card.default_strategy,
+                defaults=pb.SamplingDefaults(**default_fields(card.defaults)),
+                processors=[pb.Processor(name=name, value=value) for name, value in card.processors],
             )
             for card in cards
         ]

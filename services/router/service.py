@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -12,6 +11,7 @@ from dataclasses import replace
 
 from services.router.answer import Answer
 from services.router.config import RouterConfig
+from services.router.sampling import complete_sampling
 from services.router.strategies import check_default, make_plan, served
 from services.router.tokens import Tokens
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, PromptTooLong, Unavailable
@@ -27,7 +27,7 @@ from speculation.messages import (
     VerifierCard,
 )
 from speculation.ports import VerifierPort
-from speculation.types import FinishReason, SamplingParams
+from speculation.types import FinishReason
 
 log = logging.getLogger(__name__)
 
@@ -104,6 +104,8 @@ class RouterService:
                 vocab_size=card.vocab_size,
                 strategies=tuple(sorted(served(retrieval=strategy.retrieval, semantic=strategy.semantic))),
                 default_strategy=strategy.strategy,
+                defaults=card.defaults,
+                processors=card.processors,
             )
         ]
 
@@ -130,8 +132,7 @@ class RouterService:
             raise NotFound("model", request.model, card.model)
         plan = make_plan(request, self._config.strategy)
         prompt = self._encode(request.input)
-        room = card.max_model_len - len(prompt)
-        if room < 1:
+        if len(prompt) >= card.max_model_len:
             most = card.max_model_len - 1
             raise PromptTooLong(
                 "prompt", f"{len(prompt)} tokens", f"at most {most} tokens (max_model_len is {card.max_model_len})"
@@ -139,7 +140,7 @@ class RouterService:
         return GenerationRequest(
             request_id=uuid.uuid4().hex,
             prompt=prompt,
-            sampling=_complete_sampling(request, room, card.max_model_len),
+            sampling=complete_sampling(request.sampling, card, len(prompt)),
             plan=plan,
             tenant=request.tenant,
         )
@@ -154,24 +155,3 @@ class RouterService:
         if not ids:
             raise InvalidArgument("prompt", "empty", "at least one token, character or message")
         return ids
-
-
-def _complete_sampling(request: ClientRequest, room: int, max_model_len: int) -> SamplingParams:
-    """Fill in what only the router knows: a seed where none is given, and how long the answer may get."""
-    sampling = request.sampling
-    if request.max_tokens_given and sampling.max_tokens > room:
-        raise InvalidArgument(
-            "max_tokens", sampling.max_tokens, f"at most {room}: what the prompt leaves of max_model_len {max_model_len}"
-        )
-    max_tokens = min(sampling.max_tokens, room)
-    if sampling.min_tokens > max_tokens:
-        raise InvalidArgument(
-            "min_tokens",
-            sampling.min_tokens,
-            f"at most {max_tokens}: what the prompt leaves of max_model_len {max_model_len}",
-        )
-    return replace(
-        sampling,
-        seed=sampling.seed if request.seed_given else secrets.randbits(63),
-        max_tokens=max_tokens,
-    )

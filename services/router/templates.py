@@ -1,6 +1,7 @@
 """A model's chat template, rendered as transformers renders it, without transformers.
 
-Templates come with models from elsewhere: they are programs of others, and run in jinja2's sandbox alone.
+Templates come with models from elsewhere: they are programs of others, and run in jinja2's sandbox alone, bounded in time
+and length.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from services.router.template_bounds import BoundedEnvironment
 
 
 class ChatTemplate:
@@ -31,29 +33,39 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
-        self._template = _environment().from_string(source)
+        self._environment = _environment()
+        try:
+            self._template = self._environment.from_string(source)
+        except jinja2.TemplateError:
+            raise
+        except Exception as error:  # Python's own compiler sees what jinja2 made of it
+            raise jinja2.TemplateSyntaxError(_said_by(error), 1) from error
         self._tokens = dict(tokens)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
         """The conversation as text, up to where the assistant's answer begins.
 
         Raises:
-            jinja2.TemplateError: the template refuses the conversation, or tries what the sandbox forbids.
+            jinja2.TemplateError: the template refuses the conversation, fails on it, or tries what the sandbox forbids.
         """
-        return self._template.render(
-            messages=[dict(message) for message in messages],
-            tools=None,
-            documents=None,
-            add_generation_prompt=True,
-            **self._tokens,
-        )
+        given = {"messages": [dict(message) for message in messages], "tools": None, "documents": None}
+        try:
+            return self._environment.limited(
+                lambda: self._template.render(**given, add_generation_prompt=True, **self._tokens)
+            )
+        except jinja2.TemplateError:
+            raise
+        except Exception as error:  # a template is a program: it may divide by zero, or call itself for ever
+            raise jinja2.TemplateRuntimeError(_said_by(error)) from error
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols]
-    )
-    environment.filters["tojson"] = _to_json
+def _said_by(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _environment() -> BoundedEnvironment:
+    environment = BoundedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlocks, loopcontrols])
+    environment.add_filter("tojson", _to_json)
     environment.globals.update(
         {"raise_exception": _raise, "strftime_now": _now, "dict": _Dict(), "namespace": _PublicNamespace}
     )

@@ -44,6 +44,7 @@ class FileTokenizer:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         self._template = template
+        self._special_ids = special_ids(tokenizer)
 
     @property
     def has_chat_template(self) -> bool:
@@ -61,9 +62,19 @@ class FileTokenizer:
         # The template writes the special tokens itself.
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """See ``Backend``."""
+        return self._special_ids
+
     def decode(self, tokens: Sequence[int]) -> str:
         """See ``Backend``."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+
+
+def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
+    """What ``tokenizer`` leaves out of a text."""
+    return frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
 
 
 def open_file(folder: Path) -> FileTokenizer | None:

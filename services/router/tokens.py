@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -12,6 +12,12 @@ from services.router.tokenizer_file import open_file
 from speculation import limits
 from speculation.errors import InvalidArgument
 from speculation.messages import ChatMessage
+
+_BROKEN = "\ufffd"
+# Longest character in UTF-8.
+_CHARACTER_BYTES = 4
+# Tokens that are decoded with a new one: from half to as many.
+_WINDOW = 16
 
 
 class Backend(Protocol):
@@ -30,6 +36,10 @@ class Backend(Protocol):
         Raises:
             jinja2.TemplateError: the chat template refuses it.
         """
+
+    @property
+    def special_ids(self) -> Container[int]:
+        """Tokens that are no text."""
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of ``tokens``, special ones left out."""
@@ -101,30 +111,71 @@ class Tokens:
 class Detokenizer:
     """Turns an answer's tokens into text one by one, holding back what is not a whole character yet.
 
-    A few tokens before the new ones are decoded with them, since a token's text may depend on its neighbours: what the
-    longer decoding has beyond the shorter one is new.
+    A token's text may depend on its neighbours, so the last few are decoded with each new one: what lies behind the text
+    that was shown is new. The pieces together are what decoding all tokens at once gives. (One exception, where a tokeniser
+    spells characters in bytes: a byte that breaks off makes it replace the whole characters before, which may be shown.)
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._window: list[int] = []
-        self._shown = 0
+        # Of the window's text: how much was shown.
+        self._shown = ""
+        # Tokens since its text last ended in a whole character.
+        self._broken = 0
 
     def push(self, token: int) -> str:
         """The text that ``token`` completes; empty if it ends within a character."""
-        self._window.append(token)
-        before = self._backend.decode(self._window[: self._shown])
-        text = self._backend.decode(self._window)
-        # A broken character looks like this; so does a token that says it outright, which is merely late then.
-        if text.endswith("\ufffd") or len(text) <= len(before):
+        if token in self._backend.special_ids:
             return ""
-        self._window = self._window[self._shown :]
-        self._shown = len(self._window)
-        return text[len(before) :]
+        self._window.append(token)
+        text = self._backend.decode(self._window)
+        end = len(text)
+        # A broken character looks like this; so does a token that says it outright, which is merely late then.
+        if text.endswith(_BROKEN):
+            self._broken += 1
+            if self._broken < _CHARACTER_BYTES:
+                return ""
+            # So many tokens are no beginning of one character any more, save the last ones.
+            end -= _CHARACTER_BYTES - 1
+        else:
+            self._broken = 0
+        piece = self._show(text, end)
+        if len(self._window) > _WINDOW:
+            self._forget(text)
+        return piece
 
     def flush(self) -> str:
         """What was held back, with a replacement character for broken UTF-8."""
-        whole, shown = self._backend.decode(self._window), self._backend.decode(self._window[: self._shown])
-        rest = whole[len(shown) :]
-        self._window, self._shown = [], 0
+        text = self._backend.decode(self._window)
+        rest = self._show(text, len(text))
+        self._window, self._shown, self._broken = [], "", 0
         return rest
+
+    def _show(self, text: str, end: int) -> str:
+        # Text gets shorter where what looked broken was not.
+        shown = len(self._shown) if len(self._shown) <= len(text) else _in_common(self._shown, text)
+        if end <= shown:
+            return ""
+        self._shown = text[:end]
+        return text[shown:end]
+
+    def _forget(self, text: str) -> None:
+        """Keep as few tokens as give the same end of the text: not the very last ones, on which the next may depend."""
+        hidden = len(text) - len(self._shown)
+        rest = text
+        for kept in range(_WINDOW // 2, _WINDOW):
+            rest = self._backend.decode(self._window[-kept:])
+            if len(rest) > hidden and text.endswith(rest):
+                break
+        else:
+            # Some tokens show nothing: with more of them it might fit.
+            if len(self._window) < 4 * _WINDOW:
+                return
+        self._window = self._window[-kept:]
+        self._shown = rest[: max(0, len(rest) - hidden)]
+
+
+def _in_common(first: str, second: str) -> int:
+    """Length of what both begin with."""
+    return next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from services.model_folder import check_vocabulary, read_json, reading
+from services.router.templates import ChatTemplate
+from services.router.tokenizer_file import special_ids
 from speculation.errors import ConfigurationError
 
 
@@ -35,11 +36,16 @@ class TransformersTokenizer:
             own = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
             check_vocabulary(folder, max(own.values(), default=-1))
         self._tokenizer: PreTrainedTokenizerFast = tokenizer
+        self._special_ids = special_ids(tokenizer.backend_tokenizer)
+        self._template = None
+        if tokenizer.chat_template:
+            with reading(f"read the chat template at {folder}"):
+                self._template = ChatTemplate(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
 
     @property
     def has_chat_template(self) -> bool:
         """See ``Backend``."""
-        return bool(self._tokenizer.chat_template)
+        return self._template is not None
 
     def encode(self, text: str) -> Sequence[int]:
         """See ``Backend``."""
@@ -48,10 +54,15 @@ class TransformersTokenizer:
 
     def encode_chat(self, conversation: Sequence[Mapping[str, str]]) -> Sequence[int]:
         """See ``Backend``."""
-        messages = [dict(message) for message in conversation]
-        encoded: Any = self._tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
-        ids: Sequence[int] = encoded["input_ids"]
+        assert self._template is not None
+        # The template writes the special tokens itself.
+        ids: Sequence[int] = self._tokenizer(self._template.render(conversation), add_special_tokens=False)["input_ids"]
         return ids
+
+    @property
+    def special_ids(self) -> frozenset[int]:
+        """See ``Backend``."""
+        return self._special_ids
 
     def decode(self, tokens: Sequence[int]) -> str:
         """See ``Backend``."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from speculation.config import LoopConfig
 
@@ -32,6 +33,8 @@ class TargetConfig:
         enable_prefix_caching: requests of one tenant share the cache of what they begin with.
         stages: processes that the layers are split over.
         stage_host: where the stages find each other: the address of one of this machine's interfaces.
+        generation_config: whose generation_config.json counts; see ``read_generation_config``.
+        override_generation_config: fields that count instead of that file's.
     """
 
     model_path: str
@@ -46,6 +49,8 @@ class TargetConfig:
     enable_prefix_caching: bool = True
     stages: int = 1
     stage_host: str = "127.0.0.1"
+    generation_config: str = "auto"
+    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

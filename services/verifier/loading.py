@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from accelerate import init_empty_weights
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from services.model_folder import reading
 from services.verifier import adapters, attention
@@ -65,6 +65,8 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
             # They are refused by name.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
+            # Read apart, and differently: see services/generation_config.py.
+            generation_config=GenerationConfig(),
         )
         refuse_incomplete(model, info, folder)
         refuse_nonsense(model, folder)

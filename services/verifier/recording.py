@@ -76,6 +76,8 @@ class _Recorder:
             raise NotImplementedError("its attention is not causal: rows see what comes after them")
         if not isinstance(given.mask, Sight):
             raise NotImplementedError("it adds a mask of its own to the scores of attention")
+        if given.mask.reason:
+            raise NotImplementedError(given.mask.reason)
         if given.window is not None and given.window < self._longest and given.window != given.mask.window:
             raise NotImplementedError(f"a layer's sliding window is {given.window}, that of its mask {given.mask.window}")
         return given.mask

@@ -15,6 +15,7 @@ import torch
 
 from services.verifier.config import TargetConfig
 from services.verifier.exchange import Exchange, attend_meeting
+from services.verifier.guard import check_slice
 from services.verifier.kv_pool import TILE
 from services.verifier.model_slice import ModelSlice
 from services.verifier.stages import FIRST, Health, Op, StageSpec, read_orders, receive_hidden, send_hidden
@@ -96,6 +97,7 @@ def serve(spec: StageSpec) -> None:
     config = spec.config
     try:
         part = ModelSlice(config, spec.stage)
+        check_slice(part, config.stages)
     except Exception as error:
         if not isinstance(error, ConfigurationError):
             log.exception("stage %d cannot load its layers", spec.stage)

@@ -6,13 +6,15 @@ import logging
 from collections import deque
 from collections.abc import Sequence
 from itertools import takewhile
+from pathlib import Path
 
 import torch
-from transformers import GenerationConfig
 
+from services.generation_config import read_generation_config
 from services.model_folder import reading
 from services.processors import build_pipeline
 from services.verifier.config import TargetConfig
+from services.verifier.guard import check_slice
 from services.verifier.kernels import Choice
 from services.verifier.kv_pool import TILE, KVPool
 from services.verifier.loading import check_files, check_memory, read_config, split_layers
@@ -21,7 +23,7 @@ from services.verifier.stages import Launch, Upstream
 from services.verifier.tiles import TileAllocator
 from speculation.acceptance import stop_token_ids
 from speculation.choose import LogitsPipeline
-from speculation.errors import ConfigurationError, OutriderError
+from speculation.errors import ConfigurationError
 from speculation.ports import Prefix, Rows
 from speculation.types import Features, SamplingParams
 
@@ -34,6 +36,10 @@ class TransformersTarget:
     Raises:
         ConfigurationError: the model cannot be loaded or served; says why.
         TargetLost: a stage died while it was loading.
+
+    Attributes:
+        exact: whether a token's logits are the same bits, whatever shares its pass, as measured at the start; otherwise
+            answers are the same up to near ties.
     """
 
     def __init__(self, config: TargetConfig, launch: Launch | None = None) -> None:
@@ -45,8 +51,16 @@ class TransformersTarget:
             split_layers(config)
             check_memory(config)
             self.vocab_size: int = model_config.vocab_size
-            self.eos_token_ids = _eos_token_ids(config.model_path, model_config)
             self.max_model_len = _max_model_len(config, model_config)
+            self.generation = read_generation_config(
+                Path(config.model_path),
+                config.generation_config,
+                config.override_generation_config,
+                vocab_size=self.vocab_size,
+            )
+        for note in self.generation.notes:
+            log.warning("%s", note)
+        self.eos_token_ids = self.generation.eos_token_ids
         self.depth = config.stages
         self._config = config
         self._launch = launch
@@ -56,6 +70,7 @@ class TransformersTarget:
         self._rows: dict[str, Rows] = {}
         self._finished: Sequence[Rows] = ()
         self._upstream: Upstream | None = None
+        self.exact = False
         self._build()
 
     def _build(self, part: ModelSlice | None = None) -> None:
@@ -66,13 +81,16 @@ class TransformersTarget:
             self._upstream = Upstream(config, self._launch)
         try:
             # What this process holds is not lost with another one.
-            with reading(f"load the model at {config.model_path}"):
-                self._part = part or ModelSlice(config, config.stages - 1)
+            if part is None:
+                with reading(f"load the model at {config.model_path}"):
+                    part = ModelSlice(config, config.stages - 1)
+                check_slice(part, config.stages)
+            self._part = part
             self.pool.clear()
             self.tiles = TileAllocator(self.pool.total_tiles)
             if self._upstream is not None:
                 self._upstream.join()
-            self._probe()
+            self._measure()
         except BaseException:
             self.shutdown()
             raise
@@ -189,24 +207,29 @@ class TransformersTarget:
     def pipeline(self, params: SamplingParams, prompt_length: int) -> LogitsPipeline | None:
         """See ``Target``."""
         stop_ids = stop_token_ids(params, self.eos_token_ids)
-        return build_pipeline(params, prompt_length=prompt_length, stop_ids=stop_ids)
+        return build_pipeline(params, prompt_length=prompt_length, stop_ids=stop_ids, model=self.generation.processors)
 
-    def _probe(self) -> None:
-        """One tiny pass, so that a model that does not go through the attention interface fails now, not in mid-stream."""
-        session, rows = "probe", 4
-        self.open(session, rows)
+    def _measure(self) -> None:
+        """Whether a row's logits are the same bits alone, in a chunk, in a tree and beside another request."""
+        text = tuple(at % self.vocab_size for at in range(1, 13))
+        for session in ("alone", "beside"):
+            self.open(session, 2 * len(text))
         try:
-            tokens = tuple(range(1, rows + 1))
-            made = self.forward([Rows(session_id=session, context=0, tokens=tokens, parents=(-1, -1), logits=1)])
-            if not torch.isfinite(made[0]).all():
-                raise NotImplementedError("its logits are no numbers: config.json or its weights are damaged")
-        except OutriderError:
-            raise
-        except Exception as error:
-            name = type(self._part.model).__name__
-            raise ConfigurationError(f"{name} cannot be served: {error}") from error
+            once = [Rows(session_id="alone", context=0, tokens=text[:9], logits=9)]
+            once += [Rows(session_id="alone", context=at, tokens=text[at : at + 1], logits=1) for at in range(9, 12)]
+            alone = torch.cat([self.forward([rows])[0] for rows in once])
+            first = Rows(session_id="beside", context=0, tokens=text[:4], logits=4)
+            other = Rows(session_id="alone", context=12, tokens=text[:7], logits=1)
+            tree = Rows(
+                session_id="beside", context=9, tokens=(text[9], 1, text[10], 2, text[11]), parents=(-1, -1, 0, 1), logits=5
+            )
+            second = Rows(session_id="beside", context=4, tokens=text[4:9], logits=5)
+            beside = [self.forward([first])[0], self.forward([other, second])[1], self.forward([other, tree])[1][[0, 2, 4]]]
         finally:
-            self.close(session)
+            for session in ("alone", "beside"):
+                self.close(session)
+        self.exact = torch.equal(torch.cat(beside), alone)
+        log.info("a token's logits do not depend%s on what shares its pass", "" if self.exact else ", up to near ties,")
 
 
 def _check_device(config: TargetConfig) -> None:
@@ -222,16 +245,6 @@ def _check_device(config: TargetConfig) -> None:
         raise ConfigurationError(f"device is {config.device}, but torch sees no GPU here; use device: cpu")
     if kind == "cuda" and torch.device(config.device).index not in (None, *range(torch.cuda.device_count())):
         raise ConfigurationError(f"device is {config.device}: there are {torch.cuda.device_count()} GPUs, from cuda:0 on")
-
-
-def _eos_token_ids(model_path: str, model_config: object) -> frozenset[int]:
-    try:
-        eos = GenerationConfig.from_pretrained(model_path).eos_token_id
-    except OSError:
-        eos = getattr(model_config, "eos_token_id", None)
-    if eos is None:
-        return frozenset()
-    return frozenset([eos] if isinstance(eos, int) else eos)
 
 
 def _max_model_len(config: TargetConfig, model_config: object) -> int:

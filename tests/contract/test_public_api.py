@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -242,6 +244,33 @@ async def test_models(tiny_model: Path) -> None:
         assert model.max_model_len == 512
         assert model.default_strategy in model.strategies
         assert "autoregressive" in model.strategies
+
+
+async def test_a_models_generation_config_counts_unless_a_request_says_otherwise(tiny_model: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
+    content = {"do_sample": True, "temperature": 0.8, "max_new_tokens": 20, "min_new_tokens": 20, "no_repeat_ngram_size": 1}
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": 0, **content}))
+    async with served(folder) as (address, _), AsyncClient(address) as client:
+        (model,) = await client.models()
+        assert model.defaults == {"temperature": 0.8, "top_k": 50, "max_tokens": 20, "min_tokens": 20}
+        assert model.processors == {"no_repeat_ngram_size": "1"}
+        prompt = [40, 41, 42]
+        sampled = await client.generate(token_ids=prompt, seed=1)
+        assert len(sampled.token_ids) == 20
+        # No token comes twice, those of the prompt included.
+        assert len({*sampled.token_ids, *prompt}) == 23
+        same = await client.generate(token_ids=prompt, seed=1, temperature=0.8, top_k=50, max_tokens=20, min_tokens=20)
+        assert same.token_ids == sampled.token_ids
+        greedy = await client.generate(token_ids=prompt, seed=1, temperature=0)
+        assert greedy.token_ids == (await client.generate(token_ids=prompt, seed=2, temperature=0)).token_ids
+        assert greedy.token_ids != sampled.token_ids
+        plain = await client.generate(token_ids=prompt, ignore_generation_config=True, ignore_eos=True)
+        assert len(plain.token_ids) == 256
+        assert len(set(plain.token_ids)) < 256
+    async with served(tiny_model) as (address, _), AsyncClient(address) as client:
+        (model,) = await client.models()
+        assert (model.defaults, model.processors) == ({}, {})
+        assert (await client.generate(token_ids=prompt, ignore_eos=True)).token_ids == plain.token_ids
 
 
 async def test_api_keys(tiny_model: Path) -> None:

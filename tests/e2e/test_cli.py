@@ -72,6 +72,9 @@ def test_serve_then_generate_then_stop(tiny_model: Path) -> None:
         assert "tok/s" in done.stderr
         listed = outrider("models", "--address", address)
         assert "prompt_lookup" in listed.stdout
+        assert "requests that leave it open get" not in listed.stdout
+        listed = outrider("models", "-v", "--address", address)
+        assert "requests that leave it open get what holds for all models" in " ".join(listed.stdout.split())
         refused = outrider("generate", "x", "--address", address, "--strategy", "[/b]")
         assert refused.returncode == 2
         assert "speculation.strategy is [/b]: must be one of anpd, autoregressive, blend" in refused.stderr

@@ -13,7 +13,7 @@ from cluster.build import in_process
 from cluster.config import load
 from cluster.models import BUILT_IN, as_float32, resolve
 from speculation.messages import ChatMessage, ClientRequest, Completion, TextChunk
-from speculation.types import SamplingParams
+from speculation.requests import RequestedSampling
 from tests.mixture import make_mixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
@@ -30,9 +30,7 @@ TOKENS = 48
 async def answer(pipeline, strategy: str, text: str, **sampling: object) -> tuple[list[int], Completion]:  # type: ignore[no-untyped-def]
     request = ClientRequest(
         input=(ChatMessage(role="user", content=text),),
-        sampling=SamplingParams(max_tokens=TOKENS, seed=5, **sampling),  # type: ignore[arg-type]
-        seed_given=True,
-        max_tokens_given=True,
+        sampling=RequestedSampling(max_tokens=TOKENS, seed=5, **sampling),  # type: ignore[arg-type]
         strategy=strategy,
     )
     tokens: list[int] = []

@@ -30,12 +30,12 @@ def expected(tiny_model: Path) -> tuple[int, ...]:
     import asyncio
 
     from speculation.messages import ClientRequest, TextChunk
-    from speculation.types import SamplingParams
+    from speculation.requests import RequestedSampling
     from tests.service import pipeline
 
     async def plain() -> tuple[int, ...]:
-        params = SamplingParams(max_tokens=200, ignore_eos=True, temperature=1.0, seed=9)
-        request = ClientRequest(input=tuple(ASKED["token_ids"]), sampling=params, seed_given=True, strategy="autoregressive")
+        params = RequestedSampling(max_tokens=200, ignore_eos=True, temperature=1.0, seed=9)
+        request = ClientRequest(input=tuple(ASKED["token_ids"]), sampling=params, strategy="autoregressive")
         async with pipeline(tiny_model) as running:
             events = running.router.generate(request)
             return tuple([token async for event in events if isinstance(event, TextChunk) for token in event.token_ids])

@@ -26,7 +26,7 @@ from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError, TargetLost
 from speculation.messages import ClientRequest, TextChunk
 from speculation.ports import Rows
-from speculation.types import SamplingParams
+from speculation.requests import RequestedSampling
 from tests.service import pipeline
 from tests.tiny import make_tiny_model
 from tests.tiny_gguf import make_tiny_gguf
@@ -204,8 +204,8 @@ async def served(model: Path, stages: int) -> AsyncIterator[Pipeline]:
 
 async def ask(running: Pipeline, strategy: str, number: int, **sampling: object) -> list[int]:
     prompt = tuple([40 + number, 41, 42] * 12)
-    params = SamplingParams(max_tokens=60, ignore_eos=True, seed=number, **sampling)  # type: ignore[arg-type]
-    request = ClientRequest(input=prompt, sampling=params, seed_given=True, strategy=strategy)
+    params = RequestedSampling(max_tokens=60, ignore_eos=True, seed=number, **sampling)  # type: ignore[arg-type]
+    request = ClientRequest(input=prompt, sampling=params, strategy=strategy)
     events = running.router.generate(request)
     return [token async for event in events if isinstance(event, TextChunk) for token in event.token_ids]
 

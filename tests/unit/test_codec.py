@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from speculation.messages import (
     StepReport,
     VerifierCard,
 )
+from speculation.requests import SamplingDefaults
 from speculation.types import (
     Features,
     FinishReason,
@@ -92,6 +94,7 @@ GENERATION = GenerationRequest(
         frequency_penalty=-0.5,
         logit_bias={3: 1.5},
         logprobs=2,
+        ignore_generation_config=True,
     ),
     plan=Plan(strategy="p", sources=("a", "b"), max_nodes=4, acceptance="rejection", observe_top_k=8, observe_features=True),
     tenant="t",
@@ -103,7 +106,28 @@ PROGRESS = Progress(
     accepted_sources=("a",),
     logprobs=(TokenLogprobs(token_id=1, logprob=-0.5, top_ids=(1, 3), top_logprobs=(-0.5, -1.5)),),
 )
-CARD = VerifierCard(model="m", max_model_len=1, vocab_size=2, running=3, waiting=4, free_blocks=5, total_blocks=6)
+CARD = VerifierCard(
+    model="m",
+    max_model_len=1,
+    vocab_size=2,
+    running=3,
+    waiting=4,
+    free_blocks=5,
+    total_blocks=6,
+    defaults=SamplingDefaults(
+        temperature=0.0,
+        top_k=0,
+        top_p=0.5,
+        min_p=0.0,
+        repetition_penalty=1.5,
+        max_tokens=3,
+        min_tokens=0,
+        max_length=4,
+        min_length=0,
+        stop=("x",),
+    ),
+    processors=(("b", "1"), ("a", "[2]")),
+)
 
 CASES: list[tuple[Any, Any, Any]] = [
     *((message, drafting.encode_drafting_call, drafting.decode_drafting_call) for message in (OPEN, STEP, CloseSession(session_id="s"), ForgetTenant(tenant="t"))),
@@ -113,6 +137,7 @@ CASES: list[tuple[Any, Any, Any]] = [
     *((Finished(reason=reason), verification.encode_generation_event, verification.decode_generation_event) for reason in FinishReason),
     ("tenant", verification.encode_forget, verification.decode_forget),
     (CARD, verification.encode_card, verification.decode_card),
+    (replace(CARD, defaults=SamplingDefaults(), processors=()), verification.encode_card, verification.decode_card),
     (TREE, trees.encode_tree, trees.decode_tree),
 ]  # fmt: skip
 

@@ -13,7 +13,7 @@ from services.router.config import RouterConfig
 from services.router.service import RouterService
 from speculation.errors import Unavailable
 from speculation.messages import ClientRequest, Completion, Finished, GenerationRequest, Progress, TextChunk, VerifierCard
-from speculation.types import SamplingParams
+from speculation.requests import RequestedSampling
 from tests.service import pipeline
 
 
@@ -46,9 +46,7 @@ class Mortal:
 async def answer(router: RouterService, strategy: str, **sampling: object) -> tuple[str, list[int], Completion]:
     request = ClientRequest(
         input="the quick brown fox",
-        sampling=SamplingParams(max_tokens=50, seed=3, ignore_eos=True, **sampling),  # type: ignore[arg-type]
-        seed_given=True,
-        max_tokens_given=True,
+        sampling=RequestedSampling(max_tokens=50, seed=3, ignore_eos=True, **sampling),  # type: ignore[arg-type]
         strategy=strategy,
     )
     text, tokens = "", []

@@ -17,14 +17,16 @@ import grpc
 import pytest
 import trustme
 
-from cluster import host, model_files, preflight, ray_address, starting
+from cluster import host, model_files, preflight, ray_address, report, starting
 from cluster.cli import _check_request
 from cluster.config import Settings, load
 from cluster.models import ResolvedModel
 from cluster.terminal import explain
 from outrider.errors import InvalidArgument as ClientInvalidArgument
 from services.links.config import PublicServerConfig, TlsFiles, check_server
+from services.verifier.config import TargetConfig
 from services.verifier.headers import check_weights
+from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
 from tests.tiny_gguf import make_tiny_gguf
 
@@ -81,6 +83,27 @@ def test_what_would_start_is_let_through(model: Path, tmp_path: Path) -> None:
 def test_settings(flags: list[str], message: str, model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=message):
         preflight.preflight(settings_of(model, tmp_path, *flags))
+
+
+def test_a_generation_config(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Refused in ``plan`` as at the start, and what is honoured is told."""
+    file = model / "generation_config.json"
+    file.write_text("{")
+    assert "generation_config.json cannot be read: " in refused(model, tmp_path)
+    file.write_text(json.dumps({"num_beams": 4, "eos_token_id": 0}))
+    said = refused(model, tmp_path)
+    assert "generation_config.json: num_beams is 4: a request gets one answer" in said
+    with pytest.raises(ConfigurationError) as caught:
+        TransformersTarget(TargetConfig(model_path=str(model), kv_cache_tokens=512, threads=1))
+    assert str(caught.value) == said
+    assert preflight.preflight(settings_of(model, tmp_path, "verifier.override_generation_config={num_beams: null}")) == ()
+    assert preflight.preflight(settings_of(model, tmp_path, "verifier.generation_config=none")) == ()
+    file.write_text(json.dumps({"do_sample": True, "temperature": 0.5, "suppress_tokens": [7], "eos_token_id": [0, 9999]}))
+    report.print_plan(settings_of(model, tmp_path, "verifier.override_generation_config={min_p: 0.25}"))
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "requests that leave it open get temperature 0.5, top_k 50, min_p 0.25" in printed
+    assert "logits pass through suppress_tokens [7]" in printed
+    assert "eos_token_id 9999: no token of the model" in printed
 
 
 def test_a_taken_port(model: Path, tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from services.router.strategies import STRATEGIES, StrategyConfig, check_default
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.messages import ChatMessage, ClientRequest
-from speculation.types import SamplingParams
+from speculation.requests import RequestedSampling
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
@@ -123,7 +123,7 @@ def test_missing_tokeniser(tmp_path: Path) -> None:
 
 
 def asking(**given: object) -> ClientRequest:
-    return ClientRequest(input="x", sampling=SamplingParams(), **given)  # type: ignore[arg-type]
+    return ClientRequest(input="x", sampling=RequestedSampling(), **given)  # type: ignore[arg-type]
 
 
 def test_plans() -> None:

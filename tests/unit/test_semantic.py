@@ -21,7 +21,8 @@ from retrieval_index.vectors import StateIndex, kind_for
 from services.drafter.semantic import Semantic
 from speculation.errors import ConfigurationError
 from speculation.messages import ClientRequest, Completion, Continuation, OpenSession, RetrievalQuery, StepReport
-from speculation.types import Features, Observation, SamplingParams
+from speculation.requests import RequestedSampling
+from speculation.types import Features, Observation
 from tests.indexes import STATES, ByteScorer, build, document
 from tests.service import pipeline
 
@@ -213,10 +214,8 @@ async def test_from_the_corpus_to_accepted_nodes(tiny_model: Path, tmp_path: Pat
     """An index of what the model would answer: its states are found again while it answers, over stages as well."""
 
     async def answer(running: Pipeline, strategy: str) -> tuple[list[int], Completion]:
-        sampling = SamplingParams(max_tokens=50, ignore_eos=True, temperature=0.9, seed=5)
-        wanted = ClientRequest(
-            input=(40, 41, 42, 43), sampling=sampling, strategy=strategy, seed_given=True, max_tokens_given=True
-        )
+        sampling = RequestedSampling(max_tokens=50, ignore_eos=True, temperature=0.9, seed=5)
+        wanted = ClientRequest(input=(40, 41, 42, 43), sampling=sampling, strategy=strategy)
         events = [event async for event in running.router.generate(wanted)]
         assert isinstance(events[-1], Completion)
         return [token for event in events[:-1] for token in event.token_ids], events[-1]

@@ -11,7 +11,7 @@ import pytest
 from services.verifier.kv_pool import TILE
 from services.verifier.tiles import TileAllocator
 from speculation.messages import ClientRequest, TextChunk
-from speculation.types import SamplingParams
+from speculation.requests import RequestedSampling
 from tests.service import pipeline
 
 TEXT = list(range(3 * TILE + 10))
@@ -137,8 +137,7 @@ def test_any_order_of_requests_loses_no_tile() -> None:
 async def say(running: object, tenant: str, prompt: list[int]) -> list[int]:
     request = ClientRequest(
         input=tuple(prompt),
-        sampling=SamplingParams(max_tokens=30, ignore_eos=True, temperature=1.0, seed=4),
-        seed_given=True,
+        sampling=RequestedSampling(max_tokens=30, ignore_eos=True, temperature=1.0, seed=4),
         strategy="prompt_lookup",
         tenant=tenant,
     )

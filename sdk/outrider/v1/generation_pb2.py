@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\"\x90\x02\n\x0fGenerateRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12-\n\x08messages\x18\x02 \x01(\x0b\x32\x19.outrider.v1.ChatMessagesH\x00\x12\x31\n\x10prompt_token_ids\x18\x03 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12\x12\n\x05model\x18\x04 \x01(\tH\x01\x88\x01\x01\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x33\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1e.outrider.v1.SpeculationParamsB\x07\n\x05inputB\x08\n\x06_model\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\":\n\x0c\x43hatMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x86\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\rH\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x17\n\nignore_eos\x18\n \x01(\x08H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x01H\x08\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x01H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\r \x01(\x01H\n\x88\x01\x01\x12>\n\nlogit_bias\x18\x0e \x03(\x0b\x32*.outrider.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x0b\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0b\n\t_logprobs\"\x9f\x01\n\x11SpeculationParams\x12\x15\n\x08strategy\x18\x01 \x01(\tH\x00\x88\x01\x01\x12#\n\x16num_speculative_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x17\n\nacceptance\x18\x03 \x01(\tH\x02\x88\x01\x01\x42\x0b\n\t_strategyB\x19\n\x17_num_speculative_tokensB\r\n\x0b_acceptance\"k\n\x10GenerateResponse\x12#\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x12.outrider.v1.ChunkH\x00\x12)\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x15.outrider.v1.CompleteH\x00\x42\x07\n\x05\x65vent\"V\n\x05\x43hunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\"Z\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12&\n\x03top\x18\x03 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\xd2\x02\n\x08\x43omplete\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x18\n\x0bstop_string\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x01\x88\x01\x01\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.outrider.v1.Usage\x12=\n\x14speculative_decoding\x18\x05 \x01(\x0b\x32\x1f.outrider.v1.SpeculationMetrics\x12#\n\x06timing\x18\x06 \x01(\x0b\x32\x13.outrider.v1.Timing\x12\x18\n\x10prompt_token_ids\x18\x07 \x03(\r\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\r\n\x05model\x18\t \x01(\tB\x0e\n\x0c_stop_stringB\x10\n\x0e_stop_token_id\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xd8\x01\n\x12SpeculationMetrics\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x1e\n\x16mean_acceptance_length\x18\x02 \x01(\x01\x12\x1d\n\x15\x64raft_acceptance_rate\x18\x03 \x01(\x01\x12\x16\n\x0enum_spec_steps\x18\x04 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x06 \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x07 \x03(\r\"d\n\x06Timing\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x1d\n\x15time_to_first_token_s\x18\x02 \x01(\x01\x12\x0f\n\x07total_s\x18\x03 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x04 \x01(\x01\"\x0f\n\rForgetRequest\"\x10\n\x0e\x46orgetResponse\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.outrider.v1.Model\"n\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nstrategies\x18\x03 \x03(\t\x12\x18\n\x10\x64\x65\x66\x61ult_strategy\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\"j\n\x0b\x45rrorDetail\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0f\n\x07\x61llowed\x18\x03 \x01(\t\x12\x1a\n\rretry_after_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_retry_after_s*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xf0\x01\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.outrider.v1.ListModelsRequest\x1a\x1f.outrider.v1.ListModelsResponse\x12\x41\n\x06\x46orget\x12\x1a.outrider.v1.ForgetRequest\x1a\x1b.outrider.v1.ForgetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1coutrider/v1/generation.proto\x12\x0boutrider.v1\"\x90\x02\n\x0fGenerateRequest\x12\x10\n\x06prompt\x18\x01 \x01(\tH\x00\x12-\n\x08messages\x18\x02 \x01(\x0b\x32\x19.outrider.v1.ChatMessagesH\x00\x12\x31\n\x10prompt_token_ids\x18\x03 \x01(\x0b\x32\x15.outrider.v1.TokenIdsH\x00\x12\x12\n\x05model\x18\x04 \x01(\tH\x01\x88\x01\x01\x12-\n\x08sampling\x18\x05 \x01(\x0b\x32\x1b.outrider.v1.SamplingParams\x12\x33\n\x0bspeculation\x18\x06 \x01(\x0b\x32\x1e.outrider.v1.SpeculationParamsB\x07\n\x05inputB\x08\n\x06_model\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\":\n\x0c\x43hatMessages\x12*\n\x08messages\x18\x01 \x03(\x0b\x32\x18.outrider.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\xca\x05\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\x04H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\rH\x06\x88\x01\x01\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x17\n\nignore_eos\x18\n \x01(\x08H\x07\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x0b \x01(\x01H\x08\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x0c \x01(\x01H\t\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\r \x01(\x01H\n\x88\x01\x01\x12>\n\nlogit_bias\x18\x0e \x03(\x0b\x32*.outrider.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x0b\x88\x01\x01\x12%\n\x18ignore_generation_config\x18\x10 \x01(\x08H\x0c\x88\x01\x01\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x07\n\x05_seedB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_ignore_eosB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x0b\n\t_logprobsB\x1b\n\x19_ignore_generation_config\"\x9f\x01\n\x11SpeculationParams\x12\x15\n\x08strategy\x18\x01 \x01(\tH\x00\x88\x01\x01\x12#\n\x16num_speculative_tokens\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x17\n\nacceptance\x18\x03 \x01(\tH\x02\x88\x01\x01\x42\x0b\n\t_strategyB\x19\n\x17_num_speculative_tokensB\r\n\x0b_acceptance\"k\n\x10GenerateResponse\x12#\n\x05\x63hunk\x18\x01 \x01(\x0b\x32\x12.outrider.v1.ChunkH\x00\x12)\n\x08\x63omplete\x18\x02 \x01(\x0b\x32\x15.outrider.v1.CompleteH\x00\x42\x07\n\x05\x65vent\"V\n\x05\x43hunk\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\x12,\n\x08logprobs\x18\x03 \x03(\x0b\x32\x1a.outrider.v1.TokenLogprobs\"Z\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12&\n\x03top\x18\x03 \x03(\x0b\x32\x19.outrider.v1.TokenLogprob\"1\n\x0cTokenLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\"\xd2\x02\n\x08\x43omplete\x12\x30\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x19.outrider.v1.FinishReason\x12\x18\n\x0bstop_string\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x1a\n\rstop_token_id\x18\x03 \x01(\rH\x01\x88\x01\x01\x12!\n\x05usage\x18\x04 \x01(\x0b\x32\x12.outrider.v1.Usage\x12=\n\x14speculative_decoding\x18\x05 \x01(\x0b\x32\x1f.outrider.v1.SpeculationMetrics\x12#\n\x06timing\x18\x06 \x01(\x0b\x32\x13.outrider.v1.Timing\x12\x18\n\x10prompt_token_ids\x18\x07 \x03(\r\x12\x0c\n\x04seed\x18\x08 \x01(\x04\x12\r\n\x05model\x18\t \x01(\tB\x0e\n\x0c_stop_stringB\x10\n\x0e_stop_token_id\"9\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x63ompletion_tokens\x18\x02 \x01(\r\"\xd8\x01\n\x12SpeculationMetrics\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x1e\n\x16mean_acceptance_length\x18\x02 \x01(\x01\x12\x1d\n\x15\x64raft_acceptance_rate\x18\x03 \x01(\x01\x12\x16\n\x0enum_spec_steps\x18\x04 \x01(\r\x12\x18\n\x10num_draft_tokens\x18\x05 \x01(\r\x12!\n\x19num_accepted_draft_tokens\x18\x06 \x01(\r\x12\x1c\n\x14\x61\x63\x63\x65ptance_histogram\x18\x07 \x03(\r\"d\n\x06Timing\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x1d\n\x15time_to_first_token_s\x18\x02 \x01(\x01\x12\x0f\n\x07total_s\x18\x03 \x01(\x01\x12\x19\n\x11tokens_per_second\x18\x04 \x01(\x01\"\x0f\n\rForgetRequest\"\x10\n\x0e\x46orgetResponse\"\x13\n\x11ListModelsRequest\"8\n\x12ListModelsResponse\x12\"\n\x06models\x18\x01 \x03(\x0b\x32\x12.outrider.v1.Model\"\xcb\x01\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nstrategies\x18\x03 \x03(\t\x12\x18\n\x10\x64\x65\x66\x61ult_strategy\x18\x04 \x01(\t\x12\x12\n\nvocab_size\x18\x05 \x01(\r\x12/\n\x08\x64\x65\x66\x61ults\x18\x06 \x01(\x0b\x32\x1d.outrider.v1.SamplingDefaults\x12*\n\nprocessors\x18\x07 \x03(\x0b\x32\x16.outrider.v1.Processor\"\xfc\x02\n\x10SamplingDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\rH\x06\x88\x01\x01\x12\x17\n\nmax_length\x18\x08 \x01(\rH\x07\x88\x01\x01\x12\x17\n\nmin_length\x18\t \x01(\rH\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\tB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_max_lengthB\r\n\x0b_min_length\"(\n\tProcessor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"j\n\x0b\x45rrorDetail\x12\r\n\x05\x66ield\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\x12\x0f\n\x07\x61llowed\x18\x03 \x01(\t\x12\x1a\n\rretry_after_s\x18\x04 \x01(\x01H\x00\x88\x01\x01\x42\x10\n\x0e_retry_after_s*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\xf0\x01\n\x11GenerationService\x12I\n\x08Generate\x12\x1c.outrider.v1.GenerateRequest\x1a\x1d.outrider.v1.GenerateResponse0\x01\x12M\n\nListModels\x12\x1e.outrider.v1.ListModelsRequest\x1a\x1f.outrider.v1.ListModelsResponse\x12\x41\n\x06\x46orget\x12\x1a.outrider.v1.ForgetRequest\x1a\x1b.outrider.v1.ForgetResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,8 +33,8 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2657
-  _globals['_FINISHREASON']._serialized_end=2752
+  _globals['_FINISHREASON']._serialized_start=3244
+  _globals['_FINISHREASON']._serialized_end=3339
   _globals['_GENERATEREQUEST']._serialized_start=46
   _globals['_GENERATEREQUEST']._serialized_end=318
   _globals['_TOKENIDS']._serialized_start=320
@@ -44,39 +44,43 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CHATMESSAGE']._serialized_start=405
   _globals['_CHATMESSAGE']._serialized_end=449
   _globals['_SAMPLINGPARAMS']._serialized_start=452
-  _globals['_SAMPLINGPARAMS']._serialized_end=1098
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=871
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=919
-  _globals['_SPECULATIONPARAMS']._serialized_start=1101
-  _globals['_SPECULATIONPARAMS']._serialized_end=1260
-  _globals['_GENERATERESPONSE']._serialized_start=1262
-  _globals['_GENERATERESPONSE']._serialized_end=1369
-  _globals['_CHUNK']._serialized_start=1371
-  _globals['_CHUNK']._serialized_end=1457
-  _globals['_TOKENLOGPROBS']._serialized_start=1459
-  _globals['_TOKENLOGPROBS']._serialized_end=1549
-  _globals['_TOKENLOGPROB']._serialized_start=1551
-  _globals['_TOKENLOGPROB']._serialized_end=1600
-  _globals['_COMPLETE']._serialized_start=1603
-  _globals['_COMPLETE']._serialized_end=1941
-  _globals['_USAGE']._serialized_start=1943
-  _globals['_USAGE']._serialized_end=2000
-  _globals['_SPECULATIONMETRICS']._serialized_start=2003
-  _globals['_SPECULATIONMETRICS']._serialized_end=2219
-  _globals['_TIMING']._serialized_start=2221
-  _globals['_TIMING']._serialized_end=2321
-  _globals['_FORGETREQUEST']._serialized_start=2323
-  _globals['_FORGETREQUEST']._serialized_end=2338
-  _globals['_FORGETRESPONSE']._serialized_start=2340
-  _globals['_FORGETRESPONSE']._serialized_end=2356
-  _globals['_LISTMODELSREQUEST']._serialized_start=2358
-  _globals['_LISTMODELSREQUEST']._serialized_end=2377
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2379
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2435
-  _globals['_MODEL']._serialized_start=2437
-  _globals['_MODEL']._serialized_end=2547
-  _globals['_ERRORDETAIL']._serialized_start=2549
-  _globals['_ERRORDETAIL']._serialized_end=2655
-  _globals['_GENERATIONSERVICE']._serialized_start=2755
-  _globals['_GENERATIONSERVICE']._serialized_end=2995
+  _globals['_SAMPLINGPARAMS']._serialized_end=1166
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=910
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=958
+  _globals['_SPECULATIONPARAMS']._serialized_start=1169
+  _globals['_SPECULATIONPARAMS']._serialized_end=1328
+  _globals['_GENERATERESPONSE']._serialized_start=1330
+  _globals['_GENERATERESPONSE']._serialized_end=1437
+  _globals['_CHUNK']._serialized_start=1439
+  _globals['_CHUNK']._serialized_end=1525
+  _globals['_TOKENLOGPROBS']._serialized_start=1527
+  _globals['_TOKENLOGPROBS']._serialized_end=1617
+  _globals['_TOKENLOGPROB']._serialized_start=1619
+  _globals['_TOKENLOGPROB']._serialized_end=1668
+  _globals['_COMPLETE']._serialized_start=1671
+  _globals['_COMPLETE']._serialized_end=2009
+  _globals['_USAGE']._serialized_start=2011
+  _globals['_USAGE']._serialized_end=2068
+  _globals['_SPECULATIONMETRICS']._serialized_start=2071
+  _globals['_SPECULATIONMETRICS']._serialized_end=2287
+  _globals['_TIMING']._serialized_start=2289
+  _globals['_TIMING']._serialized_end=2389
+  _globals['_FORGETREQUEST']._serialized_start=2391
+  _globals['_FORGETREQUEST']._serialized_end=2406
+  _globals['_FORGETRESPONSE']._serialized_start=2408
+  _globals['_FORGETRESPONSE']._serialized_end=2424
+  _globals['_LISTMODELSREQUEST']._serialized_start=2426
+  _globals['_LISTMODELSREQUEST']._serialized_end=2445
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2447
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2503
+  _globals['_MODEL']._serialized_start=2506
+  _globals['_MODEL']._serialized_end=2709
+  _globals['_SAMPLINGDEFAULTS']._serialized_start=2712
+  _globals['_SAMPLINGDEFAULTS']._serialized_end=3092
+  _globals['_PROCESSOR']._serialized_start=3094
+  _globals['_PROCESSOR']._serialized_end=3134
+  _globals['_ERRORDETAIL']._serialized_start=3136
+  _globals['_ERRORDETAIL']._serialized_end=3242
+  _globals['_GENERATIONSERVICE']._serialized_start=3342
+  _globals['_GENERATIONSERVICE']._serialized_end=3582
 # @@protoc_insertion_point(module_scope)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import cast
+import dataclasses
+from typing import Any, cast
 
 from outrider.internal.v1 import verification_pb2
 from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import InvalidArgument
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.requests import SamplingDefaults
 from speculation.types import AcceptanceRule, FinishReason, Plan, SamplingParams, TokenLogprobs
 
 _REASONS = {
@@ -41,6 +43,7 @@ def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequ
             frequency_penalty=sampling.frequency_penalty,
             logit_bias=sampling.logit_bias,
             logprobs=sampling.logprobs,
+            ignore_generation_config=sampling.ignore_generation_config,
         ),
         plan=verification_pb2.Plan(
             strategy=plan.strategy,
@@ -87,6 +90,7 @@ def _decode_sampling(wire: verification_pb2.SamplingParams) -> SamplingParams:
         frequency_penalty=wire.frequency_penalty,
         logit_bias=dict(wire.logit_bias),
         logprobs=wire.logprobs if wire.HasField("logprobs") else None,
+        ignore_generation_config=wire.ignore_generation_config,
     )
 
 
@@ -189,6 +193,8 @@ def encode_card(card: VerifierCard) -> verification_pb2.DescribeResponse:
         waiting=card.waiting,
         free_blocks=card.free_blocks,
         total_blocks=card.total_blocks,
+        defaults=verification_pb2.SamplingDefaults(**default_fields(card.defaults)),
+        processors=[verification_pb2.Processor(name=name, value=value) for name, value in card.processors],
     )
 
 
@@ -202,4 +208,16 @@ def decode_card(wire: verification_pb2.DescribeResponse) -> VerifierCard:
         waiting=wire.waiting,
         free_blocks=wire.free_blocks,
         total_blocks=wire.total_blocks,
+        defaults=_decode_defaults(wire.defaults),
+        processors=tuple((processor.name, processor.value) for processor in wire.processors),
     )
+
+
+def default_fields(defaults: SamplingDefaults) -> dict[str, Any]:
+    """What is set, by the names that both messages have."""
+    return dataclasses.asdict(defaults)
+
+
+def _decode_defaults(wire: verification_pb2.SamplingDefaults) -> SamplingDefaults:
+    given = {field.name: value for field, value in wire.ListFields()}
+    return SamplingDefaults(**{**given, "stop": tuple(wire.stop)})

@@ -1,0 +1,57 @@
+"""What a request leaves open is filled in: here, once, and for everything behind the router."""
+
+from __future__ import annotations
+
+import secrets
+
+from speculation.errors import InvalidArgument
+from speculation.messages import VerifierCard
+from speculation.requests import RequestedSampling, SamplingDefaults
+from speculation.types import DEFAULT_MAX_TOKENS, SamplingParams
+
+# Of a model's defaults, those that stand for a request's field as they are.
+_PLAIN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop")
+
+
+def complete_sampling(asked: RequestedSampling, card: VerifierCard, prompt_length: int) -> SamplingParams:
+    """``asked``, then what the model's generation config says, then what holds for all; and a seed where none is given.
+
+    Args:
+        prompt_length: tokens; below the card's ``max_model_len``.
+
+    Raises:
+        InvalidArgument: the answer that is asked for does not fit; names the field.
+    """
+    defaults = SamplingDefaults() if asked.ignore_generation_config else card.defaults
+    room = card.max_model_len - prompt_length
+    left = f"what the prompt leaves of max_model_len {card.max_model_len}"
+    if asked.max_tokens is not None and asked.max_tokens > room:
+        raise InvalidArgument("max_tokens", asked.max_tokens, f"at most {room}: {left}")
+    max_tokens = min(room, asked.max_tokens if asked.max_tokens is not None else _most(defaults, prompt_length))
+    if asked.min_tokens is not None and asked.min_tokens > max_tokens == room:
+        raise InvalidArgument("min_tokens", asked.min_tokens, f"at most {max_tokens}: {left}")
+    given = {name: getattr(defaults, name) for name in _PLAIN if getattr(defaults, name) not in (None, ())}
+    # What a model says of lengths gives way to the length that is asked for, as in transformers.
+    lengths = {"max_tokens": max_tokens, "min_tokens": min(_fewest(defaults, prompt_length), max_tokens)}
+    return SamplingParams(**{"seed": secrets.randbits(63), **given, **lengths, **asked.given, "max_tokens": max_tokens})
+
+
+def _most(defaults: SamplingDefaults, prompt_length: int) -> int:
+    if defaults.max_tokens is not None:
+        return defaults.max_tokens
+    if defaults.max_length is None:
+        return DEFAULT_MAX_TOKENS
+    if defaults.max_length <= prompt_length:
+        raise InvalidArgument(
+            "max_tokens",
+            "unset",
+            f"set: the prompt has {prompt_length} tokens, and the model's generation config lets prompt and answer "
+            f"together have {defaults.max_length} (max_length) where a request does not say",
+        )
+    return defaults.max_length - prompt_length
+
+
+def _fewest(defaults: SamplingDefaults, prompt_length: int) -> int:
+    if defaults.min_tokens is not None:
+        return defaults.min_tokens
+    return max(0, (defaults.min_length or 0) - prompt_length)

@@ -1,0 +1,346 @@
+"""What becomes of a causal language model of any type: served as transformers computes it, or refused by name.
+
+    python -m tests.lossless.architectures > docs/models.md
+
+Each type gets a tiny random model (``tiny_configs``), which is loaded, decoded and looked at as a real one would be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import get_args
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+from services.drafter.config import DrafterConfig
+from services.drafter.service import DrafterService
+from services.links.in_process import InProcessDraftLink
+from services.machine import cores
+from services.router.strategies import STRATEGIES
+from services.verifier.config import Dtype, TargetConfig
+from services.verifier.model_slice import ModelSlice
+from services.verifier.target import TransformersTarget
+from speculation.errors import ConfigurationError
+from speculation.messages import Draft, DraftFailure
+from speculation.ports import Rows
+from speculation.prefix import EMPTY_HASH, extend_hash
+from speculation.types import Plan, TokenTree
+from tests.fakes import PLAIN, RandomDrafter, collect, decoding, request
+from tests.lossless.tiny_configs import tiny_config
+from tests.tiny import make_tiny_tokenizer
+
+TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+
+# Types of which transformers cannot make a small model from a configuration alone; what is given out for them is refused
+# all the same.
+NOT_MADE = {
+    "blt": "transformers itself fails to run it",
+    "dots3_note": "its vision part cannot be made small",
+    "gemma3n": "its vision part needs the package timm",
+    "gemma4_assistant": "it drafts for another model, from whose keys and values it reads",
+    "gemma4_unified_assistant": "it drafts for another model, from whose keys and values it reads",
+    "musicgen": "transformers makes its decoder from another configuration",
+    "musicgen_melody": "transformers makes its decoder from another configuration",
+}
+
+ANSWER = 64
+# Longer than every window and chunk of a tiny model; one crosses a tile of the key-value pool.
+_LENGTHS = (41, 23, 67)
+# Where the first and second most likely token are nearer, rounding in another order may choose the other one. Relative to
+# how far logits spread.
+NEAR_TIE = 1e-3
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What became of a type.
+
+    Attributes:
+        refusal: why it is not served; empty: it is.
+        wrong: what was served wrongly; must be empty.
+        exact: whether a row's logits are the same bits, whatever shares its pass.
+        near_ties: answers that left transformers' where two tokens were equally likely up to rounding.
+        stages: why its layers cannot be split over stages; empty: they can.
+        dtypes: those it is served in; others are missing.
+    """
+
+    refusal: str = ""
+    wrong: str = ""
+    exact: bool = False
+    near_ties: int = 0
+    stages: str = ""
+    dtypes: tuple[Dtype, ...] = ()
+
+
+@torch.no_grad()
+def make(model_type: str, folder: Path) -> PreTrainedModel | None:
+    """Write a tiny model of the type to ``folder``; None: only its configuration, see ``NOT_MADE``.
+
+    Raises:
+        Exception: whatever the type's classes raise: the rules of ``tiny_configs`` do not suffice.
+    """
+    vocab_size = make_tiny_tokenizer(folder)
+    if model_type in NOT_MADE:
+        (folder / "config.json").write_text(json.dumps({"model_type": model_type, "vocab_size": vocab_size}))
+        return None
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(tiny_config(model_type, vocab_size), dtype=torch.float32).eval()
+    for parameter in model.parameters():
+        # Norms and biases are made as ones and zeros, which would hide who forgets them; some weights are not made at all.
+        if parameter.dim() < 2 or not bool(parameter.isfinite().all()):
+            parameter.copy_(parameter.nan_to_num(0, 0, 0).clamp(-2, 2) + 0.1 * torch.randn_like(parameter))
+    model.generation_config = GenerationConfig(eos_token_id=0, pad_token_id=0)
+    model.save_pretrained(folder)
+    return model
+
+
+def prompts(vocab_size: int) -> list[list[int]]:
+    """Three, each with something that repeats."""
+    source = random.Random(1)
+    made = []
+    for length in _LENGTHS:
+        text = [source.randrange(1, vocab_size) for _ in range(length - 8)]
+        made.append(text + text[:8])
+    return made
+
+
+class GuidedDrafter(RandomDrafter):
+    """Trees that hold the right continuation for some tokens, among wrong siblings and cousins."""
+
+    def __init__(self, vocab: int, answers: Sequence[Sequence[int]]) -> None:
+        super().__init__(vocab=vocab)
+        self._answers = answers
+
+    async def _draft(self, session_id: str, max_nodes: int) -> Draft | DraftFailure:
+        tokens = self.sessions[session_id]
+        base = {"base_length": len(tokens), "base_hash": extend_hash(EMPTY_HASH, tokens)}
+        return Draft(session_id=session_id, tree=self._tree(tokens, max_nodes), **base)
+
+    def _tree(self, tokens: list[int], max_nodes: int) -> TokenTree:
+        known = next((answer for answer in self._answers if list(answer[: len(tokens)]) == tokens), tokens)
+        made: list[int] = []
+        parents: list[int] = []
+        at = -1
+        for right in known[len(tokens) : len(tokens) + self.random.randint(1, 4)]:
+            for _ in range(self.random.randint(0, 1)):
+                parents.append(self.random.randint(-1, len(made) - 1))
+                made.append(self.random.randrange(self.vocab))
+            parents.append(at)
+            at = len(made)
+            made.append(right)
+        kept = min(max_nodes, len(made))
+        return TokenTree(tokens=tuple(made[:kept]), parents=tuple(parents[:kept]), sources=("guided",) * kept)
+
+
+def greedy(model: PreTrainedModel, prompt: Sequence[int]) -> list[int]:
+    """``ANSWER`` tokens by transformers' own ``generate``, end-of-text ignored."""
+    given = torch.tensor([list(prompt)])
+    answer = model.generate(
+        given, attention_mask=torch.ones_like(given), max_new_tokens=ANSWER, min_new_tokens=None, do_sample=False,
+        eos_token_id=None, pad_token_id=0,
+    )  # fmt: skip
+    tokens: list[int] = answer[0, len(prompt) :].tolist()
+    return tokens
+
+
+# Plain decoding, trees that hold the right continuation, and the default strategy's own; so many requests at once.
+RUNS = tuple((strategy, at_once) for strategy in ("autoregressive", "guided", "blend") for at_once in (1, 3))
+
+
+async def served(
+    target: TransformersTarget, wanted: list[list[int]], expected: list[list[int]]
+) -> AsyncIterator[list[list[int]]]:
+    """The service's answers, for each of ``RUNS``."""
+    whole = [[*prompt, *answer] for prompt, answer in zip(wanted, expected, strict=True)]
+    for strategy, at_once in RUNS:
+        drafter = GuidedDrafter(target.vocab_size, whole) if strategy == "guided" else DrafterService(DrafterConfig())
+        sources = ("guided",) if strategy == "guided" else STRATEGIES[strategy]
+        plan = Plan(strategy=strategy, sources=sources, max_nodes=6, observe_top_k=6) if sources else PLAIN
+        made: list[list[int]] = []
+        async with decoding(target, InProcessDraftLink(drafter), max_batched_tokens=50) as loop:
+            for start in range(0, len(wanted), at_once):
+                part = [
+                    request(f"r{start + i}", prompt, plan, max_tokens=ANSWER, ignore_eos=True)
+                    for i, prompt in enumerate(wanted[start : start + at_once])
+                ]
+                made += [tokens for tokens, _, _ in await asyncio.gather(*(collect(loop, one) for one in part))]
+        yield made
+
+
+async def difference(target: TransformersTarget, model: PreTrainedModel) -> tuple[str, int]:
+    """What the service says otherwise than transformers' ``generate``; and how often at a near tie alone."""
+    wanted = prompts(target.vocab_size)
+    expected = [greedy(model, prompt) for prompt in wanted]
+    ties = 0
+    made_by_run = [made async for made in served(target, wanted, expected)]
+    for run, made in zip(RUNS, made_by_run, strict=True):
+        for prompt, theirs, ours in zip(wanted, expected, made, strict=True):
+            if ours == theirs:
+                continue
+            at = next((i for i, (one, other) in enumerate(zip(ours, theirs, strict=False)) if one != other), len(ours))
+            if at == len(ours) or not _nearly_tied(model, [*prompt, *theirs[:at]], ours[at], theirs[at]):
+                return f"other tokens than transformers from token {at} on ({run[0]}, {run[1]} at a time)", ties
+            ties += 1
+    return "", ties
+
+
+@torch.no_grad()
+def _nearly_tied(model: PreTrainedModel, tokens: list[int], one: int, other: int) -> bool:
+    logits = model(torch.tensor([tokens]), use_cache=False).logits[0, -1]
+    return bool((logits[one] - logits[other]).abs() <= NEAR_TIE * logits.std())
+
+
+def bits(target: TransformersTarget) -> bool:
+    """Whether rows have the same bits alone, in a chunk, in a tree and beside other requests."""
+    source = random.Random(2)
+    text = tuple(source.randrange(target.vocab_size) for _ in range(90))
+    for name in ("alone", "chunk", "tree", "other"):
+        assert target.open(name, 120)
+    alone = torch.cat([target.forward([_rows("alone", at, text[at : at + 1])])[0] for at in range(len(text))])
+    parts = [_rows("chunk", 0, text[:37]), _rows("chunk", 37, text[37:])]
+    chunks = torch.cat([target.forward([part])[0] for part in parts])
+    target.forward([_rows("tree", 0, text[:60])])
+    target.forward([_rows("other", 0, text[:70])])
+    # Right nodes at 1, 3 and 4.
+    tree = Rows(
+        session_id="tree", context=60, tokens=(text[60], 5, text[61], 6, *text[62:64]), parents=(-1, -1, 0, 1, 3), logits=6
+    )
+    beside, checked = target.forward([_rows("other", 70, text[70:81]), tree])
+    for name in ("alone", "chunk", "tree", "other"):
+        target.close(name)
+    return (
+        torch.equal(chunks, alone) and torch.equal(beside, alone[70:81]) and torch.equal(checked[[0, 2, 4, 5]], alone[60:64])
+    )
+
+
+def _rows(name: str, context: int, tokens: tuple[int, ...]) -> Rows:
+    return Rows(session_id=name, context=context, tokens=tokens, logits=len(tokens))
+
+
+def stages(config: TargetConfig, target: TransformersTarget) -> str:
+    """Why the model cannot be split over two stages, or what is wrong then; empty: it can, with the same bits."""
+    text = _rows("whole", 0, tuple(range(1, 60)))
+    assert target.open("whole", 64)
+    whole = target.forward([text])[0]
+    target.close("whole")
+    try:
+        parts = [ModelSlice(replace(config, stages=2), stage) for stage in (0, 1)]
+    except ConfigurationError as error:
+        return str(error)
+    hidden = None
+    for part in parts:
+        part.pool.assign("whole", [0], 1)
+        hidden = part.run([text], hidden)
+    assert hidden is not None
+    if not torch.allclose(hidden, whole, atol=NEAR_TIE * float(whole.std())):
+        raise AssertionError("two stages compute something else")
+    return ""
+
+
+async def outcome(model_type: str, folder: Path) -> Outcome:
+    """Make a tiny model of the type, and see.
+
+    Raises:
+        Exception: the model cannot be made; see ``NOT_MADE``.
+    """
+    model = make(model_type, folder)
+    config = TargetConfig(model_path=str(folder), kv_cache_tokens=1024, max_model_len=256, threads=1)
+    try:
+        target = TransformersTarget(config)
+    except ConfigurationError as error:
+        return Outcome(refusal=str(error).replace(str(folder), "its folder"))
+    except Exception as error:
+        return Outcome(wrong=f"{type(error).__name__} at its load")
+    if model is None:
+        return Outcome(wrong="served, though transformers cannot make it")
+    try:
+        wrong, ties = await difference(target, model)
+        if wrong:
+            return Outcome(wrong=wrong)
+        return Outcome(exact=bits(target), near_ties=ties, stages=stages(config, target), dtypes=tuple(dtypes(config)))
+    except Exception as error:
+        return Outcome(wrong=f"{type(error).__name__}: {error}")
+
+
+def dtypes(config: TargetConfig) -> Iterator[Dtype]:
+    """Those that the model is served in."""
+    yield config.dtype
+    for dtype in get_args(Dtype):
+        if dtype == config.dtype:
+            continue
+        with suppress(ConfigurationError):
+            TransformersTarget(replace(config, dtype=dtype))
+            yield dtype
+
+
+HEAD = """# Models
+
+Which of the causal language models of transformers {version} are served, as seen on a tiny random one of each type: loaded,
+asked for {answer} tokens after prompts longer than every window, plainly and from trees, alone and three at a time, and compared
+with `generate` token for token. `python -m tests.lossless.architectures > docs/models.md` made this table, in some minutes;
+tests/lossless/test_architectures.py holds it to what it sees, and to the types of the installed transformers.
+
+- **served**: what is not, is refused at the start with this sentence. Whatever is loaded is also compared with its own eager
+  attention at every start (`services/verifier/guard.py`), so that a type, or a configuration of one, that this table does not
+  know is served rightly or refused, too.
+- **bits**: `exact` means that a token's logits are the same bits, whatever shares its pass, so that plain and speculative
+  decoding say the same under every seed; `up to near ties` that they are the same up to rounding, so that two tokens
+  that are equally likely up to the last bits may be swapped. In float32, with our own kernels.
+- **stages**: whether the layers can be split over processes.
+- **dtypes**: what `verifier.dtype` may be.
+
+What would be needed for the others:
+
+- *Encoder-decoders* read a second text, or a picture or sound, which requests cannot give. Their decoders alone, and others that
+  count their positions themselves instead of taking those that they are given, can compute a text from its beginning only; a
+  branch of a tree, or the second request of a pass, begins elsewhere.
+- *Recurrent and hybrid layers* (Mamba, RWKV, linear attention, short convolutions) carry a state instead of keys and values. It
+  cannot step back over rejected drafts: a snapshot of every layer's state at every node of a tree, or states computed anew from the
+  last kept one, would have to stand beside the key-value pool, and a tree's branches would each have to be computed from
+  their parent's state.
+- *Sparse and compressed attention* (indexers, compressed keys) chooses what a row sees by the keys of all rows; the pool
+  would have to hold the indexers' keys as well, and the choice would have to be the same in a tree.
+
+| type | served | bits | stages | dtypes |
+|---|---|---|---|---|
+"""
+
+
+def row(model_type: str, found: Outcome) -> str:
+    """The type's line of docs/models.md."""
+    if found.wrong:
+        return f"| {model_type} | **wrong: {found.wrong}** | | | |"
+    if found.refusal:
+        return f"| {model_type} | no: {found.refusal.replace('|', '/')} | | | |"
+    bits = "exact" if found.exact else "up to near ties"
+    return f"| {model_type} | yes | {bits} | {'no' if found.stages else 'yes'} | {', '.join(found.dtypes)} |"
+
+
+def _row_of(model_type: str) -> str:
+    transformers.logging.set_verbosity_error()
+    torch.set_num_threads(1)
+    with TemporaryDirectory() as folder:
+        return row(model_type, asyncio.run(outcome(model_type, Path(folder))))
+
+
+def main() -> None:
+    """Print docs/models.md."""
+    with ProcessPoolExecutor(cores(), mp_context=get_context("spawn")) as workers:
+        rows = list(workers.map(_row_of, TYPES))
+    print(HEAD.format(version=transformers.__version__, answer=ANSWER) + "\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()

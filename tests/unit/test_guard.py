@@ -1,0 +1,165 @@
+"""The guard at a model's load: what is planted is refused by name, and what is right passes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import (
+    NanoChatConfig,
+    NanoChatForCausalLM,
+    PreTrainedModel,
+)
+
+from services.verifier import model_slice
+from services.verifier.config import Dtype, TargetConfig
+from services.verifier.guard import check_slice
+from services.verifier.model_slice import ModelSlice
+from services.verifier.target import TransformersTarget
+from speculation.errors import ConfigurationError
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 320, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "max_position_embeddings": 512, "initializer_range": 0.4, "eos_token_id": 0, "pad_token_id": 0, "bos_token_id": 1,
+}  # fmt: skip
+
+
+def config_of(folder: Path, **settings: Any) -> TargetConfig:
+    return TargetConfig(model_path=str(folder), kv_cache_tokens=256, max_model_len=128, threads=1, **settings)
+
+
+Plant = Callable[[PreTrainedModel], None]
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, plant: Plant) -> None:
+    """Change every model that is loaded."""
+    load = model_slice.load_whole
+
+    def changed(config: TargetConfig) -> PreTrainedModel:
+        model = load(config)
+        plant(model)
+        return model
+
+    monkeypatch.setattr(model_slice, "load_whole", changed)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_a_model_that_is_right(tiny_model: Path, caplog: pytest.LogCaptureFixture, dtype: Dtype) -> None:
+    caplog.set_level(logging.INFO)
+    part = ModelSlice(config_of(tiny_model, dtype=dtype), 0)
+    forwards = [dict(vars(module)) for module in part.model.modules()]
+    check_slice(part)
+    assert "LlamaForCausalLM (model_type llama) computes what its own eager attention does; seen in" in caplog.text
+    assert [dict(vars(module)) for module in part.model.modules()] == forwards
+    assert part.model.config._attn_implementation == "outrider"
+    with pytest.raises(KeyError):
+        part.pool.tiles_of("text")
+
+
+def test_a_layer_that_ignores_its_positions(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ignore(model: PreTrainedModel) -> None:
+        turn = model.model.rotary_emb
+
+        class Counting(nn.Module):
+            def forward(self, rows: torch.Tensor, position_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+                made: tuple[torch.Tensor, torch.Tensor] = turn(rows, torch.arange(rows.shape[1])[None])
+                return made
+
+        model.model.rotary_emb = Counting()
+
+    planted(monkeypatch, ignore)
+    with pytest.raises(ConfigurationError, match=r"LlamaForCausalLM .* does not use the positions that it is given"):
+        TransformersTarget(config_of(tiny_model))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_window_that_is_in_the_mask_alone(tiny_model: Path, monkeypatch: pytest.MonkeyPatch, dtype: Dtype) -> None:
+    """transformers' own mask says it, the layers do not."""
+
+    def shorten(module: nn.Module, rows: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        mask = named["attention_mask"]
+        if isinstance(mask, torch.Tensor) and mask.dim() == 4:
+            at = torch.arange(mask.shape[-1])
+            named["attention_mask"] = mask.masked_fill(at[:, None] - at >= 12, torch.finfo(mask.dtype).min)
+        return rows, named
+
+    def plant(model: PreTrainedModel) -> None:
+        for layer in model.model.layers:
+            layer.register_forward_pre_hook(shorten, with_kwargs=True)
+
+    planted(monkeypatch, plant)
+    with pytest.raises(ConfigurationError, match=r"LlamaForCausalLM .* something else than its own eager attention"):
+        TransformersTarget(config_of(tiny_model, dtype=dtype))
+
+
+def test_a_model_that_is_not_causal(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def see_all(module: nn.Module, rows: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        mask = named["attention_mask"]
+        if isinstance(mask, torch.Tensor) and mask.dim() == 4:
+            named["attention_mask"] = torch.zeros_like(mask)
+        return rows, named
+
+    def plant(model: PreTrainedModel) -> None:
+        for layer in model.model.layers:
+            layer.register_forward_pre_hook(see_all, with_kwargs=True)
+
+    planted(monkeypatch, plant)
+    with pytest.raises(ConfigurationError, match=r"LlamaForCausalLM .*not causal"):
+        TransformersTarget(config_of(tiny_model))
+
+
+def test_weights_that_are_no_numbers(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planted(monkeypatch, lambda model: model.model.norm.weight.data.fill_(float("nan")))
+    with pytest.raises(ConfigurationError, match="not finite"):
+        TransformersTarget(config_of(tiny_model))
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_norm_that_is_applied_twice_in_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: int) -> None:
+    torch.manual_seed(0)
+    NanoChatForCausalLM(NanoChatConfig(**SIZES, num_key_value_heads=2)).save_pretrained(tmp_path)
+    part = ModelSlice(config_of(tmp_path, stages=2), stage)
+    with pytest.raises(
+        ConfigurationError, match="cannot be split: its final norm is applied 2 times in a pass; use stages: 1"
+    ):
+        check_slice(part, 2)
+
+
+def test_stages_of_a_model_that_can_be_split(tiny_model: Path) -> None:
+    for stage in (0, 1):
+        check_slice(ModelSlice(config_of(tiny_model, stages=2), stage), 2)
+
+
+def test_layers_that_are_given_more_than_hidden_states(tiny_model: Path) -> None:
+    part = ModelSlice(config_of(tiny_model, stages=2), 1)
+    part.model.get_decoder().layers[0].register_forward_pre_hook(
+        lambda _, rows, named: (rows, {**named, "per_layer_input": torch.ones(1)}), with_kwargs=True
+    )
+    with pytest.raises(ConfigurationError, match="its layers are also given per_layer_input"):
+        check_slice(part, 2)
+
+
+def test_an_error_of_the_model_is_one_line(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("two\nlines")
+
+    planted(monkeypatch, lambda model: setattr(model.model.norm, "forward", fail))
+    monkeypatch.setattr(model_slice, "fuse", lambda *_: (0, "of the test"))
+    with pytest.raises(ConfigurationError, match="two lines") as refused:
+        TransformersTarget(config_of(tiny_model))
+    assert "\n" not in str(refused.value)
+
+
+def test_rows_that_depend_on_their_pass_are_noticed(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert TransformersTarget(config_of(tiny_model)).exact == TransformersTarget(config_of(tiny_model)).exact
+
+    def shift(model: PreTrainedModel) -> None:
+        model.model.norm.register_forward_hook(lambda _, __, made: made * (1 + 1e-6 * made.shape[1]))
+
+    planted(monkeypatch, shift)
+    assert not TransformersTarget(config_of(tiny_model)).exact

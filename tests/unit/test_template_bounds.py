@@ -1,0 +1,156 @@
+"""A chat template that fails, loops or swells costs its request alone, in seconds and megabytes, and says why."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jinja2
+import pytest
+
+from services.router import template_bounds
+from services.router.templates import ChatTemplate
+from services.router.tokens import Tokens
+from speculation.errors import ConfigurationError, InvalidArgument
+from speculation.messages import ChatMessage
+from tests.tiny import make_tiny_model
+
+MESSAGES = [{"role": "user", "content": "hi"}]
+
+
+def render(source: str) -> str:
+    return ChatTemplate(source, {}).render(MESSAGES)
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{{ 1 + 'a' }}", "TypeError"),
+        ("{{ nothing.at.all }}", "'nothing' is undefined"),
+        ("{{ messages[0].content | int(base=99) }}{{ [] | first + 1 }}", ""),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "RecursionError"),
+        ("{% for i in 3 %}{% endfor %}", "TypeError"),
+        ("{{ range(10**6) }}", "OverflowError"),
+        ("{{ dict(1) }}", "TypeError"),
+        ("{{ messages | map('nosuch') | list }}", "nosuch"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ strftime_now(1) }}", "TypeError"),
+        ("{{ messages[0].content.encode('nosuch') }}", "LookupError"),
+        ("{{ '\\ud800' | tojson }}{{ messages[0].content.index('x') }}", "ValueError"),
+    ],
+)
+def test_whatever_a_template_raises_is_a_template_error(source: str, said: str) -> None:
+    with pytest.raises(jinja2.TemplateError) as caught:
+        render(source)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% for i in range(99999) %}{% for j in range(99999) if j < 0 %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{% for m in [[0, 0, 0]] * 60 recursive %}{% if loop.depth0 < 60 %}{{ loop([1, 2]) }}{% endif %}{% endfor %}",
+        "{% for i in range(99999) %}{% set x = range(99999) | list | sort | join %}{% endfor %}",
+    ],
+)
+def test_a_template_that_loops_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_bounds, "MOST_SECONDS", 0.2)
+    start = time.monotonic()
+    with pytest.raises(jinja2.TemplateError, match=r"takes more than 0\.2 seconds"):
+        render(source)
+    assert time.monotonic() - start < 20
+
+
+GROWING = "{%% set ns = namespace(x='0123456789abcdef') %%}{%% for i in range(60) %%}%s{%% endfor %%}{{ ns.x | length }}"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        GROWING % "{% set ns.x = ns.x ~ ns.x %}",
+        GROWING % "{% set ns.x = ns.x + ns.x %}",
+        GROWING % "{% set ns.x = ns.x * 2 %}",
+        GROWING % "{% set ns.x = [ns.x, ns.x] | join %}",
+        GROWING % "{% set ns.x = ''.join([ns.x, ns.x]) %}",
+        GROWING % "{% set ns.x = ns.x.replace('0', ns.x) %}",
+        GROWING % "{% set ns.x = ns.x | replace('0', ns.x) %}",
+        GROWING % "{% set ns.x = '%s%s' % (ns.x, ns.x) %}",
+        GROWING % "{% set ns.x = '%s%s' | format(ns.x, ns.x) %}",
+        GROWING % "{% set ns.x = '{0}{0}'.format(ns.x) %}",
+        GROWING % "{% set y %}{{ ns.x }}{{ ns.x }}{% endset %}{% set ns.x = y %}",
+        "{% set ns = namespace(x=7) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}{{ ns.x }}",
+        "{{ 10 ** (10 ** 9) }}", "{{ 'a' * 10 ** 9 }}", "{{ 10 ** 9 * [1] }}", "{{ 'a'.center(10 ** 9) }}", "{{ 'a' | center(10 ** 9) }}",
+        "{{ 'a' | indent(10 ** 9, true) }}", "{{ 'a' | indent(width=10 ** 9, first=true) }}", "{{ '%1000000000d' % 1 }}",
+        "{{ '%1000000000d' | format(1) }}", "{{ '%*d' % (10 ** 9, 1) }}", "{{ '{:1000000000}'.format(1) }}",
+        "{{ '{:{}}'.format(1, 10 ** 9) }}", "{{ [1] | tojson(indent=10 ** 9) }}", "{{ 'a\tb'.expandtabs(10 ** 9) }}",
+        "{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "{{ 'a'.encode().center(10 ** 9) }}",
+        "{{ (5).to_bytes(10 ** 9, 'big') }}", "{{ '{:{w}}'.format(1, w=10 ** 9) }}",
+        "{{ (['a' * 10 ** 6] * 1000) | join }}",
+    ],
+)  # fmt: skip
+def test_a_template_that_swells_is_stopped(source: str) -> None:
+    start = time.monotonic()
+    with pytest.raises(jinja2.TemplateError, match="too long"):
+        render(source)
+    assert time.monotonic() - start < 20
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("{% for m in messages %}{{ loop.index }}/{{ loop.length }}{{ loop.last }}{% else %}none{% endfor %}", "1/1True"),
+        ("{{ 1700000000 | string }}{{ [1700000000] | tojson }}{{ namespace(n=10 ** 9).n }}{{ 10 ** 9 | abs }}", "1700000000[1700000000]1000000000" + "1000000000"),
+        ("{% macro f(n) %}{{ n + 1 }}{% endmacro %}{{ f(10 ** 9) }}{{ [3, 1] | sort | join('-') }}", "10000000011-3"),
+        ("{% for m in [] %}x{% else %}none{% endfor %}{% for m in nothing %}x{% endfor %}", "none"),
+        ("{% for a, b in {'x': 1}.items() %}{{ a ~ b ~ none ~ 2.5 }}{% endfor %}", "x1None2.5"),
+        ("{% for i in [1, [2, [3]]] recursive %}{{ i if i is number else loop(i) }}{% endfor %}", "123"),
+        ("{% for i in range(9) if i % 2 %}{{ i }}{{ loop.previtem | default('-') }}{% endfor %}", "1-315375"),
+        ("{{ ('<' ~ 'b>' | e) ~ '%s-%03d' % ('a', 7) }}{{ 'a,b'.split(',') | join('+') }}", "<b&gt;a-007a+b"),
+        ("{{ '{:>5}{n}'.format('x', n=1) }}{{ 2 ** 10 }}{{ [1] * 3 }}{{ 'ab' * 2 }}{{ messages[0].content.upper() }}", "    x11024[1, 1, 1]ababHI"),
+        ("{% macro f(n) %}[{{ n }}{{ caller() }}]{% endmacro %}{% call f(1) %}x{% endcall %}", "[1x]"),
+        ("{{ messages | map(attribute='role') | list | tojson }}{{ 'x' | indent(2, first=true) }}", '["user"]  x'),
+    ],
+)  # fmt: skip
+def test_what_keeps_the_bounds_is_not_changed(source: str, text: str) -> None:
+    assert render(source) == text
+
+
+def test_renderings_side_by_side_have_a_clock_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_bounds, "MOST_SECONDS", 1.0)
+    template = ChatTemplate(
+        "{% for i in range(messages[0].content | int) %}{% for j in range(999) %}{% endfor %}{% endfor %}x", {}
+    )
+    with ThreadPoolExecutor(4) as pool:
+        slow = pool.submit(template.render, [{"role": "user", "content": "99999"}])
+        assert [*pool.map(template.render, [[{"role": "user", "content": "1"}]] * 20)] == ["x"] * 20
+        with pytest.raises(jinja2.TemplateError, match="seconds"):
+            slow.result()
+
+
+def test_the_request_is_told(tmp_path: Path) -> None:
+    make_tiny_model(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content.index('a') }}")
+    tokens = Tokens(str(tmp_path))
+    assert tokens.encode_chat((ChatMessage(role="user", content="a"),))
+    with pytest.raises(InvalidArgument, match="what the chat template allows: ValueError: substring not found") as caught:
+        tokens.encode_chat((ChatMessage(role="user", content="b"),))
+    assert caught.value.field == "messages"
+
+
+@pytest.mark.parametrize("source", ["{% for %}", "{{ x | nosuch }}", "{{ " + "(" * 500 + ")" * 500 + " }}", "{% break %}"])
+@pytest.mark.parametrize("own_class", [True, False])
+def test_a_template_that_is_none_is_refused_at_start(tmp_path: Path, source: str, own_class: bool) -> None:
+    make_tiny_model(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text(source)
+    if not own_class:
+        # What only transformers knows how to read.
+        file = tmp_path / "tokenizer_config.json"
+        file.write_text(file.read_text().replace("{", '{"split_special_tokens": true,', 1))
+    with pytest.raises(ConfigurationError, match="chat template") as caught:
+        Tokens(str(tmp_path))
+    assert "\n" not in str(caught.value)
