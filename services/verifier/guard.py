@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from services.verifier.adapters import exact_attention
 from speculation.errors import ConfigurationError, OutriderError
 from speculation.ports import Rows
 
@@ -141,7 +142,7 @@ def _as_transformers_has_it(model: PreTrainedModel) -> Iterator[None]:
     ]
     try:
         for config in configs:
-            config._attn_implementation = "eager"
+            config._attn_implementation = exact_attention(config)
         for module, name, _ in methods:
             delattr(module, name)
         yield

@@ -191,7 +191,8 @@ def _cache_values(skeleton: PreTrainedModel, config: TargetConfig) -> int:
     # Others ask which experts tokens choose, which a skeleton does not know.
     skeleton.set_experts_implementation("batched_mm")
     try:
-        calls = [call for own in record(skeleton, None).values() for call in own]
+        tokens = torch.ones(1, 8, dtype=torch.int64, device=skeleton.device)
+        calls = [call for own in record(skeleton, tokens, None).values() for call in own]
     except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
         log.info("the cache's size is estimated: %s", error)
         return 2 * int(text.num_hidden_layers) * int(text.hidden_size)

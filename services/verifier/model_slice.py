@@ -34,6 +34,9 @@ from speculation.types import Features
 
 log = logging.getLogger(__name__)
 
+# Of passes that show how a model calls attention, and what its layers are.
+_TRIAL_ROWS = 8
+
 
 class ModelSlice:
     """Stage ``stage`` of the target, with its part of the key-value cache.
@@ -76,22 +79,26 @@ class ModelSlice:
         if self._kernel is not None:
             self._fuse()
 
-    def _recorded(self, rows: int) -> Calls:
+    def _recorded(self, longest: int) -> Calls:
+        entering = torch.arange(1, _TRIAL_ROWS + 1, device=self.device)[None]
+        if not self.is_first:
+            entering = torch.randn(1, _TRIAL_ROWS, self.hidden_size, dtype=self.dtype, device=self.device)
         try:
-            return record(self.model, rows, None if self.is_first else self.hidden_size)
+            return record(self.model, entering, longest)
         except Exception as error:
             # Architectures that were never tried may fail at anything.
-            raise ConfigurationError(f"{type(self.model).__name__} cannot be served: {error}") from error
+            reason = str(error) if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {error}"
+            raise ConfigurationError(f"{type(self.model).__name__} cannot be served: {' '.join(reason.split())}") from error
 
     @torch.inference_mode()
     def _fuse(self) -> None:
         """Let our kernel compute whole layers where it computes the same."""
         kernel = self._kernel
         assert kernel is not None
-        owner, rows = "fusing", 8
+        owner = "fusing"
         self.pool.assign(owner, [0], 1)
-        tokens = tuple(range(1, rows + 1))
-        hidden = None if self.is_first else torch.randn(rows, self.hidden_size)
+        tokens = tuple(range(1, _TRIAL_ROWS + 1))
+        hidden = None if self.is_first else torch.randn(_TRIAL_ROWS, self.hidden_size)
 
         def trial_pass() -> Running:
             batch = [Rows(session_id=owner, context=0, tokens=tokens, logits=1)]
