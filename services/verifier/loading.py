@@ -191,7 +191,7 @@ def _cache_values(skeleton: PreTrainedModel, config: TargetConfig) -> int:
     # Others ask which experts tokens choose, which a skeleton does not know.
     skeleton.set_experts_implementation("batched_mm")
     try:
-        calls = [call for own in record(skeleton, None).values() for call in own]
+        calls = [call for own in record(skeleton, None, skeleton.device).values() for call in own]
     except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
         log.info("the cache's size is estimated: %s", error)
         return 2 * int(text.num_hidden_layers) * int(text.hidden_size)

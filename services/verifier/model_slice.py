@@ -77,11 +77,13 @@ class ModelSlice:
             self._fuse()
 
     def _recorded(self, rows: int) -> Calls:
+        hidden = None if self.is_first else torch.randn(8, self.hidden_size, dtype=self.dtype, device=self.device)
         try:
-            return record(self.model, rows, None if self.is_first else self.hidden_size)
+            return record(self.model, rows, self.device, hidden)
         except Exception as error:
             # Architectures that were never tried may fail at anything.
-            raise ConfigurationError(f"{type(self.model).__name__} cannot be served: {error}") from error
+            reason = " ".join(str(error).split())[:300] or type(error).__name__
+            raise ConfigurationError(f"{type(self.model).__name__} cannot be served: {reason}") from error
 
     @torch.inference_mode()
     def _fuse(self) -> None:

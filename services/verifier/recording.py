@@ -93,22 +93,22 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: G
 
 
 @torch.inference_mode()
-def record(model: PreTrainedModel, longest: int | None, hidden: int | None = None) -> Calls:
+def record(model: PreTrainedModel, longest: int | None, device: torch.device, hidden: torch.Tensor | None = None) -> Calls:
     """The attention calls of a pass through the model.
 
     Args:
         longest: masks are looked into as far as that position; None: they are not, and so it goes on the meta device.
-        hidden: size of the hidden states that the model's layers get, where it has no embeddings.
+        device: where the model is, which a slice of it without a parameter of its own cannot say.
+        hidden: [rows, hidden size], what the model's layers get, where it has no embeddings.
 
     Raises:
         NotImplementedError: the model's attention cannot be served; says why.
     """
     recorder = _Recorder(longest)
-    device = model.device
-    positions = torch.arange(_ROWS, device=device)[None]
+    positions = torch.arange(_ROWS if hidden is None else len(hidden), device=device)[None]
     given: dict[str, Any] = {"input_ids": positions + 1}
     if hidden is not None:
-        given = {"inputs_embeds": torch.randn(1, _ROWS, hidden, dtype=model.dtype, device=device)}
+        given = {"inputs_embeds": hidden[None]}
     if longest is None:
         # Without it, some look for padding among the tokens, of which the meta device has none.
         given["attention_mask"] = torch.ones_like(positions)
