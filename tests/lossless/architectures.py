@@ -30,6 +30,7 @@ from services.links.in_process import InProcessDraftLink
 from services.machine import cores
 from services.router.strategies import STRATEGIES
 from services.verifier.config import Dtype, TargetConfig
+from services.verifier.guard import check_slice
 from services.verifier.model_slice import ModelSlice
 from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError
@@ -237,6 +238,8 @@ def stages(config: TargetConfig, target: TransformersTarget) -> str:
     target.close("whole")
     try:
         parts = [ModelSlice(replace(config, stages=2), stage) for stage in (0, 1)]
+        for part in parts:
+            check_slice(part, len(parts))
     except ConfigurationError as error:
         return str(error)
     hidden = None

@@ -13,42 +13,7 @@ from tests.lossless.architectures import NOT_MADE, TYPES, outcome, row
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 
 # What is still wrong, and how it shows. Whatever is mended must leave this table.
-KNOWN: dict[str, str] = {
-    "bart": "other tokens than transformers",
-    "bigbird_pegasus": "other tokens than transformers",
-    "blenderbot": "other tokens than transformers",
-    "blenderbot-small": "other tokens than transformers",
-    "blt": "at its load",
-    "diffllama": "other tokens than transformers",
-    "doge": "other tokens than transformers",
-    "emu3": "ValueError at its load",
-    "falcon": "KeyError at its load",
-    "gemma3n": "ImportError at its load",
-    "gemma3n_text": "ValueError at its load",
-    "gemma4": "AmbiguousGlobalPerLayerAttributeError at its load",
-    "gemma4_assistant": "at its load",
-    "gemma4_text": "AmbiguousGlobalPerLayerAttributeError at its load",
-    "gemma4_unified": "AmbiguousGlobalPerLayerAttributeError at its load",
-    "gemma4_unified_assistant": "at its load",
-    "gemma4_unified_text": "AmbiguousGlobalPerLayerAttributeError at its load",
-    "git": "KeyError at its load",
-    "gpt_neo": "KeyError at its load",
-    "gptj": "KeyError at its load",
-    "marian": "other tokens than transformers",
-    "mbart": "other tokens than transformers",
-    "mllama": "ValueError at its load",
-    "moshi": "other tokens than transformers",
-    "musicgen": "ValueError at its load",
-    "musicgen_melody": "ValueError at its load",
-    "nanochat": "two stages compute something else",
-    "pegasus": "other tokens than transformers",
-    "phimoe": "other tokens than transformers",
-    "plbart": "other tokens than transformers",
-    "qwen2_moe": "other tokens than transformers",
-    "rwkv": "at its load",
-    "whisper": "other tokens than transformers",
-    "xlstm": "at its load",
-}
+KNOWN: dict[str, str] = {}
 
 
 @pytest.mark.slow
