@@ -147,6 +147,8 @@ def _mpt_model(self: Any, input_ids: torch.Tensor | None = None, **given: Any) -
 def _gptj(
     self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: object = None
 ) -> tuple[torch.Tensor, None]:
+    # Codegen turns queries and keys in float32, and keeps keys in the type of its values.
+    query, key = query.to(value.dtype), key.to(value.dtype)
     made, _ = attend(self, query, key, value, attention_mask, scaling=1 / float(self.scale_attn))
     return made.transpose(1, 2), None
 

@@ -14,7 +14,7 @@ from services.verifier.native import attention as native_attention
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
 from speculation.ports import Rows
-from tests.architectures import ARCHITECTURES, make_architecture
+from tests.attention_models import ARCHITECTURES, make_architecture
 
 # Beyond every window and chunk, and beyond two tiles.
 LENGTH = 140

@@ -18,7 +18,7 @@ from services.verifier.masks import Sight
 from services.verifier.recording import _Recorder
 from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError
-from tests.architectures import ARCHITECTURES, make_architecture
+from tests.attention_models import ARCHITECTURES, make_architecture
 from tests.tiny import make_tiny_model
 
 

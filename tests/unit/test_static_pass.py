@@ -10,7 +10,7 @@ import torch
 from services.verifier.config import TargetConfig
 from services.verifier.target import TransformersTarget
 from speculation.ports import Rows
-from tests.architectures import make_architecture
+from tests.attention_models import make_architecture
 from tests.tiny import make_tiny_model
 
 
