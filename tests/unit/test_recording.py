@@ -45,7 +45,6 @@ SMALL: dict[str, Any] = {
     ("kind", "settings", "reason"),
     [
         ("doge", {}, "computes with its attention mask"),
-        ("bert", {"is_decoder": False}, "not causal"),
         ("gemma3_text", {"use_bidirectional_attention": True, "sliding_window": 16}, "not causal"),
         ("openai-gpt", {"n_embd": 64, "n_layer": 2, "n_head": 4}, "do not call transformers' attention interface"),
     ],
