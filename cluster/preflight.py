@@ -17,7 +17,7 @@ from cluster.models import BUILT_IN, ResolvedModel
 from services.generation_config import GenerationConfig, read_generation_config
 from services.links.config import check_server
 from services.machine import free_memory
-from services.model_folder import reading
+from services.model_folder import reading, text_config
 from services.router.tokenizer_file import open_file
 from services.verifier import gguf_header
 from services.verifier.headers import check_weights
@@ -167,9 +167,7 @@ def generation_config(settings: Settings, folder: Path | None = None) -> Generat
     folder = folder or model_folder(settings)
     if folder is None:
         return None
-    content = build.read_model_config(folder)
-    text = content.get("text_config", content)
-    vocabulary = text.get("vocab_size") if isinstance(text, dict) else None
+    vocabulary = text_config(build.read_model_config(folder)).get("vocab_size")
     verifier = settings.verifier
     return read_generation_config(
         folder,

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from services.generation_fields import HARMLESS, HONOURED, REFUSED, Unfit
+from services.model_folder import read_json
 from speculation import limits
 from speculation.errors import ConfigurationError
 from speculation.requests import SamplingDefaults
@@ -109,7 +110,7 @@ def _of_model(model: Path) -> tuple[str, dict[str, Any]]:
     """Where the fields stand, and the fields."""
     file = model / FILE
     if file.is_file():
-        return str(file), _read(file)
+        return str(file), read_json(file)
     return str(model / "config.json"), _of_model_config(model / "config.json")
 
 
@@ -120,28 +121,18 @@ def _of_another(choice: str) -> tuple[str, dict[str, Any]]:
         raise ConfigurationError(
             f"verifier.generation_config is {choice}: must be auto, none, or a folder that has a {FILE}"
         )
-    return str(file), _read(file)
+    return str(file), read_json(file)
 
 
 def _of_model_config(file: Path) -> dict[str, Any]:
     """Older models have the fields among those of the model; where it is one of several parts, that part's count, too."""
     if not file.is_file():
         return {}
-    content = _read(file)
+    content = read_json(file)
     part: Any = next((content[name] for name in ("decoder", "generator", "text_config") if content.get(name)), {})
     known = {*HONOURED, *REFUSED}
     found = {name: value for name, value in content.items() if name in known and value is not None}
     return {**{name: part[name] for name in known if isinstance(part, dict) and name in part}, **found}
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{file} cannot be read: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict):
-        raise ConfigurationError(f"{file} cannot be read: it is no JSON object")
-    return content
 
 
 def _named(source: str, name: str, value: object) -> str:

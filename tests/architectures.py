@@ -35,45 +35,45 @@ _LATENT: dict[str, Any] = {
 _BOTH = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 _DEFAULT_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 
-# By a name for it: the type, its settings, and whether its rows share experts.
-ARCHITECTURES: dict[str, tuple[str, dict[str, Any], bool]] = {
+# By a name for it: the type, and its settings.
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "soft caps": ("gemma2", {**_GROUPED, "head_dim": 16, "sliding_window": 16, "query_pre_attn_scalar": 16,
-                             "attn_logit_softcapping": 3.0}, False),
+                             "attn_logit_softcapping": 3.0}),
     "heads of other sizes": ("gemma4_text", {**_GROUPED, "num_hidden_layers": 4, "layer_types": _BOTH, "head_dim": 16,
                                              "global_head_dim": 32, "sliding_window": 16, "num_kv_shared_layers": 1,
-                                             "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 300}, False),
+                                             "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 300}),
     "shared keys": ("gemma3n_text", {**_GROUPED, "num_hidden_layers": 4, "layer_types": _BOTH, "head_dim": 16,
                                      "sliding_window": 16, "num_kv_shared_layers": 1, "intermediate_size": [96] * 4,
                                      "activation_sparsity_pattern": None, "laurel_rank": 8, "hidden_size_per_layer_input": 16,
-                                     "vocab_size_per_layer_input": 300, "altup_num_inputs": 4}, False),
-    "sinks": ("gpt_oss", {**_EXPERTS, "head_dim": 16, "sliding_window": 16}, True),
+                                     "vocab_size_per_layer_input": 300, "altup_num_inputs": 4}),
+    "sinks": ("gpt_oss", {**_EXPERTS, "head_dim": 16, "sliding_window": 16}),
     "chunks": ("llama4_text", {**_EXPERTS, "num_hidden_layers": 4, "head_dim": 16, "attention_chunk_size": 16,
-                               "no_rope_layers": [1, 1, 1, 0], "interleave_moe_layer_step": 2, "intermediate_size_mlp": 96}, True),
+                               "no_rope_layers": [1, 1, 1, 0], "interleave_moe_layer_step": 2, "intermediate_size_mlp": 96}),
     "window in the mask alone": ("qwen2_moe", {**_EXPERTS, "sliding_window": 16, "use_sliding_window": True,
-                                               "max_window_layers": 1}, True),
-    "window in the mask of all": ("phimoe", {**_EXPERTS, "sliding_window": 16, "rope_parameters": _DEFAULT_ROPE}, True),
-    "latent": ("minicpm3", {**_LATENT, "head_dim": None}, False),
-    "latent, experts": ("deepseek_v3", _LATENT, True),
-    "latent, older": ("deepseek_v2", {**_LATENT, "moe_layer_freq": 1}, True),
-    "two calls a layer": ("diffllama", _GROUPED, False),
-    "one key for all heads": ("gpt_bigcode", {**_ALL, "n_inner": 96, "n_positions": 512, "multi_query": True}, False),
-    "alibi": ("bloom", _ALL, False),
-    "alibi, odd heads": ("bloom", {**_ALL, "num_attention_heads": 6, "hidden_size": 96}, False),
-    "alibi by distance": ("mpt", {**_ALL, "max_seq_len": 512}, False),
-    "falcon": ("falcon", {**_ALL, "ffn_hidden_size": 96}, False),
-    "falcon, alibi": ("falcon", {**_ALL, "alibi": True, "multi_query": False, "parallel_attn": False}, False),
-    "falcon, newer": ("falcon", {**_ALL, "new_decoder_architecture": True, "num_kv_heads": 2}, False),
-    "gptj": ("gptj", {**_ALL, "n_positions": 512, "rotary_dim": 8}, False),
-    "codegen": ("codegen", {**_ALL, "n_positions": 512, "rotary_dim": 8}, False),
+                                               "max_window_layers": 1}),
+    "window in the mask of all": ("phimoe", {**_EXPERTS, "sliding_window": 16, "rope_parameters": _DEFAULT_ROPE}),
+    "latent": ("minicpm3", {**_LATENT, "head_dim": None}),
+    "latent, experts": ("deepseek_v3", _LATENT),
+    "latent, older": ("deepseek_v2", {**_LATENT, "moe_layer_freq": 1}),
+    "two calls a layer": ("diffllama", _GROUPED),
+    "one key for all heads": ("gpt_bigcode", {**_ALL, "n_inner": 96, "n_positions": 512, "multi_query": True}),
+    "alibi": ("bloom", _ALL),
+    "alibi, odd heads": ("bloom", {**_ALL, "num_attention_heads": 6, "hidden_size": 96}),
+    "alibi by distance": ("mpt", {**_ALL, "max_seq_len": 512}),
+    "falcon": ("falcon", {**_ALL, "ffn_hidden_size": 96}),
+    "falcon, alibi": ("falcon", {**_ALL, "alibi": True, "multi_query": False, "parallel_attn": False}),
+    "falcon, newer": ("falcon", {**_ALL, "new_decoder_architecture": True, "num_kv_heads": 2}),
+    "gptj": ("gptj", {**_ALL, "n_positions": 512, "rotary_dim": 8}),
+    "codegen": ("codegen", {**_ALL, "n_positions": 512, "rotary_dim": 8}),
     "local and global": ("gpt_neo", {**_ALL, "num_hidden_layers": 4, "attention_types": [[["global", "local"], 2]],
-                                     "window_size": 16, "max_position_embeddings": 512}, False),
-    "keywords not handed down": ("stablelm", {**_GROUPED, "num_key_value_heads": 4}, False),
+                                     "window_size": 16, "max_position_embeddings": 512}),
+    "keywords not handed down": ("stablelm", {**_GROUPED, "num_key_value_heads": 4}),
 }  # fmt: skip
 
 
 def make_architecture(folder: Path, name: str) -> PreTrainedModel:
     """Write a model of ``ARCHITECTURES`` to ``folder``; returns it as transformers has it, under its exact attention."""
-    kind, settings, _ = ARCHITECTURES[name]
+    kind, settings = ARCHITECTURES[name]
     torch.manual_seed(0)
     config = AutoConfig.for_model(kind, **settings)
     model: PreTrainedModel = AutoModelForCausalLM.from_config(config, attn_implementation=exact_attention(config))

@@ -1,7 +1,8 @@
-"""Mixtures of experts through transformers' experts interface: every expert's rows in one product, whoever asks for them.
+"""Mixtures of experts through transformers' experts interface: the rows of each expert in one product.
 
-transformers' own ways sum up a row's experts in an order that is the row's alone, but multiply in one that depends on how
-many rows share an expert. Here the weights are ``ExactWeight``, so that neither does.
+A row's experts are added up in the order of their numbers, which is the row's alone; that their products do not depend on
+how many rows share an expert is up to the weights (``ExactWeight``). Mixtures that do not go through the interface multiply
+by such weights in their own loops.
 """
 
 from __future__ import annotations

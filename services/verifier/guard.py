@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from services.verifier.adapters import exact_attention
 from speculation.errors import ConfigurationError, OutriderError
 from speculation.ports import Rows
 
@@ -74,8 +75,6 @@ def check_slice(part: ModelSlice, stages: int = 1) -> None:
         expected = _reference(part, given)
         served = _serve(part, given)
         reason = _difference(part, given, expected, served)
-        if reason and _is_as_by_default(part, given, served):
-            reason = ""
     except OutriderError:
         raise
     except Exception as error:
@@ -106,12 +105,11 @@ def _inputs(part: ModelSlice) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def _reference(part: ModelSlice, given: torch.Tensor, stretched: int = 1, attention: str = "eager") -> torch.Tensor:
+def _reference(part: ModelSlice, given: torch.Tensor, stretched: int = 1) -> torch.Tensor:
     """[3, rows, vocabulary or hidden size], float32, on the CPU: one pass of transformers over whole sequences.
 
     Args:
         stretched: so many positions from row to row.
-        attention: which of transformers' own.
     """
     module = part.model if part.is_last else part.model.get_decoder()
     named: dict[str, Any] = {"use_cache": False, ("input_ids" if part.is_first else "inputs_embeds"): given.to(part.device)}
@@ -122,15 +120,15 @@ def _reference(part: ModelSlice, given: torch.Tensor, stretched: int = 1, attent
         if stretched > 1:
             # Without it, gaps between positions would be taken for borders between texts.
             named["attention_mask"] = torch.ones(given.shape[:2], dtype=torch.int64, device=part.device)
-    with _as_transformers_has_it(part.model, attention):
+    with _as_transformers_has_it(part.model):
         made = module(**named)
     result: torch.Tensor = made.logits if part.is_last else made.last_hidden_state
     return result.float().cpu()
 
 
 @contextmanager
-def _as_transformers_has_it(model: PreTrainedModel, attention: str = "eager") -> Iterator[None]:
-    """Such attention, and every method that was put onto a module of the model taken off, for a while."""
+def _as_transformers_has_it(model: PreTrainedModel) -> Iterator[None]:
+    """Eager attention, and every method that was put onto a module of the model taken off, for a while."""
     found = [
         config for module in model.modules() for config in vars(module).values() if isinstance(config, PreTrainedConfig)
     ]
@@ -144,7 +142,7 @@ def _as_transformers_has_it(model: PreTrainedModel, attention: str = "eager") ->
     ]
     try:
         for config in configs:
-            config._attn_implementation = attention
+            config._attn_implementation = exact_attention(config)
         for module, name, _ in methods:
             delattr(module, name)
         yield
@@ -223,15 +221,6 @@ def _difference(
             f"attention, by {float(off.max()):.2g} of the spread"
         )
     return ""
-
-
-def _is_as_by_default(part: ModelSlice, given: torch.Tensor, served: list[tuple[_Part, torch.Tensor]]) -> bool:
-    """Whether it is what the attention computes that ``generate`` takes: of Falcon with alibi, transformers' two differ."""
-    try:
-        return not _difference(part, given, _reference(part, given, attention="sdpa"), served)
-    except Exception as error:
-        log.info("not compared with sdpa attention: %s", error)
-        return False
 
 
 def _distances(rows: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -191,7 +191,8 @@ def _cache_values(skeleton: PreTrainedModel, config: TargetConfig) -> int:
     # Others ask which experts tokens choose, which a skeleton does not know.
     skeleton.set_experts_implementation("batched_mm")
     try:
-        calls = [call for own in record(skeleton, None, skeleton.device).values() for call in own]
+        tokens = torch.ones(1, 8, dtype=torch.int64, device=skeleton.device)
+        calls = [call for own in record(skeleton, tokens, None).values() for call in own]
     except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
         log.info("the cache's size is estimated: %s", error)
         return 2 * int(text.num_hidden_layers) * int(text.hidden_size)
@@ -297,9 +298,18 @@ def _build(config: TargetConfig) -> PreTrainedModel:
     attention.register()
     adapters.register()
     with reading(f"load the model at {config.model_path}"), torch.device("meta"):
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(
-            read_config(config), dtype=load_dtype(config), attn_implementation=attention.NAME
-        )
+        found = read_config(config)
+        try:
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                found, dtype=load_dtype(config), attn_implementation=attention.NAME
+            )
+        except KeyError as error:
+            if error.args != (attention.NAME,):
+                raise
+            raise NotImplementedError(
+                f"models of the type {found.model_type} compute attention by classes of their own, not through "
+                "transformers' attention interface"
+            ) from error
     return model
 
 

@@ -19,10 +19,16 @@ _SAMPLES = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sight:
-    """How far back rows see; stands where a model expects its mask. ``window`` and ``chunk`` as in ``attention.Call``."""
+    """How far back rows see; stands where a model expects its mask.
+
+    Attributes:
+        window: as in ``attention.Call``; ``chunk`` too.
+        reason: why this mask cannot be served; that some models make masks which no layer uses is no fault.
+    """
 
     window: int | None = None
     chunk: int | None = None
+    reason: str = ""
 
     # Some models look at their mask's dimensions, cut off what lies behind the last key, or ask for another type of it.
     ndim = 0
@@ -52,11 +58,14 @@ class Sight:
 
 
 def sight_of(function: MaskFunction, longest: int, device: torch.device) -> Sight:
-    """Which kind of mask a function makes, as far as position ``longest``.
+    """Which kind of mask a function makes, as far as position ``longest``; with a reason, if it is of another kind."""
+    try:
+        return _kind_of(function, longest, device)
+    except NotImplementedError as error:
+        return Sight(reason=str(error))
 
-    Raises:
-        NotImplementedError: another kind.
-    """
+
+def _kind_of(function: MaskFunction, longest: int, device: torch.device) -> Sight:
     positions = torch.arange(longest, device=device)
 
     def sees(query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,9 @@ from speculation.types import Features
 
 log = logging.getLogger(__name__)
 
+# Of passes that show how a model calls attention, and what its layers are.
+_TRIAL_ROWS = 8
+
 
 class ModelSlice:
     """Stage ``stage`` of the target, with its part of the key-value cache.
@@ -76,24 +79,26 @@ class ModelSlice:
         if self._kernel is not None:
             self._fuse()
 
-    def _recorded(self, rows: int) -> Calls:
-        hidden = None if self.is_first else torch.randn(8, self.hidden_size, dtype=self.dtype, device=self.device)
+    def _recorded(self, longest: int) -> Calls:
+        entering = torch.arange(1, _TRIAL_ROWS + 1, device=self.device)[None]
+        if not self.is_first:
+            entering = torch.randn(1, _TRIAL_ROWS, self.hidden_size, dtype=self.dtype, device=self.device)
         try:
-            return record(self.model, rows, self.device, hidden)
+            return record(self.model, entering, longest)
         except Exception as error:
             # Architectures that were never tried may fail at anything.
-            reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise ConfigurationError(f"{type(self.model).__name__} cannot be served: {reason}") from error
+            reason = str(error) if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {error}"
+            raise ConfigurationError(f"{type(self.model).__name__} cannot be served: {' '.join(reason.split())}") from error
 
     @torch.inference_mode()
     def _fuse(self) -> None:
         """Let our kernel compute whole layers where it computes the same."""
         kernel = self._kernel
         assert kernel is not None
-        owner, rows = "fusing", 8
+        owner = "fusing"
         self.pool.assign(owner, [0], 1)
-        tokens = tuple(range(1, rows + 1))
-        hidden = None if self.is_first else torch.randn(rows, self.hidden_size)
+        tokens = tuple(range(1, _TRIAL_ROWS + 1))
+        hidden = None if self.is_first else torch.randn(_TRIAL_ROWS, self.hidden_size)
 
         def trial_pass() -> Running:
             batch = [Rows(session_id=owner, context=0, tokens=tokens, logits=1)]
@@ -208,6 +213,7 @@ def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:
             quantize(model)
         return Choice(linears="torch")
     fill_vectors()
+    experts.use(model)
     if config.dtype == "bfloat16":
         return Choice(linears="torch")
     as_linears(model)
@@ -215,7 +221,6 @@ def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:
     make = maker(choice, config.dtype)
     if make is not None:
         log.info("packed %d linear layers", pack_linears(model, make))
-        experts.use(model)
         # Where a row goes is decided by weights as they are.
         single = maker(choice)
         assert single is not None

@@ -20,7 +20,6 @@ from services.verifier.masks import MaskFunction, Sight, sight_of
 
 # Under this name, models make masks as well; under the other one none, since a pass knows what its rows see.
 _RECORDED = "outrider_recorded"
-_ROWS = 8
 
 # Keyword arguments of attention calls that change nothing here: a pass knows positions and what sees what.
 _HARMLESS = {
@@ -76,6 +75,8 @@ class _Recorder:
             raise NotImplementedError("its attention is not causal: rows see what comes after them")
         if not isinstance(given.mask, Sight):
             raise NotImplementedError("it adds a mask of its own to the scores of attention")
+        if given.mask.reason:
+            raise NotImplementedError(given.mask.reason)
         if given.window is not None and given.window < self._longest and given.window != given.mask.window:
             raise NotImplementedError(f"a layer's sliding window is {given.window}, that of its mask {given.mask.window}")
         return given.mask
@@ -93,22 +94,19 @@ def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: G
 
 
 @torch.inference_mode()
-def record(model: PreTrainedModel, longest: int | None, device: torch.device, hidden: torch.Tensor | None = None) -> Calls:
+def record(model: PreTrainedModel, entering: torch.Tensor, longest: int | None) -> Calls:
     """The attention calls of a pass through the model.
 
     Args:
+        entering: [1, rows] token ids, or [1, rows, hidden size] what the stage before makes of them.
         longest: masks are looked into as far as that position; None: they are not, and so it goes on the meta device.
-        device: where the model is, which a slice of it without a parameter of its own cannot say.
-        hidden: [rows, hidden size], what the model's layers get, where it has no embeddings.
 
     Raises:
         NotImplementedError: the model's attention cannot be served; says why.
     """
     recorder = _Recorder(longest)
-    positions = torch.arange(_ROWS if hidden is None else len(hidden), device=device)[None]
-    given: dict[str, Any] = {"input_ids": positions + 1}
-    if hidden is not None:
-        given = {"inputs_embeds": hidden[None]}
+    positions = torch.arange(entering.shape[1], device=entering.device)[None]
+    given = {"input_ids" if entering.dim() == 2 else "inputs_embeds": entering}
     if longest is None:
         # Without it, some look for padding among the tokens, of which the meta device has none.
         given["attention_mask"] = torch.ones_like(positions)

@@ -18,7 +18,7 @@ class StoredBlocks:
     """A matrix in blocks of ``BLOCK`` inputs.
 
     Attributes:
-        raw: [outputs, bytes of a row], uint8.
+        raw: [outputs, bytes of a row], uint8; a row is filled up to whole blocks.
         kind: GGUF's name of the type, one of ``KEPT``.
     """
 
@@ -33,7 +33,8 @@ class StoredBlocks:
 
     def float(self) -> torch.Tensor:
         """[outputs, inputs] in float32: what transformers makes of the file."""
-        return torch.from_numpy(quants.dequantize(self.raw.numpy(), GGMLQuantizationType[self.kind]))
+        whole = torch.from_numpy(quants.dequantize(self.raw.numpy(), GGMLQuantizationType[self.kind]))
+        return whole[:, : self.in_features]
 
     def finite(self) -> bool:
         """Whether all of its numbers are: the scales that each block begins with, one or two in float16."""
@@ -56,7 +57,7 @@ def quantized(weight: torch.Tensor) -> StoredBlocks:
     """``weight`` in eight bits a number, zeros behind its inputs if they fill no block."""
     padded = torch.nn.functional.pad(weight.detach().float(), (0, -weight.shape[1] % BLOCK))
     raw = quants.quantize(padded.numpy(), GGMLQuantizationType.Q8_0)
-    return StoredBlocks(torch.from_numpy(raw), "Q8_0", padded.shape[1])
+    return StoredBlocks(torch.from_numpy(raw), "Q8_0", weight.shape[1])
 
 
 def stored_as(weight: Weight) -> str:

@@ -212,23 +212,32 @@ class TransformersTarget:
     def _measure(self) -> None:
         """Whether a row's logits are the same bits alone, in a chunk, in a tree and beside another request."""
         text = tuple(at % self.vocab_size for at in range(1, 13))
-        for session in ("alone", "beside"):
-            self.open(session, 2 * len(text))
+
+        def computed(*batch: Rows) -> torch.Tensor:
+            """Logits of the last request's rows; the chains of all are kept."""
+            made = self.forward(batch)[-1]
+            for rows in batch:
+                self.keep(rows.session_id, rows.context, range(rows.chain))
+            return made
+
+        def rows(name: str, start: int, end: int, logits: int) -> Rows:
+            return Rows(session_id=name, context=start, tokens=text[start:end], logits=logits)
+
+        names = ("alone", "beside", "other")
+        for name in names:
+            self.open(name, 2 * len(text))
         try:
-            once = [Rows(session_id="alone", context=0, tokens=text[:9], logits=9)]
-            once += [Rows(session_id="alone", context=at, tokens=text[at : at + 1], logits=1) for at in range(9, 12)]
-            alone = torch.cat([self.forward([rows])[0] for rows in once])
-            first = Rows(session_id="beside", context=0, tokens=text[:4], logits=4)
-            other = Rows(session_id="alone", context=12, tokens=text[:7], logits=1)
-            tree = Rows(
-                session_id="beside", context=9, tokens=(text[9], 1, text[10], 2, text[11]), parents=(-1, -1, 0, 1), logits=5
-            )
-            second = Rows(session_id="beside", context=4, tokens=text[4:9], logits=5)
-            beside = [self.forward([first])[0], self.forward([other, second])[1], self.forward([other, tree])[1][[0, 2, 4]]]
+            alone = [computed(rows("alone", 0, 9, 9))]
+            alone += [computed(rows("alone", at, at + 1, 1)) for at in range(9, 12)]
+            beside = [computed(rows("beside", 0, 4, 4))]
+            beside += [computed(rows("other", 0, 7, 1), rows("beside", 4, 9, 5))]
+            nodes, parents = (text[9], 1, text[10], 2, text[11]), (-1, -1, 0, 1)
+            tree = Rows(session_id="beside", context=9, tokens=nodes, parents=parents, logits=len(nodes))
+            beside += [computed(rows("other", 7, 12, 1), tree)[[0, 2, 4]]]
         finally:
-            for session in ("alone", "beside"):
-                self.close(session)
-        self.exact = torch.equal(torch.cat(beside), alone)
+            for name in names:
+                self.close(name)
+        self.exact = torch.equal(torch.cat(beside), torch.cat(alone))
         log.info("a token's logits do not depend%s on what shares its pass", "" if self.exact else ", up to near ties,")
 
 

@@ -227,6 +227,21 @@ def test_a_mixture_of_copies_says_what_the_dense_model_says(tmp_path: Path, tiny
     assert torch.equal(mixed.argmax(-1), dense.argmax(-1))
 
 
+def test_a_mixture_in_eight_bits(tmp_path: Path) -> None:
+    """Experts that fill no whole blocks; the router keeps its weights."""
+    if library() is None:
+        pytest.skip("our kernels cannot be compiled or run here")
+    model = random_model("mixtral", {})
+    make_tiny_model(tmp_path)
+    model.save_pretrained(tmp_path)
+    target = served(tmp_path, "auto", dtype="int8")
+    same_bits(target)
+    mlp, plain = target._part.model.model.layers[0].mlp, model.model.layers[0].mlp
+    assert torch.equal(mlp.gate.weight + 0, plain.gate.weight)
+    difference = (mlp.experts.down_proj + 0 - plain.experts.down_proj).abs().max()
+    assert 0 < difference < plain.experts.down_proj.abs().max() / 100
+
+
 def test_what_multiplies_otherwise_is_named() -> None:
     class Odd(nn.Module):
         def __init__(self) -> None:

@@ -137,8 +137,8 @@ def test_values_that_do_not_go_together(folder: Path, content: dict[str, Any], m
 @pytest.mark.parametrize("text", ["", "{", "[1]", "nothing", '{"a": ' * 5000, b"\xff\xfe", "version https://git-lfs\n"])
 def test_a_file_that_is_none(folder: Path, text: str | bytes) -> None:
     (folder / FILE).write_bytes(text if isinstance(text, bytes) else text.encode())
-    assert f"{FILE} cannot be read: " in refusal(folder)
-    assert f"{FILE} cannot be read: " in refusal(folder, "none")
+    assert f"cannot load the model at {folder}: {FILE} " in refusal(folder)
+    assert f"cannot load the model at {folder}: {FILE} " in refusal(folder, "none")
 
 
 numbers = st.one_of(

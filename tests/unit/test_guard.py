@@ -18,7 +18,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from services.verifier import guard, model_slice
+from services.verifier import model_slice
 from services.verifier.config import Dtype, TargetConfig
 from services.verifier.guard import check_slice
 from services.verifier.model_slice import ModelSlice
@@ -162,12 +162,8 @@ def test_rows_that_depend_on_their_pass_are_noticed(tiny_model: Path, monkeypatc
     assert not TransformersTarget(config_of(tiny_model)).exact
 
 
-def test_where_transformers_own_attentions_differ_the_one_of_generate_counts(tmp_path: Path) -> None:
+def test_where_transformers_own_attentions_differ_the_exact_one_counts(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    sizes = {name: value for name, value in SIZES.items() if name not in ("intermediate_size",)}
+    sizes = {name: value for name, value in SIZES.items() if name != "intermediate_size"}
     FalconForCausalLM(FalconConfig(**sizes, alibi=True)).save_pretrained(tmp_path)
-    part = ModelSlice(config_of(tmp_path), 0)
-    given = guard._inputs(part)
-    eager, default = (guard._reference(part, given, attention=name) for name in ("eager", "sdpa"))
-    assert guard._distances(eager, default).max() > 0.01
-    check_slice(part)
+    check_slice(ModelSlice(config_of(tmp_path), 0))

@@ -89,7 +89,7 @@ def test_a_generation_config(model: Path, tmp_path: Path, capsys: pytest.Capture
     """Refused in ``plan`` as at the start, and what is honoured is told."""
     file = model / "generation_config.json"
     file.write_text("{")
-    assert "generation_config.json cannot be read: " in refused(model, tmp_path)
+    assert "generation_config.json cannot be read (" in refused(model, tmp_path)
     file.write_text(json.dumps({"num_beams": 4, "eos_token_id": 0}))
     said = refused(model, tmp_path)
     assert "generation_config.json: num_beams is 4: a request gets one answer" in said

@@ -72,6 +72,7 @@ def called(**given: object) -> None:
     [
         ({"attention_mask": None}, "not causal"),
         ({"attention_mask": torch.zeros(1, 1, 3, 3)}, "a mask of its own"),
+        ({"attention_mask": Sight(reason="neither causal")}, "neither causal"),
         ({"sliding_window": 8}, "sliding window is 8, that of its mask None"),
         ({"sliding_window": 8, "attention_mask": Sight(window=9)}, "sliding window is 8, that of its mask 9"),
         ({"position_bias": torch.zeros(1)}, "attention with position_bias is not supported"),

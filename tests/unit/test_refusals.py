@@ -170,6 +170,13 @@ def test_an_output_layer_of_its_own_that_is_not_there(model: Path) -> None:
         assert "hold no lm_head.weight" in refusal(load_it)
 
 
+def test_attention_that_does_not_go_through_the_interface(model: Path) -> None:
+    configure(model, model_type="git")
+    assert "models of the type git compute attention by classes of their own" in refusal(
+        lambda: TransformersTarget(config_of(model))
+    )
+
+
 def test_what_is_superfluous_but_harmless(model: Path) -> None:
     weights = load_file(model / "model.safetensors")
     more = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(8), "value_head.weight": torch.ones(1, 64)}
