@@ -11,6 +11,8 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
+    FalconConfig,
+    FalconForCausalLM,
     NanoChatConfig,
     NanoChatForCausalLM,
     PreTrainedModel,
@@ -33,6 +35,7 @@ def config_of(folder: Path, **settings: Any) -> TargetConfig:
     return TargetConfig(model_path=str(folder), kv_cache_tokens=256, max_model_len=128, threads=1, **settings)
 
 
+_FURTHEST = 10_000
 Plant = Callable[[PreTrainedModel], None]
 
 
@@ -77,38 +80,32 @@ def test_a_layer_that_ignores_its_positions(tiny_model: Path, monkeypatch: pytes
         TransformersTarget(config_of(tiny_model))
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_window_that_is_in_the_mask_alone(tiny_model: Path, monkeypatch: pytest.MonkeyPatch, dtype: Dtype) -> None:
-    """transformers' own mask says it, the layers do not."""
+def mask_of_transformers(hidden: Callable[[torch.Tensor], torch.Tensor]) -> Plant:
+    """Let transformers' own attention hide other keys than the layers say; by how far before the row they are."""
 
-    def shorten(module: nn.Module, rows: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        mask = named["attention_mask"]
-        if isinstance(mask, torch.Tensor) and mask.dim() == 4:
-            at = torch.arange(mask.shape[-1])
-            named["attention_mask"] = mask.masked_fill(at[:, None] - at >= 12, torch.finfo(mask.dtype).min)
+    def replace(module: Any, rows: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        if module.self_attn.config._attn_implementation in ("eager", "sdpa"):
+            at = torch.arange(rows[0].shape[1])
+            seen = torch.zeros(1, 1, len(at), len(at), dtype=rows[0].dtype)
+            named["attention_mask"] = seen.masked_fill(hidden(at[:, None] - at), torch.finfo(seen.dtype).min)
         return rows, named
 
     def plant(model: PreTrainedModel) -> None:
         for layer in model.model.layers:
-            layer.register_forward_pre_hook(shorten, with_kwargs=True)
+            layer.register_forward_pre_hook(replace, with_kwargs=True)
 
-    planted(monkeypatch, plant)
+    return plant
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_window_that_is_in_the_mask_alone(tiny_model: Path, monkeypatch: pytest.MonkeyPatch, dtype: Dtype) -> None:
+    planted(monkeypatch, mask_of_transformers(lambda before: (before < 0) | (before >= 12)))
     with pytest.raises(ConfigurationError, match=r"LlamaForCausalLM .* something else than its own eager attention"):
         TransformersTarget(config_of(tiny_model, dtype=dtype))
 
 
 def test_a_model_that_is_not_causal(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def see_all(module: nn.Module, rows: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        mask = named["attention_mask"]
-        if isinstance(mask, torch.Tensor) and mask.dim() == 4:
-            named["attention_mask"] = torch.zeros_like(mask)
-        return rows, named
-
-    def plant(model: PreTrainedModel) -> None:
-        for layer in model.model.layers:
-            layer.register_forward_pre_hook(see_all, with_kwargs=True)
-
-    planted(monkeypatch, plant)
+    planted(monkeypatch, mask_of_transformers(lambda before: before < -_FURTHEST))
     with pytest.raises(ConfigurationError, match=r"LlamaForCausalLM .*not causal"):
         TransformersTarget(config_of(tiny_model))
 
@@ -163,3 +160,10 @@ def test_rows_that_depend_on_their_pass_are_noticed(tiny_model: Path, monkeypatc
 
     planted(monkeypatch, shift)
     assert not TransformersTarget(config_of(tiny_model)).exact
+
+
+def test_where_transformers_own_attentions_differ_the_exact_one_counts(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {name: value for name, value in SIZES.items() if name != "intermediate_size"}
+    FalconForCausalLM(FalconConfig(**sizes, alibi=True)).save_pretrained(tmp_path)
+    check_slice(ModelSlice(config_of(tmp_path), 0))
