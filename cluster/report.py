@@ -98,12 +98,13 @@ def print_models(address: str, served: Sequence[outrider.Model], settings: Setti
     console = Console()
     if served:
         table = Table(title=f"Served at {address}", title_justify="left")
-        for column in ("model", "context", "vocabulary", "strategies (default first)"):
+        for column in ("model", "context", "vocabulary", "same tokens", "strategies (default first)"):
             table.add_column(column)
         for model in served:
             others = [name for name in model.strategies if name != model.default_strategy]
             strategies = ", ".join([model.default_strategy, *others])
-            table.add_row(model.name, f"{model.max_model_len:,}", f"{model.vocab_size:,}", strategies)
+            same = "bit for bit" if model.bit_exact else "up to near ties"
+            table.add_row(model.name, f"{model.max_model_len:,}", f"{model.vocab_size:,}", same, strategies)
         console.print(table)
         for model in served if verbose else ():
             _print_generation(console, model.name, model.defaults, model.processors)

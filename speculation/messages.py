@@ -83,6 +83,8 @@ class ModelCard:
     """A served model, as users see it.
 
     ``defaults`` is what its requests get that do not say, ``processors`` what happens to its logits besides: name and value.
+    ``bit_exact``: a token's logits were seen to be the same bits whatever shares its pass; otherwise answers are the same up
+    to near ties.
     """
 
     name: str
@@ -90,6 +92,7 @@ class ModelCard:
     vocab_size: int
     strategies: tuple[str, ...]
     default_strategy: str
+    bit_exact: bool
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     processors: tuple[tuple[str, str], ...] = ()
 
@@ -139,7 +142,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierCard:
-    """What a verifier serves and how busy it is; ``defaults`` and ``processors`` as in ``ModelCard``."""
+    """What a verifier serves and how busy it is; ``bit_exact``, ``defaults`` and ``processors`` as in ``ModelCard``."""
 
     model: str
     max_model_len: int
@@ -148,6 +151,7 @@ class VerifierCard:
     waiting: int
     free_blocks: int
     total_blocks: int
+    bit_exact: bool
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     processors: tuple[tuple[str, str], ...] = ()
 

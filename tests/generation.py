@@ -22,6 +22,6 @@ def write(folder: Path, **content: Any) -> Path:
 
 def card(defaults: SamplingDefaults, max_model_len: int = 512) -> VerifierCard:
     return VerifierCard(
-        model="m", max_model_len=max_model_len, vocab_size=VOCABULARY, running=0, waiting=0, free_blocks=1, total_blocks=1,
+        model="m", max_model_len=max_model_len, vocab_size=VOCABULARY, running=0, waiting=0, free_blocks=1, total_blocks=1, bit_exact=True,
         defaults=defaults,
     )  # fmt: skip

@@ -207,6 +207,7 @@ def read_models(wire: pb.ListModelsResponse) -> list[Model]:
             vocab_size=model.vocab_size,
             strategies=tuple(model.strategies),
             default_strategy=model.default_strategy,
+            bit_exact=model.bit_exact,
             defaults=_read_defaults(model.defaults),
             processors={processor.name: processor.value for processor in model.processors},
         )

@@ -91,7 +91,8 @@ class Model:
 
     ``defaults``: what requests get that leave an option open, from the model's generation_config.json (``max_length`` and
     ``min_length`` count the prompt as well). ``processors``: what else that file does to logits, value by name, as JSON.
-    A request that says ``ignore_generation_config`` gets neither.
+    A request that says ``ignore_generation_config`` gets neither. ``bit_exact``: a token's logits were seen to be the same
+    bits whatever shares its pass; otherwise answers are the same up to near ties.
     """
 
     name: str
@@ -99,5 +100,6 @@ class Model:
     vocab_size: int
     strategies: tuple[str, ...]
     default_strategy: str
+    bit_exact: bool
     defaults: Mapping[str, Any] = field(default_factory=dict)
     processors: Mapping[str, str] = field(default_factory=dict)

@@ -137,6 +137,7 @@ def encode_models(cards: Sequence[ModelCard]) -> pb.ListModelsResponse:
                 vocab_size=card.vocab_size,
                 strategies=card.strategies,
                 default_strategy=card.default_strategy,
+                bit_exact=card.bit_exact,
                 defaults=pb.SamplingDefaults(**default_fields(card.defaults)),
                 processors=[pb.Processor(name=name, value=value) for name, value in card.processors],
             )

@@ -104,6 +104,7 @@ class RouterService:
                 vocab_size=card.vocab_size,
                 strategies=tuple(sorted(served(retrieval=strategy.retrieval, semantic=strategy.semantic))),
                 default_strategy=strategy.strategy,
+                bit_exact=card.bit_exact,
                 defaults=card.defaults,
                 processors=card.processors,
             )

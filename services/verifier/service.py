@@ -84,6 +84,7 @@ class VerifierService:
             waiting=self.loop.waiting,
             free_blocks=self._target.tiles.available,
             total_blocks=self._target.tiles.total,
+            bit_exact=self._target.exact,
             defaults=self._target.generation.defaults,
             processors=self._target.generation.processors.shown,
         )

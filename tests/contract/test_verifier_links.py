@@ -39,6 +39,7 @@ class Toy:
             waiting=self.loop.waiting,
             free_blocks=1,
             total_blocks=2,
+            bit_exact=True,
         )
 
 

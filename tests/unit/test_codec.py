@@ -114,6 +114,7 @@ CARD = VerifierCard(
     waiting=4,
     free_blocks=5,
     total_blocks=6,
+    bit_exact=True,
     defaults=SamplingDefaults(
         temperature=0.0,
         top_k=0,

@@ -707,11 +707,16 @@ class Model(_message.Message):
     VOCAB_SIZE_FIELD_NUMBER: _builtins.int
     DEFAULTS_FIELD_NUMBER: _builtins.int
     PROCESSORS_FIELD_NUMBER: _builtins.int
+    BIT_EXACT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     max_model_len: _builtins.int
     """Most tokens of prompt and answer together."""
     default_strategy: _builtins.str
     vocab_size: _builtins.int
+    bit_exact: _builtins.bool
+    """Whether a token's logits were seen to be the same bits whatever shares its pass; otherwise answers are the same up to near
+    ties: where two tokens are about as likely, another one may be taken under another strategy or load.
+    """
     @_builtins.property
     def strategies(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -730,10 +735,11 @@ class Model(_message.Message):
         vocab_size: _builtins.int = ...,
         defaults: Global___SamplingDefaults | None = ...,
         processors: _abc.Iterable[Global___Processor] | None = ...,
+        bit_exact: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["default_strategy", b"default_strategy", "defaults", b"defaults", "max_model_len", b"max_model_len", "name", b"name", "processors", b"processors", "strategies", b"strategies", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bit_exact", b"bit_exact", "default_strategy", b"default_strategy", "defaults", b"defaults", "max_model_len", b"max_model_len", "name", b"name", "processors", b"processors", "strategies", b"strategies", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

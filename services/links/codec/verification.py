@@ -193,6 +193,7 @@ def encode_card(card: VerifierCard) -> verification_pb2.DescribeResponse:
         waiting=card.waiting,
         free_blocks=card.free_blocks,
         total_blocks=card.total_blocks,
+        bit_exact=card.bit_exact,
         defaults=verification_pb2.SamplingDefaults(**default_fields(card.defaults)),
         processors=[verification_pb2.Processor(name=name, value=value) for name, value in card.processors],
     )
@@ -208,6 +209,7 @@ def decode_card(wire: verification_pb2.DescribeResponse) -> VerifierCard:
         waiting=wire.waiting,
         free_blocks=wire.free_blocks,
         total_blocks=wire.total_blocks,
+        bit_exact=wire.bit_exact,
         defaults=_decode_defaults(wire.defaults),
         processors=tuple((processor.name, processor.value) for processor in wire.processors),
     )

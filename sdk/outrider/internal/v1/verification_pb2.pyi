@@ -354,6 +354,7 @@ class DescribeResponse(_message.Message):
     TOTAL_BLOCKS_FIELD_NUMBER: _builtins.int
     DEFAULTS_FIELD_NUMBER: _builtins.int
     PROCESSORS_FIELD_NUMBER: _builtins.int
+    BIT_EXACT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_model_len: _builtins.int
     vocab_size: _builtins.int
@@ -361,6 +362,7 @@ class DescribeResponse(_message.Message):
     waiting: _builtins.int
     free_blocks: _builtins.int
     total_blocks: _builtins.int
+    bit_exact: _builtins.bool
     @_builtins.property
     def defaults(self) -> Global___SamplingDefaults: ...
     @_builtins.property
@@ -377,10 +379,11 @@ class DescribeResponse(_message.Message):
         total_blocks: _builtins.int = ...,
         defaults: Global___SamplingDefaults | None = ...,
         processors: _abc.Iterable[Global___Processor] | None = ...,
+        bit_exact: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults", "free_blocks", b"free_blocks", "max_model_len", b"max_model_len", "model", b"model", "processors", b"processors", "running", b"running", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bit_exact", b"bit_exact", "defaults", b"defaults", "free_blocks", b"free_blocks", "max_model_len", b"max_model_len", "model", b"model", "processors", b"processors", "running", b"running", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
