@@ -19,6 +19,7 @@ from services.verifier.kernels import Choice
 from services.verifier.kv_pool import TILE, KVPool
 from services.verifier.loading import check_files, check_memory, read_config, split_layers
 from services.verifier.model_slice import ModelSlice
+from services.verifier.parameters import inexact
 from services.verifier.stages import Launch, Upstream
 from services.verifier.tiles import TileAllocator
 from speculation.acceptance import stop_token_ids
@@ -238,7 +239,11 @@ class TransformersTarget:
             for name in names:
                 self.close(name)
         self.exact = torch.equal(torch.cat(beside), torch.cat(alone))
-        log.info("a token's logits do not depend%s on what shares its pass", "" if self.exact else ", up to near ties,")
+        # The other stages' modules are like these.
+        blamed = (
+            "" if self.exact else f" up to near ties ({', '.join(inexact(self._part.model)) or 'no layer is known for it'})"
+        )
+        log.info("a token's logits do not depend%s on what shares its pass", blamed)
 
 
 def _check_device(config: TargetConfig) -> None:
