@@ -44,7 +44,7 @@ _ROUNDINGS = 6
 # experts, or attend to such rows. Of what is computed otherwise, none is.
 _RIGHT = {torch.float32: 1.0, torch.float16: 0.0, torch.bfloat16: 0.0}
 # What layers may be given besides hidden states, wherever they are: it follows from positions alone.
-_FROM_POSITIONS = {"attention_mask", "position_ids", "position_embeddings", "cache_position", "outrider_pass"}
+_FROM_POSITIONS = {"attention_mask", "position_ids", "position_embeddings", "cache_position"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
