@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from cluster.config import load
 from cluster.models import BUILT_IN, as_float32, resolve
 from speculation.messages import ChatMessage, ClientRequest, Completion, TextChunk
 from speculation.requests import RequestedSampling
+from tests.forms import make_untied, make_windowed
 from tests.mixture import make_mixture
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
@@ -61,10 +64,18 @@ async def test_the_default_model_is_lossless() -> None:
     assert_equal_to_transformers(as_float32(model.path), plain)
 
 
-async def test_the_default_model_as_a_mixture_is_lossless(tmp_path: Path) -> None:
-    """Its experts are copies, its routers are random."""
+# Of the mixture the experts are copies, the routers random; the window is shorter than the shortest prompt.
+FORMS: dict[str, Callable[[Path, Path], Path]] = {
+    "mixture": partial(make_mixture, experts=2),
+    "untied": make_untied,
+    "windowed": partial(make_windowed, window=16),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+async def test_the_default_model_in_another_form_is_lossless(form: str, tmp_path: Path) -> None:
     settings = load(environ={})
-    folder = make_mixture(as_float32(resolve(BUILT_IN, settings.cache_dir).path), tmp_path / "mixture", experts=2)
+    folder = FORMS[form](as_float32(resolve(BUILT_IN, settings.cache_dir).path), tmp_path / form)
     async with in_process(settings, resolve(str(folder), settings.cache_dir)) as pipeline:
         plain = [await answer(pipeline, "autoregressive", text) for text in PROMPTS[:2]]
         together = await asyncio.gather(*(answer(pipeline, "prompt_lookup", text) for text in PROMPTS[:2]))
