@@ -8,7 +8,7 @@ TORCH  ?= $(if $(filter Linux,$(shell uname)),torch==2.13.0+cpu,torch==2.13.0)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Most tests run in two processes side by side, those of one group in the same one. Two teams of OpenMP threads that wait
 # actively would take the cores from each other.
-TOGETHER := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist loadgroup
+TOGETHER := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist loadgroup --durations 15
 
 # Where `make proto` writes.
 STUBS ?= sdk
