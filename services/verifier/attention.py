@@ -9,7 +9,7 @@ How a model calls attention, and how often, is recorded once (``recording``); ev
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from typing import Protocol
 
 import torch
 from torch import nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedConfig
 
 NAME = "outrider"
 
@@ -258,6 +258,22 @@ def attend(
         others=others,
     )
     return asked().attend(module, query, key, value, given).to(query.dtype), None
+
+
+@contextmanager
+def computing_by(model: nn.Module, name_of: Callable[[PreTrainedConfig], str]) -> Iterator[None]:
+    """Let every part of a model compute by the attention that ``name_of`` names for its configuration, for a while."""
+    found = [
+        config for module in model.modules() for config in vars(module).values() if isinstance(config, PreTrainedConfig)
+    ]
+    before = [(config, config._attn_implementation) for config in {id(config): config for config in found}.values()]
+    try:
+        for config, _ in before:
+            config._attn_implementation = name_of(config)
+        yield
+    finally:
+        for config, own in before:
+            config._attn_implementation = own
 
 
 def register() -> None:

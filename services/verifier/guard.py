@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from services.verifier.adapters import exact_attention
+from services.verifier.attention import computing_by
 from speculation.errors import ConfigurationError, OutriderError
 from speculation.ports import Rows
 
@@ -129,11 +130,6 @@ def _reference(part: ModelSlice, given: torch.Tensor, stretched: int = 1) -> tor
 @contextmanager
 def _as_transformers_has_it(model: PreTrainedModel) -> Iterator[None]:
     """Eager attention, and every method that was put onto a module of the model taken off, for a while."""
-    found = [
-        config for module in model.modules() for config in vars(module).values() if isinstance(config, PreTrainedConfig)
-    ]
-    configs = {id(config): config for config in found}.values()
-    names = [(config, config._attn_implementation) for config in configs]
     methods = [
         (module, name, method)
         for module in model.modules()
@@ -141,14 +137,11 @@ def _as_transformers_has_it(model: PreTrainedModel) -> Iterator[None]:
         if callable(method) and inspect.isfunction(inspect.getattr_static(type(module), name, None))
     ]
     try:
-        for config in configs:
-            config._attn_implementation = exact_attention(config)
         for module, name, _ in methods:
             delattr(module, name)
-        yield
+        with computing_by(model, exact_attention):
+            yield
     finally:
-        for config, before in names:
-            config._attn_implementation = before
         for module, name, method in methods:
             setattr(module, name, method)
 

@@ -6,16 +6,15 @@ A pass over a few rows shows it: who calls, how often, with tensors of which sha
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
 from services.verifier.adapters import inputs_of
-from services.verifier.attention import Call, Calls, Given, answering, asked, attend
+from services.verifier.attention import Call, Calls, Given, answering, asked, attend, computing_by
 from services.verifier.masks import MaskFunction, Sight, sight_of
 
 # Under this name, models make masks as well; under the other one none, since a pass knows what its rows see.
@@ -124,17 +123,7 @@ def _mask(**given: Any) -> Sight:
     return recorder.sight(given["mask_function"], torch.device(given["device"]))
 
 
-@contextmanager
-def _asking_for_masks(model: nn.Module) -> Iterator[None]:
+def _asking_for_masks(model: nn.Module) -> AbstractContextManager[None]:
     AttentionInterface.register(_RECORDED, attend)
     AttentionMaskInterface.register(_RECORDED, _mask)
-    found = [getattr(module, "config", None) for module in model.modules()]
-    configs = {id(config): config for config in found if isinstance(config, PreTrainedConfig)}.values()
-    before = [(config, config._attn_implementation) for config in configs]
-    try:
-        for config in configs:
-            config._attn_implementation = _RECORDED
-        yield
-    finally:
-        for config, name in before:
-            config._attn_implementation = name
+    return computing_by(model, lambda _: _RECORDED)
