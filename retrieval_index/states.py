@@ -34,10 +34,13 @@ class StateFile:
     def fill(
         self, documents: Sequence[Tokens], window: int, scorer: Callable[[], Scorer], advance: Advance
     ) -> tuple[NDArray[np.float16], Tokens]:
-        """States and tokens of ``documents`` ([tokens] each, none empty), which are read in windows of ``window`` tokens.
+        """Compute the states that are missing. ``documents`` ([tokens] each, none empty) are read in windows of ``window``
+        tokens.
 
         Returns:
-            [positions, width] and [positions]; behind each document a position that is none.
+            States, [positions, width], and tokens, [positions]. A position with the token ``END`` and a state of zeros
+                follows
+            each document.
         """
         windows = [part for ids in documents for part in _windows(ids, window)]
         tokens = np.concatenate(windows)

@@ -29,12 +29,12 @@ class Accepted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopRule:
-    """When generation ends, asked after every single token, so that nothing beyond the end is ever committed.
+    """Decides when generation ends. It is asked after every single token, so that nothing beyond the end is committed.
 
     Attributes:
-        stop_token_ids: tokens that end it, the model's own among them unless they are ignored.
+        stop_token_ids: tokens that end generation, including the model's own unless they are ignored.
         generated: tokens of the answer so far.
-        room: most tokens that the answer may have (max_tokens, or what the context leaves).
+        room: most tokens that the answer may have: max_tokens, or what the context leaves.
     """
 
     stop_token_ids: frozenset[int]
@@ -42,24 +42,24 @@ class StopRule:
     room: int
 
     def after(self, tokens: list[int]) -> FinishReason | None:
-        """Whether generation ends with the last of ``tokens``, which follow the answer so far."""
+        """Why generation ends with the last of ``tokens``, which follow the answer so far; None if it goes on."""
         if tokens[-1] in self.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.generated + len(tokens) >= self.room else None
 
 
 def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
-    """All tokens that end a request with ``params``."""
+    """All tokens that end a request with these ``params``."""
     return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
 
 
 def walk(tree: TokenTree, choose_at: Callable[[int], int], stop: StopRule) -> Accepted:
     """Follow the target's choices down the tree.
 
-    With noise keyed by position this is the coupling of Daliri, Musco, Suresh (arXiv 2408.07978), on trees.
+    With noise keyed by position this is the coupling of Daliri, Musco and Suresh (arXiv 2408.07978), applied to trees.
 
     Args:
-        choose_at: the target's token after a node (``ROOT``: after the pending token). Asked only for visited nodes.
+        choose_at: the target's choice after a node (``ROOT``: after the pending token). Called for visited nodes only.
     """
     below = children(tree)
     node = ROOT

@@ -1,4 +1,4 @@
-"""Token trees: check, build, merge, prune, and what a forward pass needs to know of them."""
+"""Token trees: validate, build, merge, prune, and the relations between nodes."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ ROOT = -1
 
 
 def validate(tree: TokenTree, *, vocab_size: int, max_nodes: int) -> None:
-    """Check a tree that came from outside.
+    """Check a tree that a drafter sent.
 
     Raises:
-        MalformedTree: names the field, the entry and the rule it breaks.
+        MalformedTree: names the field, the entry and the rule that it breaks.
     """
     nodes = len(tree)
     if nodes > max_nodes:
@@ -64,7 +64,7 @@ def _validate_proposals(tree: TokenTree, vocab_size: int) -> None:
 
 
 def children(tree: TokenTree) -> dict[int, list[int]]:
-    """Children that may be accepted, for every node that has any and for ``ROOT``; elder siblings first."""
+    """Children of every node and of ``ROOT``, earlier siblings first. Probes are left out: they can never be accepted."""
     probes = set(tree.probes)
     result: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents):
@@ -74,7 +74,7 @@ def children(tree: TokenTree) -> dict[int, list[int]]:
 
 
 def depths(tree: TokenTree) -> list[int]:
-    """Distance of each node from the last committed token: 1 for its children."""
+    """Depth of each node; children of the root have depth 1."""
     result: list[int] = []
     for parent in tree.parents:
         result.append(1 if parent == ROOT else result[parent] + 1)
@@ -91,7 +91,7 @@ def path_to(tree: TokenTree, node: int) -> tuple[int, ...]:
 
 
 def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:
-    """[nodes, nodes]: entry (i, j) says whether j is i or an ancestor of i."""
+    """[nodes, nodes]: entry (i, j) is true if j is i or an ancestor of i."""
     mask = np.eye(len(parents), dtype=np.bool_)
     for node, parent in enumerate(parents):
         if parent != ROOT:
@@ -100,7 +100,7 @@ def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def chain(tokens: Sequence[int], source: str, scores: Sequence[float] = ()) -> TokenTree:
-    """The tree without branches."""
+    """A tree without branches."""
     return TokenTree(
         tokens=tuple(tokens),
         parents=tuple(range(-1, len(tokens) - 1)),
@@ -110,12 +110,10 @@ def chain(tokens: Sequence[int], source: str, scores: Sequence[float] = ()) -> T
 
 
 def merge(trees: Iterable[TokenTree]) -> TokenTree:
-    """One prefix tree of all paths. Where several trees propose a node, the highest score and its source win.
-
-    Probes and proposals are not merged: their rows belong to one source each.
+    """One prefix tree of all paths. A node that several trees propose gets the highest score and the source of that score.
 
     Raises:
-        ValueError: a tree has probes or proposals.
+        ValueError: a tree has probes or proposals. Their rows belong to one source each.
     """
     tokens: list[int] = []
     parents: list[int] = []
@@ -142,13 +140,14 @@ def merge(trees: Iterable[TokenTree]) -> TokenTree:
 
 
 def prune(tree: TokenTree, max_nodes: int, max_depth: int) -> TokenTree:
-    """The ``max_nodes`` best nodes no deeper than ``max_depth``, parents always kept with their children.
+    """The ``max_nodes`` best nodes with a depth of at most ``max_depth``. A node is kept only together with its parent.
 
-    Best is the highest score among nodes whose parent is kept, then the earliest node. Without scores: the earliest.
+    The best node is the one with the highest score among those whose parent is kept; of equals, the earliest. Without scores
+    the earliest nodes are kept.
 
     Raises:
-        ValueError: the tree holds sampled tokens (``proposals``). Leaving some out after they were seen would bias the
-            rejection rule: which tokens are left would depend on what they are.
+        ValueError: the tree has ``proposals``. Dropping sampled tokens after they were seen would bias rejection sampling:
+            which ones remain would depend on their values.
     """
     depth = depths(tree)
     if len(tree) <= max_nodes and (not depth or max(depth) <= max_depth):
@@ -172,9 +171,9 @@ def prune(tree: TokenTree, max_nodes: int, max_depth: int) -> TokenTree:
 
 
 def descend(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
-    """What is left of a tree when ``tokens`` have been committed: what hangs below them, or None if the tree went elsewhere.
+    """The part of a tree below the path ``tokens``, after these have been committed; None if the tree has no such path.
 
-    Scores become those of the paths that remain. Probes stay behind: they were made for another position.
+    A score becomes the probability of the rest of its path. Probes are dropped: they were made for another position.
     """
     below = children(tree)
     node, score = ROOT, 1.0
@@ -198,7 +197,7 @@ def descend(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
 
 
 def take(tree: TokenTree, kept: list[int]) -> TokenTree:
-    """The sub-tree of ``kept`` nodes, which are in order and hold every kept node's parent."""
+    """The sub-tree of the nodes ``kept``, which are in ascending order and include the parent of each."""
     place = {node: index for index, node in enumerate(kept)}
     return TokenTree(
         tokens=tuple(tree.tokens[node] for node in kept),
