@@ -39,8 +39,7 @@ class StateFile:
 
         Returns:
             States, [positions, width], and tokens, [positions]. A position with the token ``END`` and a state of zeros
-                follows
-            each document.
+            follows each document.
         """
         windows = [part for ids in documents for part in _windows(ids, window)]
         tokens = np.concatenate(windows)

@@ -1,12 +1,11 @@
-"""The walk: which drafted tokens the target would have said itself.
+"""The acceptance walk: how many drafted tokens the target would have chosen itself.
 
-Glossary: the *pending* token is the last committed one, whose key and value are not computed yet; it is the tree's root.
-*Accepted* tokens are nodes that hold what the target chose. The *bonus* token is the target's choice after the last
-accepted node: every pass yields it, so a pass over an empty tree is plain decoding.
+Glossary: the *pending* token is the last committed one; its key and value are not computed yet, and it is the tree's root.
+*Accepted* tokens are nodes whose token is the target's choice. The *bonus* token is the target's choice after the last
+accepted node: every pass yields one, so a pass over an empty tree is plain decoding.
 
-The choice at a node depends on the path to it, on the seed and on the position, never on which other nodes there are.
-That is the whole proof of losslessness: a tree decides how many of the target's own tokens
-are at hand after one pass, not which ones they are.
+The choice at a node depends on its path, the seed and the position, never on which other nodes exist. This is the whole
+proof of losslessness: a tree decides how many of the target's tokens one pass yields, not which ones.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from speculation.types import FinishReason, SamplingParams, TokenTree
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accepted:
-    """``tokens`` are those of ``path`` plus the bonus token, unless generation ended inside the path."""
+    """The tokens that a pass commits: those of ``path`` and the bonus token, unless generation ended within the path."""
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]

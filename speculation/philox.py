@@ -58,7 +58,8 @@ def uniforms(seed: int, stream: NoiseStream, position: int, indices: NDArray[np.
     wanted = indices >> 2
     first = int(wanted.min()) if len(indices) else 0
     span = int(wanted.max()) - first + 1 if len(indices) else 0
-    # Four indices share a block. A dense set (the whole vocabulary) computes each block once, a sparse one (top-k) one per index.
+    # Four indices share a block. A dense set (the whole vocabulary) computes each block once; a sparse one (top-k) computes
+    # one block per index.
     dense = span <= len(indices)
     blocks = np.arange(first, first + span) if dense else wanted
     counters = np.zeros((4, len(blocks)), dtype=np.uint64)
