@@ -1,4 +1,4 @@
-"""What ``make demo`` asks, and which strategies it is asked with: each is given what it is for, blend everything."""
+"""The tasks of ``make demo``, each with the strategies it is meant for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PROGRAM = """class Account:
         return self.balance
 """
 
-# A code base to retrieve from: what is asked for is not in it, but things like it are.
+# A code base to retrieve from. It does not contain the requested class, but similar ones.
 CODE_BASE = """class Vector:
     def __init__(self, x, y, z):
         self.x = x
@@ -63,8 +63,8 @@ class Task:
     """A request.
 
     Attributes:
-        message: what the user says.
-        strategies: that answer it besides plain decoding and blend, with what to look at in each.
+        message: the user's message.
+        strategies: strategies besides plain decoding and blend, each with a remark for the reader.
     """
 
     name: str

@@ -22,7 +22,7 @@ class StopStrings:
         self._held = ""
 
     def push(self, piece: str) -> Found:
-        """Add ``piece``. At a stop string, the text before its first occurrence is released and the rest dropped."""
+        """Add ``piece``. At a complete stop string, the text before its first occurrence is released, the rest dropped."""
         text = self._held + piece
         hits = [(at, -len(stop), stop) for stop in self._stops if (at := text.find(stop)) >= 0]
         if hits:
