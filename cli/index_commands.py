@@ -28,8 +28,7 @@ Url = Annotated[
     typer.Option(
         "--redis",
         envvar="OUTRIDER_RETRIEVAL__REDIS_URL",
-        help="redis://USER:PASSWORD@HOST:PORT, or rediss:// for TLS (?ssl_ca_certs=FILE). Set in the environment, it stays out "
-        "of ps.",
+        help="redis://USER:PASSWORD@HOST:PORT, or rediss:// for TLS (?ssl_ca_certs=FILE). The variable hides it from ps.",
     ),
 ]
 Name = Annotated[str, typer.Option("--name", help="Name of the index in Redis: retrieval.name of the service.")]

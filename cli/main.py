@@ -220,7 +220,7 @@ def forget(
     tls: Tls = False,
     tls_root: TlsRoot = None,
 ) -> None:
-    """Delete what a server remembers of this API key's requests: answers, computed prompts, successor tables."""
+    """Delete what a server remembers of this API key's requests: answers, computed prompts, what drafters have learned."""
     import outrider
 
     where = address or _default_address(_load(config, settings))
