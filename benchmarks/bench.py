@@ -73,7 +73,9 @@ class Bench:
         """
         self._lineup.load(self._telling)
         for name, why in self._lineup.missing.items():
-            self._console.print(f"[yellow]{name}[/yellow] takes no part: {escape(why)}", soft_wrap=True, highlight=False)
+            self._console.print(
+                f"[yellow]{name}[/yellow] does not take part: {escape(why)}", soft_wrap=True, highlight=False
+            )
         tokens = Tokens(str(self._model.path))
         self.requests = make_requests(self._config.prompts, tokens, self._ask_plain, self._config.seed)
         self._check_lengths()
@@ -192,11 +194,11 @@ class Bench:
             return engine.order({"do": "logits", "tokens": list(tokens), "ids": list(ids)})
 
         try:
-            with self._telling(f"Looking at {len(found)} differences"):
+            with self._telling(f"Computing the logits of {len(found)} differences"):
                 return differences.explain(found, self.requests, reference, logits)
         except ContestantFailed as error:
             self._console.print(
-                f"[yellow]the logits of the differences are unknown:[/yellow] {escape(str(error))}", soft_wrap=True
+                f"[yellow]cannot compute the logits of the differences:[/yellow] {escape(str(error))}", soft_wrap=True
             )
             return found
 
@@ -241,7 +243,7 @@ class Bench:
         if name in PEERS and not failure:
             notes += _limits(name, self._config.schedule)
             if self._lineup.on_ray:
-                notes.append("Ray's processes stay up beside it")
+                notes.append("Ray's processes keep running beside it")
         return {
             "status": ("failed" if name in self._measured.failures else "no part") if failure else "measured",
             "note": "; ".join(notes),
@@ -310,7 +312,7 @@ def _request_object(request: Request) -> dict[str, Any]:
 def _limits(peer: str, schedule: Schedule) -> list[str]:
     kind, notes = PEERS[peer], []
     if not kind.same_arithmetic:
-        notes.append("other arithmetic than ours: compared for speed, not for tokens")
+        notes.append("different arithmetic: compared by speed, not by tokens")
     if kind.most_at_once is not None and max(schedule.concurrency) > kind.most_at_once:
-        notes.append(f"can do {kind.most_at_once} at once, no more")
+        notes.append(f"answers at most {kind.most_at_once} at once")
     return notes

@@ -12,23 +12,23 @@ from typing import Any
 from benchmarks.records import Cell, TimedAnswer
 
 FORMULAS = {
-    "tau": "tokens per target pass, the target's own (bonus) one included: committed tokens / passes that committed any",
+    "tau": "tokens per pass of the target, including the bonus token: committed tokens / passes that committed any",
     "acceptance at position i": "passes that accepted at least i drafted tokens / passes",
     "acceptance of a source": "accepted nodes of the source / verified nodes of the source",
     "nodes per pass": "drafted tokens verified / passes, over all requests of a batch",
     "tok/s (micro)": "all tokens / all seconds: what a server delivers",
     "tok/s (macro)": "mean over the tasks of each task's tokens / seconds: every task counts the same (1 at once only)",
-    "speed-up": "tok/s of a contestant / tok/s of another in the same repeat; the median, and from the least to the most",
-    "TTFT": "time to first token: from sending a request to its first token, waiting included",
+    "speed-up": "tok/s of a contestant / tok/s of another in the same repeat; median, lowest and highest",
+    "TTFT": "time to first token: from sending a request to its first token, including the queue",
     "ITL": "inter-token latency of a request: (last arrival - first arrival) / tokens that came after the first arrival",
     "longest gap": "99th percentile of the time between two arrivals: tokens of one pass arrive together",
-    "draft share": "of the waiting for drafts what was drafting: min(waited, drafting) / wall time (in one process nobody "
-    "waits, and drafting is among the other parts)",
-    "RPC share": "the rest of that waiting: transport, coding, queues / wall time",
-    "verify share": "forward pass, choosing and keeping rows / wall time",
-    "idle share": "no step was under way: clients, router, event loop / wall time",
-    "draft-ahead hits": "drafts used that were made before the step that they follow was decided / drafts used",
-    "peak memory": "most resident memory of the contestant's processes, together (strategies share one engine)",
+    "draft share": "share of the wall time spent waiting while drafts were made: min(waited, drafting) / wall time (in one "
+    "process nobody waits, and drafting is among the other parts)",
+    "RPC share": "the rest of the waiting for drafts (transport, coding, queues) / wall time",
+    "verify share": "time of forward passes, choosing and keeping rows / wall time",
+    "idle share": "time without a step in progress (clients, router, event loop) / wall time",
+    "draft-ahead hits": "used drafts that were made before the step they follow was decided / used drafts",
+    "peak memory": "highest resident memory, summed over the contestant's processes (strategies share one engine)",
 }
 
 # A ratio is unclear if its repeats lie further apart than this, or on both sides of 1 while the median is not close to 1.

@@ -124,7 +124,7 @@ def _ask(client: outrider.Client, strategy: str, task: Task) -> outrider.Generat
 
 def _table(answers: Sequence[DemoAnswer]) -> Table:
     table = Table(title=f"{len(TASKS)} prompts, greedy, up to {MAX_TOKENS} tokens each", title_justify="left")
-    for column in ("prompt", "strategy", "tokens", "a pass", "a second", "x plain", "same"):
+    for column in ("prompt", "strategy", "tokens", "per pass", "per second", "x plain", "same"):
         table.add_column(column, justify="left" if column in ("prompt", "strategy") else "right", no_wrap=True)
     plain = {answer.task.name: answer.result for answer in answers if answer.strategy == PLAIN}
     for answer in answers:

@@ -55,7 +55,7 @@ def print_plan(settings: Settings) -> None:
     console.print(
         f"verifier: up to {verifier.max_num_seqs} requests at once, {verifier.max_waiting} waiting; "
         f"key-value pool of {verifier.kv_cache_tokens:,} tokens{pool}; "
-        f"drafts awaited for at most {1e3 * verifier.draft_deadline_s:g} ms a step"
+        f"waits at most {1e3 * verifier.draft_deadline_s:g} ms per step for drafts"
     )
     if verifier.stages > 1:
         console.print(

@@ -195,6 +195,6 @@ def _from_hub(model: str, say: Callable[[str], None]) -> Path:
         return Path(snapshot_download(model, allow_patterns=wanted))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigurationError(
-            f"model is {model}: no such folder or file here, and the Hugging Face hub did not give it "
+            f"model is {model}: no such folder or file here, and the Hugging Face hub did not provide it "
             f"({type(error).__name__}); use {BUILT_IN}, a folder, a .gguf file or a name that the hub knows"
         ) from error

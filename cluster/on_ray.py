@@ -90,7 +90,7 @@ def _connected(*, verbose: bool) -> Iterator[None]:
         else:
             ray.init(address=address, log_to_driver=verbose, logging_level=level)
     except (RuntimeError, ConnectionError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
-        where = "a Ray of our own does not start" if address is None else f"RAY_ADDRESS is {address}: cannot join that Ray"
+        where = "cannot start a local Ray" if address is None else f"RAY_ADDRESS is {address}: cannot join that Ray"
         raise ConfigurationError(f"{where} ({_first_line(error)})") from error
     # Ray has installed signal handlers that do not interrupt waiting calls.
     stop_on_signals()

@@ -119,7 +119,7 @@ def _in_hub_cache(name: str) -> Path | None:
     except OSError:
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             raise ConfigurationError(
-                f"model is {name}: neither a folder here nor fetched before, and HF_HUB_OFFLINE forbids to ask the hub"
+                f"model is {name}: neither a folder here nor fetched before, and HF_HUB_OFFLINE forbids asking the hub"
             ) from None
         return None
     return snapshot if (snapshot / "config.json").is_file() else None

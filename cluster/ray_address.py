@@ -35,13 +35,15 @@ def check_ray_answers(timeout_s: float = 3.0) -> None:
         return
     host, _, port = named.rpartition(":")
     if not host or not port.isdecimal():
-        raise ConfigurationError(f"RAY_ADDRESS is {named}: must be HOST:PORT of a running Ray (unset: one of our own)")
+        raise ConfigurationError(
+            f"RAY_ADDRESS is {named}: must be HOST:PORT of a running Ray; unset it to start a local one"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
     except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigurationError(
             f"RAY_ADDRESS is {named}: nothing answers there ({getattr(error, 'strerror', None) or error}); "
-            "start that Ray, or unset RAY_ADDRESS for one of our own"
+            "start that Ray, or unset RAY_ADDRESS to start a local one"
         ) from error
     from services.links.probe import refuses
 

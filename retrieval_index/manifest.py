@@ -97,7 +97,7 @@ class Manifest:
             manifest = Manifest(**(content | {"parts": parts}))
             numbers = [manifest.vocab_size, manifest.documents, manifest.kept, manifest.tokens, manifest.depth]
             if not all(type(number) is int and number >= 0 for number in [*numbers, *(p.size for p in parts.values())]):
-                raise ValueError("a count that is none")
+                raise ValueError("a count is not a whole number")
             if not (MIN_DEPTH <= manifest.depth <= MAX_DEPTH):
                 raise ValueError(f"depth {manifest.depth}")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:

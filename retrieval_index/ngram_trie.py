@@ -75,7 +75,7 @@ class NgramTrie:
         except (OSError, RuntimeError, ValueError) as error:
             raise ConfigurationError(f"cannot map the index in {folder}: {error}") from error
         if len(self._counts) != len(self._trie) or not self._counts.all():
-            raise ConfigurationError(f"{folder / COUNTS} is no list of how often each of {len(self._trie)} n-grams occurs")
+            raise ConfigurationError(f"{folder / COUNTS} does not hold a count for each of the {len(self._trie)} n-grams")
 
     def __len__(self) -> int:
         return len(self._trie)

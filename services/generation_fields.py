@@ -71,7 +71,7 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
             "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "synced_gpus", "assistant_model",
             "streamer", "negative_prompt_ids", "negative_prompt_attention_mask",
         ),
-        (lambda value: False, "it is no part of a generation config"),
+        (lambda value: False, "it does not belong in a generation config"),
     ),
 }  # fmt: skip
 

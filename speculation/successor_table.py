@@ -58,7 +58,7 @@ def read(path: Path) -> Successors:
     except OSError as error:
         raise ConfigurationError(f"cannot read the snapshot {path}: {error.strerror or error}") from error
     if len(head) < 4 or head[:2].tobytes() != _MARK or size != 16 + 4 * int(head[2]) * int(head[3]) or not head[3]:
-        raise ConfigurationError(f"{path} is no snapshot of successors, or was cut off")
+        raise ConfigurationError(f"{path} is not a snapshot of successors, or is cut off")
     table = np.memmap(path, dtype="<u4", mode="r", offset=16, shape=(int(head[2]), int(head[3])))
     if not ((table < head[2]) | (table == _UNKNOWN)).all():
         raise ConfigurationError(f"{path} holds token ids beyond its vocabulary")

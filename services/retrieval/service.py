@@ -146,12 +146,12 @@ class RetrievalService:
             version = (self._cache(store) / _LAST_LIVE).read_text()
             index = self._open(self._cache(store) / Path(version).name)
             if index.manifest.version != version:
-                raise ValueError(f"{index.manifest.version} lies where {version} should")
+                raise ValueError(f"{index.manifest.version} is in the place of {version}")
         except (OSError, ValueError, OutriderError) as error:
             log.debug("no index from earlier: %s", error)
             return
         self._index = index
-        log.error("Redis is not there; serving version %s, live when it last was", version)
+        log.error("Redis cannot be reached; serving version %s, which was live last", version)
 
     def _open(self, folder: Path) -> Index:
         return open_index(folder, self._config.tokenizer_sha256, self._config.state_width)

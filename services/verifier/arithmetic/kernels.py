@@ -268,5 +268,5 @@ def _known(content: Mapping[str, Any], candidates: Sequence[Choice]) -> Choice:
     """
     choice = Choice(**content)
     if _name(choice) not in {_name(candidate) for candidate in candidates}:
-        raise ValueError(f"{_name(choice)} cannot be had here")
+        raise ValueError(f"{_name(choice)} is not available here")
     return choice

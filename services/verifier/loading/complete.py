@@ -72,7 +72,7 @@ def refuse_unused(model: PreTrainedModel, names: Collection[str], folder: Path) 
     if own:
         raise ConfigurationError(
             f"cannot load the model at {folder}: its files hold {own[0]}{_and_others(len(own))}, for which "
-            f"{type(model).__name__} has no place by its configuration: it would be another model without them"
+            f"{type(model).__name__} has no place by its configuration: without them it would be another model"
         )
     if names:
         log.info("not used: %s%s", min(names), _and_others(len(names)))
@@ -107,7 +107,7 @@ def without_report() -> Iterator[None]:
 
 def _nonsense(name: str, folder: Path) -> ConfigurationError:
     return ConfigurationError(
-        f"cannot load the model at {folder}: {name} holds values that are infinite, or no numbers; fetch the files again"
+        f"cannot load the model at {folder}: {name} holds infinite values or NaN; fetch the files again"
     )
 
 

@@ -128,7 +128,7 @@ def read_config(config: TargetConfig) -> PreTrainedConfig:
         ConfigurationError: it is missing, or its architecture is unknown or cannot be served; says why.
     """
     folder = Path(config.model_path)
-    with reading(f"make sense of {folder / 'config.json'}"):
+    with reading(f"interpret {folder / 'config.json'}"):
         check_config(folder)
         found: PreTrainedConfig = AutoConfig.from_pretrained(config.model_path, trust_remote_code=False)
         # Checked again with the defaults that config.json leaves out.

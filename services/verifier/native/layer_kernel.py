@@ -197,7 +197,7 @@ def _only_call(layer: nn.Module, calls: Calls) -> Call:
     """The layer's attention call, which must be the only one and belong to ``self_attn``."""
     own = [call for module in layer.modules() for call in calls.get(module, ())]
     if len(own) != 1 or calls.get(_part(layer, "self_attn")) != tuple(own):
-        raise ValueError("it calls attention otherwise than once")
+        raise ValueError("it does not call attention exactly once")
     return own[0]
 
 
