@@ -53,10 +53,10 @@ def build(
 ) -> None:
     """Read a corpus, keep the documents that the target finds likely, and index them.
 
-    Documents that occur twice are read once. The result is a folder with an n-gram trie, a snapshot of likely successors with
-    which the source `recycling` starts, a histogram of perplexities, and a manifest with checksums. With --semantic it also
-    holds a FAISS index of the hidden states: the target reads every kept token, and each number of its state takes up to two
-    bytes.
+    Documents that occur twice are read once. The result is a folder with an n-gram trie, a snapshot of likely successors
+    (with which the source `recycling` starts), a histogram of perplexities, and a manifest with checksums. With --semantic
+    it also holds a FAISS index of the hidden states: the target reads every kept token, and each number of its state takes
+    up to two bytes.
     """
     from cluster.host import check_folder
 
