@@ -28,11 +28,11 @@ class NoiseStream(enum.IntEnum):
 
 
 def philox4x32(counters: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
-    """Ten rounds of Philox.
+    """Ten Philox rounds.
 
     Args:
         counters: [4, n], each below 2^32.
-        seed: the key, 64 bits.
+        seed: 64 bits, the key.
 
     Returns:
         [4, n], each below 2^32.
@@ -74,6 +74,6 @@ def uniforms(seed: int, stream: NoiseStream, position: int, indices: NDArray[np.
 
 
 def gumbel(seed: int, stream: NoiseStream, position: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Standard Gumbel noise, -log(-log U), at each index; [n]. See ``uniforms`` for the arguments."""
+    """Standard Gumbel noise, -log(-log U), at each index; see ``uniforms``."""
     noise: NDArray[np.float64] = -np.log(-np.log(uniforms(seed, stream, position, indices)))
     return noise

@@ -16,10 +16,10 @@ ROOT = -1
 
 
 def validate(tree: TokenTree, *, vocab_size: int, max_nodes: int) -> None:
-    """Check a tree that a drafter sent.
+    """Check a tree that came from outside.
 
     Raises:
-        MalformedTree: names the field, the entry and the rule that it breaks.
+        MalformedTree: names the field, the entry and the rule it breaks.
     """
     nodes = len(tree)
     if nodes > max_nodes:
@@ -110,10 +110,12 @@ def chain(tokens: Sequence[int], source: str, scores: Sequence[float] = ()) -> T
 
 
 def merge(trees: Iterable[TokenTree]) -> TokenTree:
-    """One prefix tree of all paths. A node that several trees propose gets the highest score and the source of that score.
+    """One prefix tree of all paths. Where several trees propose a node, the highest score and its source win.
+
+    Probes and proposals are not merged: their rows belong to one source each.
 
     Raises:
-        ValueError: a tree has probes or proposals. Their rows belong to one source each.
+        ValueError: a tree has probes or proposals.
     """
     tokens: list[int] = []
     parents: list[int] = []
@@ -140,14 +142,13 @@ def merge(trees: Iterable[TokenTree]) -> TokenTree:
 
 
 def prune(tree: TokenTree, max_nodes: int, max_depth: int) -> TokenTree:
-    """The ``max_nodes`` best nodes with a depth of at most ``max_depth``. A node is kept only together with its parent.
+    """The ``max_nodes`` best nodes no deeper than ``max_depth``, parents always kept with their children.
 
-    The best node is the one with the highest score among those whose parent is kept; of equals, the earliest. Without scores
-    the earliest nodes are kept.
+    Best is the highest score among nodes whose parent is kept, then the earliest node. Without scores: the earliest.
 
     Raises:
-        ValueError: the tree has ``proposals``. Dropping sampled tokens after they were seen would bias rejection sampling:
-            which ones remain would depend on their values.
+        ValueError: the tree holds sampled tokens (``proposals``). Leaving some out after they were seen would bias the
+            rejection rule: which tokens are left would depend on what they are.
     """
     depth = depths(tree)
     if len(tree) <= max_nodes and (not depth or max(depth) <= max_depth):
@@ -197,7 +198,7 @@ def descend(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
 
 
 def take(tree: TokenTree, kept: list[int]) -> TokenTree:
-    """The sub-tree of the nodes ``kept``, which are in ascending order and include the parent of each."""
+    """The sub-tree of ``kept`` nodes, which are in order and hold every kept node's parent."""
     place = {node: index for index, node in enumerate(kept)}
     return TokenTree(
         tokens=tuple(tree.tokens[node] for node in kept),
