@@ -1,4 +1,4 @@
-"""Measures computed from cells. ``FORMULAS`` explains them in --help, the report and docs/benchmarks.md."""
+"""Measures computed from cells. ``FORMULAS`` explains them in --help and in the report."""
 
 from __future__ import annotations
 

@@ -143,7 +143,7 @@ def _over_peers(results: Results, records: list[dict[str, Any]], concurrency: in
 def _at_once(results: Results, concurrency: int) -> str:
     """The concurrency, with a note if there were fewer requests than that."""
     requests = results["settings"]["requests"]
-    return f"{concurrency} at once" + (f": only {requests} requests" if requests < concurrency else "")
+    return f"{concurrency} at once" + (f": all {requests} requests, there were no more" if requests < concurrency else "")
 
 
 def _against(record: Mapping[str, Any], other: str) -> str:
