@@ -1,0 +1,186 @@
+"""Hidden states of named decoder layers, of the rows that a pass is asked for (``Rows.layers``).
+
+Hooks are on the layers while such a pass runs, and are gone with it: other passes pay nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from speculation.errors import InvalidArgument
+from speculation.ports import Rows
+from speculation.types import Features
+
+# The one name that is no layer's: what the output layer reads, after the final norm.
+OUTPUT = -1
+
+Made = TypeVar("Made")
+
+
+class HiddenStates:
+    """Hidden states that a pass leaves: of a pipeline stage's own layers, and what it was handed of earlier stages' layers.
+
+    Args:
+        layers: the stage's, counted from the model's first; ``total``: how many the model has.
+        head: the output layer, where it is in this stage.
+    """
+
+    def __init__(self, model: PreTrainedModel, layers: range, total: int, head: nn.Module | None) -> None:
+        self._name = type(model).__name__
+        self._layers = layers
+        self._total = total
+        self._head = head
+        self._modules: dict[int, nn.Module] = dict(zip(layers, _layers_of(model, len(layers)), strict=False))
+        # Of the last pass: by layer, [rows asked for, hidden size]; and where a request's rows begin among them.
+        self._kept: dict[int, torch.Tensor] = {}
+        self._starts: dict[str, int] = {}
+
+    def find_layers(self, trial: Callable[[], Made], rows: int) -> Made:
+        """Run a trial pass over ``rows`` rows, and see which layers can be observed: those that run once in a pass and make
+        a hidden state for every row."""
+        shapes: dict[int, list[tuple[int, ...]]] = {number: [] for number in self._modules}
+
+        def note(number: int) -> Callable[..., None]:
+            return lambda module, given, made: shapes[number].append(tuple(_hidden(made).shape))
+
+        hooks = [module.register_forward_hook(note(number)) for number, module in self._modules.items()]
+        try:
+            made = trial()
+        finally:
+            for hook in hooks:
+                hook.remove()
+        if any(len(seen) != 1 or len(seen[0]) != 3 or seen[0][:2] != (1, rows) for seen in shapes.values()):
+            self._modules = {}
+        return made
+
+    def check(self, layers: Iterable[int]) -> None:
+        """Check that hidden states of these layers can be had.
+
+        Raises:
+            InvalidArgument: of one they cannot; says which, and what is allowed.
+        """
+        for layer in layers:
+            if layer == OUTPUT:
+                continue
+            if not self._modules:
+                raise InvalidArgument("layers", layer, f"-1: the layers of {self._name} cannot be observed one by one")
+            if not -self._total <= layer < self._total:
+                raise InvalidArgument(
+                    "layers", layer, f"from -{self._total} to {self._total - 1}: the model has {self._total} layers"
+                )
+
+    @contextmanager
+    def kept(self, batch: Sequence[Rows], needed: int, earlier: torch.Tensor | None = None) -> Iterator[list[int]]:
+        """Keep what a pass is asked for while the model runs.
+
+        Args:
+            needed: how many rows' logits are computed.
+            earlier: what the stage before has ``handed_on``.
+
+        Yields:
+            Rows that the output layer must be given behind the ``needed`` ones; it computes nothing of them.
+        """
+        self._kept, self._starts = {}, {}
+        asked = self._rows_asked(batch)
+        if not asked:
+            yield []
+            return
+        if earlier is not None:
+            self._kept.update(zip(self._numbers(batch, range(self._layers.start)), earlier, strict=True))
+        hooks = [
+            self._modules[number].register_forward_hook(self._keep(number, asked))
+            for number in self._numbers(batch, self._layers)
+        ]
+        head = self._head if self._numbers(batch, range(self._total, self._total + 1)) else None
+        if head is not None:
+            hooks.append(head.register_forward_pre_hook(self._take_behind(needed)))
+        try:
+            yield asked if head is not None else []
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def expected(self, batch: Sequence[Rows]) -> tuple[int, int]:
+        """How many layers of earlier stages, and of how many rows, come to this stage with a pass."""
+        layers = len(self._numbers(batch, range(self._layers.start)))
+        return layers, sum(len(rows.tokens) for rows in batch if rows.layers)
+
+    def handed_on(self, batch: Sequence[Rows]) -> torch.Tensor | None:
+        """[layers, rows, hidden size], kept in this stage and before of the pass just run; None: nobody asked."""
+        numbers = self._numbers(batch, range(self._layers.stop))
+        return torch.stack([self._kept[number].cpu() for number in numbers]) if numbers else None
+
+    def features(self, session_id: str, rows: Sequence[int], layers: Sequence[int]) -> Features:
+        """What was kept of a request: of ``rows``, indices into its tokens, the layers side by side.
+
+        bfloat16 where the model computes in it, else float16; what float16 cannot hold becomes its greatest number.
+        """
+        start = self._starts[session_id]
+        at = torch.tensor([start + row for row in rows], dtype=torch.int64)
+        kept = [self._kept[_number(layer, self._total)] for layer in layers]
+        states = torch.cat([each[at.to(each.device)].cpu() for each in kept], dim=-1)
+        if states.dtype != torch.bfloat16:
+            most = torch.finfo(torch.float16).max
+            states = states.clamp(-most, most).half()
+        return Features(
+            data=states.view(torch.int16).numpy().astype("<i2").tobytes(),
+            rows=len(rows),
+            width=states.shape[1],
+            dtype="bfloat16" if states.dtype == torch.bfloat16 else "float16",
+            layers=tuple(layers),
+        )
+
+    def _numbers(self, batch: Sequence[Rows], among: range) -> list[int]:
+        """Which of the layers ``among`` somebody asks for; ascending."""
+        return sorted({_number(layer, self._total) for rows in batch for layer in rows.layers} & set(among))
+
+    def _rows_asked(self, batch: Sequence[Rows]) -> list[int]:
+        """Rows of the pass: all of every request that names a layer."""
+        asked: list[int] = []
+        begin = 0
+        for rows in batch:
+            if rows.layers:
+                self._starts[rows.session_id] = len(asked)
+                asked += range(begin, begin + len(rows.tokens))
+            begin += len(rows.tokens)
+        return asked
+
+    def _keep(self, number: int, asked: list[int]) -> Callable[..., None]:
+        def hook(module: nn.Module, given: object, made: object) -> None:
+            # A copy: later layers may add to what they were given.
+            self._kept[number] = _hidden(made)[0, asked]
+
+        return hook
+
+    def _take_behind(self, needed: int) -> Callable[..., tuple[Any, ...]]:
+        def hook(module: nn.Module, given: tuple[Any, ...]) -> tuple[Any, ...]:
+            read: torch.Tensor = given[0]
+            self._kept[self._total] = read[0, needed:].clone()
+            return (read[:, :needed], *given[1:])
+
+        return hook
+
+
+def _number(layer: int, total: int) -> int:
+    """``layer`` counted from the first one; ``OUTPUT`` comes behind the last."""
+    if layer == OUTPUT:
+        return total
+    return layer if layer >= 0 else total + layer
+
+
+def _hidden(made: Any) -> torch.Tensor:
+    """Some layers make more than hidden states: those come first."""
+    first: torch.Tensor = made if isinstance(made, torch.Tensor) else made[0]
+    return first
+
+
+def _layers_of(model: PreTrainedModel, count: int) -> Sequence[nn.Module]:
+    """The model's list of ``count`` decoder layers; empty: it has none."""
+    lists = (module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList))
+    return next((found for found in lists if len(found) == count), nn.ModuleList())
