@@ -177,6 +177,7 @@ class Features:
     rows: int
     width: int
     dtype: str
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -180,7 +180,7 @@ def _hidden(made: Any) -> torch.Tensor:
     return first
 
 
-def _layers_of(model: PreTrainedModel, count: int) -> Sequence[nn.Module]:
+def _layers_of(model: PreTrainedModel, count: int) -> nn.ModuleList:
     """The model's list of ``count`` decoder layers; empty: it has none."""
     lists = (module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList))
     return next((found for found in lists if len(found) == count), nn.ModuleList())

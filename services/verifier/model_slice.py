@@ -116,9 +116,7 @@ class ModelSlice:
         log.info("%d layers in one call each%s", done, f"; others not: {reason}" if reason else "")
 
     @torch.inference_mode()
-    def run(
-        self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None = None) -> torch.Tensor:
         """One pass through the stage's layers.
 
         Args:

@@ -3,27 +3,9 @@ else shares the pass; and asking for them changes no logit."""
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterator
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
-
-from cluster.stages import launch_child
-from services.verifier import model_slice
-from services.verifier.adapters import exact_attention
-from services.verifier.config import Dtype, TargetConfig
-from services.verifier.native.library import library
-from services.verifier.target import TransformersTarget
-from speculation.errors import InvalidArgument
-from speculation.ports import Rows
-from speculation.types import Features
-from tests.attention_models import make_architecture
 
 # One process, since the models are shared.
 pytestmark = pytest.mark.xdist_group("hidden states")

@@ -21,8 +21,9 @@ from services.router import strategies as known
 from services.verifier.config import TargetConfig
 from services.verifier.loading.load import split_layers
 from services.verifier.native.library import library
+from services.verifier.stages.orders import Op, Orders, read_orders
 from services.verifier.stages.process import spec_from_json, spec_to_json
-from services.verifier.stages.upstream import Op, Orders, StageSpec, read_orders
+from services.verifier.stages.upstream import StageSpec
 from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError, TargetLost
 from speculation.ports import Rows
