@@ -26,6 +26,7 @@ from speculation.messages import (
     Draft,
     DraftFailure,
     DraftingReply,
+    FeatureChunk,
     Finished,
     ForgetTenant,
     GenerationRequest,
@@ -48,8 +49,7 @@ class Rows:
         tokens: the chain's tokens, then the nodes'.
         parents: one entry per node; -1 is the chain's last token.
         logits: how many of the last rows need logits.
-        layers: whose hidden states ``Target.features`` will be asked for, of any of these rows: a decoder layer's index,
-            negative ones from the end; -1 is what the output layer reads, after the final norm.
+        layers: whose hidden states ``Target.features`` will be asked for, of any of these rows; as in ``Features``.
     """
 
     session_id: str
@@ -137,8 +137,11 @@ class Target(Protocol):
         ...
 
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
-        """Hidden states of ``Rows.layers``, side by side, in the session's pass just finished, at ``rows``: indices into its
-        tokens. ``Features.start`` is left to whoever knows which of them are committed."""
+        """Hidden states of ``Rows.layers``, side by side, in the session's pass just finished.
+
+        Args:
+            rows: indices into its tokens, of positions that follow each other: of its chain, then of an accepted path.
+        """
         ...
 
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
@@ -198,6 +201,10 @@ class DraftLink(Protocol):
         """Report a step."""
         ...
 
+    def features(self, message: FeatureChunk) -> None:
+        """Send hidden states. They are the first thing to be dropped where a drafter does not keep up."""
+        ...
+
     def close(self, message: CloseSession) -> None:
         """End a session."""
         ...
@@ -241,6 +248,10 @@ class Drafter(Protocol):
 
     async def step(self, message: StepReport) -> Draft | DraftFailure:
         """Learn what was committed and draft what may follow."""
+        ...
+
+    def features(self, message: FeatureChunk) -> None:
+        """Hidden states of a session; unknown ones are fine."""
         ...
 
     def close(self, message: CloseSession) -> None:

@@ -27,6 +27,7 @@ from speculation.messages import (
     Continuation,
     Draft,
     DraftFailure,
+    FeatureChunk,
     Finished,
     ForgetTenant,
     GenerationRequest,
@@ -138,6 +139,9 @@ class ToyTarget:
     def forget(self, tenant: str) -> None:
         self.forgotten.append(tenant)
 
+    def check_layers(self, layers: Sequence[int]) -> None:
+        pass
+
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
         """Two numbers a row: the token at the row, and how many rows the pass had."""
         tokens = self._last[session_id].tokens
@@ -209,6 +213,9 @@ class RandomDrafter:
 
     def ahead(self, session_id: str) -> list[Draft]:
         return []
+
+    def features(self, message: FeatureChunk) -> None:
+        pass
 
     def close(self, message: CloseSession) -> None:
         self.sessions.pop(message.session_id, None)

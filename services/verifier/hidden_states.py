@@ -69,11 +69,12 @@ class HiddenStates:
             if layer == OUTPUT:
                 continue
             if not self._modules:
-                raise InvalidArgument("layers", layer, f"-1: the layers of {self._name} cannot be observed one by one")
-            if not -self._total <= layer < self._total:
                 raise InvalidArgument(
-                    "layers", layer, f"from -{self._total} to {self._total - 1}: the model has {self._total} layers"
+                    "observe_layers", layer, f"-1: the layers of {self._name} cannot be observed one by one"
                 )
+            if not -self._total <= layer < self._total:
+                allowed = f"from -{self._total} to {self._total - 1}: the model has {self._total} layers"
+                raise InvalidArgument("observe_layers", layer, allowed)
 
     @contextmanager
     def kept(self, batch: Sequence[Rows], needed: int, earlier: torch.Tensor | None = None) -> Iterator[list[int]]:
@@ -116,14 +117,14 @@ class HiddenStates:
         numbers = self._numbers(batch, range(self._layers.stop))
         return torch.stack([self._kept[number].cpu() for number in numbers]) if numbers else None
 
-    def features(self, session_id: str, rows: Sequence[int], layers: Sequence[int]) -> Features:
-        """What was kept of a request: of ``rows``, indices into its tokens, the layers side by side.
+    def features(self, own: Rows, rows: Sequence[int]) -> Features:
+        """What was kept of the request whose part of the last pass is ``own``; see ``ports.Target``.
 
         bfloat16 where the model computes in it, else float16; what float16 cannot hold becomes its greatest number.
         """
-        start = self._starts[session_id]
-        at = torch.tensor([start + row for row in rows], dtype=torch.int64)
-        kept = [self._kept[_number(layer, self._total)] for layer in layers]
+        begin = self._starts[own.session_id]
+        at = torch.tensor([begin + row for row in rows], dtype=torch.int64)
+        kept = [self._kept[_number(layer, self._total)] for layer in own.layers]
         states = torch.cat([each[at.to(each.device)].cpu() for each in kept], dim=-1)
         if states.dtype != torch.bfloat16:
             most = torch.finfo(torch.float16).max
@@ -133,7 +134,8 @@ class HiddenStates:
             rows=len(rows),
             width=states.shape[1],
             dtype="bfloat16" if states.dtype == torch.bfloat16 else "float16",
-            layers=tuple(layers),
+            start=_position(own, rows[0]) if rows else own.context,
+            layers=own.layers,
         )
 
     def _numbers(self, batch: Sequence[Rows], among: range) -> list[int]:
@@ -172,6 +174,14 @@ def _number(layer: int, total: int) -> int:
     if layer == OUTPUT:
         return total
     return layer if layer >= 0 else total + layer
+
+
+def _position(own: Rows, row: int) -> int:
+    """Of a row, in its request."""
+    depth, node = 0, row - own.chain
+    while node >= 0:
+        depth, node = depth + 1, own.parents[node]
+    return own.context + (own.chain - 1 + depth if depth else row)
 
 
 def _hidden(made: Any) -> torch.Tensor:

@@ -174,7 +174,7 @@ class TransformersTarget:
 
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
         """See ``Target``."""
-        return self._part.hidden_states.features(session_id, rows, self._rows[session_id].layers)
+        return self._part.hidden_states.features(self._rows[session_id], rows)
 
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
         """``begin`` and ``finish``."""

@@ -73,14 +73,14 @@ def _verified(session: LiveRequest, chain: int) -> bool:
 
 
 def _part(session: LiveRequest, chain: int, tree: TokenTree) -> Part:
-    end = session.computed + chain
+    end, plan = session.computed + chain, session.request.plan
     rows = Rows(
         session_id=session.id,
         context=session.computed,
         tokens=(*session.tokens[session.computed : end], *tree.tokens),
         parents=tree.parents,
         logits=1 + len(tree) if _verified(session, chain) else 0,
-        layers=(-1,) if session.request.plan.observe_features and _verified(session, chain) else (),
+        layers=plan.observe_layers if plan.observe_prompt or _verified(session, chain) else (),
     )
     return Part(session=session, rows=rows, tree=tree)
 
