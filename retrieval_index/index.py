@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from retrieval_index.manifest import Manifest, read_manifest, verify
-from retrieval_index.ngrams import NgramTrie
+from retrieval_index.ngram_trie import NgramTrie
 from speculation.errors import ConfigurationError
 from speculation.messages import Continuation, RetrievalQuery, Retrieved
 from speculation.types import Features
