@@ -191,6 +191,7 @@ def _hidden(made: Any) -> torch.Tensor:
 
 
 def _layers_of(model: PreTrainedModel, count: int) -> nn.ModuleList:
-    """The model's list of ``count`` decoder layers; empty: it has none."""
-    lists = (module for module in model.get_decoder().modules() if isinstance(module, nn.ModuleList))
-    return next((found for found in lists if len(found) == count), nn.ModuleList())
+    """The model's list of ``count`` decoder layers; empty: it has none. Most have it in what they call their decoder."""
+    modules = (module for part in (model.get_decoder(), model) for module in part.modules())
+    found = (module for module in modules if isinstance(module, nn.ModuleList) and len(module) == count)
+    return next(found, nn.ModuleList())
