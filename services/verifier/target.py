@@ -164,9 +164,13 @@ class TransformersTarget:
 
     def finish(self) -> list[torch.Tensor]:
         """See ``Target``."""
+        batch = self._under_way[0]
+        return list(torch.split(self.end_pass().cpu(), [rows.logits for rows in batch]))
+
+    def end_pass(self) -> torch.Tensor:
+        """The oldest pass's logits, on the last stage's device: [rows chosen after, vocabulary], float32."""
         batch = self._under_way.popleft()
-        logits = self._part.run(batch, *self._earlier.finish(self._part)).cpu()
-        return list(torch.split(logits, [rows.logits for rows in batch]))
+        return self._part.run(batch, *self._earlier.finish(self._part))
 
     def check_layers(self, layers: Sequence[int]) -> None:
         """See ``Target``."""
