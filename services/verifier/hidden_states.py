@@ -32,7 +32,7 @@ class HiddenStates:
     """
 
     def __init__(self, model: PreTrainedModel, layers: range, total: int, head: nn.Module | None) -> None:
-        self._name = type(model).__name__
+        self._name, self._device = type(model).__name__, model.device
         self._layers = layers
         self._total = total
         self._head = head
@@ -93,9 +93,10 @@ class HiddenStates:
             yield []
             return
         if earlier is not None:
-            self._kept.update(zip(self._numbers(batch, range(self._layers.start)), earlier, strict=True))
+            self._kept.update(zip(self._numbers(batch, range(self._layers.start)), earlier.to(self._device), strict=True))
+        index = torch.tensor(asked, device=self._device)
         hooks = [
-            self._modules[number].register_forward_hook(self._keep(number, asked))
+            self._modules[number].register_forward_hook(self._keep(number, index))
             for number in self._numbers(batch, self._layers)
         ]
         head = self._head if self._numbers(batch, range(self._total, self._total + 1)) else None
@@ -115,7 +116,7 @@ class HiddenStates:
     def handed_on(self, batch: Sequence[Rows]) -> torch.Tensor | None:
         """[layers, rows, hidden size], kept in this stage and before of the pass just run; None: nobody asked."""
         numbers = self._numbers(batch, range(self._layers.stop))
-        return torch.stack([self._kept[number].cpu() for number in numbers]) if numbers else None
+        return torch.stack([self._kept[number] for number in numbers]) if numbers else None
 
     def features(self, own: Rows, rows: Sequence[int]) -> Features:
         """What was kept of the request whose part of the last pass is ``own``; see ``ports.Target``.
@@ -123,14 +124,13 @@ class HiddenStates:
         bfloat16 where the model computes in it, else float16; what float16 cannot hold becomes its greatest number.
         """
         begin = self._starts[own.session_id]
-        at = torch.tensor([begin + row for row in rows], dtype=torch.int64)
-        kept = [self._kept[_number(layer, self._total)] for layer in own.layers]
-        states = torch.cat([each[at.to(each.device)].cpu() for each in kept], dim=-1)
+        at = torch.tensor([begin + row for row in rows], dtype=torch.int64, device=self._device)
+        states = torch.cat([self._kept[_number(layer, self._total)][at] for layer in own.layers], dim=-1)
         if states.dtype != torch.bfloat16:
             most = torch.finfo(torch.float16).max
             states = states.clamp(-most, most).half()
         return Features(
-            data=states.view(torch.int16).numpy().astype("<i2").tobytes(),
+            data=states.cpu().view(torch.int16).numpy().astype("<i2").tobytes(),
             rows=len(rows),
             width=states.shape[1],
             dtype="bfloat16" if states.dtype == torch.bfloat16 else "float16",
@@ -153,7 +153,7 @@ class HiddenStates:
             begin += len(rows.tokens)
         return asked
 
-    def _keep(self, number: int, asked: list[int]) -> Callable[..., None]:
+    def _keep(self, number: int, asked: torch.Tensor) -> Callable[..., None]:
         def hook(module: nn.Module, given: object, made: object) -> None:
             # A copy: later layers may add to what they were given.
             self._kept[number] = _hidden(made)[0, asked]
@@ -170,7 +170,7 @@ class HiddenStates:
 
 
 def _number(layer: int, total: int) -> int:
-    """``layer`` counted from the first one; ``OUTPUT`` comes behind the last."""
+    """``layer`` counted from the first one, which is 0; ``OUTPUT`` comes behind the last."""
     if layer == OUTPUT:
         return total
     return layer if layer >= 0 else total + layer
