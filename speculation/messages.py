@@ -1,101 +1,20 @@
-"""The messages that travel through the ports: one dataclass per hop, in the order of a request's life."""
+"""What the components say to each other: one dataclass per message, in the order of a request's life."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from speculation.requests import RequestedSampling, SamplingDefaults
 from speculation.types import (
     EMPTY_TREE,
-    AcceptanceRule,
     Features,
     FinishReason,
     Observation,
     Plan,
+    SamplingDefaults,
     SamplingParams,
-    SpeculationStats,
     TokenLogprobs,
     TokenTree,
 )
-
-# --- client -> router ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChatMessage:
-    """One turn of a conversation."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClientRequest:
-    """What a user asks for. ``input`` is text, a conversation or token ids; the router fills in what is left open."""
-
-    input: str | tuple[ChatMessage, ...] | tuple[int, ...]
-    sampling: RequestedSampling
-    model: str | None = None
-    strategy: str | None = None
-    num_speculative_tokens: int | None = None
-    acceptance: AcceptanceRule | None = None
-    tenant: str = ""
-
-
-# --- router -> client ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextChunk:
-    """What one step added to the answer."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timing:
-    """Seconds from the request's arrival at the router; ``queue_s`` is the time that it waited for room."""
-
-    queue_s: float
-    time_to_first_token_s: float
-    total_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Completion:
-    """Ends an answer. ``stop`` is the stop string or stop token that did, if one did."""
-
-    finish_reason: FinishReason
-    stop: str | int | None
-    prompt_token_ids: tuple[int, ...]
-    completion_tokens: int
-    seed: int
-    model: str
-    strategy: str
-    stats: SpeculationStats
-    timing: Timing
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelCard:
-    """A served model, as users see it.
-
-    ``defaults`` is what its requests get that do not say, ``processors`` what happens to its logits besides: name and value.
-    ``bit_exact``: a token's logits were seen to be the same bits whatever shares its pass; otherwise answers are the same up
-    to near ties.
-    """
-
-    name: str
-    max_model_len: int
-    vocab_size: int
-    strategies: tuple[str, ...]
-    default_strategy: str
-    bit_exact: bool
-    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-    processors: tuple[tuple[str, str], ...] = ()
-
 
 # --- router -> verifier -------------------------------------------------------------------------------------------
 
@@ -142,7 +61,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierCard:
-    """What a verifier serves and how busy it is; ``bit_exact``, ``defaults`` and ``processors`` as in ``ModelCard``."""
+    """What a verifier serves and how busy it is; see ``client_api.ModelCard`` for the rest."""
 
     model: str
     max_model_len: int
@@ -168,7 +87,6 @@ class OpenSession:
     prompt_length: int
     sources: tuple[str, ...]
     max_nodes: int
-    seed: int = 0
     temperature: float = 0.0
     tenant: str = ""
 
@@ -200,13 +118,28 @@ class CloseSession:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForgetTenant:
-    """Everything that is remembered of a tenant's requests is to be forgotten, those under way included."""
+    """Everything that is remembered of a tenant's requests is to be forgotten, those under way included.
+
+    ``Forgotten`` answers with the same ``forget_id``.
+    """
 
     tenant: str
+    forget_id: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureChunk:
+    """Hidden states of committed positions of a session: its prompt's, chunk by chunk, or all again for a late drafter.
+
+    Those of a step come with its report. Positions that are never told are missing: nobody guesses them.
+    """
+
+    session_id: str
+    features: Features
 
 
 SessionCall = OpenSession | StepReport | CloseSession
-DraftingCall = SessionCall | ForgetTenant
+DraftingCall = SessionCall | FeatureChunk | ForgetTenant
 
 
 # --- drafter -> retrieval -----------------------------------------------------------------------------------------
@@ -253,7 +186,9 @@ class Retrieved:
 class Draft:
     """A tree for the step that follows ``assumed``, which itself follows the prefix (``base_length``, ``base_hash``).
 
-    ``drafting_s`` is what it took the drafter to make it.
+    ``drafting_s`` is what it took the drafter to make it. Sources that are ready at their own time draft in a ``group`` of
+    their own: a draft replaces an earlier one of its group for the same prefix, and stands beside those of other groups.
+    ``more``: another group's draft for this prefix is under way.
     """
 
     session_id: str
@@ -262,6 +197,8 @@ class Draft:
     assumed: tuple[int, ...] = ()
     tree: TokenTree = EMPTY_TREE
     drafting_s: float = field(default=0.0, compare=False)
+    group: str = ""
+    more: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -273,4 +210,11 @@ class DraftFailure:
     reopen: bool = False
 
 
-DraftingReply = Draft | DraftFailure
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forgotten:
+    """Answers ``ForgetTenant``: nothing of the tenant is left at this drafter."""
+
+    forget_id: int
+
+
+DraftingReply = Draft | DraftFailure | Forgotten

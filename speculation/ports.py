@@ -2,8 +2,10 @@
 
 ::
 
-    client -> Router -> VerifierPort -> DecodingLoop -> Target        (same process: tensors allowed)
-                                                     -> DraftLink -> Drafter
+    client -> RouterPort -> VerifierPort -> DecodingLoop -> Target        (same process: tensors allowed)
+                                                         -> DraftLink -> Drafter -> Retriever
+
+``RouterPort`` is in ``services/client_api.py``, with all that users see.
 
 Implementations live in ``services`` (the components), ``services/links`` (in-process and gRPC) and ``fakes`` of the tests.
 """
@@ -20,22 +22,19 @@ if TYPE_CHECKING:
     from speculation.choose import LogitsPipeline
 
 from speculation.messages import (
-    ClientRequest,
     CloseSession,
-    Completion,
     Draft,
     DraftFailure,
     DraftingReply,
+    FeatureChunk,
     Finished,
     ForgetTenant,
     GenerationRequest,
-    ModelCard,
     OpenSession,
     Progress,
     RetrievalQuery,
     Retrieved,
     StepReport,
-    TextChunk,
     VerifierCard,
 )
 from speculation.types import Features, SamplingParams
@@ -193,6 +192,10 @@ class DraftLink(Protocol):
         """Report a step."""
         ...
 
+    def features(self, message: FeatureChunk) -> None:
+        """Send hidden states. They are the first thing to be dropped where a drafter does not keep up."""
+        ...
+
     def close(self, message: CloseSession) -> None:
         """End a session."""
         ...
@@ -238,6 +241,10 @@ class Drafter(Protocol):
         """Learn what was committed and draft what may follow."""
         ...
 
+    def features(self, message: FeatureChunk) -> None:
+        """Hidden states of a session; unknown ones are fine."""
+        ...
+
     def close(self, message: CloseSession) -> None:
         """Forget a session; unknown ones are fine."""
         ...
@@ -268,28 +275,4 @@ class VerifierPort(Protocol):
         Raises:
             OutriderError: that could not be done.
         """
-        ...
-
-
-class RouterPort(Protocol):
-    """Answers users; what the public API talks to."""
-
-    def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
-        """Yield the answer's pieces, then exactly one ``Completion``. Leaving the iterator cancels the request.
-
-        Raises:
-            OutriderError: instead of ``Completion``.
-        """
-        ...
-
-    async def models(self) -> list[ModelCard]:
-        """What is served."""
-        ...
-
-    async def forget(self, tenant: str) -> None:
-        """See ``VerifierPort``."""
-        ...
-
-    async def ready(self) -> bool:
-        """Whether requests would be answered now."""
         ...

@@ -9,10 +9,11 @@ from outrider.internal.v1 import drafting_pb2, retrieval_pb2, verification_pb2
 from services.links.codec import drafting as codec
 from services.links.codec import retrieval as retrieval_codec
 from services.links.codec import verification as verification_codec
-from services.links.drafting import converse
+from services.links.draft_server import converse
 from speculation.messages import (
     CloseSession,
     DraftingCall,
+    FeatureChunk,
     Finished,
     ForgetTenant,
     GenerationRequest,
@@ -49,6 +50,10 @@ class InProcessDraftLink:
         self._send(message)
 
     def step(self, message: StepReport) -> None:
+        """See ``DraftLink``."""
+        self._send(message)
+
+    def features(self, message: FeatureChunk) -> None:
         """See ``DraftLink``."""
         self._send(message)
 

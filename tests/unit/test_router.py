@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from services.client_api import ChatMessage, ClientRequest, RequestedSampling
 from services.router.stops import StopStrings
 from services.router.strategies import STRATEGIES, StrategyConfig, check_default, make_plan
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError, InvalidArgument
-from speculation.messages import ChatMessage, ClientRequest
-from speculation.requests import RequestedSampling
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
@@ -161,8 +160,8 @@ def test_strategies_that_need_an_index_are_refused_without_one() -> None:
         check_default(StrategyConfig(strategy="semantic", retrieval=True))
     plan = make_plan(asking(strategy="blend"), StrategyConfig(retrieval=True, semantic=True))
     assert plan.sources[-2:] == ("retrieval", "semantic")
-    assert plan.observe_features
-    assert not make_plan(asking(strategy="blend"), StrategyConfig(retrieval=True)).observe_features
+    assert plan.observe_layers
+    assert not make_plan(asking(strategy="blend"), StrategyConfig(retrieval=True)).observe_layers
     assert "retrieval" in make_plan(asking(strategy="blend"), StrategyConfig(retrieval=True)).sources
     assert "retrieval" not in make_plan(asking(strategy="blend"), StrategyConfig()).sources
 
