@@ -1,15 +1,15 @@
 """How often each stretch of some texts occurred, and what came next: a suffix automaton, counted, in flat arrays.
 
-Stretches that end in the same places are one state (Blumer et al., 1985, The smallest automaton recognizing the subwords of a
-text), so a token adds two states at most, and none where the text repeats itself. Stretches are at most ``depth`` tokens: adding
-a token takes a number of operations that does not grow with the text. A text can be taken back: its stretches are uncounted, but
-their states stay until the automaton itself goes.
+Stretches that end in the same places are one state (Blumer et al., 1985, The smallest automaton recognizing the subwords of
+a text), so a token adds two states at most, and none where the text repeats itself. Stretches are at most ``depth`` tokens
+long: adding a token takes a number of operations that does not grow with the text. A text can be taken back: its stretches
+are uncounted, but their states stay until the automaton itself goes.
 """
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 # Stands between two texts: no stretch reaches over it.
 BREAK = -1
@@ -135,7 +135,7 @@ class Automaton:
         return state
 
     def followers(self, state: int) -> list[tuple[int, int, int]]:
-        """What came next, the likeliest first, of equals the earliest: token, how often it followed, how often anything did."""
+        """What came next, the likeliest first, of equals the earliest: token, how often it came, how often anything did."""
         target = self._target[state]
         if target != _SEVERAL:
             often = self._count[target]

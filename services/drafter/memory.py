@@ -19,8 +19,9 @@ class _Counted:
 class Memory:
     """Texts that grow at their end and are forgotten from their beginning, by position.
 
-    What has been added is found when ``work`` has counted it, and what is to be forgotten until it has uncounted it. Uncounted
-    stretches take room until there are as many as counted ones: then the automaton is built anew beside the one in use.
+    What has been added is found when ``work`` has counted it, and what is to be forgotten until it has uncounted it.
+    Uncounted stretches take room until there are as many as counted ones: then the automaton is built anew beside the one in
+    use.
 
     Args:
         depth, likeliest: see ``Automaton``.
@@ -46,8 +47,13 @@ class Memory:
 
     @property
     def complete(self) -> bool:
-        """Whether all is counted and nothing else."""
-        return (self._used.tail, self._used.head) == (self.begin, self.end)
+        """Whether all is counted, and nothing else."""
+        return self._used.head == self.end and self._used.tail == self.begin
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is no work."""
+        return self.complete and self._next is None
 
     def add(self, tokens: Iterable[int]) -> None:
         """Remember more, to be counted by ``work``."""
@@ -62,6 +68,8 @@ class Memory:
 
     def work(self, most: int) -> int:
         """Count and uncount at most so many tokens; returns how many of them are left to do other work with."""
+        if self.idle:
+            return most
         most = self._advance(self._used, most)
         forgotten, kept = self._used.tail - self._used.begin, self.end - self.begin
         if self._next is None and forgotten > kept:

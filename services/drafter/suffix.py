@@ -1,9 +1,9 @@
 """Suffix decoding: what followed the longest endings of the text, counted (Oliaro et al., SuffixDecoding, 2024).
 
-Every stretch of at most ``depth`` tokens is counted: those of the request itself, and those of earlier answers of its tenant.
-Where the text's ending has occurred before, the counts say what came next, and how often. The longest ending that anything
-followed is asked first, then shorter ones. Counting is done a piece at a time, the prompt's too: what is not counted yet is not
-found.
+Every stretch of at most ``depth`` tokens is counted: those of the request itself, and those of earlier answers of its
+tenant. Where the text's ending has occurred before, the counts say what came next, and how often. The longest ending that
+anything followed is asked first, then shorter ones. Counting is done a piece at a time, the prompt's too: what is not yet
+counted is not found.
 """
 
 from __future__ import annotations
@@ -177,10 +177,10 @@ class SuffixSession:
     def count(self) -> bool:
         """Count a piece more of what was put off; whether there is more. For when there is nothing else to do."""
         self._answers.memory.work(self._own.work(_PIECE))
-        return not (self._own.complete and self._answers.memory.complete)
+        return not (self._own.idle and self._answers.memory.idle)
 
     def _read(self, tokens: Sequence[int]) -> None:
-        self._own.add(tokens)
+        self._own.add(tokens[-self._config.max_tokens :])
         self._own.forget(self._own.end - self._config.max_tokens)
-        self._recent.extend(tokens)
+        self._recent.extend(tokens[-self._config.depth :])
         self.count()
