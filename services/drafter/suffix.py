@@ -13,9 +13,9 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 
-from services.drafter.automaton import BREAK, NOWHERE, Ending
 from services.drafter.config import SuffixConfig
-from services.drafter.memory import Memory
+from services.drafter.suffix_automaton import BREAK, NOWHERE, Ending
+from services.drafter.suffix_memory import Memory
 from speculation.messages import OpenSession, StepReport
 
 NAME = "suffix"
@@ -94,10 +94,10 @@ class Suffix:
 
     def open(self, message: OpenSession) -> SuffixSession:
         """See ``WalkedSource``."""
-        answers = self._answers.get(message.tenant)
-        if answers is None:
-            answers = self._answers[message.tenant] = _Answers(self._config, self._clock)
-        self._answers.move_to_end(message.tenant)
+        answers = _Answers(self._config, self._clock)
+        if message.tenant is not None:
+            answers = self._answers.setdefault(message.tenant, answers)
+            self._answers.move_to_end(message.tenant)
         if len(self._answers) > self._config.max_tenants:
             self._answers.popitem(last=False)
         left = _PIECE

@@ -14,12 +14,16 @@ from speculation.types import FinishReason, SpeculationStats
 class Answer:
     """Token by token: a stop string inside an accepted block ends text, token ids, log-probabilities and counts alike.
 
+    Args:
+        request_id: what the user knows the request by.
+
     Attributes:
         stop_string: the stop string that was found, if one was.
     """
 
-    def __init__(self, request: GenerationRequest, detokenizer: Detokenizer, arrived_at: float) -> None:
+    def __init__(self, request: GenerationRequest, request_id: str, detokenizer: Detokenizer, arrived_at: float) -> None:
         self._request = request
+        self._request_id = request_id
         self._detokenizer = detokenizer
         self._stops = StopStrings(request.sampling.stop)
         self._arrived_at = arrived_at
@@ -66,6 +70,7 @@ class Answer:
         if stop is None and reason is FinishReason.STOP:
             stop = self._last_token
         return Completion(
+            request_id=self._request_id,
             finish_reason=reason,
             stop=stop,
             prompt_token_ids=self._request.prompt,

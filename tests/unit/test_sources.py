@@ -20,7 +20,7 @@ from speculation.tree import chain, path_to, validate
 from speculation.types import Observation, TokenTree
 
 
-def opening(tokens: list[int], tenant: str = "t", prompt_length: int | None = None) -> OpenSession:
+def opening(tokens: list[int], tenant: str | None = "t", prompt_length: int | None = None) -> OpenSession:
     length = len(tokens) if prompt_length is None else prompt_length
     return OpenSession(session_id="s", tokens=tuple(tokens), prompt_length=length, sources=(), max_nodes=8, tenant=tenant)
 
@@ -195,6 +195,19 @@ def test_a_tenant_can_be_forgotten_with_its_requests_under_way() -> None:
         assert paths(draft(under_way, 1)) == [(2,)]
         assert len(draft(source.open(opening([1], "one")), 4)) == 0
         assert paths(draft(source.open(opening([1], "two")), 1)) == [(2,)]
+
+
+def test_who_says_no_tenant_leaves_nothing_behind() -> None:
+    assert OpenSession(session_id="s", tokens=(1,), prompt_length=1, sources=(), max_nodes=8).tenant is None
+    answers, table = suffix(max_cached_tokens=100), Recycling(RecyclingConfig())
+    for source in (answers, table):
+        for _ in range(2):
+            assert len(draft(source.open(opening([1], None)), 4)) == 0
+            session = source.open(opening([1, 2, 3, 1, 2], None, prompt_length=1))
+            assert paths(draft(session, 1)) == [(3,)]
+            session.close()
+        assert len(draft(source.open(opening([1], "")), 4)) == 0
+    assert list(answers._answers) == list(table._tables) == [""]
 
 
 def test_longer_contexts_are_asked_first() -> None:

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.drafter import automaton as automata
 from services.drafter import suffix as suffixes
-from services.drafter.automaton import BREAK, NOWHERE, Automaton
+from services.drafter import suffix_automaton as automata
 from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
 from services.drafter.config import SuffixConfig
-from services.drafter.memory import Memory
 from services.drafter.suffix import Suffix, SuffixSession
+from services.drafter.suffix_automaton import BREAK, NOWHERE, Automaton
+from services.drafter.suffix_memory import Memory
 from speculation.messages import OpenSession, StepReport
 
 Stretch = tuple[int, ...]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-from services.drafter.automaton import Automaton
+from services.drafter.suffix_automaton import Automaton
 
 
 class _Counted:
