@@ -83,7 +83,8 @@ class RouterService:
             except Unavailable as error:
                 if delay_s is None:
                     raise
-                log.warning("request %s moves on after %d tokens: %s", request.request_id, len(committed), error)
+                name = log_name(request.request_id, request.traceparent)
+                log.warning("request %s moves on after %d tokens: %s", name, len(committed), error)
             finally:
                 await events.aclose()
             await asyncio.sleep(delay_s)
