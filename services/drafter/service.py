@@ -7,7 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.drafter.catalogue import check_names
 from services.drafter.config import DrafterConfig
@@ -24,6 +24,7 @@ from speculation.messages import (
     ForgetTenant,
     OpenSession,
     StepReport,
+    log_name,
 )
 from speculation.ports import Retriever
 from speculation.prefix import EMPTY_HASH, extend_hash
@@ -40,6 +41,7 @@ class _Session:
     sources: Joined
     length: int
     prefix_hash: int
+    traceparent: str
     max_nodes: int = 0
     tree: TokenTree = EMPTY_TREE
 
@@ -76,10 +78,15 @@ class DrafterService:
             joined = self._sources.open(message)
         except OutriderError as error:
             return DraftFailure(session_id=message.session_id, reason=str(error))
+        name = log_name(message.session_id, message.traceparent)
+        log.info("session %s: %d tokens, %s", name, len(message.tokens), ", ".join(message.sources))
         # Opened anew: what it learnt before is in the tokens that came with the message.
         self._sessions.pop(message.session_id, None)
         self._sessions[message.session_id] = _Session(
-            sources=joined, length=len(message.tokens), prefix_hash=extend_hash(EMPTY_HASH, message.tokens)
+            sources=joined,
+            length=len(message.tokens),
+            prefix_hash=extend_hash(EMPTY_HASH, message.tokens),
+            traceparent=message.traceparent,
         )
         if len(self._sessions) > self._config.max_sessions:
             forgotten = next(iter(self._sessions))
@@ -138,16 +145,17 @@ class DrafterService:
         start = time.perf_counter()
         session = self._sessions[session_id]
         # Together, so that they share a message.
-        await asyncio.gather(*(self._retrieve(wanting) for wanting in session.sources.retrieving))
+        await asyncio.gather(*(self._retrieve(session_id, wanting) for wanting in session.sources.retrieving))
         session.max_nodes = max_nodes
         session.tree = session.sources.session.draft(max_nodes)
         return self._message(session_id, session, session.tree, (), time.perf_counter() - start)
 
-    async def _retrieve(self, wanting: Retrieving) -> None:
+    async def _retrieve(self, session_id: str, wanting: Retrieving) -> None:
         """Give a source what the index finds, or nothing: a draft without is better than a late one."""
         query = wanting.query()
         if self._retriever is None or query is None:
             return
+        query = replace(query, session_id=session_id, traceparent=self._sessions[session_id].traceparent)
         try:
             async with asyncio.timeout(self._config.retrieval_deadline_s):
                 found = await self._retriever.retrieve(query)
