@@ -19,7 +19,7 @@ help:  ## List what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
 demo: install  ## Serve the default model on a local Ray and stream three answers
-	@$(BIN)/python -m cluster.demo
+	@$(BIN)/python -m cli.demo
 
 test:  ## Everything, the slow tests and the benchmark's smoke test too; says how long each part took
 	@MAKE="$(MAKE)" .ci/parts install check test-together test-alone bench-smoke

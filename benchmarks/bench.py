@@ -22,9 +22,9 @@ from benchmarks.contestants import PEERS, PLAIN
 from benchmarks.conversation import make_requests
 from benchmarks.lineup import Lineup
 from benchmarks.measure import Measurements, Schedule, measure
+from benchmarks.measured import Cell, ContestantFailed, LoadPoint, Prompt, Request, TimedAnswer
 from benchmarks.results import FORMAT, cells_as_objects, cumulative_tokens
 from benchmarks.summary import summarise
-from benchmarks.types import Answer, Cell, ContestantFailed, Load, Prompt, Request
 from cluster.config import Settings
 from cluster.models import ResolvedModel
 from services.router.tokens import Tokens
@@ -127,7 +127,7 @@ class Bench:
 
     # --- measuring ----------------------------------------------------------------------------------------------
 
-    def _ask_plain(self, requests: Sequence[Request]) -> Sequence[Answer]:
+    def _ask_plain(self, requests: Sequence[Request]) -> Sequence[TimedAnswer]:
         with self._telling(f"Answering the first turns of {len(requests)} conversations"):
             return self._lineup.contestants[0].run(self._order(requests, "conversations")).answers
 
@@ -154,9 +154,9 @@ class Bench:
                 except ContestantFailed as error:
                     self._measured.failures[contestant.name] = str(error)
 
-    def _order(self, requests: Sequence[Request], tenant: str, max_tokens: int | None = None) -> Load:
+    def _order(self, requests: Sequence[Request], tenant: str, max_tokens: int | None = None) -> LoadPoint:
         schedule = self._config.schedule
-        return Load(
+        return LoadPoint(
             requests=tuple(requests),
             concurrency=1,
             max_tokens=max_tokens or schedule.max_tokens,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measured import ContestantFailed, LoadPoint, Outcome, TimedAnswer
 from benchmarks.process import WorkerProcess
-from benchmarks.types import Answer, ContestantFailed, Load, Outcome
 from services.router.strategies import STRATEGIES
 from speculation.errors import ConfigurationError
 
@@ -100,7 +100,7 @@ class WorkerContestant:
     engine: WorkerProcess
     most_at_once: int | None = None
 
-    def run(self, load: Load) -> Outcome:
+    def run(self, load: LoadPoint) -> Outcome:
         """See ``Contestant``."""
         count = len(load.requests)
         reply = self.engine.order({"do": "run", "contestant": self.name, "load": order_of(load)}, count)
@@ -110,7 +110,7 @@ class WorkerContestant:
         return Outcome(answers=answers, wall_s=reply["wall_s"], loop=reply.get("loop", {}))
 
 
-def order_of(load: Load) -> dict[str, Any]:
+def order_of(load: LoadPoint) -> dict[str, Any]:
     """A load as a worker is told it."""
     return {
         "concurrency": load.concurrency,
@@ -121,9 +121,9 @@ def order_of(load: Load) -> dict[str, Any]:
     }
 
 
-def answer_of(entry: dict[str, Any]) -> Answer:
+def answer_of(entry: dict[str, Any]) -> TimedAnswer:
     """An answer as a worker reports it."""
-    return Answer(
+    return TimedAnswer(
         tokens=tuple(entry["tokens"]),
         arrivals=tuple((at, count) for at, count in entry["arrivals"]),
         histogram=tuple(entry.get("histogram", ())),

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from benchmarks.types import Answer, Prompt, Request
+from benchmarks.measured import Prompt, Request, TimedAnswer
+from services.client_api import ChatMessage
 from services.router.tokens import Tokens
-from speculation.messages import ChatMessage
 
-Ask = Callable[[Sequence[Request]], Sequence[Answer]]
+Ask = Callable[[Sequence[Request]], Sequence[TimedAnswer]]
 
 
 def make_requests(prompts: Sequence[Prompt], tokens: Tokens, ask: Ask, seed: int) -> list[Request]:
@@ -41,6 +41,6 @@ def _encode(tokens: Tokens, dialogue: Sequence[ChatMessage]) -> tuple[int, ...]:
     return tokens.encode("\n\n".join(message.content for message in dialogue))
 
 
-def _text(tokens: Tokens, answer: Answer) -> str:
+def _text(tokens: Tokens, answer: TimedAnswer) -> str:
     detokenizer = tokens.detokenizer()
     return "".join(detokenizer.push(token) for token in answer.tokens) + detokenizer.flush()

@@ -13,8 +13,8 @@ from typing import Any
 
 from benchmarks import forms
 from benchmarks.contestants import PEERS, PLAIN, Environments, WorkerContestant
+from benchmarks.measured import ContestantFailed
 from benchmarks.process import WorkerProcess
-from benchmarks.types import ContestantFailed
 from cluster.config import Settings
 from cluster.models import ResolvedModel, as_float32
 from services.machine import cores

@@ -25,15 +25,15 @@ from benchmarks.prompts import BUILTIN, read_prompts
 from cluster import build
 from cluster.config import load
 from cluster.models import ResolvedModel, resolve
-from cluster.stages import launch_child
+from cluster.stage_actors import launch_child
+from services.client_api import ChatMessage, ClientRequest, RequestedSampling, TextChunk
 from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink, InProcessVerifierLink
 from services.router.service import RouterService
+from services.verifier.engine.stats import LoopStats
 from services.verifier.service import VerifierService
-from speculation.messages import ChatMessage, ClientRequest, DraftingCall, DraftingReply, TextChunk
+from speculation.messages import DraftingCall, DraftingReply
 from speculation.ports import DraftReceiver
-from speculation.requests import RequestedSampling
-from speculation.stats import LoopStats
 
 PLAIN, STRATEGY = "autoregressive", "blend"
 

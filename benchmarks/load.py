@@ -27,18 +27,17 @@ from rich.table import Column, Table
 from benchmarks.contestants import PLAIN, answer_of, order_of
 from benchmarks.conversation import make_requests
 from benchmarks.measure import Measurements, Schedule, measure
+from benchmarks.measured import Cell, LoadPoint, Outcome, Request
 from benchmarks.measures import answers_of, by_repeat, latencies, percentile, ratio, speed
 from benchmarks.peers.peer_outrider import Peer
 from benchmarks.prompts import BUILTIN, read_prompts
-from benchmarks.types import Cell, Load, Outcome, Request
 from cluster import build
 from cluster.config import Settings, load
 from cluster.models import ResolvedModel, resolve
+from services.client_api import ClientRequest, RequestedSampling, TextChunk
 from services.router.strategies import STRATEGIES
 from services.router.tokens import Tokens
 from speculation.errors import OutriderError
-from speculation.messages import ClientRequest, TextChunk
-from speculation.requests import RequestedSampling
 
 STREAMS = 4
 # The table needs so much, whatever the terminal has.
@@ -53,7 +52,7 @@ class Direct:
     peer: Peer
     most_at_once: int | None = None
 
-    def run(self, load: Load) -> Outcome:
+    def run(self, load: LoadPoint) -> Outcome:
         """See ``Contestant``."""
         reply = self.peer.run(self.name, order_of(load))
         return Outcome(answers=tuple(map(answer_of, reply["answers"])), wall_s=reply["wall_s"], loop=reply["loop"])
@@ -79,8 +78,8 @@ def users(settings: Settings, model: ResolvedModel, arguments: argparse.Namespac
     return [_row(found.cells, name, at) for at in arguments.concurrency for name in arguments.strategies]
 
 
-def _warm_up(pool: Sequence[Request]) -> Load:
-    return Load(requests=tuple(pool[:1]), concurrency=1, max_tokens=8, temperature=0.0, tenant="warm-up")
+def _warm_up(pool: Sequence[Request]) -> LoadPoint:
+    return LoadPoint(requests=tuple(pool[:1]), concurrency=1, max_tokens=8, temperature=0.0, tenant="warm-up")
 
 
 def _requests(pool: Sequence[Request], concurrency: int) -> list[Request]:

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.types import Cell, Contestant, ContestantFailed, Load, Request
+from benchmarks.measured import Cell, Contestant, ContestantFailed, LoadPoint, Request
 
 ALL_TASKS = "(all tasks)"
 
@@ -85,7 +85,7 @@ def measure(
 
 
 def _cell(contestant: Contestant, current: Round, schedule: Schedule) -> Cell:
-    load = Load(
+    load = LoadPoint(
         requests=current.requests,
         concurrency=current.concurrency,
         max_tokens=schedule.max_tokens,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.types import Answer, Cell
+from benchmarks.measured import Cell, TimedAnswer
 
 FORMULAS = {
     "tau": "tokens per target pass, the target's own (bonus) one included: committed tokens / passes that committed any",
@@ -112,25 +112,25 @@ def ratio(ours: Iterable[Cell], theirs: Iterable[Cell]) -> Spread:
     return by_repeat(both, lambda cells: speed(cells) / speed(others[cells[0].repeat]))
 
 
-def answers_of(cells: Iterable[Cell]) -> list[Answer]:
+def answers_of(cells: Iterable[Cell]) -> list[TimedAnswer]:
     """All answers that have tokens."""
     return [answer for cell in cells for answer in cell.outcome.answers if answer.tokens]
 
 
-def tau(answers: Sequence[Answer]) -> float | None:
+def tau(answers: Sequence[TimedAnswer]) -> float | None:
     """Tokens per pass; None where a contestant does not say how many passes there were."""
     steps = sum(sum(answer.histogram) for answer in answers)
     return sum(len(answer.tokens) for answer in answers if answer.histogram) / steps if steps else None
 
 
-def acceptance_per_position(answers: Sequence[Answer]) -> list[float]:
+def acceptance_per_position(answers: Sequence[TimedAnswer]) -> list[float]:
     """Share of the passes that accepted at least 1, 2, ... drafted tokens."""
     longest = max((len(answer.histogram) for answer in answers), default=0)
     counts = [sum(answer.histogram[a] for answer in answers if a < len(answer.histogram)) for a in range(longest)]
     return [sum(counts[position:]) / sum(counts) for position in range(1, longest)]
 
 
-def latencies(answers: Sequence[Answer]) -> dict[str, float]:
+def latencies(answers: Sequence[TimedAnswer]) -> dict[str, float]:
     """Seconds: time to first token (median, 95th percentile), inter-token latency (median), longest gap."""
     first = [answer.arrivals[0][0] for answer in answers]
     itl = [

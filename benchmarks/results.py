@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.types import Answer, Cell, Request
+from benchmarks.measured import Cell, Request, TimedAnswer
 from speculation.errors import ConfigurationError
 
 FORMAT = 2
@@ -34,7 +34,7 @@ def cells_as_objects(cells: Iterable[Cell]) -> list[dict[str, Any]]:
     ]
 
 
-def cumulative_tokens(answers: Sequence[Answer]) -> list[float]:
+def cumulative_tokens(answers: Sequence[TimedAnswer]) -> list[float]:
     """Tokens after 1, 2, ... steps, mean over the requests; who has ended stays where he is (SPECTRA, figure 6)."""
     longest = max((len(answer.arrivals) for answer in answers), default=0)
     sums = [0.0] * longest

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import measures
-from benchmarks.types import Cell
+from benchmarks.measured import Cell
 
 Summary = dict[str, Any]
 

@@ -1,1 +1,1 @@
-"""The only place that knows what runs where: configuration, composition, Ray Serve, the command line."""
+"""The only place that knows what runs where: configuration, composition, Ray Serve."""

@@ -28,7 +28,7 @@ from services.retrieval.config import RetrievalConfig
 from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig, check_default
 from services.verifier.config import TargetConfig, VerifierConfig
-from speculation.config import LoopConfig
+from services.verifier.engine.config import LoopConfig
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
         ConfigurationError: the settings or the model do not work; says why.
     """
     # These bring gRPC, numpy and torch: whoever only reads settings, or drafts, starts much faster without.
-    from cluster.stages import launch_child
+    from cluster.stage_actors import launch_child
     from services.drafter.service import DrafterService
     from services.links.in_process import InProcessDraftLink, InProcessRetrievalLink, InProcessVerifierLink
     from services.router.service import RouterService
@@ -142,7 +142,7 @@ def _snapshot(settings: Settings) -> Path | None:
         return named
     if index is None:
         return None
-    from speculation.successors import FILE
+    from speculation.successor_table import FILE
 
     # Whether an index is for this model's tokens is checked where it is opened; a file of its own speaks for itself.
     beside = index / FILE

@@ -17,7 +17,7 @@ from services.links.config import PublicServerConfig
 from services.machine import cache_folder
 from services.router.strategies import StrategyConfig
 from services.verifier.config import Dtype, Kernels, TargetConfig, Weights
-from speculation.config import LoopConfig
+from services.verifier.engine.config import LoopConfig
 from speculation.errors import ConfigurationError
 
 _PREFIX = "OUTRIDER_"

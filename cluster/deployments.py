@@ -26,9 +26,8 @@ from cluster import build
 from cluster.config import Placed, Settings
 from cluster.models import ResolvedModel
 from cluster.starting import START_FAILED
-from outrider.internal.v1 import verification_pb2
 from services.drafter.service import DrafterService
-from services.links.codec import verification as codec
+from services.links import serialised
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
 from services.links.public_server import serve_public
@@ -132,7 +131,7 @@ class VerifierDeployment(_Process):
             own = settings.verifier
             launch = None
             if own.stages > 1:
-                from cluster.stages import launcher_in
+                from cluster.stage_actors import launcher_in
 
                 launch = launcher_in(get_current_placement_group(), num_cpus=own.num_cpus, num_gpus=own.num_gpus)
             self._verifier = VerifierService(config, link, launch)
@@ -140,17 +139,16 @@ class VerifierDeployment(_Process):
 
     async def generate(self, request: bytes) -> AsyncGenerator[bytes, None]:
         """See ``VerifierPort.generate``; the messages are outrider.internal.v1's, serialised."""
-        wire = verification_pb2.VerifyRequest.FromString(request)
-        events = self._verifier.generate(codec.decode_generation(wire))
+        events = self._verifier.generate(serialised.read_request(request))
         try:
             async for event in events:
-                yield codec.encode_generation_event(event).SerializeToString()
+                yield serialised.write_event(event)
         finally:
             await events.aclose()
 
     async def describe(self) -> bytes:
         """See ``VerifierPort.describe``."""
-        return codec.encode_card(await self._verifier.describe()).SerializeToString()
+        return serialised.write_card(await self._verifier.describe())
 
     async def forget(self, tenant: str) -> None:
         """See ``VerifierPort.forget``."""
@@ -161,7 +159,7 @@ class VerifierDeployment(_Process):
         return self._verifier.loop.running + self._verifier.loop.waiting
 
     async def loop_stats(self) -> dict[str, Any]:
-        """``speculation.stats.LoopStats`` as plain objects."""
+        """``services.verifier.engine.stats.LoopStats`` as plain objects."""
         return dataclasses.asdict(self._verifier.loop.stats)
 
     async def check_health(self) -> None:
@@ -200,12 +198,11 @@ class ServeVerifierLink:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         """See ``VerifierPort``."""
-        wire = codec.encode_generation(request).SerializeToString()
-        events = self._handle.options(stream=True).generate.remote(wire)
+        events = self._handle.options(stream=True).generate.remote(serialised.write_request(request))
         finished = False
         try:
             async for event in events:
-                message = codec.decode_generation_event(verification_pb2.VerifyResponse.FromString(event))
+                message = serialised.read_event(event)
                 finished = isinstance(message, Finished)
                 yield message
         except Exception as error:
@@ -220,7 +217,7 @@ class ServeVerifierLink:
             wire = await self._handle.describe.remote()
         except Exception as error:
             raise _translate(error) from None
-        return codec.decode_card(verification_pb2.DescribeResponse.FromString(wire))
+        return serialised.read_card(wire)
 
     async def forget(self, tenant: str) -> None:
         """See ``VerifierPort``: every replica remembers."""

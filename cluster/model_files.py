@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.config import VerifierSettings
 from services.model_folder import text_config
-from services.verifier.headers import Tensor
+from services.verifier.loading.headers import Tensor
 from speculation.errors import ConfigurationError
 
 _GIB = 2**30

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from services.model_folder import reading
-from services.verifier import gguf_header
-from services.verifier.headers import BLOCKS_FILE
+from services.verifier.loading import gguf_header
+from services.verifier.loading.headers import BLOCKS_FILE
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -130,7 +130,7 @@ def _unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> Path:
     """Lay a GGUF file out as a model folder, once: configuration, tokeniser, and weights that stay as they are stored."""
     # Before libraries are imported that take seconds.
     gguf_header.check(gguf)
-    from services.verifier.from_gguf import unpack
+    from services.verifier.loading.from_gguf import unpack
 
     say(f"Unpacking {gguf.name} to {folder} (once, some ten seconds)")
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -164,7 +164,7 @@ def as_float32(model: Path, say: Callable[[str], None] = log.info) -> Path:
     if (folder / "config.json").is_file():
         return folder
     from services.verifier.config import TargetConfig
-    from services.verifier.loading import load_whole
+    from services.verifier.loading.load import load_whole
 
     say(f"Writing {model.name} as float32 to {folder} (once)")
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))

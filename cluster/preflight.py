@@ -19,9 +19,9 @@ from services.links.config import check_server
 from services.machine import free_memory
 from services.model_folder import reading, text_config
 from services.router.tokenizer_file import open_file
-from services.verifier import gguf_header
-from services.verifier.headers import check_weights
-from services.verifier.refusals import check_config
+from services.verifier.loading import gguf_header
+from services.verifier.loading.headers import check_weights
+from services.verifier.loading.refusals import check_config
 from speculation.errors import ConfigurationError
 
 # Of the file that is fetched; what is made of it may need more.

@@ -32,7 +32,7 @@ def running(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[
     model = resolve(settings.model, settings.cache_dir, say=lambda text: err.print(text, soft_wrap=True))
     with ExitStack() as stack:
         if in_process:
-            from cluster.in_process import running as running_in_process
+            from cluster.local_service import running as running_in_process
 
             with _telling("Loading the model"):
                 address = stack.enter_context(running_in_process(settings, model))

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from speculation.errors import ConfigurationError
-from speculation.successors import FILE as SUCCESSORS
+from speculation.successor_table import FILE as SUCCESSORS
 
 FILE = "manifest.json"
 FORMAT = 1
@@ -28,7 +28,7 @@ MAX_MANIFEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Part:
+class FilePart:
     """A file: its SHA-256 and its size in bytes."""
 
     sha256: str
@@ -59,7 +59,7 @@ class Manifest:
     tokens: int
     depth: int
     perplexity_limit: float | None
-    parts: Mapping[str, Part]
+    parts: Mapping[str, FilePart]
 
     @property
     def semantic(self) -> bool:
@@ -88,7 +88,7 @@ class Manifest:
             content: dict[str, Any] = json.loads(text)
             if content["format"] != FORMAT:
                 raise ValueError(f"format {content['format']}, not {FORMAT}")
-            parts = {name: Part(sha256=str(p["sha256"]), size=p["size"]) for name, p in content["parts"].items()}
+            parts = {name: FilePart(sha256=str(p["sha256"]), size=p["size"]) for name, p in content["parts"].items()}
             if set(parts) not in ({*PARTS}, {*PARTS, *SEMANTIC}):
                 raise ValueError(f"its parts are {sorted(parts)}, not {sorted(PARTS)}")
             manifest = Manifest(**(content | {"parts": parts}))
@@ -102,13 +102,13 @@ class Manifest:
         return manifest
 
 
-def part_of(path: Path) -> Part:
+def part_of(path: Path) -> FilePart:
     """Measure a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_READ):
             digest.update(block)
-    return Part(sha256=digest.hexdigest(), size=path.stat().st_size)
+    return FilePart(sha256=digest.hexdigest(), size=path.stat().st_size)
 
 
 def read_manifest(folder: Path) -> Manifest:

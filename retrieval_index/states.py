@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval_index.batches import batches
+from retrieval_index.grouping import batches
 from retrieval_index.manifest import END
 from retrieval_index.perplexity import Scorer
 from retrieval_index.progress import Advance

@@ -28,7 +28,7 @@ from typing import Any, cast
 import redis
 
 from retrieval_index.cached import PARTIAL, is_whole
-from retrieval_index.manifest import FILE, Manifest, Part, part_of, read_manifest, verify
+from retrieval_index.manifest import FILE, FilePart, Manifest, part_of, read_manifest, verify
 from retrieval_index.progress import Advance, silent
 from retrieval_index.urls import without_password
 from speculation.errors import ConfigurationError, Unavailable
@@ -329,7 +329,7 @@ class IndexStore:
             if owner != version and not self._redis.exists(self._key("manifest", owner)):
                 self._redis.delete(key)
 
-    def _upload(self, file: Path, version: str, name: str, part: Part, turn: _Turn, advance: Advance) -> None:
+    def _upload(self, file: Path, version: str, name: str, part: FilePart, turn: _Turn, advance: Advance) -> None:
         sent = 0
         with file.open("rb") as content:
             for number, piece in enumerate(iter(lambda: content.read(_PIECE), b"")):
@@ -338,7 +338,7 @@ class IndexStore:
                 sent += len(piece)
                 advance(name, sent, part.size)
 
-    def _download(self, file: Path, version: str, name: str, part: Part) -> None:
+    def _download(self, file: Path, version: str, name: str, part: FilePart) -> None:
         with file.open("wb") as content:
             for number in range(-(-part.size // _PIECE)):
                 piece = cast(bytes | None, self._redis.get(self._key("part", version, name, str(number))))

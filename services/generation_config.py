@@ -16,7 +16,7 @@ from services.generation_fields import HARMLESS, HONOURED, REFUSED, Unfit
 from services.model_folder import read_json
 from speculation import limits
 from speculation.errors import ConfigurationError
-from speculation.requests import SamplingDefaults
+from speculation.types import SamplingDefaults
 
 FILE = "generation_config.json"
 # ``generate`` keeps so many likeliest tokens where a file asks for sampling and does not say how many.

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from speculation.calibration import Calibrator
+from speculation.acceptance_rates import AcceptanceRates
 from speculation.costs import CostTable, Load
 from speculation.tree import take
 from speculation.types import EMPTY_TREE, TokenTree
@@ -110,7 +110,7 @@ class MeasuredBudget:
         self.max_nodes = max_nodes
         self._max_step_s = max_step_s
         self._costs = costs
-        self._calibrator = Calibrator()
+        self._calibrator = AcceptanceRates()
         self._steps_without = 0
         # What a pass with prompts takes, measured against what the table expects.
         self._prompt_factor = 1.0

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from speculation.errors import Internal
-from speculation.philox import Stream, gumbel
+from speculation.philox import NoiseStream, gumbel
 from speculation.types import SamplingParams, TokenLogprobs
 
 
@@ -52,10 +52,10 @@ def choose(logits: torch.Tensor, params: SamplingParams, seed: int, position: in
         best = int(values.argmax())
         _check_finite(float(values[best]))
         return best
-    return sample(logits.double().numpy(), seed, Stream.CHOICE, position)
+    return sample(logits.double().numpy(), seed, NoiseStream.CHOICE, position)
 
 
-def sample(log_weights: NDArray[np.float64], seed: int, stream: Stream, position: int) -> int:
+def sample(log_weights: NDArray[np.float64], seed: int, stream: NoiseStream, position: int) -> int:
     """Draw an index with probability proportional to exp(``log_weights``).
 
     Args:

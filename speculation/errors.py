@@ -16,12 +16,10 @@
     ├── Cancelled                 the caller went away
     └── Internal                  a bug of ours
 
-``STATUS`` is the one table from error to gRPC status to HTTP code. The most specific class that it holds counts.
+Their gRPC statuses and HTTP codes are in ``services/links/status.py``.
 """
 
 from __future__ import annotations
-
-from typing import NamedTuple
 
 
 class OutriderError(Exception):
@@ -104,34 +102,3 @@ class Cancelled(OutriderError):
 
 class Internal(OutriderError):
     """A bug of ours. The message says nothing of the inside; the log does."""
-
-
-class Status(NamedTuple):
-    """How an error leaves the service: a gRPC status name and an HTTP code."""
-
-    grpc: str
-    http: int
-
-
-STATUS: dict[type[OutriderError], Status] = {
-    InvalidArgument: Status("INVALID_ARGUMENT", 400),
-    PromptTooLong: Status("OUT_OF_RANGE", 400),
-    MalformedTree: Status("INVALID_ARGUMENT", 400),
-    ConfigurationError: Status("FAILED_PRECONDITION", 500),
-    Unauthenticated: Status("UNAUTHENTICATED", 401),
-    NotFound: Status("NOT_FOUND", 404),
-    ResourceExhausted: Status("RESOURCE_EXHAUSTED", 429),
-    Unavailable: Status("UNAVAILABLE", 503),
-    TargetLost: Status("UNAVAILABLE", 503),
-    DeadlineExceeded: Status("DEADLINE_EXCEEDED", 504),
-    Cancelled: Status("CANCELLED", 499),
-    Internal: Status("INTERNAL", 500),
-}
-
-
-def status_of(error: BaseException) -> Status:
-    """The status of ``error``; anything not raised on purpose is ``Internal``."""
-    for cls in type(error).__mro__:
-        if cls in STATUS:
-            return STATUS[cls]
-    return STATUS[Internal]

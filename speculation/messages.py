@@ -1,101 +1,20 @@
-"""The messages that travel through the ports: one dataclass per hop, in the order of a request's life."""
+"""What the components say to each other: one dataclass per message, in the order of a request's life."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from speculation.requests import RequestedSampling, SamplingDefaults
 from speculation.types import (
     EMPTY_TREE,
-    AcceptanceRule,
     Features,
     FinishReason,
     Observation,
     Plan,
+    SamplingDefaults,
     SamplingParams,
-    SpeculationStats,
     TokenLogprobs,
     TokenTree,
 )
-
-# --- client -> router ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ChatMessage:
-    """One turn of a conversation."""
-
-    role: str
-    content: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ClientRequest:
-    """What a user asks for. ``input`` is text, a conversation or token ids; the router fills in what is left open."""
-
-    input: str | tuple[ChatMessage, ...] | tuple[int, ...]
-    sampling: RequestedSampling
-    model: str | None = None
-    strategy: str | None = None
-    num_speculative_tokens: int | None = None
-    acceptance: AcceptanceRule | None = None
-    tenant: str = ""
-
-
-# --- router -> client ---------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TextChunk:
-    """What one step added to the answer."""
-
-    text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[TokenLogprobs, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Timing:
-    """Seconds from the request's arrival at the router; ``queue_s`` is the time that it waited for room."""
-
-    queue_s: float
-    time_to_first_token_s: float
-    total_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Completion:
-    """Ends an answer. ``stop`` is the stop string or stop token that did, if one did."""
-
-    finish_reason: FinishReason
-    stop: str | int | None
-    prompt_token_ids: tuple[int, ...]
-    completion_tokens: int
-    seed: int
-    model: str
-    strategy: str
-    stats: SpeculationStats
-    timing: Timing
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModelCard:
-    """A served model, as users see it.
-
-    ``defaults`` is what its requests get that do not say, ``processors`` what happens to its logits besides: name and value.
-    ``bit_exact``: a token's logits were seen to be the same bits whatever shares its pass; otherwise answers are the same up
-    to near ties.
-    """
-
-    name: str
-    max_model_len: int
-    vocab_size: int
-    strategies: tuple[str, ...]
-    default_strategy: str
-    bit_exact: bool
-    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
-    processors: tuple[tuple[str, str], ...] = ()
-
 
 # --- router -> verifier -------------------------------------------------------------------------------------------
 
@@ -142,7 +61,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierCard:
-    """What a verifier serves and how busy it is; ``bit_exact``, ``defaults`` and ``processors`` as in ``ModelCard``."""
+    """What a verifier serves and how busy it is; see ``client_api.ModelCard`` for the rest."""
 
     model: str
     max_model_len: int

@@ -18,7 +18,7 @@ _SHIFT = np.uint64(32)
 _MASK32 = 0xFFFFFFFF
 
 
-class Stream(enum.IntEnum):
+class NoiseStream(enum.IntEnum):
     """What the numbers are for; streams of one seed are independent."""
 
     CHOICE = 0
@@ -46,7 +46,7 @@ def philox4x32(counters: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
     return np.stack([c0, c1, c2, c3])
 
 
-def uniforms(seed: int, stream: Stream, position: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+def uniforms(seed: int, stream: NoiseStream, position: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
     """One number in (0, 1) for each index (a token id, or an ordinal), 32 bits of randomness each.
 
     Args:
@@ -72,7 +72,7 @@ def uniforms(seed: int, stream: Stream, position: int, indices: NDArray[np.int64
     return result
 
 
-def gumbel(seed: int, stream: Stream, position: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
+def gumbel(seed: int, stream: NoiseStream, position: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
     """Standard Gumbel noise, -log(-log U), at each index; see ``uniforms``."""
     noise: NDArray[np.float64] = -np.log(-np.log(uniforms(seed, stream, position, indices)))
     return noise

@@ -2,8 +2,10 @@
 
 ::
 
-    client -> Router -> VerifierPort -> DecodingLoop -> Target        (same process: tensors allowed)
-                                                     -> DraftLink -> Drafter
+    client -> RouterPort -> VerifierPort -> DecodingLoop -> Target        (same process: tensors allowed)
+                                                         -> DraftLink -> Drafter -> Retriever
+
+``RouterPort`` is in ``services/client_api.py``, with all that users see.
 
 Implementations live in ``services`` (the components), ``services/links`` (in-process and gRPC) and ``fakes`` of the tests.
 """
@@ -20,22 +22,18 @@ if TYPE_CHECKING:
     from speculation.choose import LogitsPipeline
 
 from speculation.messages import (
-    ClientRequest,
     CloseSession,
-    Completion,
     Draft,
     DraftFailure,
     DraftingReply,
     Finished,
     ForgetTenant,
     GenerationRequest,
-    ModelCard,
     OpenSession,
     Progress,
     RetrievalQuery,
     Retrieved,
     StepReport,
-    TextChunk,
     VerifierCard,
 )
 from speculation.types import Features, SamplingParams
@@ -268,28 +266,4 @@ class VerifierPort(Protocol):
         Raises:
             OutriderError: that could not be done.
         """
-        ...
-
-
-class RouterPort(Protocol):
-    """Answers users; what the public API talks to."""
-
-    def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
-        """Yield the answer's pieces, then exactly one ``Completion``. Leaving the iterator cancels the request.
-
-        Raises:
-            OutriderError: instead of ``Completion``.
-        """
-        ...
-
-    async def models(self) -> list[ModelCard]:
-        """What is served."""
-        ...
-
-    async def forget(self, tenant: str) -> None:
-        """See ``VerifierPort``."""
-        ...
-
-    async def ready(self) -> bool:
-        """Whether requests would be answered now."""
         ...

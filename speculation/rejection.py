@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from speculation.acceptance import Accepted, StopRule
 from speculation.choose import sample
-from speculation.philox import Stream, uniforms
+from speculation.philox import NoiseStream, uniforms
 from speculation.tree import ROOT, children
 from speculation.types import TokenTree
 
@@ -47,12 +47,12 @@ class SeededRandomness:
 
     def coin(self, probability: float, position: int, ordinal: int) -> bool:
         """See ``Randomness``."""
-        return bool(uniforms(self.seed, Stream.ACCEPT, position, np.array([ordinal]))[0] < probability)
+        return bool(uniforms(self.seed, NoiseStream.ACCEPT, position, np.array([ordinal]))[0] < probability)
 
     def draw(self, p: Distribution, position: int) -> int:
         """See ``Randomness``."""
         with np.errstate(divide="ignore"):
-            return sample(np.log(p), self.seed, Stream.RESIDUAL, position)
+            return sample(np.log(p), self.seed, NoiseStream.RESIDUAL, position)
 
 
 def accept(

@@ -87,6 +87,25 @@ def _check_count(name: str, values: tuple[object, ...] | Mapping[int, float], mo
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SamplingDefaults:
+    """What a model's generation config says for requests that leave it open. None, or empty: nothing.
+
+    ``max_length`` and ``min_length`` count the prompt as well; ``max_tokens`` and ``min_tokens`` go before them.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    max_length: int | None = None
+    min_length: int | None = None
+    stop: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
     """A sparse distribution q over next tokens; every token that is not listed has probability 0."""
 

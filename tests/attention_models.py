@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from services.verifier.adapters import exact_attention
+from services.verifier.loading.adapters import exact_attention
 
 _ALL: dict[str, Any] = {
     "vocab_size": 300,

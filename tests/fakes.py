@@ -15,13 +15,13 @@ from contextlib import asynccontextmanager
 import numpy as np
 import torch
 
-from services.processors import build_pipeline
+from services.verifier.choosing.processors import build_pipeline
+from services.verifier.engine.config import LoopConfig
+from services.verifier.engine.loop import DecodingLoop
 from speculation.acceptance import stop_token_ids
 from speculation.budget import FixedBudget
 from speculation.choose import LogitsPipeline
-from speculation.config import LoopConfig
 from speculation.errors import TargetLost, Unavailable
-from speculation.loop import DecodingLoop
 from speculation.messages import (
     CloseSession,
     Continuation,

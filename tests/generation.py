@@ -8,7 +8,7 @@ from typing import Any
 
 from services.generation_config import FILE
 from speculation.messages import VerifierCard
-from speculation.requests import SamplingDefaults
+from speculation.types import SamplingDefaults
 
 PROMPT = (40, 41, 42, 40, 41, 43, 40, 41)
 # Of tiny models.

@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval_index.build import BuildConfig, Target, build_index
+from retrieval_index.builder import BuildConfig, ScoringTarget, build_index
 from retrieval_index.corpus import Document
 from retrieval_index.manifest import Manifest
 from retrieval_index.perplexity import Score
 
-TARGET = Target(name="tiny", tokenizer_sha256="a" * 64, vocab_size=256)
+TARGET = ScoringTarget(name="tiny", tokenizer_sha256="a" * 64, vocab_size=256)
 
 
 class ByteScorer:
@@ -58,7 +58,7 @@ def build(
     *,
     keep: float = 1.0,
     scorer: ByteScorer | None = None,
-    target: Target = TARGET,
+    target: ScoringTarget = TARGET,
     semantic: bool = False,
 ) -> Manifest:
     """An index of bytes."""

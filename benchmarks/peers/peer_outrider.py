@@ -15,8 +15,7 @@ import outrider
 from cluster import build, on_ray
 from cluster.config import ServerSettings, Settings
 from cluster.models import ResolvedModel
-from speculation.messages import ClientRequest, Completion, TextChunk
-from speculation.requests import RequestedSampling
+from services.client_api import ClientRequest, Completion, RequestedSampling, TextChunk
 
 Counts = dict[str, Any]
 
@@ -25,7 +24,7 @@ class _Engine(Protocol):
     """What a topology must do."""
 
     async def stats(self) -> Counts:
-        """``speculation.stats.LoopStats`` as plain objects."""
+        """``services.verifier.engine.stats.LoopStats`` as plain objects."""
         ...
 
     def answer(self, strategy: str, request: Counts, load: Counts) -> AsyncIterator[tuple[tuple[int, ...], Counts | None]]:

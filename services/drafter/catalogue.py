@@ -65,7 +65,7 @@ def _suffix(config: DrafterConfig) -> WalkedSource:
 
 def _recycling(config: DrafterConfig) -> WalkedSource:
     from services.drafter.recycling import Recycling
-    from speculation.successors import read
+    from speculation.successor_table import read
 
     snapshot = config.recycling.snapshot
     return Recycling(config.recycling, warm=None if snapshot is None else read(snapshot))

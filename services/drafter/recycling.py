@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from services.drafter.config import RecyclingConfig
 from speculation.messages import OpenSession, StepReport
-from speculation.successors import Successors
+from speculation.successor_table import Successors
 from speculation.tree import ROOT
 from speculation.types import Observation
 

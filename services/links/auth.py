@@ -10,7 +10,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from services.links.errors import abort
+from services.links.status import abort
 from speculation.errors import Unauthenticated
 
 # Check alone: a Watch is a call that never ends, and anyone could hold as many of them as the server allows calls.

@@ -15,10 +15,10 @@ import grpc.aio
 from outrider.internal.v1 import drafting_pb2, drafting_pb2_grpc
 from services.links.auth import bearer
 from services.links.codec import drafting as codec
-from services.links.drafting import END, converse
-from services.links.errors import aborting
+from services.links.draft_server import END, converse
 from services.links.internal import serve_internal
 from services.links.reconnect import stay_connected
+from services.links.status import aborting
 from speculation import limits
 from speculation.messages import CloseSession, DraftingCall, ForgetTenant, OpenSession, StepReport
 from speculation.ports import Drafter, DraftReceiver

@@ -15,9 +15,9 @@ import grpc.aio
 from outrider.internal.v1 import retrieval_pb2, retrieval_pb2_grpc
 from services.links.auth import bearer
 from services.links.codec import retrieval as codec
-from services.links.errors import aborting
 from services.links.internal import serve_internal
 from services.links.reconnect import stay_connected
+from services.links.status import aborting
 from speculation import limits
 from speculation.errors import OutriderError, Unavailable
 from speculation.messages import RetrievalQuery, Retrieved

@@ -11,7 +11,7 @@ import grpc.aio
 from outrider.internal.v1 import verification_pb2, verification_pb2_grpc
 from services.links.channel import bind, client_options, make_server
 from services.links.codec import verification as codec
-from services.links.errors import aborting, from_grpc
+from services.links.status import aborting, from_grpc
 from speculation import limits
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort

@@ -9,7 +9,7 @@ from outrider.internal.v1 import drafting_pb2, retrieval_pb2, verification_pb2
 from services.links.codec import drafting as codec
 from services.links.codec import retrieval as retrieval_codec
 from services.links.codec import verification as verification_codec
-from services.links.drafting import converse
+from services.links.draft_server import converse
 from speculation.messages import (
     CloseSession,
     DraftingCall,

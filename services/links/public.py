@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.v1 import generation_pb2 as pb
+from services.client_api import ChatMessage, ClientRequest, Completion, ModelCard, RequestedSampling, TextChunk
 from services.links.codec.verification import acceptance_rule, default_fields
 from speculation.errors import InvalidArgument
-from speculation.messages import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk
-from speculation.requests import RequestedSampling
 from speculation.types import FinishReason, TokenLogprobs
 
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}

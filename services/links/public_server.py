@@ -12,13 +12,13 @@ from grpc_reflection.v1alpha import reflection
 
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
+from services.client_api import RouterPort
 from services.links.auth import ApiKeyInterceptor, tenant_of
 from services.links.channel import bind, make_server
 from services.links.config import PublicServerConfig, check_server
-from services.links.errors import aborting
 from services.links.public import decode_request, encode_event, encode_models
+from services.links.status import aborting
 from speculation import limits
-from speculation.ports import RouterPort
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 _HEALTH_PERIOD_S = 2.0

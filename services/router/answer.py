@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 
+from services.client_api import Completion, TextChunk, Timing
 from services.router.stops import StopStrings
 from services.router.tokens import Detokenizer
-from speculation.messages import Completion, GenerationRequest, Progress, TextChunk, Timing
+from speculation.messages import GenerationRequest, Progress
 from speculation.types import FinishReason, SpeculationStats
 
 

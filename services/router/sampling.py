@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import secrets
 
+from services.client_api import RequestedSampling
 from speculation.errors import InvalidArgument
 from speculation.messages import VerifierCard
-from speculation.requests import RequestedSampling, SamplingDefaults
-from speculation.types import DEFAULT_MAX_TOKENS, SamplingParams
+from speculation.types import DEFAULT_MAX_TOKENS, SamplingDefaults, SamplingParams
 
 # Of a model's defaults, those that stand for a request's field as they are.
 _PLAIN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop")

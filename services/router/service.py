@@ -9,23 +9,14 @@ import uuid
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 
+from services.client_api import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk
 from services.router.answer import Answer
 from services.router.config import RouterConfig
 from services.router.sampling import complete_sampling
 from services.router.strategies import check_default, make_plan, served
 from services.router.tokens import Tokens
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, PromptTooLong, Unavailable
-from speculation.messages import (
-    ChatMessage,
-    ClientRequest,
-    Completion,
-    Finished,
-    GenerationRequest,
-    ModelCard,
-    Progress,
-    TextChunk,
-    VerifierCard,
-)
+from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
 from speculation.types import FinishReason
 

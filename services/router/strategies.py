@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from services.client_api import ClientRequest
 from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument
-from speculation.messages import ClientRequest
 from speculation.types import AcceptanceRule, Plan
 
 

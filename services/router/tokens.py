@@ -8,10 +8,10 @@ from typing import Protocol
 
 from jinja2 import TemplateError
 
+from services.client_api import ChatMessage
 from services.router.tokenizer_file import open_file
 from speculation import limits
 from speculation.errors import InvalidArgument
-from speculation.messages import ChatMessage
 
 _BROKEN = "\ufffd"
 # Longest character in UTF-8.

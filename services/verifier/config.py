@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from speculation.config import LoopConfig
+from services.verifier.engine.config import LoopConfig
 
 Dtype = Literal["float32", "bfloat16", "int8"]
 Weights = Literal["auto", "float32", "as_stored"]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import torch
 
-from services.verifier.kv_pool import TILE, KVPool
-from services.verifier.static_attention import StaticPass
+from services.verifier.attention.static import StaticPass
+from services.verifier.kv_cache.pool import TILE, KVPool
 from speculation.ports import Rows
 
 log = logging.getLogger(__name__)

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from services.verifier.adapters import exact_attention
-from services.verifier.attention import computing_by
+from services.verifier.attention.calls import computing_by
+from services.verifier.loading.adapters import exact_attention
 from speculation.errors import ConfigurationError, OutriderError
 from speculation.ports import Rows
 

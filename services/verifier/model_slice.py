@@ -11,23 +11,25 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from services.machine import cores
-from services.verifier import adapters, attention, experts
-from services.verifier.adapters import inputs_of
-from services.verifier.attention import MAX_NODES, Calls, Running, answering
+from services.verifier.arithmetic import experts
+from services.verifier.arithmetic.kernels import Choice, choose_kernels, maker
+from services.verifier.arithmetic.linears import as_linears, pack_linears, quantize
+from services.verifier.arithmetic.parameters import pack_parameters
+from services.verifier.arithmetic.whole_vectors import fill_vectors
+from services.verifier.attention import calls as attention
+from services.verifier.attention.calls import MAX_NODES, Calls, Running, answering
+from services.verifier.attention.recording import record
+from services.verifier.attention.tiled import TiledPass
 from services.verifier.config import TargetConfig
 from services.verifier.graphs import Graphs
-from services.verifier.kernels import Choice, choose_kernels, maker
-from services.verifier.kv_pool import KVPool
-from services.verifier.linears import as_linears, pack_linears, quantize
-from services.verifier.loading import load_layers, load_whole, split_layers
-from services.verifier.memory import arithmetic_dtype
-from services.verifier.native import attention as native_attention
-from services.verifier.native.layer import fuse
+from services.verifier.kv_cache.pool import KVPool
+from services.verifier.loading import adapters
+from services.verifier.loading.adapters import inputs_of
+from services.verifier.loading.load import load_layers, load_whole, split_layers
+from services.verifier.loading.memory import arithmetic_dtype
+from services.verifier.native import attention_kernel as native_attention
+from services.verifier.native.layer_kernel import fuse
 from services.verifier.native.library import library
-from services.verifier.parameters import pack_parameters
-from services.verifier.recording import record
-from services.verifier.tiled_attention import TiledPass
-from services.verifier.whole_vectors import fill_vectors
 from speculation.errors import ConfigurationError
 from speculation.ports import Rows
 from speculation.types import Features

@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncGenerator
 from concurrent.futures import ThreadPoolExecutor
 
-from services.verifier.calibrate import costs_of
 from services.verifier.config import VerifierConfig
-from services.verifier.stages import Launch
+from services.verifier.engine.loop import DecodingLoop
+from services.verifier.measure_costs import costs_of
+from services.verifier.stages.upstream import Launch
 from services.verifier.target import TransformersTarget
 from speculation.budget import Budget, FixedBudget, MeasuredBudget
 from speculation.errors import Unavailable
-from speculation.loop import DecodingLoop
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import DraftLink
 

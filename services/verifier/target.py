@@ -12,16 +12,16 @@ import torch
 
 from services.generation_config import read_generation_config
 from services.model_folder import reading
-from services.processors import build_pipeline
+from services.verifier.arithmetic.kernels import Choice
+from services.verifier.arithmetic.parameters import inexact
+from services.verifier.choosing.processors import build_pipeline
 from services.verifier.config import TargetConfig
 from services.verifier.guard import check_slice
-from services.verifier.kernels import Choice
-from services.verifier.kv_pool import TILE, KVPool
-from services.verifier.loading import check_files, check_memory, read_config, split_layers
+from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.kv_cache.tiles import TileAllocator
+from services.verifier.loading.load import check_files, check_memory, read_config, split_layers
 from services.verifier.model_slice import ModelSlice
-from services.verifier.parameters import inexact
-from services.verifier.stages import Launch, Upstream
-from services.verifier.tiles import TileAllocator
+from services.verifier.stages.upstream import Launch, Upstream
 from speculation.acceptance import stop_token_ids
 from speculation.choose import LogitsPipeline
 from speculation.errors import ConfigurationError

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 from services.links.grpc_draft import GrpcDraftLink
 from services.links.in_process import InProcessDraftLink
-from speculation.loop import DecodingLoop
+from services.verifier.engine.loop import DecodingLoop
 from tests.drafter_process import DrafterProcess
 from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, decoding, request
 

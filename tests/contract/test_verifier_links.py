@@ -11,8 +11,8 @@ import pytest
 
 from services.links.grpc_verify import GrpcVerifierLink, serve_verifier
 from services.links.in_process import InProcessDraftLink, InProcessVerifierLink
+from services.verifier.engine.loop import DecodingLoop
 from speculation.errors import OutriderError, Unavailable
-from speculation.loop import DecodingLoop
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
 from tests.fakes import VOCAB, RandomDrafter, ToyTarget, decoding, request

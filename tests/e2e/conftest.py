@@ -8,7 +8,7 @@ from subprocess import CompletedProcess
 
 import pytest
 
-from cluster.cli import main
+from cli.main import main
 
 Command = Callable[..., "CompletedProcess[str]"]
 

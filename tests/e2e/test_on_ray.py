@@ -19,7 +19,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import outrider
 from outrider import Client
-from retrieval_index.build import BuildConfig, Target, build_index
+from retrieval_index.builder import BuildConfig, ScoringTarget, build_index
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.manifest import tokenizer_digest
 from retrieval_index.perplexity import ModelScorer
@@ -194,7 +194,7 @@ SAMPLED: dict[str, Any] = {"token_ids": [40, 41, 42, 43], "max_tokens": 60, "ign
 
 def build_of(folder: Path, model: Path, tokens: tuple[int, ...]) -> None:
     """An index whose whole corpus is one answer."""
-    target = Target(name="tiny", tokenizer_sha256=tokenizer_digest(model), vocab_size=320)
+    target = ScoringTarget(name="tiny", tokenizer_sha256=tokenizer_digest(model), vocab_size=320)
     scorer: Callable[[], ModelScorer] = lambda: ModelScorer(model)  # noqa: E731
     build_index([document(str(folder))], target, lambda text: tokens, scorer, folder, BuildConfig(keep=1.0))
 

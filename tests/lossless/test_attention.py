@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from services.verifier.config import TargetConfig
-from services.verifier.native import attention as native_attention
+from services.verifier.native import attention_kernel as native_attention
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
 from speculation.ports import Rows

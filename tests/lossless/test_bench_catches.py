@@ -21,14 +21,15 @@ from rich.console import Console
 from benchmarks.bench import Bench, BenchConfig
 from benchmarks.contestants import PEERS, PLAIN, WorkerContestant
 from benchmarks.measure import Schedule
+from benchmarks.measured import Prompt
 from benchmarks.peers import peer_hf, peer_outrider
 from benchmarks.tables import all_tables
-from benchmarks.types import Prompt
 from cluster.config import load
 from cluster.models import ResolvedModel
 from services.drafter.prompt_lookup import PromptLookupSession
+from services.verifier.engine import verify
 from services.verifier.model_slice import ModelSlice
-from speculation import acceptance, verify
+from speculation import acceptance
 from speculation.acceptance import Accepted, StopRule
 from speculation.ports import Rows
 from speculation.tree import chain

@@ -11,12 +11,12 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from services.verifier.arithmetic.kernels import Choice, maker
+from services.verifier.arithmetic.linears import pack_linears
+from services.verifier.arithmetic.parameters import inexact, multiplied, pack_parameters
 from services.verifier.config import Kernels, TargetConfig
-from services.verifier.kernels import Choice, maker
-from services.verifier.linears import pack_linears
 from services.verifier.model_slice import _pack
 from services.verifier.native.library import library
-from services.verifier.parameters import inexact, multiplied, pack_parameters
 from services.verifier.target import TransformersTarget
 from speculation.ports import Rows
 from tests.mixture import make_mixture

@@ -11,11 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
+from services.client_api import RequestedSampling
 from services.generation_config import FILE, read_generation_config
-from services.processors import build_pipeline
 from services.router.sampling import complete_sampling
+from services.verifier.choosing.processors import build_pipeline
 from speculation.acceptance import stop_token_ids
-from speculation.requests import RequestedSampling
 from tests.generation import PROMPT, VOCABULARY, card, write
 
 # Fields that work on logits, one by one and together; the model's end-of-text token is 0.

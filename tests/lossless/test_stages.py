@@ -15,18 +15,17 @@ import torch
 
 from cluster.build import Pipeline
 from cluster.models import resolve
-from cluster.stages import launch_child
+from cluster.stage_actors import launch_child
+from services.client_api import ClientRequest, RequestedSampling, TextChunk
 from services.router import strategies as known
 from services.verifier.config import TargetConfig
-from services.verifier.loading import split_layers
+from services.verifier.loading.load import split_layers
 from services.verifier.native.library import library
-from services.verifier.stage import spec_from_json, spec_to_json
-from services.verifier.stages import Op, Orders, StageSpec, read_orders
+from services.verifier.stages.process import spec_from_json, spec_to_json
+from services.verifier.stages.upstream import Op, Orders, StageSpec, read_orders
 from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError, TargetLost
-from speculation.messages import ClientRequest, TextChunk
 from speculation.ports import Rows
-from speculation.requests import RequestedSampling
 from tests.service import pipeline
 from tests.tiny import make_tiny_model
 from tests.tiny_gguf import make_tiny_gguf
@@ -232,7 +231,7 @@ async def test_a_stage_that_is_killed_comes_back_and_no_token_is_lost(model: Pat
         wanted = [await ask(running, "prompt_lookup", number) for number in range(3)]
     async with served(model, 2) as running:
         alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-        children = [child for child in alive if "services.verifier.stage" in child.cmdline()]
+        children = [child for child in alive if "services.verifier.stages.process" in child.cmdline()]
         asked = [asyncio.create_task(ask(running, "prompt_lookup", number)) for number in range(3)]
         while not running.verifier.loop.running:
             await asyncio.sleep(0.005)

@@ -23,8 +23,8 @@ from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
 from services.router.strategies import STRATEGIES
 from services.verifier.config import TargetConfig, VerifierConfig
+from services.verifier.engine.config import LoopConfig
 from services.verifier.service import VerifierService
-from speculation.config import LoopConfig
 from speculation.types import Plan
 from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, request
 from tests.mixture import make_mixture

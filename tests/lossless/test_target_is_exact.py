@@ -12,9 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.verifier import model_slice
-from services.verifier.attention import MAX_NODES
+from services.verifier.attention.calls import MAX_NODES
 from services.verifier.config import Kernels, TargetConfig
-from services.verifier.kv_pool import TILE
+from services.verifier.kv_cache.pool import TILE
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError

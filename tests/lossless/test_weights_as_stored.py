@@ -10,12 +10,12 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from cluster.models import as_float32, resolve
+from services.verifier.arithmetic.stored_blocks import StoredLinear
 from services.verifier.config import TargetConfig
-from services.verifier.loading import load_whole
+from services.verifier.loading.load import load_whole
+from services.verifier.loading.weight_files import BLOCKS_FILE
 from services.verifier.native.library import library
-from services.verifier.stored_blocks import StoredLinear
 from services.verifier.target import TransformersTarget
-from services.verifier.weight_files import BLOCKS_FILE
 from speculation.errors import ConfigurationError
 from speculation.ports import Rows
 from tests.tiny import make_tiny_model

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 import typer
 
-from benchmarks import cli
 from benchmarks.contestants import PEERS, Environments, check_names
 from benchmarks.conversation import make_requests
+from benchmarks.measured import ContestantFailed, Request, TimedAnswer
 from benchmarks.prompts import BUILTIN, read_prompts
 from benchmarks.replay import read_traces, replay
 from benchmarks.results import read_results
-from benchmarks.types import Answer, ContestantFailed, Request
+from cli import bench_commands
 from services.drafter.config import DrafterConfig
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError
@@ -82,9 +82,9 @@ def test_a_later_turn_follows_the_answer_to_the_one_before(tiny_model: Path, tmp
     said = tokens.encode("lazy")
     asked: list[Request] = []
 
-    def ask(requests: list[Request]) -> list[Answer]:
+    def ask(requests: list[Request]) -> list[TimedAnswer]:
         asked.extend(requests)
-        return [Answer(tokens=said, arrivals=((0.1, len(said)),)) for _ in requests]
+        return [TimedAnswer(tokens=said, arrivals=((0.1, len(said)),)) for _ in requests]
 
     made = make_requests(read_prompts(str(file)), tokens, ask, seed=10)  # type: ignore[arg-type]
     assert [request.id for request in made] == ["x/1", "x/2/turn 1", "x/2/turn 2"]
@@ -110,8 +110,8 @@ def test_unknown_names(strategies: tuple[str, ...], peers: tuple[str, ...], says
 @pytest.mark.parametrize("text", ["0", "a", "1,1", "", "1,,2", "-3", "2000"])
 def test_bad_numbers(text: str) -> None:
     with pytest.raises(ConfigurationError, match="--concurrency is"):
-        cli._numbers("--concurrency", text)
-    assert cli._numbers("--concurrency", "1, 4,16") == (1, 4, 16)
+        bench_commands._numbers("--concurrency", text)
+    assert bench_commands._numbers("--concurrency", "1, 4,16") == (1, 4, 16)
 
 
 def test_what_is_not_installed_says_how_to_install_it(tmp_path: Path) -> None:
@@ -128,13 +128,13 @@ def test_what_is_not_installed_says_how_to_install_it(tmp_path: Path) -> None:
 
 
 def test_the_help_names_every_peer() -> None:
-    (peers,) = (option for option in typer.main.get_command(cli.app).params if option.name == "peers")
+    (peers,) = (option for option in typer.main.get_command(bench_commands.app).params if option.name == "peers")
     assert set(re.findall(r"\w+", getattr(peers, "help", ""))) >= set(PEERS)
 
 
 def test_an_output_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="it exists"):
-        cli._check_new(tmp_path)
+        bench_commands._check_new(tmp_path)
 
 
 def test_results_that_are_none(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from benchmarks import measures
 from benchmarks.compare import compare, verdict
 from benchmarks.differences import check
 from benchmarks.measure import ALL_TASKS, Measurements, Schedule, measure, requests_of
+from benchmarks.measured import Cell, ContestantFailed, LoadPoint, Outcome, Request, TimedAnswer
 from benchmarks.measures import Spread
 from benchmarks.results import cumulative_tokens
 from benchmarks.summary import summarise
 from benchmarks.tables import all_tables, ratio
-from benchmarks.types import Answer, Cell, ContestantFailed, Load, Outcome, Request
 from speculation.errors import ConfigurationError
 
 SCHEDULE = Schedule(concurrency=(1, 4), repeats=2, max_tokens=8, temperature=0.0)
@@ -21,8 +21,8 @@ REQUESTS = [
 ]
 
 
-def answer(*arrivals: tuple[float, int], histogram: tuple[int, ...] = ()) -> Answer:
-    return Answer(tokens=tuple(range(sum(n for _, n in arrivals))), arrivals=arrivals, histogram=histogram)
+def answer(*arrivals: tuple[float, int], histogram: tuple[int, ...] = ()) -> TimedAnswer:
+    return TimedAnswer(tokens=tuple(range(sum(n for _, n in arrivals))), arrivals=arrivals, histogram=histogram)
 
 
 def cell(name: str, seconds: float, tokens: int = 10, repeat: int = 0, task: str = "a", concurrency: int = 1) -> Cell:
@@ -37,7 +37,7 @@ class Scripted:
         self.name, self.most_at_once = name, most_at_once
         self._log, self._fails_at, self._asked = log, fails_at, 0
 
-    def run(self, load: Load) -> Outcome:
+    def run(self, load: LoadPoint) -> Outcome:
         self._log.append(self.name)
         self._asked += 1
         if self._asked == self._fails_at:
@@ -147,7 +147,7 @@ def test_a_difference_is_found_at_its_first_position() -> None:
     cells = [
         Cell(
             contestant="x", task=request.task, concurrency=1, repeat=i,
-            outcome=Outcome(answers=(Answer(tokens=tokens, arrivals=((1.0, 3),)),), wall_s=1.0),
+            outcome=Outcome(answers=(TimedAnswer(tokens=tokens, arrivals=((1.0, 3),)),), wall_s=1.0),
         )
         for i, tokens in enumerate([*outcomes, outcomes[1]])
     ]  # fmt: skip

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
+from speculation.acceptance_rates import AcceptanceRates
 from speculation.budget import FixedBudget, MeasuredBudget, Wanted
-from speculation.calibration import Calibrator
 from speculation.costs import CostTable, Load
 from speculation.tree import chain, depths
 from speculation.types import TokenTree
@@ -74,7 +74,7 @@ def test_a_cost_table_survives_a_file() -> None:
 
 
 def test_scores_become_frequencies() -> None:
-    calibrator = Calibrator()
+    calibrator = AcceptanceRates()
     source = random.Random(1)
     assert calibrator.probabilities(tree(0.8, 0.4)) == pytest.approx([0.8, 0.4])
     for _ in range(2000):
@@ -86,7 +86,7 @@ def test_scores_become_frequencies() -> None:
 
 
 def test_a_child_is_never_likelier_than_its_parent() -> None:
-    calibrator = Calibrator()
+    calibrator = AcceptanceRates()
     for _ in range(200):
         calibrator.learn(tree(0.2), [0])
         calibrator.learn(tree(0.9), [])
@@ -96,7 +96,7 @@ def test_a_child_is_never_likelier_than_its_parent() -> None:
 
 
 def test_without_scores_every_further_token_claims_half() -> None:
-    assert Calibrator().probabilities(chain([1, 2, 3], "s")) == [0.5, 0.25, 0.125]
+    assert AcceptanceRates().probabilities(chain([1, 2, 3], "s")) == [0.5, 0.25, 0.125]
 
 
 def test_cheap_rows_are_filled_and_dear_ones_are_not() -> None:

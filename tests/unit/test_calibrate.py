@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from services.verifier.calibrate import costs_of
 from services.verifier.config import Kernels, TargetConfig
+from services.verifier.measure_costs import costs_of
 from services.verifier.native.library import instruction_sets, library
 from services.verifier.target import TransformersTarget
 

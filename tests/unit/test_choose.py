@@ -7,11 +7,11 @@ import pytest
 import torch
 from scipy import stats
 
-from services.processors import build_pipeline
+from services.verifier.choosing.processors import build_pipeline
+from services.verifier.engine.verify import likeliest
 from speculation.choose import choose, log_probabilities
 from speculation.errors import Internal
 from speculation.types import SamplingParams
-from speculation.verify import likeliest
 
 LOGITS = torch.tensor([1.2, -0.3, 0.4, 2.0])
 

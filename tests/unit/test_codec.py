@@ -24,13 +24,13 @@ from speculation.messages import (
     StepReport,
     VerifierCard,
 )
-from speculation.requests import SamplingDefaults
 from speculation.types import (
     Features,
     FinishReason,
     Observation,
     Plan,
     Proposal,
+    SamplingDefaults,
     SamplingParams,
     TokenLogprobs,
     TokenTree,

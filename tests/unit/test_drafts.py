@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from speculation.drafts import Drafts
+from services.verifier.engine.mailbox import Mailbox
 from speculation.messages import Draft
 from speculation.tree import chain
 from speculation.types import Proposal, TokenTree
@@ -10,11 +10,11 @@ from speculation.types import Proposal, TokenTree
 TEXT = [1, 2, 3]
 
 
-def mailbox() -> Drafts:
-    return Drafts(TEXT)
+def mailbox() -> Mailbox:
+    return Mailbox(TEXT)
 
 
-def draft(drafts: Drafts, tree: TokenTree, assumed: tuple[int, ...] = ()) -> Draft:
+def draft(drafts: Mailbox, tree: TokenTree, assumed: tuple[int, ...] = ()) -> Draft:
     return Draft(session_id="s", base_length=len(TEXT), base_hash=drafts.prefix_hash, assumed=assumed, tree=tree)
 
 

@@ -7,8 +7,9 @@ import pickle
 import grpc
 import pytest
 
+from services.links.status import STATUS, status_of
 from speculation import errors
-from speculation.errors import STATUS, InvalidArgument, OutriderError, ResourceExhausted, status_of
+from speculation.errors import InvalidArgument, OutriderError, ResourceExhausted
 
 
 def subclasses(cls: type) -> set[type]:

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from services.verifier.exact_weights import ExactWeight, Numbers
-from services.verifier.kernels import Choice, maker
-from services.verifier.linears import OneDnnLinear
+from services.verifier.arithmetic.exact_weights import ExactWeight, Numbers
+from services.verifier.arithmetic.kernels import Choice, maker
+from services.verifier.arithmetic.linears import OneDnnLinear
+from services.verifier.arithmetic.parameters import pack_parameters
 from services.verifier.native.library import library
-from services.verifier.native.linear import NativeLinear
-from services.verifier.parameters import pack_parameters
+from services.verifier.native.linear_kernel import NativeLinear
 
 EXPERTS, OUTPUTS, INPUTS = 3, 50, 70
 Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.verifier import kernels
+from services.verifier.arithmetic import kernels
 from services.verifier.config import TargetConfig
-from services.verifier.memory import Shape, check_fits
+from services.verifier.loading.memory import Shape, check_fits
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError

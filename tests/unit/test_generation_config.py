@@ -15,15 +15,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
+from services.client_api import RequestedSampling
 from services.generation_config import FILE, read_generation_config
 from services.generation_config import GenerationConfig as Found
 from services.generation_fields import HARMLESS, HONOURED, REFUSED
-from services.processors import build_pipeline
 from services.router.sampling import complete_sampling
+from services.verifier.choosing.processors import build_pipeline
 from speculation.acceptance import stop_token_ids
 from speculation.errors import ConfigurationError, InvalidArgument
-from speculation.requests import RequestedSampling, SamplingDefaults
-from speculation.types import SamplingParams
+from speculation.types import SamplingDefaults, SamplingParams
 from tests.generation import PROMPT, VOCABULARY, card, write
 
 

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from retrieval_index.build import HISTOGRAM, BuildConfig, build_index
+from retrieval_index.builder import HISTOGRAM, BuildConfig, build_index
 from retrieval_index.corpus import read_corpus
 from retrieval_index.index import open_index
 from retrieval_index.manifest import FILE, Manifest, read_manifest, tokenizer_digest, verify
 from retrieval_index.ngrams import COUNTS, KEYS
 from retrieval_index.scores import limit_for
-from speculation import successors
+from speculation import successor_table as successors
 from speculation.errors import ConfigurationError
 from speculation.messages import RetrievalQuery, Retrieved
 from tests.indexes import TARGET, ByteScorer, build, document, encode

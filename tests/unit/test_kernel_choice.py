@@ -12,18 +12,18 @@ import pytest
 import torch
 from torch import nn
 
+from cli.plan_report import print_plan
 from cluster.build import verifier_config
 from cluster.config import load
 from cluster.models import ResolvedModel
-from cluster.report import print_plan
 from services.machine import processor
-from services.verifier import kernels
+from services.verifier.arithmetic import kernels
+from services.verifier.arithmetic.kernels import Choice, choose_kernels
+from services.verifier.arithmetic.linears import MakeLinear, pack_linears
 from services.verifier.config import TargetConfig
 from services.verifier.kept import Kept, digest_of, latest
-from services.verifier.kernels import Choice, choose_kernels
-from services.verifier.linears import MakeLinear, pack_linears
 from services.verifier.native.library import library
-from services.verifier.native.linear import NativeLinear
+from services.verifier.native.linear_kernel import NativeLinear
 from speculation.errors import ConfigurationError
 
 CONFIG = TargetConfig(model_path="of the test")

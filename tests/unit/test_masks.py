@@ -14,7 +14,7 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from services.verifier.masks import MaskFunction, Sight, sight_of
+from services.verifier.attention.masks import MaskFunction, Sight, sight_of
 
 CPU = torch.device("cpu")
 NO_PADDING = torch.zeros(1, dtype=torch.int64)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from cluster.build import Pipeline
+from services.client_api import ClientRequest, Completion, RequestedSampling, TextChunk
 from services.router import service
 from services.router.config import RouterConfig
 from services.router.service import RouterService
 from speculation.errors import Unavailable
-from speculation.messages import ClientRequest, Completion, Finished, GenerationRequest, Progress, TextChunk, VerifierCard
-from speculation.requests import RequestedSampling
+from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from tests.service import pipeline
 
 

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 
-from services.verifier.attention import Bias, Call
-from services.verifier.kv_pool import KVPool
+from services.verifier.arithmetic.stored_blocks import StoredBlocks, Weight, quantized
+from services.verifier.attention.calls import Bias, Call
+from services.verifier.attention.tiled import TiledPass
+from services.verifier.kv_cache.pool import KVPool
 from services.verifier.native import library as compiling
-from services.verifier.native.attention import kernel_for, lay_out
+from services.verifier.native.attention_kernel import kernel_for, lay_out
 from services.verifier.native.library import Library, library
-from services.verifier.native.linear import NativeLinear
-from services.verifier.stored_blocks import StoredBlocks, Weight, quantized
-from services.verifier.tiled_attention import TiledPass
+from services.verifier.native.linear_kernel import NativeLinear
 from speculation.ports import Rows
 
 SETS = ("avx512", "avx2", "neon")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from speculation.philox import Stream, gumbel, philox4x32, uniforms
+from speculation.philox import NoiseStream, gumbel, philox4x32, uniforms
 
 
 @pytest.mark.parametrize(
@@ -25,23 +25,28 @@ def test_known_answers(counter: list[int], key: int, expected: list[int]) -> Non
 
 
 def test_a_number_does_not_depend_on_what_else_is_asked_for() -> None:
-    everything = uniforms(5, Stream.CHOICE, 9, np.arange(1000))
+    everything = uniforms(5, NoiseStream.CHOICE, 9, np.arange(1000))
     some = np.array([999, 3, 500, 4])
-    assert np.array_equal(uniforms(5, Stream.CHOICE, 9, some), everything[some])
-    assert np.array_equal(uniforms(5, Stream.CHOICE, 9, np.arange(100, 200)), everything[100:200])
-    assert len(uniforms(5, Stream.CHOICE, 9, np.arange(0))) == 0
+    assert np.array_equal(uniforms(5, NoiseStream.CHOICE, 9, some), everything[some])
+    assert np.array_equal(uniforms(5, NoiseStream.CHOICE, 9, np.arange(100, 200)), everything[100:200])
+    assert len(uniforms(5, NoiseStream.CHOICE, 9, np.arange(0))) == 0
 
 
-OTHERS = [(6, Stream.CHOICE, 9), (5, Stream.ACCEPT, 9), (5, Stream.CHOICE, 10), (5 + 2**32, Stream.CHOICE, 9)]
+OTHERS = [
+    (6, NoiseStream.CHOICE, 9),
+    (5, NoiseStream.ACCEPT, 9),
+    (5, NoiseStream.CHOICE, 10),
+    (5 + 2**32, NoiseStream.CHOICE, 9),
+]
 
 
 @pytest.mark.parametrize("other", OTHERS)
-def test_seed_stream_and_position_all_matter(other: tuple[int, Stream, int]) -> None:
+def test_seed_stream_and_position_all_matter(other: tuple[int, NoiseStream, int]) -> None:
     index = np.arange(64)
-    assert not np.any(uniforms(5, Stream.CHOICE, 9, index) == uniforms(*other, index))
+    assert not np.any(uniforms(5, NoiseStream.CHOICE, 9, index) == uniforms(*other, index))
 
 
 def test_distributions() -> None:
     index = np.arange(20_000)
-    assert stats.kstest(uniforms(1, Stream.CHOICE, 0, index), "uniform").pvalue > 1e-3
-    assert stats.kstest(gumbel(1, Stream.CHOICE, 1, index), "gumbel_r").pvalue > 1e-3
+    assert stats.kstest(uniforms(1, NoiseStream.CHOICE, 0, index), "uniform").pvalue > 1e-3
+    assert stats.kstest(gumbel(1, NoiseStream.CHOICE, 1, index), "gumbel_r").pvalue > 1e-3

@@ -17,15 +17,16 @@ import grpc
 import pytest
 import trustme
 
-from cluster import host, model_files, preflight, ray_address, report, starting
-from cluster.cli import _check_request
+from cli import plan_report as report
+from cli.main import _check_request
+from cluster import host, model_files, preflight, ray_address, starting
 from cluster.config import Settings, load
 from cluster.models import ResolvedModel
 from cluster.terminal import explain
 from outrider.errors import InvalidArgument as ClientInvalidArgument
 from services.links.config import PublicServerConfig, TlsFiles, check_server
 from services.verifier.config import TargetConfig
-from services.verifier.headers import check_weights
+from services.verifier.loading.headers import check_weights
 from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
 from tests.tiny_gguf import make_tiny_gguf
@@ -358,7 +359,7 @@ def test_errors_in_one_line(tmp_path: Path) -> None:
 def test_the_command_line_imports_light(arguments: tuple[str, ...], model: Path, tmp_path: Path) -> None:
     heavy = ("torch", "transformers", "ray", "faiss", "redis", "scipy", "numpy", "huggingface_hub")
     script = (
-        f"import sys; sys.argv = ['outrider', *{arguments!r}]\nfrom cluster.cli import main\n"
+        f"import sys; sys.argv = ['outrider', *{arguments!r}]\nfrom cli.main import main\n"
         "try: main()\nexcept SystemExit as end: assert not end.code, end.code\n"
         f"print('imported:', [name for name in {heavy!r} if name in sys.modules])"
     )
@@ -374,6 +375,6 @@ def test_the_command_line_imports_light(arguments: tuple[str, ...], model: Path,
 def test_version_and_module() -> None:
     for command in (["--version"], ["--help"]):
         done = subprocess.run(
-            [sys.executable, "-m", "cluster.cli", *command], capture_output=True, text=True, cwd=ROOT, check=True
+            [sys.executable, "-m", "cli.main", *command], capture_output=True, text=True, cwd=ROOT, check=True
         )
         assert "outrider" in done.stdout.lower()

@@ -10,7 +10,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from services.processors import build_pipeline
+from services.verifier.choosing.processors import build_pipeline
 from speculation.types import SamplingParams
 
 torch.manual_seed(0)

@@ -10,12 +10,12 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from services.verifier.attention import Given, Running, answering, attend
+from services.verifier.attention.calls import Given, Running, answering, attend
+from services.verifier.attention.masks import Sight
+from services.verifier.attention.recording import _Recorder
 from services.verifier.config import TargetConfig
-from services.verifier.kv_pool import TILE
-from services.verifier.loading import shape_of
-from services.verifier.masks import Sight
-from services.verifier.recording import _Recorder
+from services.verifier.kv_cache.pool import TILE
+from services.verifier.loading.load import shape_of
 from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from tests.attention_models import ARCHITECTURES, make_architecture

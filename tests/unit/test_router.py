@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
+from services.client_api import ChatMessage, ClientRequest, RequestedSampling
 from services.router.stops import StopStrings
 from services.router.strategies import STRATEGIES, StrategyConfig, check_default, make_plan
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError, InvalidArgument
-from speculation.messages import ChatMessage, ClientRequest
-from speculation.requests import RequestedSampling
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, str | None]:

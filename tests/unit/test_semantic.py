@@ -13,15 +13,15 @@ from numpy.typing import NDArray
 
 from cluster.build import Pipeline
 from retrieval_index import vectors
-from retrieval_index.build import BuildConfig, Target, build_index
+from retrieval_index.builder import BuildConfig, ScoringTarget, build_index
 from retrieval_index.index import open_index
 from retrieval_index.manifest import END, FILE, SEMANTIC, tokenizer_digest
 from retrieval_index.perplexity import ModelScorer
 from retrieval_index.vectors import StateIndex, kind_for
+from services.client_api import ClientRequest, Completion, RequestedSampling
 from services.drafter.semantic import Semantic
 from speculation.errors import ConfigurationError
-from speculation.messages import ClientRequest, Completion, Continuation, OpenSession, RetrievalQuery, StepReport
-from speculation.requests import RequestedSampling
+from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
 from speculation.types import Features, Observation
 from tests.indexes import STATES, ByteScorer, build, document
 from tests.service import pipeline
@@ -222,7 +222,7 @@ async def test_from_the_corpus_to_accepted_nodes(tiny_model: Path, tmp_path: Pat
 
     async with pipeline(tiny_model) as running:
         plain, _ = await answer(running, "autoregressive")
-    target = Target(name="tiny", tokenizer_sha256=tokenizer_digest(tiny_model), vocab_size=320)
+    target = ScoringTarget(name="tiny", tokenizer_sha256=tokenizer_digest(tiny_model), vocab_size=320)
     config = BuildConfig(keep=1.0, semantic=True)
     text = [40, 41, 42, 43, *plain]
     build_index([document("answer")], target, lambda _: text, lambda: ModelScorer(tiny_model), tmp_path / "i", config)

@@ -14,7 +14,7 @@ from services.drafter.config import RecyclingConfig, SuffixConfig
 from services.drafter.recycling import Recycling
 from services.drafter.source import PathSource
 from services.drafter.suffix import Suffix, SuffixSession
-from speculation import successors
+from speculation import successor_table as successors
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession, StepReport
 from speculation.tree import chain, path_to, validate

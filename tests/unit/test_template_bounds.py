@@ -9,11 +9,11 @@ from pathlib import Path
 import jinja2
 import pytest
 
+from services.client_api import ChatMessage
 from services.router import template_bounds
 from services.router.templates import ChatTemplate
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError, InvalidArgument
-from speculation.messages import ChatMessage
 from tests.tiny import make_tiny_model
 
 MESSAGES = [{"role": "user", "content": "hi"}]

@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from services.verifier.kv_pool import TILE
-from services.verifier.tiles import TileAllocator
-from speculation.messages import ClientRequest, TextChunk
-from speculation.requests import RequestedSampling
+from services.client_api import ClientRequest, RequestedSampling, TextChunk
+from services.verifier.kv_cache.pool import TILE
+from services.verifier.kv_cache.tiles import TileAllocator
 from tests.service import pipeline
 
 TEXT = list(range(3 * TILE + 10))

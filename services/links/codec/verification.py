@@ -10,8 +10,7 @@ from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import InvalidArgument
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
-from speculation.requests import SamplingDefaults
-from speculation.types import AcceptanceRule, FinishReason, Plan, SamplingParams, TokenLogprobs
+from speculation.types import AcceptanceRule, FinishReason, Plan, SamplingDefaults, SamplingParams, TokenLogprobs
 
 _REASONS = {
     FinishReason.STOP: verification_pb2.FINISH_REASON_STOP,

@@ -1,0 +1,5 @@
+"""``python -m cli``: the same as ``outrider``."""
+
+from cli.main import main
+
+main()

@@ -1,0 +1,288 @@
+"""``outrider index``: build an index from a corpus, look at it, and move its versions in and out of use in Redis."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cluster.terminal import stderr, stdout
+
+if TYPE_CHECKING:
+    from cluster.models import ResolvedModel
+    from retrieval_index.manifest import Manifest
+
+app = typer.Typer(
+    no_args_is_help=True,
+    help="Build retrieval indexes, look at them, and publish them through Redis.",
+    epilog="Try: outrider index build --corpus src/ --out my-index, then: outrider serve --set retrieval.index=my-index",
+)
+
+Folder = Annotated[Path, typer.Argument(help="Folder of an index.")]
+Url = Annotated[
+    str,
+    typer.Option(
+        "--redis",
+        envvar="OUTRIDER_RETRIEVAL__REDIS_URL",
+        help="redis://USER:PASSWORD@HOST:PORT, or rediss:// for TLS (?ssl_ca_certs=FILE). The variable keeps it out of ps.",
+    ),
+]
+Name = Annotated[str, typer.Option("--name", help="Of the index in Redis: retrieval.name of the service.")]
+
+
+@app.command()
+def build(
+    corpus: Annotated[list[Path], typer.Option(help="A .jsonl file, a text file or a folder of them. Repeatable.")],
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder for the index; an interrupted build in it goes on.")],
+    model: Annotated[str | None, typer.Option(help="The target that the index is for. Default: the built-in one.")] = None,
+    keep: Annotated[
+        float, typer.Option(help="Share of the documents that is kept: those the target finds likeliest.")
+    ] = 0.3,
+    field: Annotated[str | None, typer.Option(help="Of jsonl lines, the one that holds the text.")] = None,
+    score_tokens: Annotated[
+        int,
+        typer.Option(help="Tokens of each document, from its beginning, that are scored; also the window of --semantic."),
+    ] = 256,
+    depth: Annotated[int, typer.Option(help="Longest n-gram, in tokens; half of it at most is matched.")] = 16,
+    semantic: Annotated[
+        bool, typer.Option("--semantic", help="Index the kept documents' hidden states as well, for retrieval.semantic.")
+    ] = False,
+    device: Annotated[str, typer.Option(help="Where the target scores: cpu or cuda.")] = "cpu",
+) -> None:
+    """Read a corpus, keep what the target finds likely, and put it into a trie.
+
+    Documents that occur twice are read once. The result is a folder with the trie, a snapshot of likely successors that the
+    source `recycling` begins with, a histogram of perplexities, and a manifest with checksums. With --semantic also a FAISS
+    index of the hidden states: the target computes every kept token, and a byte or two are stored for each of its numbers.
+    """
+    from cluster.host import check_folder
+
+    # Imports, reading and scoring take long: what cannot be written is said before.
+    check_folder("--out", out_folder)
+    from cluster.models import as_float32
+    from retrieval_index.builder import BuildConfig, ScoringTarget, build_index
+    from retrieval_index.corpus import read_corpus
+    from retrieval_index.perplexity import ModelScorer
+
+    config = BuildConfig(keep=keep, depth=depth, score_tokens=score_tokens, semantic=semantic)
+    documents = read_corpus(corpus, field)
+    resolved = _resolve(model)
+    digest, tokenizer = _tokenizer(resolved.path)
+    vocab_size = 1 + max(tokenizer.get_vocab(with_added_tokens=True).values())
+    target = ScoringTarget(name=resolved.name, tokenizer_sha256=digest, vocab_size=vocab_size)
+    with _progress() as advance:
+        manifest = build_index(
+            documents,
+            target,
+            lambda text: tokenizer.encode(text, add_special_tokens=False).ids,
+            lambda: ModelScorer(as_float32(resolved.path, say=stderr().print), device=device, top_k=config.top_k),
+            out_folder,
+            config,
+            advance,
+        )
+    _show(manifest, out_folder)
+
+
+@app.command()
+def inspect(
+    folder: Folder,
+    text: Annotated[str | None, typer.Option(help="Look up what follows this text.")] = None,
+    model: Annotated[str | None, typer.Option(help="Whose tokenizer reads the text. Default: the built-in one.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+) -> None:
+    """Show what an index is, and what it finds."""
+    from retrieval_index.manifest import read_manifest
+
+    manifest = read_manifest(folder)
+    if as_json:
+        typer.echo(manifest.to_json())
+        return
+    _show(manifest, folder)
+    if text is not None:
+        _look_up(folder, text, model)
+
+
+@app.command()
+def verify(folder: Folder) -> None:
+    """Check every part of an index against its checksum."""
+    from retrieval_index.manifest import read_manifest
+    from retrieval_index.manifest import verify as verify_parts
+
+    manifest = read_manifest(folder)
+    verify_parts(folder, manifest)
+    stdout().print(f"{folder} is whole: {len(manifest.parts)} parts, version {manifest.version}")
+
+
+@app.command()
+def publish(
+    folder: Folder,
+    redis: Url,
+    name: Name = "default",
+    promote: Annotated[bool, typer.Option(help="Make it live at once.")] = True,
+) -> None:
+    """Upload an index and make it live. Another publisher is waited for; services change over without missing a look-up."""
+    from retrieval_index.store import IndexStore
+
+    with _progress() as advance:
+        version = IndexStore(redis, name).publish(folder, promote=promote, advance=advance)
+    stdout().print(f"version {version} is {'live' if promote else 'there; make it live with: outrider index promote'}")
+
+
+@app.command("list")
+def list_versions(
+    redis: Url,
+    name: Name = "default",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Show the versions that lie in Redis."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    from retrieval_index.store import IndexStore
+
+    versions = IndexStore(redis, name).versions()
+    if as_json:
+        typer.echo(json.dumps([{"version": each.version, "live": each.live} for each in versions]))
+        return
+    table = Table("version", "live", "model", "documents", "tokens")
+    for each in versions:
+        kept = f"{each.manifest.kept:,} of {each.manifest.documents:,}"
+        table.add_row(
+            each.version, "yes" if each.live else "", escape(each.manifest.model), kept, f"{each.manifest.tokens:,}"
+        )
+    stdout().print(table if versions else f"no version of {name} has been published")
+
+
+@app.command()
+def promote(
+    version: Annotated[str, typer.Argument(help="As outrider index list shows it.")], redis: Url, name: Name = "default"
+) -> None:
+    """Make a version live that lies in Redis."""
+    from retrieval_index.store import IndexStore
+
+    IndexStore(redis, name).promote(version)
+    stdout().print(f"version {version} is live")
+
+
+@app.command()
+def rollback(redis: Url, name: Name = "default") -> None:
+    """Make live again what was live before."""
+    from retrieval_index.store import IndexStore
+
+    stdout().print(f"version {IndexStore(redis, name).rollback()} is live again")
+
+
+@app.command()
+def delete(
+    version: Annotated[str, typer.Argument(help="As outrider index list shows it; not the live one.")],
+    redis: Url,
+    name: Name = "default",
+) -> None:
+    """Delete a version that is not live. Of those that were live, the latest two are kept without that."""
+    from retrieval_index.store import IndexStore
+
+    IndexStore(redis, name).delete(version)
+    stdout().print(f"version {version} is deleted")
+
+
+@app.command("redis")
+def run_redis(
+    data: Annotated[Path | None, typer.Option(help="Folder for its data. Default: they are gone with it.")] = None,
+    port: Annotated[int | None, typer.Option(help="Default: any free one.")] = None,
+) -> None:
+    """Run the embedded Redis on loopback until interrupted, and print its URL. For one machine; many need a real one."""
+    from cluster.service import wait_for_interrupt
+    from retrieval_index.embedded import embedded_redis
+
+    with embedded_redis(data, port) as url:
+        typer.echo(url)
+        wait_for_interrupt()
+
+
+def _show(manifest: Manifest, folder: Path) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    size = sum(part.size for part in manifest.parts.values())
+    limit = "all" if manifest.perplexity_limit is None else f"perplexity up to {manifest.perplexity_limit:.1f}"
+    table = Table(show_header=False, title=escape(str(folder)), title_justify="left")
+    for label, value in (
+        ("version", manifest.version),
+        ("for the tokens of", f"{escape(manifest.model)} ({manifest.tokenizer_sha256[:12]})"),
+        ("documents", f"{manifest.kept:,} of {manifest.documents:,} kept ({limit})"),
+        ("tokens", f"{manifest.tokens:,}"),
+        ("longest n-gram", str(manifest.depth)),
+        ("hidden states", "yes" if manifest.semantic else "no"),
+        ("size", f"{size / 2**20:,.1f} MiB in {len(manifest.parts)} parts"),
+    ):
+        table.add_row(label, value)
+    stdout().print(table)
+
+
+def _look_up(folder: Path, text: str, model: str | None) -> None:
+    from retrieval_index.index import open_index
+    from speculation.messages import RetrievalQuery
+
+    path = _resolve(model).path
+    digest, tokenizer = _tokenizer(path)
+    index = open_index(folder, digest)
+    ids = tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+    (found,) = index.look_up([RetrievalQuery(suffix=ids[-64:], max_continuations=16, max_length=10)])
+    if not found.continuations:
+        stdout().print("nothing in the index follows the last two tokens of this text")
+        return
+    matched = found.continuations[0].match_length
+    stdout().print(f"after {tokenizer.decode(ids[-matched:])!r} ({matched} tokens) came:", highlight=False, markup=False)
+    for hit in found.continuations:
+        stdout().print(f"{hit.count:6}  {tokenizer.decode(list(hit.tokens))!r}", highlight=False, markup=False)
+
+
+def _resolve(model: str | None) -> ResolvedModel:
+    """The model that is named, or the default one."""
+    from cluster.config import load
+    from cluster.host import check_folder
+    from cluster.models import resolve
+
+    settings = load(flags=[] if model is None else [f"model={model}"])
+    check_folder("cache_dir", settings.cache_dir)
+    return resolve(settings.model, settings.cache_dir, say=stderr().print)
+
+
+def _tokenizer(model: Path) -> tuple[str, Any]:
+    """A model's tokenizer, whose every token counts, and its digest."""
+    from tokenizers import Tokenizer
+
+    from retrieval_index.manifest import tokenizer_digest
+
+    digest = tokenizer_digest(model)
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return digest, tokenizer
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None]]:
+    """Bars on a terminal, by stage; gives the function that moves them."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=stderr()) as bars:
+        tasks: dict[str, Any] = {}
+
+        def advance(stage: str, done: int, total: int) -> None:
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(stage, total=total)
+            bars.update(tasks[stage], completed=done, total=total)
+
+        yield advance

@@ -1,0 +1,386 @@
+"""The command line: ``outrider serve | generate | chat | plan | models | hash-key``, ``index`` and ``bench``."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from cli import bench_commands, index_commands
+from cluster.names import API_KEY_VARIABLE
+from cluster.terminal import end_with, stderr
+from services.router.strategies import STRATEGIES
+from speculation.errors import ConfigurationError, OutriderError
+
+if TYPE_CHECKING:
+    import outrider
+    from cluster.config import Settings
+    from outrider.requests import Message, Options
+
+# Whatever takes time to import is imported by the command that needs it: `outrider --help` shall answer at once.
+
+app = typer.Typer(
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    epilog="Try: outrider generate 'Once upon a time' --in-process",
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"outrider {version('outrider-server')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main_options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Outrider serves a language model faster without changing one token: drafters propose, the target chooses."""
+
+
+app.add_typer(bench_commands.app, name="bench")
+app.add_typer(index_commands.app, name="index")
+app.command()(bench_commands.replay)
+
+ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
+Set = Annotated[list[str] | None, typer.Option("--set", help="One setting, such as verifier.dtype=bfloat16. Repeatable.")]
+ModelName = Annotated[
+    str | None, typer.Option("--model", help="Hugging Face name, folder or .gguf file. Default: SmolLM2-135M-Instruct.")
+]
+Address = Annotated[str | None, typer.Option("--address", help="A running server, host:port. Default: 127.0.0.1:50051.")]
+InProcess = Annotated[bool, typer.Option("--in-process", help="Use no server: load the model into this process.")]
+Tls = Annotated[bool, typer.Option("--tls", help="The server speaks TLS.")]
+TlsRoot = Annotated[Path | None, typer.Option("--tls-root", help="PEM file that replaces the system's root certificates.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the components' logs.")]
+Strategy = Annotated[str | None, typer.Option(help=f"One of {', '.join(STRATEGIES)}. Default: the server's.")]
+MaxTokens = Annotated[int | None, typer.Option(help="Most tokens to generate. Default: the model's, or 256.")]
+Temperature = Annotated[
+    float | None, typer.Option(help="0: always the likeliest token; larger is more random. Default: the model's, or 0.")
+]
+Seed = Annotated[
+    int | None, typer.Option(help="The same seed gives the same answer. Default: drawn, and printed with --json.")
+]
+TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens that add up to this probability.")]
+TopK = Annotated[int | None, typer.Option(help="Keep so many likeliest tokens.")]
+MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one's probability.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End where this text appears. Repeatable.")]
+Nodes = Annotated[int | None, typer.Option(help="Most drafted tokens to check in one pass.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")]
+ApiKey = Annotated[str | None, typer.Option(envvar=API_KEY_VARIABLE, help="Sent to the server.")]
+
+
+@app.command()
+def serve(
+    config: ConfigFile = None,
+    model: ModelName = None,
+    host: Annotated[str | None, typer.Option(help="Interface of the public server. Default: 127.0.0.1.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of the public server. Default: 50051.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Of the application on Ray, where several share one. Default: outrider.")
+    ] = None,
+    in_process: Annotated[bool, typer.Option("--in-process", help="One process, no Ray.")] = False,
+    settings: Set = None,
+    verbose: Verbose = False,
+) -> None:
+    """Serve a model over gRPC until interrupted: router, drafter and verifier on Ray Serve, or in one process."""
+    from cluster.service import running, wait_for_interrupt
+    from cluster.signals import stop_on_signals
+
+    stop_on_signals()
+    named = {"model": model, "server.host": host, "server.port": port, "cluster.name": name}
+    loaded = _load(config, settings, **named)
+    with running(loaded, in_process=in_process, verbose=verbose) as address:
+        typer.echo(f"Outrider serves {loaded.model} at {address} (Ctrl-C stops it)")
+        wait_for_interrupt()
+
+
+@app.command()
+def generate(
+    prompt: Annotated[str, typer.Argument(help="Text to continue, as it is (outrider chat applies the chat template).")],
+    strategy: Strategy = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    stop: Stop = None,
+    num_speculative_tokens: Nodes = None,
+    as_json: Json = False,
+    address: Address = None,
+    in_process: InProcess = False,
+    model: ModelName = None,
+    config: ConfigFile = None,
+    settings: Set = None,
+    api_key: ApiKey = None,
+    tls: Tls = False,
+    tls_root: TlsRoot = None,
+    verbose: Verbose = False,
+) -> None:
+    """Continue a text. Needs a running server, or --in-process."""
+    options = _options(
+        strategy=strategy, max_tokens=max_tokens, temperature=temperature, seed=seed, top_p=top_p, top_k=top_k,
+        min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens,
+    )  # fmt: skip
+    with _client(
+        address, in_process, model, config, settings, verbose, prompt, options, _credentials(api_key, tls, tls_root)
+    ) as client:
+        _print(client.stream(prompt, **options), as_json)
+
+
+@app.command()
+def chat(
+    message: Annotated[str, typer.Argument(help="What the user says; the model's chat template is applied.")],
+    system: Annotated[str | None, typer.Option(help="What the system says first.")] = None,
+    strategy: Strategy = None,
+    max_tokens: MaxTokens = None,
+    temperature: Temperature = None,
+    seed: Seed = None,
+    top_p: TopP = None,
+    top_k: TopK = None,
+    min_p: MinP = None,
+    stop: Stop = None,
+    num_speculative_tokens: Nodes = None,
+    as_json: Json = False,
+    address: Address = None,
+    in_process: InProcess = False,
+    model: ModelName = None,
+    config: ConfigFile = None,
+    settings: Set = None,
+    api_key: ApiKey = None,
+    tls: Tls = False,
+    tls_root: TlsRoot = None,
+    verbose: Verbose = False,
+) -> None:
+    """Answer a message. Needs a running server, or --in-process."""
+    options = _options(
+        strategy=strategy, max_tokens=max_tokens, temperature=temperature, seed=seed, top_p=top_p, top_k=top_k,
+        min_p=min_p, stop=stop, num_speculative_tokens=num_speculative_tokens,
+    )  # fmt: skip
+    messages: list[Message] = [{"role": "system", "content": system}] if system else []
+    messages.append({"role": "user", "content": message})
+    with _client(
+        address, in_process, model, config, settings, verbose, messages, options, _credentials(api_key, tls, tls_root)
+    ) as client:
+        _print(client.stream(messages=messages, **options), as_json)
+
+
+@app.command()
+def plan(config: ConfigFile = None, model: ModelName = None, settings: Set = None) -> None:
+    """Print what `outrider serve` would run, and where; refuse what it would refuse. Starts nothing."""
+    from cli.plan_report import print_plan
+
+    print_plan(_load(config, settings, model=model))
+
+
+@app.command()
+def models(
+    address: Address = None,
+    config: ConfigFile = None,
+    settings: Set = None,
+    api_key: ApiKey = None,
+    tls: Tls = False,
+    tls_root: TlsRoot = None,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also what each model's generation_config.json says.")
+    ] = False,
+) -> None:
+    """List the models that a server serves, and those that lie on this machine."""
+    import outrider
+    from cli.plan_report import print_models
+
+    loaded = _load(config, settings)
+    where = address or _default_address(loaded)
+    retry, credentials = outrider.Retry(attempts=1), _credentials(api_key, tls, tls_root)
+    with outrider.Client(where, timeout_s=5, retry=retry, **credentials) as client:
+        try:
+            served = client.models()
+        except outrider.Unavailable:
+            if address is not None:
+                raise
+            served = []
+    print_models(where, served, loaded, verbose=verbose)
+
+
+@app.command()
+def forget(
+    address: Address = None,
+    config: ConfigFile = None,
+    settings: Set = None,
+    api_key: ApiKey = None,
+    tls: Tls = False,
+    tls_root: TlsRoot = None,
+) -> None:
+    """Delete what a server remembers of the requests with this API key: answers, computed prompts, what followed what."""
+    import outrider
+
+    where = address or _default_address(_load(config, settings))
+    with outrider.Client(where, timeout_s=30, **_credentials(api_key, tls, tls_root)) as client:
+        client.forget()
+    stderr().print(f"{where} forgets what it remembered of these requests")
+
+
+@app.command(name="hash-key")
+def hash_key_command() -> None:
+    """Read an API key without echo and print the hash that server.api_key_hashes holds."""
+    import getpass
+
+    from services.links.auth import hash_key
+
+    key = getpass.getpass("API key: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+    if len(key) < 16:
+        raise OutriderError("an API key needs at least 16 characters")
+    typer.echo(hash_key(key))
+
+
+def _load(config: Path | None, settings: list[str] | None, **named: Any) -> Settings:
+    from cluster.config import load
+
+    flags = [*(settings or []), *(f"{key}={value}" for key, value in named.items() if value is not None)]
+    return load(config, flags)
+
+
+@contextmanager
+def _client(
+    address: str | None,
+    in_process: bool,
+    model: str | None,
+    config: Path | None,
+    settings: list[str] | None,
+    verbose: bool,
+    source: str | Sequence[Message],
+    options: Options,
+    credentials: dict[str, Any],
+) -> Iterator[outrider.Client]:
+    """A client of a running server, or of one that lives in this process for the block."""
+    import outrider
+
+    if in_process and address:
+        raise OutriderError("--address and --in-process exclude each other")
+    if in_process:
+        from cluster.config import ServerSettings
+        from cluster.service import running
+
+        loaded = _load(config, settings, model=model)
+        # Nobody but this process is to reach it: whatever the settings say of the public server does not count here.
+        private = loaded.model_copy(update={"server": ServerSettings(port=0)})
+        _check_request(private, source, options)
+        service: Any = running(private, in_process=True, verbose=verbose)
+        credentials = {}
+    else:
+        loaded = _load(config, settings)
+        service = nullcontext(address or _default_address(loaded))
+        if model is not None:
+            options["model"] = model
+    with service as where, outrider.Client(where, **credentials) as client:
+        yield client
+
+
+def _check_request(settings: Settings, source: str | Sequence[Message], options: Options) -> None:
+    """Refuse what the server in this process would refuse, before it is loaded.
+
+    Raises:
+        InvalidArgument: names the field, its value and what is allowed.
+    """
+    from cluster import build
+    from cluster.models import ResolvedModel
+    from outrider.requests import build_request
+    from services.links.public import decode_request
+    from services.router.strategies import make_plan
+
+    prompt, messages = (source, None) if isinstance(source, str) else (None, source)
+    wire = build_request(prompt, messages, None, options)
+    strategy = build.router_config(settings, ResolvedModel(name=settings.model, path=Path(settings.model))).strategy
+    make_plan(decode_request(wire, ""), strategy)
+
+
+def _credentials(api_key: str | None, tls: bool, root: Path | None) -> dict[str, Any]:
+    if root is not None and not root.is_file():
+        raise ConfigurationError(f"--tls-root is {root}: no such file")
+    pem = root.read_bytes() if root is not None else None
+    return {"api_key": api_key, "tls": tls or root is not None, "root_certificates": pem}
+
+
+def _default_address(settings: Settings) -> str:
+    return f"{settings.server.host}:{settings.server.port}"
+
+
+def _options(**given: Any) -> Options:
+    options: Options = {}
+    options.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
+    return options
+
+
+def _print(stream: outrider.Stream, as_json: bool) -> None:
+    with stream:
+        for chunk in stream:
+            if not as_json:
+                sys.stdout.write(chunk.text)
+                sys.stdout.flush()
+    if stream.result is None:
+        raise OutriderError("the server ended the stream without a result")
+    if as_json:
+        typer.echo(json.dumps(as_object(stream.result), ensure_ascii=False))
+        return
+    sys.stdout.write("\n")
+    result = stream.result
+    speculative = result.speculative_decoding
+    stderr().print(
+        f"[dim]{result.usage.completion_tokens} tokens, {result.timing.tokens_per_second:.1f} tok/s, "
+        f"{speculative.strategy}: {speculative.mean_acceptance_length:.2f} tokens per pass[/dim]"
+    )
+
+
+def as_object(result: outrider.Generation) -> dict[str, Any]:
+    """A generation as the JSON object that --json prints."""
+    import dataclasses
+
+    speculative = dataclasses.asdict(result.speculative_decoding)
+    return {
+        "text": result.text,
+        "prompt_token_ids": list(result.prompt_token_ids),
+        "token_ids": list(result.token_ids),
+        "finish_reason": result.finish_reason,
+        "stop": result.stop,
+        "usage": dataclasses.asdict(result.usage),
+        "metrics": {"speculative_decoding": speculative},
+        "timing": dataclasses.asdict(result.timing),
+        "seed": result.seed,
+        "model": result.model,
+    }
+
+
+def main() -> None:
+    """Run the command line; a mistake of the user ends in one line on stderr and exit code 2, a failure in 1."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        _leave(130)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough.
+        _leave(1)
+    except Exception as error:
+        end_with(error)
+
+
+def _leave(code: int) -> None:
+    """End at once: threads that still load a model are not waited for."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

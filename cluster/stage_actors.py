@@ -1,0 +1,79 @@
+"""Starts the processes of a target's other stages: children of this one, or actors that Ray places."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+from services.verifier.stages.upstream import Launch, StageHandle, StageSpec
+
+_PATIENCE_S = 5.0
+
+
+class _Child:
+    """A child process. Should this one be killed, the child notices that nobody is there and ends."""
+
+    def __init__(self, spec: StageSpec) -> None:
+        from services.verifier.stages.process import spec_to_json
+
+        # In a session of its own: a Ctrl-C in the terminal is for the parent, which ends its stages in order.
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "services.verifier.stages.process", spec_to_json(spec)], start_new_session=True
+        )
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def stop(self) -> None:
+        try:
+            self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def launch_child(spec: StageSpec) -> StageHandle:
+    """A stage on this machine."""
+    return _Child(spec)
+
+
+class _Actor:
+    def __init__(self, actor: Any, spec: StageSpec) -> None:
+        from services.verifier.stages.process import spec_to_json
+
+        self._actor = actor
+        self._run = actor.run.remote(spec_to_json(spec))
+
+    def alive(self) -> bool:
+        import ray
+
+        ended, _ = ray.wait([self._run], timeout=0)
+        return not ended
+
+    def stop(self) -> None:
+        import ray
+
+        ray.wait([self._run], timeout=_PATIENCE_S)
+        ray.kill(self._actor)
+
+
+def launcher_in(placement_group: Any, *, num_cpus: float, num_gpus: float) -> Launch:
+    """Stages in the bundles of a verifier replica's placement group; its first bundle is the replica's own."""
+    import ray
+    from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+    class Stage:
+        """Runs a stage until it is stopped."""
+
+        def run(self, spec: str) -> None:
+            from services.verifier.stages.process import serve, spec_from_json
+
+            serve(spec_from_json(spec))
+
+    def launch(spec: StageSpec) -> StageHandle:
+        strategy = PlacementGroupSchedulingStrategy(placement_group, placement_group_bundle_index=spec.stage + 1)
+        actor = ray.remote(Stage).options(num_cpus=num_cpus, num_gpus=num_gpus, scheduling_strategy=strategy).remote()
+        return _Actor(actor, spec)
+
+    return launch

@@ -1,0 +1,205 @@
+"""``outrider index build``: corpus -> perplexity filter -> trie and snapshot -> manifest.
+
+The files come into being in a working folder inside the index's own, and are moved into place together: an interrupted build
+leaves no half index. Scores are kept: begun again, or with another ``keep``, a build goes on with what it has.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from retrieval_index import ngrams, plot
+from retrieval_index import observed_successors as successors
+from retrieval_index.corpus import Document
+from retrieval_index.grouping import batches
+from retrieval_index.manifest import FILE, MAX_DEPTH, MIN_DEPTH, PARTS, SEMANTIC, Manifest, part_of
+from retrieval_index.perplexity import Scorer
+from retrieval_index.progress import Advance, silent
+from retrieval_index.scores import ScoreFile, limit_for
+from retrieval_index.states import StateFile
+from speculation.errors import ConfigurationError
+from speculation.files import write_whole
+
+HISTOGRAM = "perplexity.png"
+_SCORES = "scores"
+_WORKING = "building"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildConfig:
+    """How an index is built.
+
+    Attributes:
+        keep: share of the documents that is kept, those with the lowest perplexity; 1: all.
+        depth: longest n-gram of the trie, in tokens.
+        score_tokens: of each document so many tokens, from its beginning, are scored; longer ones are judged by them.
+        top_k: likeliest successors that the snapshot holds for a token.
+        semantic: whether the kept documents' hidden states go in as well, computed in windows of ``score_tokens``.
+    """
+
+    keep: float = 0.3
+    depth: int = 16
+    score_tokens: int = 256
+    top_k: int = 8
+    semantic: bool = False
+
+    def __post_init__(self) -> None:
+        for name, value, low, high in (
+            ("depth", self.depth, MIN_DEPTH, MAX_DEPTH),
+            ("score_tokens", self.score_tokens, 8, 8192),
+        ):
+            if not low <= value <= high:
+                raise ConfigurationError(f"--{name.replace('_', '-')} {value}: must be from {low} to {high}")
+        if not 0 < self.keep <= 1:
+            raise ConfigurationError(f"--keep {self.keep}: must be above 0, at most 1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoringTarget:
+    """The model that the index is for."""
+
+    name: str
+    tokenizer_sha256: str
+    vocab_size: int
+
+
+class Encode(Protocol):
+    """Text to token ids."""
+
+    def __call__(self, text: str) -> Sequence[int]:
+        """Without special tokens."""
+        ...
+
+
+def build_index(
+    documents: Sequence[Document],
+    target: ScoringTarget,
+    encode: Encode,
+    scorer: Callable[[], Scorer],
+    out: Path,
+    config: BuildConfig,
+    advance: Advance = silent,
+) -> Manifest:
+    """Build an index in ``out``.
+
+    Args:
+        scorer: makes the model; called only if something remains to be scored.
+        advance: told how far a stage is.
+
+    Raises:
+        ConfigurationError: ``out`` holds something else, or nothing is left after filtering.
+    """
+    _check_out(out)
+    plot.check_available()
+    tokens = [np.asarray(encode(d.text), dtype=np.uint32) for d in _counting(documents, "reading", advance)]
+    key = f"{target.tokenizer_sha256}/{target.name}/{config.score_tokens}/{config.top_k}"
+    scores = ScoreFile(out / _SCORES, key, 1 + config.top_k)
+    _score(documents, tokens, scores, scorer, config, advance)
+    perplexities = [scores.perplexities[document.digest] for document in documents]
+    limit = limit_for(perplexities, config.keep) if config.keep < 1 else None
+    kept = [ids for ids, value in zip(tokens, perplexities, strict=True) if limit is None or value <= limit]
+    finished = out / _WORKING
+    shutil.rmtree(finished, ignore_errors=True)
+    finished.mkdir()
+    advance("building the trie", 0, 1)
+    grams, count = ngrams.build(kept, config.depth, finished)
+    if not grams:
+        raise ConfigurationError("nothing is left of the corpus: its documents are too short; raise --keep")
+    advance("building the trie", 1, 1)
+    successors.build(scores.likely([document.digest for document in documents]), target.vocab_size, finished)
+    states = StateFile(out / _SCORES, key)
+    if config.semantic:
+        _index_states(states, [ids for ids in kept if len(ids)], scorer, finished, config, advance)
+    plot.draw_histogram(perplexities, max(perplexities) if limit is None else limit, finished / HISTOGRAM)
+    manifest = Manifest(
+        model=target.name,
+        tokenizer_sha256=target.tokenizer_sha256,
+        vocab_size=target.vocab_size,
+        documents=len(documents),
+        kept=len(kept),
+        tokens=count,
+        depth=config.depth,
+        perplexity_limit=limit,
+        parts={name: part_of(finished / name) for name in (*PARTS, *(SEMANTIC if config.semantic else ()))},
+    )
+    _put_in_place(finished, out, manifest)
+    finished.rmdir()
+    states.delete()
+    return manifest
+
+
+def _index_states(
+    states: StateFile,
+    kept: Sequence[NDArray[np.uint32]],
+    scorer: Callable[[], Scorer],
+    folder: Path,
+    config: BuildConfig,
+    advance: Advance,
+) -> None:
+    # FAISS is only needed here.
+    from retrieval_index import vectors
+
+    computed, tokens = states.fill(kept, config.score_tokens, scorer, advance)
+    advance("indexing hidden states", 0, 1)
+    vectors.build(computed, tokens, folder)
+    advance("indexing hidden states", 1, 1)
+
+
+def _check_out(out: Path) -> None:
+    if out.exists() and not out.is_dir():
+        raise ConfigurationError(f"--out {out}: is a file; give a folder")
+    if out.is_dir() and any(out.iterdir()) and not (out / FILE).exists() and not (out / _SCORES).exists():
+        raise ConfigurationError(f"--out {out}: holds other things; give a new folder, or one of an earlier build")
+
+
+def _put_in_place(finished: Path, out: Path, manifest: Manifest) -> None:
+    # Without a manifest there is no index: it goes first and comes last.
+    for name in (FILE, *SEMANTIC):
+        (out / name).unlink(missing_ok=True)
+    for file in finished.iterdir():
+        os.replace(file, out / file.name)
+    write_whole(out / FILE, manifest.to_json().encode())
+
+
+def _score(
+    documents: Sequence[Document],
+    tokens: Sequence[NDArray[np.uint32]],
+    scores: ScoreFile,
+    scorer: Callable[[], Scorer],
+    config: BuildConfig,
+    advance: Advance,
+) -> None:
+    """Score what has no score yet, documents of like length together."""
+
+    def scored(number: int) -> int:
+        return min(len(tokens[number]), config.score_tokens)
+
+    missing = [n for n, document in enumerate(documents) if document.digest not in scores.perplexities]
+    missing.sort(key=scored)
+    total, done = len(documents), len(documents) - len(missing)
+    advance("perplexity", done, total)
+    if not missing:
+        return
+    model = scorer()
+    for batch in batches(missing, scored):
+        for number, score in zip(
+            batch, model.score([tokens[n][: config.score_tokens].tolist() for n in batch]), strict=True
+        ):
+            scores.add(documents[number].digest, score)
+        done += len(batch)
+        advance("perplexity", done, total)
+
+
+def _counting(documents: Sequence[Document], stage: str, advance: Advance) -> Iterator[Document]:
+    for number, document in enumerate(documents, 1):
+        yield document
+        if number % 50 == 0 or number == len(documents):
+            advance(stage, number, len(documents))

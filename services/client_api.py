@@ -1,0 +1,155 @@
+"""What users say and hear, and who answers them.
+
+In ``RequestedSampling`` a value may be unset. The router joins it with the model's defaults to ``SamplingParams``, once,
+before anything else sees the request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any, Protocol
+
+from speculation.types import (
+    AcceptanceRule,
+    FinishReason,
+    SamplingDefaults,
+    SamplingParams,
+    SpeculationStats,
+    TokenLogprobs,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestedSampling:
+    """``SamplingParams`` as a user sends it: None, or empty, is unset.
+
+    ``ignore_generation_config``: nothing of the model's generation config counts but its end-of-text tokens.
+
+    Raises:
+        InvalidArgument: a value is outside its range; names the field.
+    """
+
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    max_tokens: int | None = None
+    min_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    logprobs: int | None = None
+    ignore_generation_config: bool | None = None
+
+    def __post_init__(self) -> None:
+        # How long the answer may get where nobody says is not known yet.
+        SamplingParams(**{"max_tokens": 2**31 - 1, **self.given})
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What is set, by name."""
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {name: value for name, value in values.items() if value is not None and value not in ((), {})}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatMessage:
+    """One turn of a conversation."""
+
+    role: str
+    content: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ClientRequest:
+    """What a user asks for. ``input`` is text, a conversation or token ids; the router fills in what is left open."""
+
+    input: str | tuple[ChatMessage, ...] | tuple[int, ...]
+    sampling: RequestedSampling
+    model: str | None = None
+    strategy: str | None = None
+    num_speculative_tokens: int | None = None
+    acceptance: AcceptanceRule | None = None
+    tenant: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TextChunk:
+    """What one step added to the answer."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Timing:
+    """Seconds from the request's arrival at the router; ``queue_s`` is the time that it waited for room."""
+
+    queue_s: float
+    time_to_first_token_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Completion:
+    """Ends an answer. ``stop`` is the stop string or stop token that did, if one did."""
+
+    finish_reason: FinishReason
+    stop: str | int | None
+    prompt_token_ids: tuple[int, ...]
+    completion_tokens: int
+    seed: int
+    model: str
+    strategy: str
+    stats: SpeculationStats
+    timing: Timing
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelCard:
+    """A served model, as users see it.
+
+    ``defaults`` is what its requests get that do not say, ``processors`` what happens to its logits besides: name and value.
+    ``bit_exact``: a token's logits were seen to be the same bits whatever shares its pass; otherwise answers are the same up
+    to near ties.
+    """
+
+    name: str
+    max_model_len: int
+    vocab_size: int
+    strategies: tuple[str, ...]
+    default_strategy: str
+    bit_exact: bool
+    defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
+    processors: tuple[tuple[str, str], ...] = ()
+
+
+class RouterPort(Protocol):
+    """Answers users; what the public API talks to."""
+
+    def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
+        """Yield the answer's pieces, then exactly one ``Completion``. Leaving the iterator cancels the request.
+
+        Raises:
+            OutriderError: instead of ``Completion``.
+        """
+        ...
+
+    async def models(self) -> list[ModelCard]:
+        """What is served."""
+        ...
+
+    async def forget(self, tenant: str) -> None:
+        """See ``VerifierPort``."""
+        ...
+
+    async def ready(self) -> bool:
+        """Whether requests would be answered now."""
+        ...

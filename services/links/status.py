@@ -1,0 +1,131 @@
+"""Our errors <-> gRPC statuses, with their fields in the trailer ``outrider-error-bin``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any, NamedTuple, NoReturn
+
+import grpc
+import grpc.aio
+from google.protobuf.message import DecodeError
+
+from outrider.v1 import generation_pb2
+from speculation import errors
+from speculation.errors import (
+    Cancelled,
+    ConfigurationError,
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    MalformedTree,
+    NotFound,
+    OutriderError,
+    PromptTooLong,
+    ResourceExhausted,
+    TargetLost,
+    Unauthenticated,
+    Unavailable,
+)
+
+log = logging.getLogger(__name__)
+
+DETAIL_KEY = "outrider-error-bin"
+
+
+class Status(NamedTuple):
+    """How an error leaves the service: a gRPC status name and an HTTP code."""
+
+    grpc: str
+    http: int
+
+
+# From error to gRPC status to HTTP code; the most specific class that it holds counts.
+STATUS: dict[type[OutriderError], Status] = {
+    InvalidArgument: Status("INVALID_ARGUMENT", 400),
+    PromptTooLong: Status("OUT_OF_RANGE", 400),
+    MalformedTree: Status("INVALID_ARGUMENT", 400),
+    ConfigurationError: Status("FAILED_PRECONDITION", 500),
+    Unauthenticated: Status("UNAUTHENTICATED", 401),
+    NotFound: Status("NOT_FOUND", 404),
+    ResourceExhausted: Status("RESOURCE_EXHAUSTED", 429),
+    Unavailable: Status("UNAVAILABLE", 503),
+    TargetLost: Status("UNAVAILABLE", 503),
+    DeadlineExceeded: Status("DEADLINE_EXCEEDED", 504),
+    Cancelled: Status("CANCELLED", 499),
+    Internal: Status("INTERNAL", 500),
+}
+
+
+def status_of(error: BaseException) -> Status:
+    """The status of ``error``; anything not raised on purpose is ``Internal``."""
+    for cls in type(error).__mro__:
+        if cls in STATUS:
+            return STATUS[cls]
+    return STATUS[Internal]
+
+
+def detail_of(error: OutriderError) -> generation_pb2.ErrorDetail:
+    """The parts of ``error`` that a program may want."""
+    if isinstance(error, InvalidArgument):
+        return generation_pb2.ErrorDetail(field=error.field, value=error.value, allowed=error.allowed)
+    if isinstance(error, ResourceExhausted):
+        return generation_pb2.ErrorDetail(retry_after_s=error.retry_after_s)
+    return generation_pb2.ErrorDetail()
+
+
+async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> NoReturn:
+    """End a call with ``error``'s status."""
+    trailer = ((DETAIL_KEY, detail_of(error).SerializeToString()),)
+    await context.abort(grpc.StatusCode[status_of(error).grpc], str(error), trailer)
+    raise AssertionError("context.abort returned")
+
+
+@asynccontextmanager
+async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
+    """End the call with the right status if the block raises; what was not raised on purpose stays in our log."""
+    try:
+        yield
+    except OutriderError as error:
+        await abort(context, error)
+    except grpc.aio.AbortError:
+        raise
+    except Exception:
+        log.exception("a call failed")
+        await abort(context, errors.Internal("internal error; the server's log says why"))
+
+
+_BY_STATUS: dict[str, type[OutriderError]] = {
+    "UNAUTHENTICATED": errors.Unauthenticated,
+    "FAILED_PRECONDITION": errors.ConfigurationError,
+    "UNAVAILABLE": errors.Unavailable,
+    "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
+    "CANCELLED": errors.Cancelled,
+}
+_WITH_FIELD: dict[str, type[InvalidArgument]] = {
+    "INVALID_ARGUMENT": InvalidArgument,
+    "OUT_OF_RANGE": errors.PromptTooLong,
+    "NOT_FOUND": errors.NotFound,
+}
+
+
+def from_grpc(error: grpc.aio.AioRpcError) -> OutriderError:
+    """The error that the other side raised."""
+    code, message = error.code().name, error.details() or ""
+    detail = _read_detail(error)
+    if code in _WITH_FIELD and detail.field:
+        return _WITH_FIELD[code](detail.field, detail.value, detail.allowed)
+    if code == "RESOURCE_EXHAUSTED":
+        return ResourceExhausted(message, detail.retry_after_s or 1.0)
+    return _BY_STATUS.get(code, errors.Internal)(message)
+
+
+def _read_detail(error: grpc.aio.AioRpcError) -> generation_pb2.ErrorDetail:
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAIL_KEY and isinstance(value, bytes):
+            try:
+                return generation_pb2.ErrorDetail.FromString(value)
+            except DecodeError:
+                log.warning("unreadable error detail")
+    return generation_pb2.ErrorDetail()

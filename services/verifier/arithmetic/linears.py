@@ -1,0 +1,150 @@
+"""Linear layers whose weights are packed once, when the model is loaded: by our own kernels, or else in oneDNN's layout.
+
+Two gains on a CPU. Speed: torch's default repacks the weights at every call, which makes 2 to 16 rows cost twice what one
+row costs. Exactness: a row's result does not depend, bit for bit, on how many other rows share the pass, so a token checked
+in a tree sees the very numbers that it would have seen alone (docs/log.md, 2026-11-21).
+
+Layers that are asked the same thing one after the other (query, key and value; gate and up) share one product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeGuard
+
+import torch
+from torch import nn
+from transformers.pytorch_utils import Conv1D
+
+from services.verifier.arithmetic.exact_weights import PackedLinear
+from services.verifier.arithmetic.stored_blocks import StoredBlocks, StoredLinear, Weight, alike, joined
+from speculation.errors import ConfigurationError
+
+# From weight and bias.
+MakeLinear = Callable[[Weight, torch.Tensor | None], PackedLinear]
+
+# What is packed.
+Linear = nn.Linear | StoredLinear
+
+# Row count that the packed layout is laid out for; any number of rows works.
+_TYPICAL_ROWS = 16
+
+# Children of one module that are called in this order with the same input.
+_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
+
+
+def as_float(weight: Weight) -> torch.Tensor:
+    """[outputs, inputs] in float32."""
+    return weight.float() if isinstance(weight, StoredBlocks) else weight.detach().float()
+
+
+class OneDnnLinear(PackedLinear):
+    """Drop-in for ``nn.Linear`` in inference: float32, CPU."""
+
+    # With a single row, oneDNN takes another kernel, with other rounding.
+    min_rows = 2
+
+    def __init__(self, weight: Weight, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self._weight = torch.ops.mkldnn._reorder_linear_weight(as_float(weight), _TYPICAL_ROWS)
+        self._bias = None if bias is None else bias.detach().float()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] to [..., out_features]."""
+        result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
+        return result
+
+
+class Shared:
+    """One product for several layers; remembers it from the first of them to the last."""
+
+    def __init__(self, sizes: Sequence[int], packed: nn.Module) -> None:
+        self.sizes = list(sizes)
+        self.packed = packed
+        self._input: torch.Tensor | None = None
+        self._results: tuple[torch.Tensor, ...] = ()
+
+    def result(self, rows: torch.Tensor, index: int) -> torch.Tensor:
+        """Layer ``index``'s share of the product."""
+        if self._input is not rows:
+            self._input, self._results = rows, self.packed(rows).split(self.sizes, dim=-1)
+        result = self._results[index]
+        if index == len(self.sizes) - 1:
+            self._input, self._results = None, ()
+        return result
+
+
+class SharedLinear(nn.Module):
+    """Drop-in for one of several ``nn.Linear`` that are given the same input."""
+
+    def __init__(self, shared: Shared, index: int, in_features: int) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, shared.sizes[index]
+        self.shared = shared
+        self._index = index
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] to [..., out_features]."""
+        return self.shared.result(rows, self._index)
+
+
+def quantize(model: nn.Module) -> None:
+    """Give every ``nn.Linear`` of a model on a GPU int8 weights, by torchao.
+
+    Raises:
+        ConfigurationError: torchao is not installed.
+    """
+    try:
+        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+    except ImportError as error:
+        raise ConfigurationError("dtype is int8: needs torchao: pip install 'outrider-server[int8]'") from error
+    quantize_(model, Int8WeightOnlyConfig())
+
+
+def as_linears(model: nn.Module) -> None:
+    """Turn every ``Conv1D`` (GPT-2's linear layer, its inputs first) below ``model`` into an ``nn.Linear``."""
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if type(child) is Conv1D:
+                weight = child.get_parameter("weight").T.contiguous()
+                linear = nn.Linear(weight.shape[1], weight.shape[0], device="meta")
+                linear.weight, linear.bias = nn.Parameter(weight, requires_grad=False), child.get_parameter("bias")
+                setattr(parent, name, linear)
+
+
+def pack_linears(model: nn.Module, make: MakeLinear) -> int:
+    """Replace every linear layer below ``model``; returns how many."""
+    replaced = 0
+    for parent, layers in list(products(model)):
+        linears = list(layers.values())
+        packed = make(joined([linear.weight for linear in linears]), _joint_bias(linears))
+        if len(linears) == 1:
+            setattr(parent, next(iter(layers)), packed)
+        else:
+            shared = Shared([linear.out_features for linear in linears], packed)
+            for index, (name, linear) in enumerate(layers.items()):
+                setattr(parent, name, SharedLinear(shared, index, linear.in_features))
+        replaced += len(linears)
+    return replaced
+
+
+def products(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Linear]]]:
+    """The linear layers below ``model``: a parent, and one child, or several that can share a product, by name."""
+    for parent in model.modules():
+        children = {name: child for name, child in parent.named_children() if _is_linear(child)}
+        for names in _SIBLINGS:
+            if children.keys() >= set(names) and alike([children[name].weight for name in names]):
+                yield parent, {name: children.pop(name) for name in names}
+        for name, child in children.items():
+            yield parent, {name: child}
+
+
+def _is_linear(module: nn.Module) -> TypeGuard[Linear]:
+    return type(module) in (nn.Linear, StoredLinear)
+
+
+def _joint_bias(linears: Sequence[Linear]) -> torch.Tensor | None:
+    if all(linear.bias is None for linear in linears):
+        return None
+    return torch.cat([torch.zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears])

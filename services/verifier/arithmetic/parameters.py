@@ -1,0 +1,62 @@
+"""Which parameters of a model its modules multiply by themselves, and what is multiplied in no known order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from services.verifier.arithmetic.exact_weights import ExactWeight, MakePacked, Numbers
+
+# Their parameters are looked up in, or slid over what is given.
+_OTHER = (nn.Embedding, nn.modules.conv._ConvNd)
+
+
+def multiplied(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """Those that may be multiplied by: module, name, and matrices, [..., outputs, inputs] or [..., inputs, outputs].
+
+    Those of torch's own linear layers are not among them.
+    """
+    for module in model.modules():
+        if type(module) is nn.Linear or isinstance(module, _OTHER):
+            continue
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None or parameter.dim() < 2 or min(parameter.shape[-2:]) < 2 or name.endswith("bias"):
+                continue
+            if parameter.is_floating_point() and parameter.device.type == "cpu":
+                yield module, name, parameter
+
+
+def pack_parameters(model: nn.Module, make: MakePacked, make_single: MakePacked) -> int:
+    """Let them be packed when they are first multiplied by; returns how many there may be.
+
+    Args:
+        make: packs one of several matrices, an expert's.
+        make_single: packs a matrix that stands alone, a router's.
+    """
+    # A parameter may have several places.
+    made: dict[int, ExactWeight] = {}
+    for module, name, parameter in list(multiplied(model)):
+        weight = made.get(id(parameter))
+        if weight is None:
+            stored = parameter.detach().contiguous()
+            numbers = Numbers(owner=type(module).__name__, shape=stored.shape, stored=stored)
+            numbers.make = make if parameter.dim() > 2 else make_single
+            weight = made[id(parameter)] = ExactWeight.whole(numbers)
+        delattr(module, name)
+        setattr(module, name, weight)
+    return len(made)
+
+
+def inexact(model: nn.Module) -> list[str]:
+    """Classes of modules whose products depend, in their last bits, on the rows beside a row; known after a first pass.
+
+    (Products of what a pass has computed, with one another, are not seen here.)
+    """
+    found: set[str] = set()
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)) and isinstance(module.weight, nn.Parameter):
+            found.add(type(module).__name__)
+        weights = (value for value in vars(module).values() if isinstance(value, ExactWeight))
+        found |= {weight.numbers.owner for weight in weights if weight.numbers.inexact}
+    return sorted(found)

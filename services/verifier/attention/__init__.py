@@ -1,0 +1,1 @@
+"""Tree attention over the key-value pool, behind transformers' attention interface."""

@@ -1,0 +1,129 @@
+"""A model's attention calls, recorded in a trial pass: what the key-value pool must hold, and how each call attends.
+
+What a configuration says of heads, sizes and windows means something else in every architecture, and some say it nowhere.
+A pass over a few rows shows it: who calls, how often, with tensors of which shapes, under which mask.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+
+from services.verifier.attention.calls import Call, Calls, Given, answering, asked, attend, computing_by
+from services.verifier.attention.masks import MaskFunction, Sight, sight_of
+from services.verifier.loading.adapters import inputs_of
+
+# Under this name, models make masks as well; under the other one none, since a pass knows what its rows see.
+_RECORDED = "outrider_recorded"
+
+# Keyword arguments of attention calls that change nothing here: a pass knows positions and what sees what.
+_HARMLESS = {
+    "is_causal", "position_ids", "output_attentions", "output_hidden_states", "output_router_logits", "use_cache",
+    "cache_position", "head_mask", "layer_idx", "return_dict", "logits_to_keep",
+}  # fmt: skip
+
+
+class _Recorder:
+    """Answers with zeros, and notes what it was asked; ``longest`` None: but for masks."""
+
+    def __init__(self, longest: int | None) -> None:
+        self.calls: dict[nn.Module, tuple[Call, ...]] = {}
+        self._longest = longest
+        self._count = 0
+
+    def sight(self, function: MaskFunction, device: torch.device) -> Sight:
+        """What a mask that the model asks for lets rows see."""
+        assert self._longest is not None
+        return sight_of(function, self._longest, device)
+
+    def attend(
+        self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: Given
+    ) -> torch.Tensor:
+        """See ``attention.Attends``.
+
+        Raises:
+            NotImplementedError: the call needs what no pass can do.
+        """
+        _check(query, key, value, given)
+        sight = self._seen(given)
+        call = Call(
+            entry=self._count,
+            heads=query.shape[1],
+            kv_heads=key.shape[1],
+            key_size=key.shape[3],
+            value_size=value.shape[3],
+            scale=given.scale,
+            window=sight.window,
+            chunk=sight.chunk,
+            softcap=given.softcap,
+            sinks=None if given.sinks is None else given.sinks.detach().float().flatten().contiguous(),
+            bias=given.bias,
+        )
+        self.calls[module] = (*self.calls.get(module, ()), call)
+        self._count += 1
+        return query.new_zeros(1, query.shape[2], call.heads, call.value_size)
+
+    def _seen(self, given: Given) -> Sight:
+        if self._longest is None:
+            return Sight()
+        if given.mask is None:
+            raise NotImplementedError("its attention is not causal: rows see what comes after them")
+        if not isinstance(given.mask, Sight):
+            raise NotImplementedError("it adds a mask of its own to the scores of attention")
+        if given.mask.reason:
+            raise NotImplementedError(given.mask.reason)
+        if given.window is not None and given.window < self._longest and given.window != given.mask.window:
+            raise NotImplementedError(f"a layer's sliding window is {given.window}, that of its mask {given.mask.window}")
+        return given.mask
+
+
+def _check(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: Given) -> None:
+    if others := sorted(name for name, what in given.others.items() if what is not None and name not in _HARMLESS):
+        raise NotImplementedError(f"attention with {', '.join(others)} is not supported")
+    if given.sinks is not None and given.sinks.numel() != query.shape[1]:
+        raise NotImplementedError(f"its attention sinks are {tuple(given.sinks.shape)}: must be one for each head")
+    rows = query.shape[2]
+    if not key.shape[2] == value.shape[2] == rows or key.shape[1] != value.shape[1] or query.shape[1] % key.shape[1]:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (query, key, value))
+        raise NotImplementedError(f"its attention is not over its own rows: query, key and value are {shapes}")
+
+
+@torch.inference_mode()
+def record(model: PreTrainedModel, entering: torch.Tensor, longest: int | None) -> Calls:
+    """The attention calls of a pass through the model.
+
+    Args:
+        entering: [1, rows] token ids, or [1, rows, hidden size] what the stage before makes of them.
+        longest: masks are looked into as far as that position; None: they are not, and so it goes on the meta device.
+
+    Raises:
+        NotImplementedError: the model's attention cannot be served; says why.
+    """
+    recorder = _Recorder(longest)
+    positions = torch.arange(entering.shape[1], device=entering.device)[None]
+    given = {"input_ids" if entering.dim() == 2 else "inputs_embeds": entering}
+    if longest is None:
+        # Without it, some look for padding among the tokens, of which the meta device has none.
+        given["attention_mask"] = torch.ones_like(positions)
+    with answering(recorder), nullcontext() if longest is None else _asking_for_masks(model):
+        model(**given, **inputs_of(model, positions), use_cache=False)
+    if not recorder.calls:
+        raise NotImplementedError("its attention layers do not call transformers' attention interface")
+    return recorder.calls
+
+
+def _mask(**given: Any) -> Sight:
+    """Stands for transformers' mask functions."""
+    recorder = asked()
+    assert isinstance(recorder, _Recorder)
+    return recorder.sight(given["mask_function"], torch.device(given["device"]))
+
+
+def _asking_for_masks(model: nn.Module) -> AbstractContextManager[None]:
+    AttentionInterface.register(_RECORDED, attend)
+    AttentionMaskInterface.register(_RECORDED, _mask)
+    return computing_by(model, lambda _: _RECORDED)

@@ -1,0 +1,120 @@
+"""Tree attention in memory that does not move, over as many rows and tiles as a bucket has: what a captured graph needs.
+
+Rows see the tiles of all requests of the pass, gathered once, under one mask. Sums run in the order that torch's fused
+attention likes: for half precision on a GPU, where no bits are promised.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch.nn import functional
+
+from services.verifier.attention.calls import Call
+from services.verifier.kv_cache.pool import TILE, KVPool
+from speculation.ports import Rows
+from speculation.tree import ROOT
+
+
+class StaticPass:
+    """Implements ``attention.Pass`` for passes of up to ``rows`` rows whose requests own up to ``tiles`` tiles together.
+
+    Attributes:
+        tokens: [rows]; ``positions`` too. Both are filled by ``fill``, as is everything else.
+    """
+
+    def __init__(self, pool: KVPool, rows: int, tiles: int) -> None:
+        device = pool.device
+        self._pool = pool
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._own_tile = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._own_offset = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._tiles = torch.zeros(tiles, dtype=torch.int64, device=device)
+        self._slot_positions = torch.zeros(tiles * TILE, dtype=torch.int64, device=device)
+        self._sees = torch.zeros(rows, tiles * TILE, dtype=torch.bool, device=device)
+
+    def fill(self, batch: Sequence[Rows]) -> None:
+        """Lay out ``batch``; the rows behind it belong to nobody, and write where nobody reads."""
+        rows, tiles = len(self.tokens), len(self._tiles)
+        padding = self._pool.padding_tile
+        tokens: list[int] = []
+        positions: list[int] = []
+        own: list[tuple[int, int]] = []
+        gathered: list[int] = []
+        sees = torch.zeros(rows, tiles * TILE, dtype=torch.bool)
+        # Somebody's first slot, so that no row sees nothing.
+        sees[:, 0] = True
+        slot_positions = torch.zeros(tiles * TILE, dtype=torch.int64)
+        for request in batch:
+            begin, end = len(gathered) * TILE, request.context + request.chain
+            count = request.context + len(request.tokens)
+            owned = self._pool.tiles_of(request.session_id)[: (count - 1) // TILE + 1]
+            gathered += owned
+            slot_positions[begin : begin + end] = torch.arange(end)
+            first = len(tokens)
+            sees[first : first + len(request.tokens), 0] = False
+            for index in range(len(request.tokens)):
+                row, slot = first + index, request.context + index
+                if index < request.chain:
+                    positions.append(slot)
+                    sees[row, begin : begin + slot + 1] = True
+                else:
+                    parent = request.parents[index - request.chain]
+                    before = first + (request.chain - 1 if parent == ROOT else request.chain + parent)
+                    positions.append(positions[before] + 1)
+                    sees[row] = sees[before]
+                    sees[row, begin + slot] = True
+                    slot_positions[begin + slot] = positions[-1]
+                own.append((owned[slot // TILE], slot % TILE))
+            tokens += request.tokens
+        missing = rows - len(tokens)
+        own += [(padding, 0)] * missing
+        self.tokens.copy_(torch.tensor(tokens + [0] * missing))
+        self.positions.copy_(torch.tensor(positions + [0] * missing))
+        self._own_tile.copy_(torch.tensor([tile for tile, _ in own]))
+        self._own_offset.copy_(torch.tensor([offset for _, offset in own]))
+        self._tiles.copy_(torch.tensor(gathered + [padding] * (tiles - len(gathered))))
+        self._slot_positions.copy_(slot_positions)
+        self._sees.copy_(sees)
+
+    def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """See ``attention.Pass``."""
+        keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
+        keys[self._own_tile, :, :, self._own_offset] = key.transpose(0, 1)
+        values[self._own_tile, :, self._own_offset, :-1] = value.transpose(0, 1)
+        # [kv heads, slots, size]
+        seen_keys = keys.index_select(0, self._tiles).permute(1, 0, 3, 2).flatten(1, 2)
+        seen_values = values.index_select(0, self._tiles)[..., :-1].permute(1, 0, 2, 3).flatten(1, 2)
+        rows, slots = self.positions[:, None], self._slot_positions[None]
+        unseen = call.unseen(rows, slots)
+        sees = self._sees if unseen is None else self._sees & ~unseen
+        if call.softcap is not None or call.sinks is not None or call.bias is not None:
+            bias = None if call.bias is None else call.bias.of(rows, slots)
+            return _by_hand(call, query, seen_keys, seen_values, sees, bias)
+        made = functional.scaled_dot_product_attention(
+            query[None], seen_keys[None], seen_values[None], attn_mask=sees, scale=call.scale, enable_gqa=True
+        )
+        return made[0].transpose(0, 1)
+
+
+def _by_hand(
+    call: Call,
+    query: torch.Tensor,
+    keys: torch.Tensor,
+    values: torch.Tensor,
+    sees: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """What torch's fused attention does not know: [rows, heads, value size]; ``bias`` is [heads, rows, slots]."""
+    keys, values = (each.repeat_interleave(call.share, 0) for each in (keys, values))
+    scores = call.capped((query @ keys.transpose(1, 2)).float() * call.scale)
+    if bias is not None:
+        scores = scores + bias
+    scores = scores.masked_fill(~sees, float("-inf"))
+    if call.sinks is not None:
+        # A column of its own, whose weight goes nowhere.
+        scores = torch.cat([call.sinks[:, None, None].expand(-1, len(sees), -1), scores], dim=-1)
+    weights = scores.softmax(-1)[..., -sees.shape[1] :].to(values.dtype)
+    return (weights @ values).transpose(0, 1)

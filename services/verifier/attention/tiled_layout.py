@@ -1,0 +1,256 @@
+"""Where the rows of one pass lie, and which keys each of them sees.
+
+Every row sees its own request's positions up to its own, and sums them up in an order that depends on its position alone:
+tile by tile, the whole tiles before its own first (the *head*), then its own. Within a tile, the sum runs over the positions
+from the first to the last. So a token's attention is the same sum in the same order, bit for bit, whether it is prefilled,
+decoded alone or checked among other drafts.
+
+A tree's nodes lie behind the committed tokens, siblings and cousins among each other. The rows of one request that share a
+tile read a common *window* of slots, from that tile's beginning to the tree's end. A node is shown its ancestors only; they
+come in the order of their positions, and a slot that is not seen has weight zero and changes no sum. Where a tree crosses
+the border of a tile, a node's sum is cut there as well: each *segment* holds what lies in one tile of positions.
+
+Groups of about the same size are stacked into *buckets*, so that a layer is a few large products, however many requests
+there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.verifier.kv_cache.pool import TILE, KVPool
+from speculation.ports import Rows
+from speculation.tree import ROOT
+
+Index = slice | torch.Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Heads:
+    """The whole tiles that a bucket's groups have behind them, as pairs (group, tile), group by group.
+
+    Attributes:
+        chunks: (groups, tiles) of pairs that are computed together: [pairs] both.
+        groups: [pairs], the group of every pair.
+        first_positions: [pairs], where the tile begins in the request.
+        steps: the pairs that are each group's first tile, then its second, ...: (groups, pairs).
+    """
+
+    chunks: tuple[tuple[Index, Index], ...]
+    groups: torch.Tensor
+    first_positions: torch.Tensor
+    steps: tuple[tuple[Index, Index], ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Bucket:
+    """Groups of rows, padded to the same number of rows and window tiles.
+
+    Attributes:
+        rows: [groups, rows], their index in the pass; padding repeats row 0.
+        positions: [groups, rows], in the request.
+        window: tiles of all groups, one group after the other.
+        slot_positions: [groups, slots], the position that a slot of the window holds.
+        segments: [segments, groups, rows, slots], which slots a row sees. Padding rows see slot 0.
+    """
+
+    rows: torch.Tensor
+    positions: torch.Tensor
+    window: Index
+    slot_positions: torch.Tensor
+    segments: torch.Tensor
+    heads: Heads | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """Where the rows of one forward pass lie.
+
+    Attributes:
+        positions: [rows], of each row in its own request.
+        tiles: [rows], where in the pool each row's key and value go, with ``offsets`` within the tile.
+        source: [rows], where each row's result is among those of all buckets.
+    """
+
+    positions: torch.Tensor
+    tiles: torch.Tensor
+    offsets: torch.Tensor
+    buckets: tuple[Bucket, ...]
+    source: torch.Tensor
+
+
+@dataclass(kw_only=True, slots=True)
+class _Group:
+    """Rows of one request that share a tile, the first of them at pass row ``first``."""
+
+    first: int
+    positions: list[int]
+    owned: list[int]
+    tile: int
+    window: list[int]
+    # [rows, slots] and [slots].
+    sees: NDArray[np.bool_]
+    slot_positions: NDArray[np.int64]
+
+
+def lay_out(pool: KVPool, batch: Sequence[Rows], padding: int) -> Layout:
+    """Lay out ``batch``, followed by ``padding`` rows that belong to nobody."""
+    positions: list[int] = []
+    tiles: list[int] = []
+    offsets: list[int] = []
+    groups: list[_Group] = []
+    for rows in batch:
+        owned = pool.tiles_of(rows.session_id)
+        own_positions = _positions(rows)
+        groups += _groups(rows, own_positions, owned, len(positions))
+        slots = range(rows.context, rows.context + len(rows.tokens))
+        tiles += [owned[slot // TILE] for slot in slots]
+        offsets += [slot % TILE for slot in slots]
+        positions += own_positions
+    buckets, source = _buckets(pool, groups, len(positions) + padding)
+    device = pool.device
+    return Layout(
+        positions=torch.tensor(positions + [0] * padding, device=device),
+        tiles=torch.tensor(tiles + [pool.padding_tile] * padding, device=device),
+        offsets=torch.tensor(offsets + [0] * padding, device=device),
+        buckets=buckets,
+        source=torch.tensor(source, device=device),
+    )
+
+
+def _positions(rows: Rows) -> list[int]:
+    positions = list(range(rows.context, rows.context + rows.chain))
+    for parent in rows.parents:
+        positions.append(positions[rows.chain + parent] + 1)
+    return positions
+
+
+def _groups(rows: Rows, positions: list[int], owned: list[int], start: int) -> list[_Group]:
+    """The chain, cut at tile borders; the tree goes with its last piece."""
+    groups = []
+    end = rows.context + rows.chain
+    for tile, members in groupby(range(rows.context, end), key=lambda position: position // TILE):
+        chain = len(list(members))
+        first = max(rows.context, tile * TILE)
+        parents = rows.parents if first + chain == end else ()
+        slots = -(-(first + chain + len(parents) - tile * TILE) // TILE) * TILE
+        sees = _sight(first - tile * TILE, chain, parents, slots)
+        at = first - rows.context
+        own = positions[at : at + chain + len(parents)]
+        slot_positions = np.arange(tile * TILE, tile * TILE + slots)
+        slot_positions[end - tile * TILE : end - tile * TILE + len(parents)] = own[chain:]
+        groups.append(
+            _Group(
+                first=start + at,
+                positions=own,
+                owned=owned,
+                tile=tile,
+                window=owned[tile : tile + slots // TILE],
+                sees=sees,
+                slot_positions=slot_positions,
+            )
+        )
+    return groups
+
+
+def _sight(before: int, chain: int, parents: Sequence[int], slots: int) -> NDArray[np.bool_]:
+    """[chain + nodes, slots]: every row sees itself, its ancestors, and all ``before`` them."""
+    sees = np.tri(chain + len(parents), slots, before, dtype=np.bool_)
+    committed = before + chain
+    for node, parent in enumerate(parents):
+        row = chain + node
+        sees[row] = sees[chain - 1 if parent == ROOT else chain + parent]
+        sees[row, committed + node] = True
+    return sees
+
+
+def _buckets(pool: KVPool, groups: list[_Group], rows: int) -> tuple[tuple[Bucket, ...], list[int]]:
+    """Stack groups; and for every row of the pass, where its result is."""
+    stacked: dict[tuple[int, int], list[_Group]] = {}
+    for group in groups:
+        # Alone, nothing has to match.
+        size = len(group.positions) if len(groups) == 1 else 1 << (len(group.positions) - 1).bit_length()
+        stacked.setdefault((size, len(group.window)), []).append(group)
+    buckets = []
+    source = [0] * rows
+    done = 0
+    for (size, _), members in stacked.items():
+        for index, group in enumerate(members):
+            at = done + index * size
+            source[group.first : group.first + len(group.positions)] = range(at, at + len(group.positions))
+        done += size * len(members)
+        buckets.append(_bucket(pool, members, size))
+    return tuple(buckets), source
+
+
+def _bucket(pool: KVPool, members: list[_Group], size: int) -> Bucket:
+    slots = len(members[0].slot_positions)
+    rows = np.zeros((len(members), size), dtype=np.int64)
+    positions = np.zeros((len(members), size), dtype=np.int64)
+    sees = np.zeros((len(members), size, slots), dtype=np.bool_)
+    sees[:, :, 0] = True
+    slot_positions = np.stack([group.slot_positions for group in members])
+    for index, group in enumerate(members):
+        count = len(group.positions)
+        rows[index, :count] = range(group.first, group.first + count)
+        positions[index, :count] = group.positions
+        sees[index, :count] = group.sees
+    first_tiles = np.array([group.tile for group in members])
+    tile_of_slot = slot_positions // TILE - first_tiles[:, None]
+    last = max(max(group.positions) // TILE - group.tile for group in members)
+    segments = np.stack([sees & (tile_of_slot == number)[:, None] for number in range(last + 1)])
+    device = pool.device
+    return Bucket(
+        rows=torch.from_numpy(rows).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        window=_index([tile for group in members for tile in group.window], device),
+        slot_positions=torch.from_numpy(slot_positions).to(device),
+        segments=torch.from_numpy(segments).to(device),
+        heads=_heads(members, device),
+    )
+
+
+# From so many tiles on, a group's head is read where it lies; shorter ones are copied together, which costs less than a
+# product of their own.
+_LONG = 4
+
+
+def _heads(members: list[_Group], device: torch.device) -> Heads | None:
+    order = sorted(range(len(members)), key=lambda index: members[index].tile >= _LONG)
+    groups = [index for index in order for _ in range(members[index].tile)]
+    if not groups:
+        return None
+    tiles = [tile for index in order for tile in members[index].owned[: members[index].tile]]
+    cuts = [sum(members[index].tile for index in order if members[index].tile < _LONG)]
+    for index in order:
+        if members[index].tile >= _LONG:
+            cuts.append(cuts[-1] + members[index].tile)
+    spans = [(a, b) for a, b in zip([0, *cuts], cuts, strict=False) if b > a]
+    steps: list[tuple[list[int], list[int]]] = []
+    counts: dict[int, int] = {}
+    for pair, group in enumerate(groups):
+        step = counts.get(group, 0)
+        counts[group] = step + 1
+        if step == len(steps):
+            steps.append(([], []))
+        steps[step][0].append(group)
+        steps[step][1].append(pair)
+    return Heads(
+        chunks=tuple((_index(groups[a:b], device), _index(tiles[a:b], device)) for a, b in spans),
+        groups=torch.tensor(groups, device=device),
+        first_positions=torch.tensor([TILE * tile for index in order for tile in range(members[index].tile)], device=device),
+        steps=tuple((_index(of, device), _index(pairs, device)) for of, pairs in steps),
+    )
+
+
+def _index(numbers: list[int], device: torch.device) -> Index:
+    """A slice where ``numbers`` are neighbours."""
+    if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
+        return slice(numbers[0], numbers[-1] + 1)
+    return torch.tensor(numbers, device=device)

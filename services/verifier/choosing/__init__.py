@@ -1,0 +1,1 @@
+"""From logits to the target's choice: processors, and the choice itself."""

@@ -1,0 +1,1 @@
+"""The decoding loop: admission, passes, drafts that wait, delivery."""

@@ -1,0 +1,1 @@
+"""Keys and values of all live requests, in tiles of one pool."""

@@ -1,0 +1,92 @@
+"""Keys and values of all live requests, in tiles of one pool."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from services.verifier.attention.calls import Call
+
+# Positions per tile: what a request's memory is made of, and what attention sums up by.
+TILE = 64
+
+
+class KVPool:
+    """Tiles for the keys and values of every attention call of a model, or of a part of it.
+
+    ``keys`` has a tensor for every call, [tiles, key-value heads, key size, TILE]: a query's scores of a whole tile come out
+    side by side. ``values`` likewise, [tiles, key-value heads, TILE, value size + 1], the last column always 1, so that one
+    product with the attention weights gives their weighted sum and their plain sum. Position p of a request lies in its
+    tile number p // TILE; ``tiles.TileAllocator`` says which tile of the pool that is.
+    """
+
+    def __init__(self, calls: Iterable[Call], *, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.total_tiles = -(-rows // TILE)
+        self.device = device
+        self.dtype = dtype
+        # One tile more than requests can own takes what padding rows write; nobody is shown what it holds.
+        self.padding_tile = self.total_tiles
+        by_entry = sorted(calls, key=lambda call: call.entry)
+        self.calls = tuple(by_entry)
+        shapes = [(call.kv_heads, call.key_size, call.value_size) for call in by_entry]
+        # Calls of one shape lie in one tensor, [calls, tiles, ...]: moving a row moves it in all of them at once.
+        self._alike: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.keys: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
+        self.values = list(self.keys)
+        for heads, key_size, value_size in dict.fromkeys(shapes):
+            entries = [entry for entry, shape in enumerate(shapes) if shape == (heads, key_size, value_size)]
+            shape = (len(entries), self.total_tiles + 1, heads)
+            keys = torch.zeros(*shape, key_size, TILE, dtype=dtype, device=device)
+            values = torch.zeros(*shape, TILE, value_size + 1, dtype=dtype, device=device)
+            values[..., -1] = 1
+            self._alike.append((keys, values))
+            for entry, own_keys, own_values in zip(entries, keys, values, strict=True):
+                self.keys[entry], self.values[entry] = own_keys, own_values
+        self._tiles: dict[str, list[int]] = {}
+        self._unclean: list[int] = []
+
+    def assign(self, owner: str, tiles: Sequence[int], fresh: int) -> None:
+        """Let ``owner`` have ``tiles`` behind those that it has; the last ``fresh`` ones hold nothing of its own yet."""
+        self._tiles.setdefault(owner, []).extend(tiles)
+        self._unclean += tiles[len(tiles) - fresh :]
+
+    def clean(self) -> None:
+        """Wipe tiles that have got a new owner: rows that are not written yet are read with weight zero, and zero times what
+        an overflow left behind is not zero."""
+        if self._unclean:
+            unclean = torch.tensor(self._unclean, device=self.device)
+            for _, values in self._alike:
+                values[:, unclean, :, :, :-1] = 0
+            self._unclean = []
+
+    def clear(self) -> None:
+        """Nobody has a tile."""
+        self._tiles.clear()
+        self._unclean = []
+
+    def forget(self, owner: str) -> None:
+        """``owner`` has no tiles any more; nothing if it has none."""
+        self._tiles.pop(owner, None)
+
+    def tiles_of(self, owner: str) -> list[int]:
+        """``owner``'s tiles, in the order of its positions."""
+        return self._tiles[owner]
+
+    def move(self, owner: str, sources: Sequence[int], start: int) -> None:
+        """Copy the rows at ``sources`` (ascending) to ``start``, ``start + 1``, ... in every call."""
+        offset = next((i for i, source in enumerate(sources) if source != start + i), len(sources))
+        if offset == len(sources):
+            return
+        from_tiles, from_offsets = self._places(owner, sources[offset:])
+        to_tiles, to_offsets = self._places(owner, range(start + offset, start + len(sources)))
+        for keys, values in self._alike:
+            keys[:, to_tiles, :, :, to_offsets] = keys[:, from_tiles, :, :, from_offsets]
+            values[:, to_tiles, :, to_offsets] = values[:, from_tiles, :, from_offsets]
+
+    def _places(self, owner: str, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        tiles = self._tiles[owner]
+        return (
+            torch.tensor([tiles[position // TILE] for position in positions], device=self.device),
+            torch.tensor([position % TILE for position in positions], device=self.device),
+        )

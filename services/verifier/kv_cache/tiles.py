@@ -1,0 +1,184 @@
+"""Who owns which tile of the key-value pool, and which tiles hold a beginning that another request may share.
+
+A tile that is full of committed tokens is *sealed* under a hash of its tenant and of all tokens up to its end. A request of
+the same tenant that begins with the same tokens gets the tile as it is. Tiles that nobody uses any more keep what they hold
+until somebody needs the room: the one that has been idle for longest goes first, ends of texts before their beginnings.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.verifier.kv_cache.pool import TILE
+
+
+@dataclass(kw_only=True, slots=True)
+class _Owner:
+    """``digests`` of its sealed tiles, shared ones included; None: its tiles are never shared."""
+
+    tiles: list[int] = field(default_factory=list)
+    digests: list[bytes] | None = None
+    root: bytes = b""
+
+
+class TileAllocator:
+    """Hands out ``total`` tiles; computes nothing and touches no tensor."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._free = list(range(total))
+        self._owners: dict[str, _Owner] = {}
+        self._users: dict[int, int] = {}
+        self._sealed: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+        # Whose a sealed tile is.
+        self._root_of: dict[int, bytes] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def available(self) -> int:
+        """Tiles that nobody uses."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def cached(self) -> int:
+        """Those of them that hold something that may be used again."""
+        return len(self._idle)
+
+    def tiles_of(self, owner: str) -> list[int]:
+        """``owner``'s tiles, in the order of its positions."""
+        return self._owners[owner].tiles
+
+    def open(
+        self, owner: str, rows: int, tokens: Sequence[int] = (), tenant: str | None = None, spare: int = 0
+    ) -> int | None:
+        """Give ``owner`` room for ``rows`` rows.
+
+        Args:
+            tokens: what it begins with. The last one is never taken from another request: its logits are wanted.
+            tenant: who shares with it; None: nobody.
+            spare: tiles that must be left over.
+
+        Returns:
+            How many of its tiles hold its tokens already; None, and nothing has changed, if there is not enough room.
+
+        Raises:
+            ValueError: it has room already.
+        """
+        if owner in self._owners:
+            raise ValueError(f"{owner} holds rows already")
+        made = _Owner()
+        if tenant is not None:
+            made.root = _root(tenant)
+            made.digests = []
+            for digest in _digests(made.root, tokens[: max(0, len(tokens) - 1)]):
+                if digest not in self._sealed:
+                    break
+                made.digests.append(digest)
+            made.tiles = [self._sealed[digest] for digest in made.digests]
+        shared = len(made.tiles)
+        # Idle tiles that it shares are not available any more either.
+        taken = sum(tile in self._idle for tile in made.tiles) + max(0, -(-rows // TILE) - shared)
+        if taken + spare > self.available:
+            return None
+        for tile in made.tiles:
+            self._use(tile)
+        self._owners[owner] = made
+        self.grow(owner, rows)
+        return shared
+
+    def grow(self, owner: str, rows: int) -> list[int] | None:
+        """See that ``owner`` has room for ``rows`` rows in all; the tiles that it got, or None if there are not enough."""
+        tiles = self._owners[owner].tiles
+        count = -(-rows // TILE) - len(tiles)
+        if count <= 0:
+            return []
+        if count > self.available:
+            return None
+        while len(self._free) < count:
+            self._evict()
+        taken = self._take_run(count)
+        for tile in taken:
+            self._use(tile)
+        tiles += taken
+        return taken
+
+    def seal(self, owner: str, tokens: Sequence[int]) -> None:
+        """Note that ``tokens`` are committed and computed: other requests may share their whole tiles from now on."""
+        own = self._owners[owner]
+        if own.digests is None:
+            return
+        done = len(own.digests)
+        last = own.digests[-1] if own.digests else own.root
+        for number, digest in enumerate(_digests(last, tokens[done * TILE :]), done):
+            own.digests.append(digest)
+            tile = own.tiles[number]
+            # Another request may have been faster with the same text: then this tile stays private.
+            if digest not in self._sealed:
+                self._sealed[digest] = tile
+                self._digest_of[tile] = digest
+                self._root_of[tile] = own.root
+
+    def release(self, owner: str) -> None:
+        """Take back what ``owner`` uses; nothing if it uses nothing."""
+        own = self._owners.pop(owner, None)
+        for tile in reversed(own.tiles if own else []):
+            self._users[tile] -= 1
+            if self._users[tile]:
+                continue
+            del self._users[tile]
+            if tile in self._digest_of:
+                self._idle[tile] = None
+            else:
+                insort(self._free, tile)
+
+    def forget(self, tenant: str) -> None:
+        """Let nobody share what ``tenant``'s requests have computed, those under way included."""
+        root = _root(tenant)
+        for owner in self._owners.values():
+            if owner.root == root:
+                owner.digests = None
+        for tile in [tile for tile, whose in self._root_of.items() if whose == root]:
+            self._unseal(tile)
+            if tile in self._idle:
+                del self._idle[tile]
+                insort(self._free, tile)
+
+    def _use(self, tile: int) -> None:
+        self._users[tile] = self._users.get(tile, 0) + 1
+        self._idle.pop(tile, None)
+
+    def _evict(self) -> None:
+        tile, _ = self._idle.popitem(last=False)
+        self._unseal(tile)
+        insort(self._free, tile)
+
+    def _unseal(self, tile: int) -> None:
+        del self._sealed[self._digest_of.pop(tile)], self._root_of[tile]
+
+    def _take_run(self, count: int) -> list[int]:
+        """``count`` free tiles: the first run of neighbours, or else the lowest ones."""
+        free = self._free
+        start = next((i for i in range(len(free) - count + 1) if free[i + count - 1] - free[i] == count - 1), 0)
+        taken = free[start : start + count]
+        del free[start : start + count]
+        return taken
+
+
+def _root(tenant: str) -> bytes:
+    """What the digests of a tenant's tiles begin with."""
+    return hashlib.sha256(b"tenant " + tenant.encode()).digest()
+
+
+def _digests(before: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
+    """For every whole tile of ``tokens`` the hash of it and of all before it."""
+    for start in range(0, len(tokens) - TILE + 1, TILE):
+        content = np.asarray(tokens[start : start + TILE], dtype=np.int64).tobytes()
+        before = hashlib.sha256(before + content).digest()
+        yield before

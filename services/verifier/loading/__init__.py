@@ -1,0 +1,1 @@
+"""From files to a model that is served exactly, or a refusal that says why."""

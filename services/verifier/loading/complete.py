@@ -1,0 +1,115 @@
+"""Whether a loaded model is what its files hold: no weight made up, none left out, all of them numbers."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from services.verifier.arithmetic.stored_blocks import StoredLinear
+from speculation.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+
+def refuse_incomplete(model: PreTrainedModel, info: Mapping[str, Any], folder: Path) -> None:
+    """Refuse what transformers has loaded only in part.
+
+    Args:
+        info: what ``from_pretrained`` gives for ``output_loading_info``. It leaves out what the architecture says may be
+            missing, or superfluous: tied weights, and buffers that older versions stored.
+
+    Raises:
+        ConfigurationError: weights would be random, or of another shape, or are not used.
+    """
+    if info["missing_keys"]:
+        raise missing(model, info["missing_keys"], folder)
+    if info["mismatched_keys"]:
+        name, stored, wanted = min(info["mismatched_keys"])
+        raise mismatched(name, stored, wanted, folder, len(info["mismatched_keys"]))
+    if info["error_msgs"]:
+        raise ConfigurationError(f"cannot load the model at {folder}: {' '.join(str(info['error_msgs'][0]).split())[:400]}")
+    refuse_unused(model, info["unexpected_keys"], folder)
+
+
+def missing(model: PreTrainedModel, names: Collection[str], folder: Path) -> ConfigurationError:
+    """The error for weights that no file holds."""
+    return ConfigurationError(
+        f"cannot load the model at {folder}: its files hold no {min(names)}{_and_others(len(names))}, which "
+        f"{type(model).__name__} needs by its configuration: fetch the files again, or correct that"
+    )
+
+
+def mismatched(
+    name: str, stored: Collection[int], wanted: Collection[int], folder: Path, count: int = 1
+) -> ConfigurationError:
+    """The error for a weight of another shape."""
+    return ConfigurationError(
+        f"cannot load the model at {folder}: {name} is {tuple(stored)}, its configuration says "
+        f"{tuple(wanted)}{_and_others(count)}"
+    )
+
+
+def refuse_unused(model: PreTrainedModel, names: Collection[str], folder: Path) -> None:
+    """Refuse weights that belong to the model, but have no place in it. Other heads beside it are harmless.
+
+    Args:
+        names: of the weights that were not used.
+
+    Raises:
+        ConfigurationError: its configuration is of another model.
+    """
+    base: torch.nn.Module = getattr(model, model.base_model_prefix, model)
+    parts = {name for name, _ in (*model.named_children(), *base.named_children())} | {model.base_model_prefix}
+    harmless = re.compile("|".join((*(model._keys_to_ignore_on_load_unexpected or ()), r"rotary_emb\.inv_freq$")))
+    own = sorted(name for name in names if name.partition(".")[0] in parts and not harmless.search(name))
+    if own:
+        raise ConfigurationError(
+            f"cannot load the model at {folder}: its files hold {own[0]}{_and_others(len(own))}, for which "
+            f"{type(model).__name__} has no place by its configuration: it would be another model without them"
+        )
+    if names:
+        log.info("not used: %s%s", min(names), _and_others(len(names)))
+
+
+def refuse_nonsense(model: PreTrainedModel, folder: Path) -> None:
+    """Refuse weights that are no numbers: damaged files have them.
+
+    Raises:
+        ConfigurationError: names the weight.
+    """
+    for name, parameter in model.named_parameters():
+        # A sum is not finite if one of its parts is not; the reverse is looked at closely.
+        if parameter.is_floating_point() and not torch.isfinite(parameter.sum()) and not torch.isfinite(parameter).all():
+            raise _nonsense(name, folder)
+    for name, module in model.named_modules():
+        if isinstance(module, StoredLinear) and not module.weight.finite():
+            raise _nonsense(f"{name}.weight", folder)
+
+
+@contextmanager
+def without_report() -> Iterator[None]:
+    """Keep transformers from printing its own table of what is missing: one line follows, which says it."""
+    logger = logging.getLogger("transformers.modeling_utils")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
+
+
+def _nonsense(name: str, folder: Path) -> ConfigurationError:
+    return ConfigurationError(
+        f"cannot load the model at {folder}: {name} holds values that are infinite, or no numbers; fetch the files again"
+    )
+
+
+def _and_others(count: int) -> str:
+    return "" if count == 1 else f" and {count - 1} more"

@@ -1,0 +1,131 @@
+"""A GGUF file as a model folder: configuration, tokeniser, and the weights under transformers' names.
+
+Blocks that the kernels can read stay as they are; only their rows may change places, where the file's format has them in
+another order than transformers. Everything else becomes float32. Names and orders are transformers' own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from gguf import GGMLQuantizationType, GGUFReader, dequantize
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.integrations.gguf import is_gguf_arch_supported
+from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
+
+from services.verifier.arithmetic.stored_blocks import KEPT, StoredBlocks, Weight
+from services.verifier.loading.complete import mismatched, missing, refuse_incomplete, refuse_nonsense
+from services.verifier.loading.refusals import refuse_unsupported
+from services.verifier.loading.weight_files import save_blocks
+
+_UNREAD = "which transformers does not read from GGUF: use the model's safetensors"
+
+
+def unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
+    """Write ``gguf`` to ``folder``.
+
+    Raises:
+        ConfigurationError: its model cannot be served, or lacks weights.
+        Exception: whatever libraries raise of a damaged file.
+    """
+    source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
+    try:
+        config = AutoConfig.from_pretrained(**source)
+    except OSError as error:
+        # transformers speaks of a JSON file here.
+        raise ValueError("its fields cannot be read: one is no text in UTF-8, or of another type than it should") from error
+    refuse_unsupported(config.to_dict(), gguf)
+    reader = GGUFReader(gguf)
+    architecture = reader.get_field("general.architecture")
+    if architecture is None:
+        raise ValueError("it names no architecture")
+    _refuse_unread_fields(reader, architecture.contents(), config.get_text_config())
+    if is_gguf_arch_supported(architecture.contents()):
+        # transformers knows these by another way, which gives whole tensors only.
+        say(f"{gguf.name}: weights of {architecture.contents()} become float32, they cannot be kept as stored")
+        whole, info = AutoModelForCausalLM.from_pretrained(
+            **source, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+        refuse_incomplete(whole, info, gguf)
+        refuse_nonsense(whole, gguf)
+        whole.save_pretrained(folder)
+    else:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        weights = _weights(reader, model, architecture.contents(), say)
+        lacking = {name for name, _ in model.named_parameters()} - weights.keys() - model.all_tied_weights_keys.keys()
+        if lacking:
+            raise missing(model, lacking, gguf)
+        for name, parameter in model.named_parameters():
+            if name in weights and tuple(weights[name].shape) != tuple(parameter.shape):
+                raise mismatched(name, weights[name].shape, parameter.shape, gguf)
+        save_blocks(weights, folder)
+        # What made the file is of no interest.
+        config.architectures = [type(model).__name__]
+        config.save_pretrained(folder)
+        model.generation_config.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(**source).save_pretrained(folder)
+
+
+def _refuse_unread_fields(reader: GGUFReader, architecture: str, config: Any) -> None:
+    """Refuse what transformers passes over in silence, and would then compute without.
+
+    Raises:
+        ValueError: the file says more of its positions than the configuration that was made of it.
+    """
+    rope = getattr(config, "rope_parameters", None) or {}
+    scaling = reader.get_field(f"{architecture}.rope.scaling.type")
+    if scaling is not None and scaling.contents() != "none" and rope.get("rope_type", "default") == "default":
+        raise ValueError(f"its positions are scaled (rope.scaling.type: {scaling.contents()}), {_UNREAD}")
+    window = reader.get_field(f"{architecture}.attention.sliding_window")
+    most = getattr(config, "max_position_embeddings", None) or 0
+    if window is not None and 0 < window.contents() < most and getattr(config, "sliding_window", None) != window.contents():
+        raise ValueError(f"it has a sliding window (attention.sliding_window: {window.contents()}), {_UNREAD}")
+
+
+def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[str], None]) -> dict[str, Weight]:
+    """All weights, by transformers' names."""
+    processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
+    names = get_gguf_hf_weights_map(model, processor)
+    # Experts and the like are not given back but entered here.
+    entered: dict[str, Any] = {"tensors": {}}
+    found: dict[str, Weight] = {}
+    checked: dict[str, bool] = {}
+    unpacked: set[str] = set()
+
+    def process(data: np.ndarray[Any, Any], name: str) -> tuple[np.ndarray[Any, Any], str | None]:
+        done = processor.process(weights=data, name=name, tensor_key_mapping=names, parsed_parameters=entered)
+        return done.weights, done.name
+
+    for tensor in reader.tensors:
+        kind = tensor.tensor_type.name
+        if kind in KEPT and tensor.data.ndim == 2 and tensor.name in names:
+            blocks, name = process(tensor.data, tensor.name)
+            pattern = re.sub(r"\d+", "N", tensor.name)
+            if pattern not in checked:
+                # Whether blocks may be moved like whole tensors is tried on one layer of each kind.
+                whole, _ = process(dequantize(tensor.data, tensor.tensor_type), tensor.name)
+                checked[pattern] = np.array_equal(dequantize(blocks, tensor.tensor_type), whole)
+            if checked[pattern] and name is not None:
+                raw = torch.from_numpy(np.array(blocks))
+                found[names[name]] = StoredBlocks(raw, kind, int(tensor.shape[0]))
+                continue
+        whole, name = process(dequantize(tensor.data, tensor.tensor_type), tensor.name)
+        if name is None:
+            # Entered.
+            continue
+        if name not in names and not np.array_equal(whole, np.ones_like(whole)):
+            raise ValueError(f"it holds {name}, {_UNREAD}")
+        if name in names:
+            found[names[name]] = torch.from_numpy(np.array(whole))
+            if tensor.tensor_type not in (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16):
+                unpacked.add(kind)
+    found.update({name: value.clone() for name, value in entered["tensors"].items()})
+    if unpacked:
+        say(f"weights of the type {', '.join(sorted(unpacked))} become float32: only {', '.join(KEPT)} are kept as stored")
+    return found

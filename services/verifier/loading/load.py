@@ -1,0 +1,393 @@
+"""A model's weights from its folder: all of them, or those of a few layers."""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+from collections.abc import Set
+from pathlib import Path
+
+import torch
+from accelerate import init_empty_weights
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+from services.model_folder import reading
+from services.verifier.arithmetic.stored_blocks import StoredBlocks, StoredLinear, Weight
+from services.verifier.attention import calls as attention
+from services.verifier.attention.recording import record
+from services.verifier.config import TargetConfig
+from services.verifier.loading import adapters
+from services.verifier.loading.complete import (
+    mismatched,
+    missing,
+    refuse_incomplete,
+    refuse_nonsense,
+    refuse_unused,
+    without_report,
+)
+from services.verifier.loading.headers import BLOCKS_FILE, check_weights
+from services.verifier.loading.memory import Shape, available_bytes, check_fits
+from services.verifier.loading.refusals import check_config, refuse_unsupported
+from services.verifier.loading.weight_files import WeightFiles
+from services.verifier.native.library import library
+from speculation.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+
+def load_dtype(config: TargetConfig) -> torch.dtype:
+    """What weights are loaded as: those that become int8 as they are stored."""
+    if config.dtype == "int8":
+        return read_config(config).dtype or torch.float32
+    loaded: torch.dtype = getattr(torch, config.dtype)
+    return loaded
+
+
+def load_whole(config: TargetConfig) -> PreTrainedModel:
+    """The whole model, on the CPU.
+
+    Raises:
+        ConfigurationError: it cannot be loaded; says why.
+    """
+    attention.register()
+    adapters.register()
+    folder = Path(config.model_path)
+    check_files(config)
+    if (folder / BLOCKS_FILE).is_file() or _stored_in_halves(config):
+        return _load_as_stored(config)
+    with reading(f"load the model at {folder}"), without_report():
+        model, info = AutoModelForCausalLM.from_pretrained(
+            config.model_path,
+            dtype=load_dtype(config),
+            attn_implementation=attention.NAME,
+            trust_remote_code=False,
+            use_safetensors=True,
+            # They are refused by name.
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+            # Read apart, and differently: see services/generation_config.py.
+            generation_config=GenerationConfig(),
+        )
+        refuse_incomplete(model, info, folder)
+        refuse_nonsense(model, folder)
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _keeps_stored(config: TargetConfig) -> bool:
+    """Whether linear layers may keep weights in the form of the files: our kernels alone read those."""
+    wanted = config.weights != "float32" and config.dtype == "float32" and config.device == "cpu"
+    return wanted and config.kernels not in ("onednn", "torch") and library(config.kernels) is not None
+
+
+def _stored_in_halves(config: TargetConfig) -> bool:
+    """Whether there are bfloat16 weights under the model's own names, which need not become float32."""
+    if not _keeps_stored(config) or read_config(config).dtype != torch.bfloat16:
+        return False
+    with WeightFiles(Path(config.model_path)) as files:
+        model = _build(config)
+        return all(name in files or name in model.all_tied_weights_keys for name in model.state_dict())
+
+
+def _load_as_stored(config: TargetConfig) -> PreTrainedModel:
+    """The whole model from weights that go by the names of its own; its linear layers as they are stored.
+
+    Raises:
+        ConfigurationError: a weight is missing, or of another shape.
+    """
+    folder = Path(config.model_path)
+    with reading(f"load the model at {folder}"):
+        # Buffers are computed, not stored.
+        with init_empty_weights(include_buffers=False):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                read_config(config), dtype=load_dtype(config), attn_implementation=attention.NAME
+            )
+        with WeightFiles(folder) as files:
+            refuse_unused(model, files.names - model.state_dict().keys(), folder)
+        _read_weights(model, config, "", 0)
+        refuse_nonsense(model, folder)
+    return model
+
+
+def check_files(config: TargetConfig) -> None:
+    """Check that configuration and weights are there, whole, and of a model that can be served, as far as headers tell.
+
+    Raises:
+        ConfigurationError: says what is wrong, and where.
+    """
+    folder = Path(config.model_path)
+    with reading(f"load the model at {folder}"):
+        check_weights(folder, check_config(folder))
+
+
+def read_config(config: TargetConfig) -> PreTrainedConfig:
+    """The model's own configuration.
+
+    Raises:
+        ConfigurationError: there is none, or it is of an architecture that is not known or cannot be served; says why.
+    """
+    folder = Path(config.model_path)
+    with reading(f"make sense of {folder / 'config.json'}"):
+        check_config(folder)
+        found: PreTrainedConfig = AutoConfig.from_pretrained(config.model_path, trust_remote_code=False)
+        # With all that config.json leaves out.
+        refuse_unsupported(found.to_dict(), folder)
+    return found
+
+
+def check_memory(config: TargetConfig) -> None:
+    """Whether the model fits, as it is configured.
+
+    Raises:
+        ConfigurationError: it does not; says what would.
+    """
+    free = available_bytes(torch.device(config.device))
+    # Stages that find each other on loopback share this machine.
+    here = config.stages if ipaddress.ip_address(config.stage_host).is_loopback else 1
+    check_fits(config, shape_of(config), free / here)
+
+
+def shape_of(config: TargetConfig) -> Shape:
+    """What the model's size depends on.
+
+    Raises:
+        ConfigurationError: there is no model.
+    """
+    skeleton = _build(config)
+    text = skeleton.config.get_text_config()
+    # Of an architecture without a list of layers, all counts as outside of them.
+    layers = getattr(skeleton.get_decoder(), "layers", nn.ModuleList())
+    embeddings = text.vocab_size * text.hidden_size
+    total = sum(parameter.numel() for parameter in skeleton.parameters())
+    in_layers = sum(parameter.numel() for parameter in layers.parameters())
+    return Shape(
+        layers=max(1, len(layers)),
+        per_layer=in_layers // max(1, len(layers)),
+        # A tied output layer is packed apart from the embeddings.
+        others=total - in_layers + (embeddings if text.tie_word_embeddings else 0),
+        embeddings=embeddings,
+        stored_bytes=(skeleton.config.dtype or torch.float32).itemsize,
+        cache_values_per_token=_cache_values(skeleton, config),
+        kept_bytes=_kept_bytes(config, total),
+    )
+
+
+def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
+    """Of a parameter in the files, where linear layers keep what they have there."""
+    folder = Path(config.model_path)
+    if not _keeps_stored(config) or not ((folder / BLOCKS_FILE).is_file() or _stored_in_halves(config)):
+        return None
+    with WeightFiles(folder) as files:
+        return sum(path.stat().st_size for path in files.paths) / parameters
+
+
+def _cache_values(skeleton: PreTrainedModel, config: TargetConfig) -> int:
+    """Numbers that a token has in the key-value pool: of every attention call its keys, its values and a column of ones.
+
+    Few architectures cannot run without weights; of those, an estimate: as many key-value heads as there are queries.
+    """
+    text = skeleton.config.get_text_config()
+    adapters.install(skeleton, config.kv_cache_tokens, skeleton.device)
+    # Others ask which experts tokens choose, which a skeleton does not know.
+    skeleton.set_experts_implementation("batched_mm")
+    try:
+        tokens = torch.ones(1, 8, dtype=torch.int64, device=skeleton.device)
+        calls = [call for own in record(skeleton, tokens, None).values() for call in own]
+    except (NotImplementedError, RuntimeError, TypeError, AttributeError) as error:
+        log.info("the cache's size is estimated: %s", error)
+        return 2 * int(text.num_hidden_layers) * int(text.hidden_size)
+    return sum(call.kv_heads * (call.key_size + call.value_size + 1) for call in calls)
+
+
+def split_layers(config: TargetConfig) -> list[range]:
+    """Each stage's layers. The output layer counts for as many layers as it has weights of.
+
+    Raises:
+        ConfigurationError: there are more stages than layers.
+    """
+    text = read_config(config).get_text_config()
+    count: int = text.num_hidden_layers
+    if not 1 <= config.stages <= count:
+        raise ConfigurationError(f"stages is {config.stages}: the model has {count} layers, so 1 to {count} are possible")
+    if config.stages == 1:
+        return [range(count)]
+    decoder = _skeleton(config).get_decoder()
+    head = text.vocab_size * text.hidden_size / sum(parameter.numel() for parameter in decoder.layers[0].parameters())
+    share = (count + head) / config.stages
+    # Whatever the output layer weighs, every stage gets a layer.
+    ends = [
+        min(max(round(share * (stage + 1)), stage + 1), count - (config.stages - 1 - stage))
+        for stage in range(config.stages)
+    ]
+    ends[-1] = count
+    return [range(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
+    """A model that holds ``layers`` alone; the embeddings come before the first layer, the output layer behind the last.
+
+    No other weight is read.
+
+    Raises:
+        ConfigurationError: the model cannot be split like that; says why.
+    """
+    check_files(config)
+    with reading(f"load the model at {config.model_path}"):
+        return _load_layers(config, layers)
+
+
+def _load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
+    model, folder = _skeleton(config), Path(config.model_path)
+    with WeightFiles(folder) as files:
+        # Names that the model does not have are often names of its own in another form.
+        _check_names(model, files.names, config)
+    decoder, text = model.get_decoder(), model.config.get_text_config()
+    first, last = layers.start == 0, layers.stop == len(decoder.layers)
+    decoder.layers = nn.ModuleList(decoder.layers[layers.start : layers.stop])
+    text.num_hidden_layers = len(layers)
+    if getattr(text, "layer_types", None):
+        text.layer_types = text.layer_types[layers.start : layers.stop]
+    if not first:
+        decoder.embed_tokens = nn.Identity()
+    if not last:
+        decoder.norm = nn.Identity()
+        model.lm_head = nn.Identity()
+    dtype = load_dtype(config)
+    _read_weights(model, config, f"{model.base_model_prefix}.layers.", layers.start)
+    refuse_nonsense(model, folder)
+    # Computed, not stored: made again, since a skeleton computes nothing.
+    decoder.rotary_emb = type(decoder.rotary_emb)(text)
+    hollow = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
+    if hollow:
+        raise ConfigurationError(
+            f"stages is {config.stages}: {type(model).__name__} cannot be split, {hollow[0]} is not stored"
+        )
+    _check_passes_through(model, dtype)
+    return model
+
+
+def _check_names(model: PreTrainedModel, names: Set[str], config: TargetConfig) -> None:
+    """Check that the files have the weights under the names that the whole model has for them.
+
+    Raises:
+        ConfigurationError: they have not; transformers would rename, join or split them when it loads the whole.
+    """
+    wanted = model.state_dict().keys() - model.all_tied_weights_keys.keys()
+    if others := sorted(wanted - names):
+        raise ConfigurationError(
+            f"stages is {config.stages}: {type(model).__name__} cannot be split, the files in {config.model_path} hold no "
+            f"{others[0]}" + (f", nor {len(others) - 1} others" if len(others) > 1 else "")
+        )
+    refuse_unused(model, names - model.state_dict().keys(), Path(config.model_path))
+
+
+def _skeleton(config: TargetConfig) -> PreTrainedModel:
+    """The model without weights.
+
+    Raises:
+        ConfigurationError: it is not built like those that can be split.
+    """
+    model = _build(config)
+    decoder = model.get_decoder()
+    if not all(hasattr(decoder, name) for name in ("layers", "norm", "embed_tokens", "rotary_emb")):
+        raise ConfigurationError(f"stages is {config.stages}: {type(model).__name__} cannot be split, use stages: 1")
+    return model
+
+
+def _build(config: TargetConfig) -> PreTrainedModel:
+    attention.register()
+    adapters.register()
+    with reading(f"load the model at {config.model_path}"), torch.device("meta"):
+        found = read_config(config)
+        try:
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+                found, dtype=load_dtype(config), attn_implementation=attention.NAME
+            )
+        except KeyError as error:
+            if error.args != (attention.NAME,):
+                raise
+            raise NotImplementedError(
+                f"models of the type {found.model_type} compute attention by classes of their own, not through "
+                "transformers' attention interface"
+            ) from error
+    return model
+
+
+def _read_weights(model: PreTrainedModel, config: TargetConfig, layer_prefix: str, offset: int) -> None:
+    """Read what the skeleton still has from the files, by its name in the whole model; its layers begin at ``offset``.
+
+    Raises:
+        ConfigurationError: a weight is missing, or of another shape.
+    """
+    folder, tied = Path(config.model_path), model.all_tied_weights_keys
+    state: dict[str, torch.Tensor] = {}
+    lacking: list[str] = []
+    with WeightFiles(folder) as files:
+        for name, place in list(model.state_dict().items()):
+            stored = name
+            if layer_prefix and name.startswith(layer_prefix):
+                number, _, rest = name.removeprefix(layer_prefix).partition(".")
+                stored = f"{layer_prefix}{int(number) + offset}.{rest}"
+            if stored not in files:
+                stored = tied.get(stored, stored)
+            if stored not in files:
+                lacking.append(stored)
+                continue
+            weight = files.get(stored)
+            if tuple(weight.shape) != tuple(place.shape):
+                raise mismatched(stored, weight.shape, place.shape, folder)
+            if isinstance(weight, StoredBlocks) and _keeps_stored(config) and _make_room(model, name, weight):
+                continue
+            state[name] = _as_tensor(weight, name, model, config)
+    if lacking:
+        raise missing(model, lacking, folder)
+    # Layers whose weights lie in blocks have none of torch's any more.
+    model.load_state_dict(state, assign=True, strict=False)
+
+
+def _linear(model: PreTrainedModel, weight_name: str) -> tuple[nn.Module, str] | None:
+    """Parent and name of the linear layer that has the weight; None: it belongs to something else."""
+    if not weight_name.endswith(".weight"):
+        return None
+    parent_name, _, own = weight_name.removesuffix(".weight").rpartition(".")
+    parent = model.get_submodule(parent_name)
+    return (parent, own) if type(getattr(parent, own, None)) is nn.Linear else None
+
+
+def _make_room(model: PreTrainedModel, name: str, weight: StoredBlocks) -> bool:
+    """Put a layer there that keeps its weight in blocks; False: it is none that could."""
+    if (place := _linear(model, name)) is None:
+        return False
+    parent, own = place
+    setattr(parent, own, StoredLinear(weight, getattr(parent, own).bias))
+    return True
+
+
+def _as_tensor(weight: Weight, name: str, model: PreTrainedModel, config: TargetConfig) -> torch.Tensor:
+    if isinstance(weight, StoredBlocks):
+        return weight.float().to(load_dtype(config))
+    if weight.dtype == torch.bfloat16 and _keeps_stored(config) and _linear(model, name) is not None:
+        return weight
+    return weight.to(load_dtype(config))
+
+
+@torch.inference_mode()
+def _check_passes_through(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Hidden states must enter and leave the layers as they are: some models scale them before the first one.
+
+    Raises:
+        ConfigurationError: they do not.
+    """
+    decoder, text = model.get_decoder(), model.config.get_text_config()
+    layers, norm, count = decoder.layers, decoder.norm, text.num_hidden_layers
+    decoder.layers, decoder.norm, text.num_hidden_layers = nn.ModuleList(), nn.Identity(), 0
+    try:
+        given = torch.randn(1, 2, text.hidden_size, dtype=dtype)
+        made = decoder(inputs_embeds=given, position_ids=torch.arange(2)[None], use_cache=False).last_hidden_state
+    finally:
+        decoder.layers, decoder.norm, text.num_hidden_layers = layers, norm, count
+    if not torch.equal(made, given):
+        raise ConfigurationError(
+            f"{type(model).__name__} cannot be split: it changes what enters its first layer; use stages: 1"
+        )

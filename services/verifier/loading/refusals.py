@@ -1,0 +1,237 @@
+"""Which models are refused for what their configuration says, with the reason: before a weight is read, without torch.
+
+``outrider plan`` asks for ``config.json`` as it lies in the folder; the verifier asks again for what transformers makes of
+it, which leaves nothing out. What only shows when a model computes is found when it is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from services.model_folder import read_json
+from services.verifier.loading.known_types import known_types, transformers_version
+from speculation.errors import ConfigurationError
+
+Config = Mapping[str, Any]
+
+# The decoder's half of one has a causal language model in transformers.
+_ENCODER_DECODERS = (
+    "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart", "prophetnet",
+    "trocr", "whisper",
+)  # fmt: skip
+_SOUND = ("moshi", "musicgen", "musicgen_melody", "moss_transcribe_diarize")
+_RECURRENT = (
+    "bailing_hybrid", "bamba", "falcon_h1", "falcon_mamba", "jamba", "kimi_linear", "lfm2", "lfm2_moe", "lfm3", "mamba",
+    "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
+    "qwen3_next", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya",
+)  # fmt: skip
+# Layers of these types, as configurations call them in ``layer_types`` and by older names.
+_RECURRENT_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", "mamba2", "recurrent", "short_conv")
+_ATTENDING_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+# Models that see what follows unless ``is_decoder`` is set, which it is not by default.
+_MASKED = (
+    "bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "reformer", "rembert", "roberta",
+    "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod",
+)  # fmt: skip
+# Sizes, by the names that configurations use.
+_COUNTS = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size", "max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions", "d_model", "n_layers",
+    "n_heads", "num_layers", "num_heads",
+)  # fmt: skip
+_WINDOWS = ("sliding_window", "attention_chunk_size")
+_DTYPES = ("float64", "float32", "float16", "bfloat16")
+# Settings that would have transformers load something else than the folder's usual files, or compute by other code.
+_ELSEWHERE = ("transformers_weights", "fusion_config", "distributed_config")
+
+
+def check_config(folder: Path) -> dict[str, Any]:
+    """A model's configuration, as it lies in its folder.
+
+    Raises:
+        ConfigurationError: it cannot be read, or the model cannot be served; says why.
+    """
+    config = read_json(folder / "config.json")
+    refuse_unsupported(config, folder)
+    return config
+
+
+def refuse_unsupported(config: Config, folder: Path) -> None:
+    """Refuse what cannot be served, or would be computed without an error, but not as the model means it.
+
+    Args:
+        config: ``config.json``, or all of what transformers makes of it.
+
+    Raises:
+        ConfigurationError: names the model's type or the setting, and what it would need.
+    """
+    for rule in _RULES:
+        reason = rule(config)
+        if reason is not None:
+            raise ConfigurationError(f"cannot load the model at {folder}: {reason}")
+
+
+def _parts(config: Config) -> Iterator[tuple[str, Config]]:
+    """The configuration, and that of the language model in it where it is one of several; before each what to call it."""
+    yield "", config
+    text = config.get("text_config")
+    if isinstance(text, Mapping):
+        yield "text_config.", text
+
+
+def _unknown(config: Config) -> str | None:
+    kind = config.get("model_type")
+    if not isinstance(kind, str) or not kind:
+        return "config.json names no model_type" if kind is None else f"model_type is {kind!r}: must be a type's name"
+    known = known_types()
+    if known is None or kind in known.all:
+        return None
+    code = " and code that comes with a checkpoint (auto_map) is never run;" if config.get("auto_map") else ""
+    return f"model_type is {kind}, which {transformers_version()} does not know;{code} a newer transformers may"
+
+
+def _quantised(config: Config) -> str | None:
+    for prefix, part in _parts(config):
+        for name in ("quantization_config", "compression_config"):
+            if not (given := part.get(name)):
+                continue
+            method = given.get("quant_method") or given.get("format") if isinstance(given, Mapping) else None
+            return (
+                f"its weights are quantised ({prefix}{name}: {str(method or 'of no named method')[:40]}), which is not "
+                "supported: use the checkpoint that it was made from (verifier.dtype: int8 quantises its weights when they "
+                "are loaded), or a GGUF file"
+            )
+    return None
+
+
+def _elsewhere(config: Config) -> str | None:
+    for name in _ELSEWHERE:
+        if config.get(name):
+            return f"{name} is set in config.json: remove it, models are loaded from model.safetensors and by their own code"
+    return None
+
+
+def _sound(config: Config) -> str | None:
+    kind = config["model_type"]
+    return f"{kind} speaks in sound or listens to it, and is no language model for text alone" if kind in _SOUND else None
+
+
+def _encoder_decoder(config: Config) -> str | None:
+    kind, known = config["model_type"], known_types()
+    others = known.seq2seq - known.causal if known is not None else ()
+    if config.get("is_encoder_decoder") is not True and kind not in _ENCODER_DECODERS and kind not in others:
+        return None
+    return (
+        f"{kind} is an encoder-decoder: every token of its answer attends to what an encoder makes of the prompt, which "
+        "would have to be computed and kept for each request; models that are a decoder alone are served"
+    )
+
+
+def _other_kind(config: Config) -> str | None:
+    kind, known = config["model_type"], known_types()
+    if known is None or kind in known.causal:
+        return None
+    if kind in known.multimodal or any(config.get(name) for name in ("vision_config", "audio_config")):
+        return (
+            f"{kind} takes pictures or sound beside text, and {transformers_version()} has no causal language model of "
+            "this type alone; save its language model as a checkpoint of its own"
+        )
+    if kind in known.masked:
+        return f"{kind} is a masked language model: it fills gaps, and cannot continue a text"
+    return f"{kind} is no language model that continues a text: {transformers_version()} has no causal one of this type"
+
+
+def _masked(config: Config) -> str | None:
+    if config["model_type"] not in _MASKED or config.get("is_decoder") is True:
+        return None
+    return (
+        f"{config['model_type']} with is_decoder: false is a masked language model: it sees the tokens behind a position as "
+        "well, fills gaps, and cannot continue a text"
+    )
+
+
+def _recurrent(config: Config) -> str | None:
+    kind = config["model_type"]
+    layers = sorted({name for _, part in _parts(config) for name in _layer_types(part) if name in _RECURRENT_LAYERS})
+    if kind not in _RECURRENT and not layers:
+        return None
+    which = f"layers of the type {', '.join(layers)}" if layers else "layers with a recurrent state"
+    return (
+        f"{kind} has {which}: their state cannot step back to where a draft was rejected, which would need a snapshot of "
+        "it at every node of a tree; models are served whose layers all attend"
+    )
+
+
+def _layer_types(part: Config) -> list[str]:
+    given = part.get("layer_types") or part.get("layers_block_type")
+    return [name for name in given if isinstance(name, str)] if isinstance(given, list | tuple) else []
+
+
+def _attention(config: Config) -> str | None:
+    for _, part in _parts(config):
+        others = sorted({*_layer_types(part)} - {*_ATTENDING_LAYERS})
+        if others:
+            return f"models with layers of the type {', '.join(others)} are not supported"
+    return None
+
+
+def _shapes(config: Config) -> str | None:
+    """Of the configuration itself."""
+    for name in ("text_config", "auto_map"):
+        if not isinstance(config.get(name), Mapping | None):
+            return f"{name} is {str(config[name])[:40]!r} in config.json: must be an object"
+    for prefix, part in _parts(config):
+        for name in ("layer_types", "layers_block_type"):
+            if not isinstance(part.get(name), list | tuple | None):
+                return f"{prefix}{name} is {str(part[name])[:40]!r} in config.json: must be a list of names"
+    return None
+
+
+def _sizes(config: Config) -> str | None:
+    for prefix, part in _parts(config):
+        for name in _COUNTS:
+            value = part.get(name)
+            if value is None or isinstance(value, list | tuple):
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                return f"{prefix}{name} is {str(value)[:40]!r} in config.json: must be a whole number from 1 on"
+        for name in _WINDOWS:
+            value = part.get(name)
+            if any(type(one) not in (int, type(None)) for one in (value if isinstance(value, list | tuple) else (value,))):
+                return f"{prefix}{name} is {str(value)[:40]!r} in config.json: must be a whole number, or null"
+        heads, shared = part.get("num_attention_heads"), part.get("num_key_value_heads")
+        if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
+            return (
+                f"{prefix}num_attention_heads is {heads} in config.json: must be a multiple of num_key_value_heads, {shared}"
+            )
+        for name in ("dtype", "torch_dtype"):
+            value = part.get(name)
+            if value is not None and str(value).removeprefix("torch.") not in _DTYPES:
+                return f"{prefix}{name} is {str(value)[:40]!r} in config.json: must be one of {', '.join(_DTYPES)}"
+    return None
+
+
+def _positions(config: Config) -> str | None:
+    for prefix, part in _parts(config):
+        for name in ("rope_parameters", "rope_scaling"):
+            given = part.get(name)
+            if given is None:
+                continue
+            if not isinstance(given, Mapping):
+                return f"{prefix}{name} is {str(given)[:40]!r} in config.json: must be an object with a rope_type"
+            for rope in (given, *(value for value in given.values() if isinstance(value, Mapping))):
+                if "longrope" in str(rope.get("rope_type", rope.get("type", ""))):
+                    # transformers chooses its factors by the longest position of the pass.
+                    return (
+                        f"models with longrope positions ({prefix}{name}) are not supported: their factors change with the "
+                        "longest request of a pass, so one request would change another's tokens"
+                    )
+    return None
+
+
+_RULES: tuple[Callable[[Config], str | None], ...] = (
+    _unknown, _shapes, _quantised, _elsewhere, _sound, _encoder_decoder, _other_kind, _masked, _recurrent, _attention,
+    _sizes, _positions,
+)  # fmt: skip

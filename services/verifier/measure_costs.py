@@ -1,0 +1,171 @@
+"""Times the target's passes at start, and keeps what it found for the next start on the same machine."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import platform
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from services.machine import processor
+from services.verifier.attention.calls import MAX_NODES
+from services.verifier.config import TargetConfig
+from services.verifier.kept import Kept, digest_of
+from services.verifier.kv_cache.pool import TILE
+from services.verifier.target import TransformersTarget
+from speculation.costs import CostTable, Load
+from speculation.ports import Rows
+
+log = logging.getLogger(__name__)
+
+_FORMAT = 3
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+_REQUESTS = 8
+_CONTEXT = 256
+_LONGER = 4096
+_REPEATS = 3
+# A kept table is compared with passes over a row and over a few, unless those take long; it may be wrong by that factor.
+_FEW = 8
+_SLOW_S = 0.5
+_SURPRISE = 1.5
+
+Name = TypeVar("Name", bound=str | int)
+
+
+def costs_of(target: TransformersTarget, config: TargetConfig, folder: Path | None) -> CostTable:
+    """The target's cost table, from the file that an earlier start has left in ``folder``, or measured: a few seconds.
+
+    A file that is damaged, or of another model, machine or setting, is measured anew and replaced.
+    """
+    plan = _plan(target)
+    kept = Kept(folder, _about(target, config, plan))
+    found = kept.read(CostTable.from_object)
+    if found is not None and _still_holds(target, plan, found):
+        return found
+    start = time.perf_counter()
+    table = measure(target, plan)
+    log.info("measured what passes cost in %.1f s: %s", time.perf_counter() - start, table.as_object())
+    kept.write(table.as_object())
+    return table
+
+
+def _still_holds(target: TransformersTarget, plan: _Plan, table: CostTable) -> bool:
+    """Whether a few rows cost as much more than one as the table says: it may have been measured beside other work."""
+    few = max(rows for rows in plan.rows if rows <= _FEW)
+    one, some = (Load(rows=rows, requests=1, keys=plan.context, row_keys=rows * plan.context) for rows in (1, few))
+    # A slow model's table took long to measure, so that what disturbed it for a moment did not matter.
+    if table.seconds(some) > _SLOW_S or not target.open("check", plan.context + MAX_NODES + 1):
+        return True
+    try:
+        _pretend(target, "check", plan.context)
+        passes = {rows: [_chain("check", plan.context, rows)] for rows in (1, few)}
+        measured = _seconds(target, passes)
+    finally:
+        target.close("check")
+    difference = measured[few] / measured[1] / (table.seconds(some) / table.seconds(one))
+    if 1 / _SURPRISE <= difference <= _SURPRISE:
+        return True
+    log.warning("what passes cost is measured anew: %d rows cost %.1f times what was found before", few, difference)
+    return False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Plan:
+    """What is measured: passes over so many rows behind ``context`` tokens, and one row behind ``longer``."""
+
+    rows: tuple[int, ...]
+    context: int
+    longer: int
+
+
+def _plan(target: TransformersTarget) -> _Plan:
+    """As much as the pool and the model's positions allow."""
+    most = min(target.max_model_len, target.tiles.total * TILE) - MAX_NODES - 1
+    context = max(1, min(_CONTEXT, most // 2))
+    # Some models have no positions beyond their longest context.
+    rows = tuple(rows for rows in _ROWS if rows == 1 or context + rows <= target.max_model_len)
+    return _Plan(rows=rows, context=context, longer=max(context, min(_LONGER, most)))
+
+
+def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
+    """Time passes over one request's tree, over several requests, and behind a longer context.
+
+    Nothing is computed before: what the keys are does not change what they cost.
+    """
+    names = [f"calibration {number}" for number in range(_REQUESTS)]
+    rooms = [plan.longer, *[plan.context] * (_REQUESTS - 1)]
+    # Whoever finds no room is left out: a pool may be small.
+    opened = [name for name, room in zip(names, rooms, strict=True) if target.open(name, room + MAX_NODES + 1)]
+    try:
+        for name in opened:
+            _pretend(target, name, plan.context)
+        passes: dict[str | int, list[Rows]] = {rows: [_chain(opened[0], plan.context, rows)] for rows in plan.rows}
+        passes["together"] = [_chain(name, plan.context, 1) for name in opened]
+        times = _seconds(target, passes)
+        _pretend(target, opened[0], plan.longer)
+        behind = _seconds(target, {rows: [_chain(opened[0], plan.longer, rows)] for rows in (1, plan.rows[-1])})
+    finally:
+        for name in opened:
+            target.close(name)
+    by_rows = {rows: times[rows] for rows in plan.rows}
+    # Too short a way, and the difference is all noise.
+    way, most = plan.longer - plan.context, plan.rows[-1]
+    # What a key adds to a pass of one row, and of many: the reading of it, and then every row's share.
+    added = {rows: max(0.0, behind[rows] - by_rows[rows]) / way if way >= _CONTEXT else 0.0 for rows in behind}
+    per_row_key = max(0.0, added[most] - added[1]) / (most - 1) if most > 1 else 0.0
+    per_key = max(0.0, added[1] - per_row_key)
+    same_rows = CostTable(by_rows=by_rows, per_request=0.0, per_key=0.0).of_rows(len(opened))
+    others = len(opened) - 1
+    keys = plan.context * (per_key + per_row_key)
+    per_request = (times["together"] - same_rows) / others - keys if others else 0.0
+    # What was measured behind a context holds the cost of its keys.
+    bare = {
+        rows: max(seconds - plan.context * (per_key + rows * per_row_key), 0.1 * seconds)
+        for rows, seconds in by_rows.items()
+    }
+    return CostTable(by_rows=bare, per_request=per_request, per_key=per_key, per_row_key=per_row_key)
+
+
+def _chain(name: str, context: int, rows: int) -> Rows:
+    return Rows(session_id=name, context=context, tokens=(0,) * rows, parents=tuple(range(-1, rows - 2)), logits=rows)
+
+
+def _pretend(target: TransformersTarget, name: str, context: int) -> None:
+    """Let every stage believe that the session has computed so many tokens."""
+    target.keep(name, 0, range(context))
+
+
+def _seconds(target: TransformersTarget, passes: Mapping[Name, Sequence[Rows]]) -> dict[Name, float]:
+    """The shortest of a few times for each pass: taken by turns, so that what else the machine does meets all of them."""
+    best = dict.fromkeys(passes, math.inf)
+    for _ in range(1 + _REPEATS):
+        for name, batch in passes.items():
+            start = time.perf_counter()
+            target.forward(batch)
+            best[name] = min(best[name], time.perf_counter() - start)
+    return best
+
+
+def _about(target: TransformersTarget, config: TargetConfig, plan: _Plan) -> dict[str, Any]:
+    """Everything that a pass's cost, and what is measured of it, depends on."""
+    gpu = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else None
+    return {
+        "format": _FORMAT,
+        "model": digest_of(config.model_path),
+        "dtype": config.dtype,
+        "device": gpu or f"{platform.machine()} {processor()} {os.cpu_count()}",
+        "threads": torch.get_num_threads(),
+        "stages": config.stages,
+        "torch": torch.__version__,
+        "kernels": target.kernels.about,
+        "rows": list(plan.rows),
+        "context": plan.context,
+        "longer": plan.longer,
+    }

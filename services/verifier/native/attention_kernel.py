@@ -1,0 +1,195 @@
+"""Tree attention on a CPU by a kernel of our own; see tree_attention.c."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import torch
+
+from services.verifier.attention.calls import Call
+from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.native.library import Library
+from speculation.ports import Rows
+from speculation.tree import ROOT
+
+# As in the source.
+_COLUMNS = 16
+_LARGEST_HEAD = 512
+# Queries (a row under one head) that share what is read of a tile. More need more memory than a core's own cache has.
+_BLOCK_QUERIES = 24
+
+_INTEGERS = ("rows", "blocks", "slots", "scratch_per_thread", "threads")
+_ARRAYS = ("tiles", "row_tiles", "own_slot", "position", "straight", "path", "row_path", "block_rows", "scratch")
+_STRIDES = ("query_head", "query_row", "key_head", "key_row", "value_head", "value_row")
+_OF_CALL = (
+    "bias_width", "bias_by_distance", "heads", "kv_heads", "size", "value_size", "window", "chunk",
+)  # fmt: skip
+
+
+class _Layout(ctypes.Structure):
+    _fields_ = [(name, ctypes.c_int64) for name in _INTEGERS] + [(name, ctypes.c_void_p) for name in _ARRAYS]
+
+
+class AttentionLayer(ctypes.Structure):
+    """As in tree_attention.h."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("query", "key", "value")],
+        *[(name, ctypes.c_int64) for name in _STRIDES],
+        *[(name, ctypes.c_void_p) for name in ("keys", "values", "out", "sinks", "bias")],
+        *[(name, ctypes.c_int64) for name in _OF_CALL],
+        *[(name, ctypes.c_float) for name in ("scale", "softcap")],
+    ]
+
+
+class Kernel:
+    """The compiled kernel."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.attend = library.functions.outrider_attend
+        self.attend.argtypes = [ctypes.POINTER(_Layout), ctypes.POINTER(AttentionLayer)]
+        self.attend.restype = None
+
+
+def kernel_for(kernels: Library | None, pool: KVPool) -> Kernel | None:
+    """The kernel for the calls that a pool is for; None where it cannot be had."""
+    if kernels is None or pool.device.type != "cpu" or pool.dtype != torch.float32:
+        return None
+    sizes = {size for call in pool.calls for size in (call.key_size, call.value_size)}
+    return None if any(size % _COLUMNS or size > _LARGEST_HEAD for size in sizes) else Kernel(kernels)
+
+
+@dataclass(kw_only=True, slots=True)
+class NativePass:
+    """What one forward pass needs besides its token ids; implements ``attention.Pass``.
+
+    Attributes:
+        positions: [rows], of each row in its own request.
+    """
+
+    kernel: Kernel
+    pool: KVPool
+    positions: torch.Tensor
+    layout: _Layout
+    # What ``layout`` points to.
+    held: list[torch.Tensor] = field(default_factory=list)
+    _rooms: dict[tuple[int, ...], list[torch.Tensor]] = field(default_factory=dict)
+
+    def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        """See ``attention.Pass``.
+
+        Raises:
+            NotImplementedError: a tensor is of another type: the kernel sees memory.
+        """
+        query, key, value = (_rows_whole(tensor) for tensor in (query, key, value))
+        out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
+        strides = [stride for tensor in (query, key, value) for stride in tensor.stride()[:2]]
+        arguments = self.layer(call)
+        arguments.query, arguments.key, arguments.value = query.data_ptr(), key.data_ptr(), value.data_ptr()
+        arguments.out = out.data_ptr()
+        for name, stride in zip(_STRIDES, strides, strict=True):
+            setattr(arguments, name, stride)
+        self.kernel.attend(self.layout, arguments)
+        return out
+
+    def layer(self, call: Call) -> AttentionLayer:
+        """What the kernel needs of a call, but for its queries, keys, values and room for what comes out."""
+        made = AttentionLayer(
+            keys=self.pool.keys[call.entry].data_ptr(),
+            values=self.pool.values[call.entry].data_ptr(),
+            heads=call.heads,
+            kv_heads=call.kv_heads,
+            size=call.key_size,
+            value_size=call.value_size,
+            window=call.window or 0,
+            chunk=call.chunk or 0,
+            scale=call.scale,
+            softcap=call.softcap or 0,
+        )
+        if call.sinks is not None:
+            made.sinks = call.sinks.data_ptr()
+        if call.bias is not None:
+            made.bias, made.bias_width = call.bias.table.data_ptr(), call.bias.table.shape[1]
+            made.bias_by_distance = call.bias.by_distance
+        return made
+
+    def room(self, widths: tuple[int, ...]) -> list[torch.Tensor]:
+        """Buffers of [rows, width] each, the same for all layers."""
+        if widths not in self._rooms:
+            self._rooms[widths] = [torch.empty(len(self.positions), width) for width in widths]
+        return self._rooms[widths]
+
+
+def _rows_whole(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.dtype != torch.float32:
+        raise NotImplementedError(f"its attention is in {tensor.dtype}")
+    return tensor if tensor.stride(2) == 1 else tensor.contiguous()
+
+
+def lay_out(kernel: Kernel, pool: KVPool, batch: Sequence[Rows], padding: int) -> NativePass:
+    """Lay out ``batch``, followed by ``padding`` rows that belong to nobody."""
+    tables = _Tables()
+    for rows in batch:
+        tables.add(rows, pool.tiles_of(rows.session_id))
+    for _ in range(padding):
+        tables.add(Rows(session_id="", context=0, tokens=(0,), logits=0), [pool.padding_tile])
+    block_rows = tables.block_rows(max(1, _BLOCK_QUERIES // max(call.share for call in pool.calls)))
+    slots = (max(tables.own_slot) // TILE + 1) * TILE
+    most = max(b - a for a, b in pairwise(block_rows))
+    per_thread = max(most * call.share * (slots + call.key_size + call.value_size + 1) for call in pool.calls)
+    arrays = [
+        torch.tensor(numbers, dtype=torch.int64)
+        for numbers in (
+            tables.tiles, tables.row_tiles, tables.own_slot, tables.position, tables.straight, tables.path, tables.row_path,
+            block_rows,
+        )
+    ]  # fmt: skip
+    threads = torch.get_num_threads()
+    arrays.append(torch.empty(threads * per_thread))
+    integers = (len(tables.position), len(block_rows) - 1, slots, per_thread, threads)
+    layout = _Layout(*integers, *[array.data_ptr() for array in arrays])
+    return NativePass(kernel=kernel, pool=pool, positions=arrays[3], layout=layout, held=arrays)
+
+
+class _Tables:
+    """The kernel's tables, as they grow; names as in the source."""
+
+    def __init__(self) -> None:
+        self.tiles: list[int] = []
+        self.row_tiles: list[int] = []
+        self.own_slot: list[int] = []
+        self.position: list[int] = []
+        self.straight: list[int] = []
+        self.path: list[int] = []
+        self.row_path: list[int] = []
+        self._requests: list[int] = []
+
+    def add(self, rows: Rows, owned: list[int]) -> None:
+        """One request's rows."""
+        self._requests.append(len(self.position))
+        count, end = len(rows.tokens), rows.context + rows.chain
+        if rows.context + count > len(owned) * TILE:
+            raise IndexError(f"{rows.session_id} owns {len(owned)} tiles: not enough for {rows.context + count} rows")
+        self.row_tiles += [len(self.tiles)] * count
+        # As far as the rows reach: a request may own many more.
+        self.tiles += owned[: (rows.context + count - 1) // TILE + 1]
+        self.own_slot += range(rows.context, rows.context + count)
+        self.position += range(rows.context, end)
+        self.straight += [end] * count
+        self.row_path += [len(self.path)] * rows.chain
+        paths: list[tuple[int, ...]] = []
+        for node, parent in enumerate(rows.parents):
+            paths.append((*(() if parent == ROOT else paths[parent]), end + node))
+            self.row_path.append(len(self.path))
+            self.path += paths[-1]
+            self.position.append(end + len(paths[-1]) - 1)
+
+    def block_rows(self, most: int) -> list[int]:
+        """Where blocks of at most ``most`` neighbouring rows of one request begin, and where the last one ends."""
+        ends = [*self._requests[1:], len(self.position)]
+        starts = [row for start, end in zip(self._requests, ends, strict=True) for row in range(start, end, most)]
+        return [*starts, len(self.position)]

@@ -1,0 +1,244 @@
+"""Whole decoder layers of the Llama kind by one call each; see layer.c.
+
+Which layers are of that kind is not known from their class but seen: a layer's parts have the usual names, and what the
+kernel computes of a trial pass is what the layer itself has computed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import nn
+
+from services.verifier.arithmetic.linears import SharedLinear
+from services.verifier.attention.calls import Call, Calls, Running, answering, asked
+from services.verifier.native.attention_kernel import AttentionLayer, NativePass
+from services.verifier.native.library import Library
+from services.verifier.native.linear_kernel import PANEL, LinearStruct, NativeLinear
+
+# The kernel reads whole vectors of the widest kind.
+_COLUMNS = 16
+# What rounding in another order may change of a hidden state, relative to its size.
+_TOLERANCE = 1e-4
+# What a layer may be given that it does not need: the pass knows positions and what sees what.
+_IGNORED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "cache_position"}
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [("weight", ctypes.c_void_p), ("epsilon", ctypes.c_float)]
+
+
+class _Parts(ctypes.Structure):
+    _fields_ = [
+        ("product", LinearStruct * 3),
+        *[(name, ctypes.c_int64) for name in ("count", "width")],
+        ("at", ctypes.c_int64 * 3),
+    ]
+
+
+class _DecoderLayer(ctypes.Structure):
+    _fields_ = [
+        *[(name, _Norm) for name in ("before_attention", "before_mlp", "of_query", "of_key")],
+        *[(name, _Parts) for name in ("query_key_value", "gate_up")],
+        *[(name, LinearStruct) for name in ("attention_out", "down")],
+        *[(name, ctypes.c_int64) for name in ("hidden", "intermediate", "heads", "kv_heads", "size")],
+    ]
+
+
+class _Room(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_void_p) for name in ("cosine", "sine", "normed", "query_key_value", "attended", "gate_up", "active")
+    ]
+
+
+# Runs the model over a few rows, in the pass that it returns.
+TrialPass = Callable[[], Running]
+
+
+@dataclass(kw_only=True, slots=True)
+class Trial:
+    """What a layer was given in a trial pass, and what it has made of it."""
+
+    given: tuple[Any, ...]
+    named: dict[str, Any]
+    made: torch.Tensor
+
+
+class FusedLayer:
+    """A layer's ``forward`` by the kernel.
+
+    Raises:
+        ValueError: the layer is of another kind; says what differs.
+    """
+
+    def __init__(self, kernels: Library, layer: nn.Module, calls: Calls) -> None:
+        self._call = kernels.functions.outrider_layer
+        self._call.restype = None
+        attention, mlp = _part(layer, "self_attn"), _part(layer, "mlp")
+        out, down = _linear(attention, "o_proj"), _linear(mlp, "down_proj")
+        if type(getattr(mlp, "act_fn", None)).__name__ not in ("SiLU", "SiLUActivation"):
+            raise ValueError("its activation is not SiLU")
+        call = _only_call(layer, calls)
+        query_heads, kv_heads, size = call.heads, call.kv_heads, call.key_size
+        hidden, intermediate = out.out_features, down.in_features
+        if size % _COLUMNS or hidden % PANEL or intermediate % _COLUMNS:
+            raise ValueError(f"its sizes do not suit: hidden {hidden}, heads of {size}, intermediate {intermediate}")
+        if out.in_features != query_heads * size or call.value_size != size:
+            raise ValueError("its projections are not those of its heads")
+        widths = {"q_proj": query_heads * size, "k_proj": kv_heads * size, "v_proj": kv_heads * size}
+        query_key_value, projections = _parts(attention, widths)
+        gate_up, gates = _parts(mlp, {"gate_proj": intermediate, "up_proj": intermediate})
+        norms = [_norm(layer, name) for name in ("input_layernorm", "post_attention_layernorm")]
+        norms += [_norm(attention, name) if hasattr(attention, name) else _Norm() for name in ("q_norm", "k_norm")]
+        # They own what the struct points to.
+        self._held = [layer, out, down, *projections, *gates]
+        self._layer = _DecoderLayer(
+            *norms, query_key_value, gate_up, out.struct, down.struct, hidden, intermediate, query_heads, kv_heads, size
+        )
+        self._widths = (hidden, query_key_value.width, query_heads * size, gate_up.width, intermediate)
+        self._attention, self._size = call, size
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        *,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        **_ignored: object,
+    ) -> torch.Tensor:
+        """[1, rows, hidden size] to the same."""
+        running = asked()
+        assert isinstance(running, Running) and isinstance(running.laid_out, NativePass)
+        laid_out = running.laid_out
+        rows = hidden_states.shape[1]
+        given = hidden_states.contiguous()
+        cosine, sine = (table.contiguous() for table in position_embeddings)
+        if cosine.shape != (1, rows, self._size) or not given.dtype == cosine.dtype == sine.dtype == torch.float32:
+            raise NotImplementedError(f"its positions are rotated in {tuple(cosine.shape)}, {cosine.dtype}")
+        made = torch.empty_like(given)
+        room = laid_out.room(self._widths)
+        pointers = _Room(cosine.data_ptr(), sine.data_ptr(), *[buffer.data_ptr() for buffer in room])
+        attention: AttentionLayer = laid_out.layer(self._attention)
+        layer, by = self._layer, ctypes.byref
+        self._call(
+            by(layer), by(laid_out.layout), by(attention), by(pointers), ctypes.c_int64(rows),
+            ctypes.c_void_p(given.data_ptr()), ctypes.c_void_p(made.data_ptr()),
+        )  # fmt: skip
+        return made
+
+
+def fuse(kernels: Library, layers: nn.ModuleList, trial_pass: TrialPass, calls: Calls) -> tuple[int, str]:
+    """Let the kernel compute the layers that it can.
+
+    Args:
+        calls: how the layers call attention.
+
+    Returns:
+        How many layers it computes, and why it does not compute the first of the others.
+    """
+    reason = ""
+    done = 0
+    trials, running = _watched(layers, trial_pass)
+    for layer, trial in zip(layers, trials, strict=True):
+        try:
+            with answering(running):
+                fused = _tried(kernels, layer, trial, calls)
+        except (ValueError, NotImplementedError) as error:
+            reason = reason or str(error)
+            continue
+        layer.forward = fused
+        done += 1
+    return done, reason
+
+
+def _tried(kernels: Library, layer: nn.Module, trial: Trial | None, calls: Calls) -> FusedLayer:
+    if trial is None:
+        raise ValueError("it makes more than hidden states")
+    if len(trial.given) != 1 or not {"position_embeddings"} <= trial.named.keys() <= {"position_embeddings"} | _IGNORED:
+        raise ValueError(f"it is given {', '.join(trial.named)}")
+    fused = FusedLayer(kernels, layer, calls)
+    made = fused(*trial.given, **trial.named)
+    difference = float((made - trial.made).abs().max() / trial.made.abs().max())
+    if not difference <= _TOLERANCE:
+        raise ValueError(f"the kernel computes something else, by {difference:.2g}")
+    return fused
+
+
+def _watched(layers: nn.ModuleList, trial_pass: TrialPass) -> tuple[Sequence[Trial | None], Running]:
+    """What each layer is given and makes in a trial pass."""
+    trials: dict[int, Trial] = {}
+    hooks = []
+
+    def note(number: int) -> Callable[..., None]:
+        def hook(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], made: object) -> None:
+            if isinstance(made, torch.Tensor):
+                # Later layers may overwrite what they were given.
+                kept = tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in given)
+                trials[number] = Trial(given=kept, named=named, made=made.clone())
+
+        return hook
+
+    for number, layer in enumerate(layers):
+        hooks.append(layer.register_forward_hook(note(number), with_kwargs=True))
+    try:
+        running = trial_pass()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return [trials.get(number) for number in range(len(layers))], running
+
+
+def _only_call(layer: nn.Module, calls: Calls) -> Call:
+    """The layer's one attention call, from where such layers have it."""
+    own = [call for module in layer.modules() for call in calls.get(module, ())]
+    if len(own) != 1 or calls.get(_part(layer, "self_attn")) != tuple(own):
+        raise ValueError("it calls attention otherwise than once")
+    return own[0]
+
+
+def _part(module: nn.Module, name: str) -> nn.Module:
+    part = getattr(module, name, None)
+    if not isinstance(part, nn.Module):
+        raise ValueError(f"it has no {name}")
+    return part
+
+
+def _parts(module: nn.Module, widths: dict[str, int]) -> tuple[_Parts, list[NativeLinear]]:
+    """The products that children with so many outputs are, and where their results lie: one product's, or their own each."""
+    children = {name: _part(module, name) for name in widths}
+    shared = [child.shared.packed for child in children.values() if isinstance(child, SharedLinear)]
+    if len(shared) == len(children) and len({id(one) for one in shared}) == 1:
+        products = [_native(shared[0], "their product")]
+        starts = [0, *accumulate(widths.values())][: len(widths)]
+    else:
+        products = [_native(child, name) for name, child in children.items()]
+        starts = [0, *accumulate(one.struct.panels * PANEL for one in products)][: len(widths)]
+    if sum(one.out_features for one in products) != sum(widths.values()):
+        raise ValueError(f"{', '.join(widths)} do not have {sum(widths.values())} outputs")
+    structs = (LinearStruct * 3)(*[one.struct for one in products])
+    width = sum(one.struct.panels for one in products) * PANEL
+    return _Parts(structs, len(products), width, (ctypes.c_int64 * 3)(*starts)), products
+
+
+def _linear(module: nn.Module, name: str) -> NativeLinear:
+    return _native(_part(module, name), name)
+
+
+def _native(part: nn.Module, name: str) -> NativeLinear:
+    if not isinstance(part, NativeLinear) or part.struct.inputs != part.in_features:
+        raise ValueError(f"{name} is not computed by our kernels")
+    return part
+
+
+def _norm(module: nn.Module, name: str) -> _Norm:
+    part = _part(module, name)
+    weight, epsilon = getattr(part, "weight", None), getattr(part, "variance_epsilon", getattr(part, "eps", None))
+    if not isinstance(weight, torch.Tensor) or weight.dtype != torch.float32 or not isinstance(epsilon, float):
+        raise ValueError(f"{name} is no root mean square norm")
+    if getattr(part, "bias", None) is not None:
+        raise ValueError(f"{name} has a bias")
+    return _Norm(weight.data_ptr(), epsilon)

@@ -1,0 +1,1 @@
+"""A target in several processes: pipeline stages, and what travels between them."""

@@ -1,0 +1,136 @@
+"""A stage of a target that is not the last: a process of its own, which obeys the verifier.
+
+python -m services.verifier.stages.process SPECIFICATION      (JSON; the verifier starts it, nobody else does)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sys
+from pathlib import Path
+
+import torch
+
+from services.verifier.config import TargetConfig
+from services.verifier.guard import check_slice
+from services.verifier.kv_cache.pool import TILE
+from services.verifier.model_slice import ModelSlice
+from services.verifier.stages.exchange import Exchange, attend_meeting
+from services.verifier.stages.upstream import FIRST, Health, Op, StageSpec, read_orders, receive_hidden, send_hidden
+from speculation.errors import ConfigurationError, Internal, TargetLost
+from speculation.ports import Rows
+
+log = logging.getLogger(__name__)
+
+
+class Stage:
+    """Obeys until it is stopped, or the verifier is gone."""
+
+    def __init__(self, part: ModelSlice, exchange: Exchange) -> None:
+        self._part = part
+        self._exchange = exchange
+        self._lengths: dict[str, int] = {}
+
+    def run(self) -> None:
+        """Work.
+
+        Raises:
+            TargetLost: another stage is gone.
+        """
+        verifier, length = self._exchange.size - 1, torch.empty(1, dtype=torch.int64)
+        while True:
+            self._exchange.receive(length, verifier)
+            message = torch.empty(int(length), dtype=torch.int64)
+            self._exchange.receive(message, verifier)
+            for op, arguments, batch in read_orders(message.tolist()):
+                if op is Op.STOP:
+                    return
+                self._obey(op, arguments, batch)
+
+    def _obey(self, op: Op, arguments: tuple[int, ...], batch: tuple[Rows, ...]) -> None:
+        if op is Op.PASS:
+            self._pass(batch)
+            return
+        session = str(arguments[0])
+        pool = self._part.pool
+        if op is Op.OPEN:
+            shared, tiles = arguments[1], arguments[2:]
+            pool.assign(session, tiles, len(tiles) - shared)
+            self._lengths[session] = shared * TILE
+        elif op is Op.GROW:
+            pool.assign(session, arguments[1:], len(arguments) - 1)
+        elif op is Op.KEEP:
+            context, rows = arguments[1], arguments[2:]
+            pool.move(session, [context + row for row in rows], context)
+            self._lengths[session] = context + len(rows)
+        else:
+            pool.forget(session)
+            self._lengths.pop(session, None)
+
+    def _pass(self, batch: tuple[Rows, ...]) -> None:
+        """One pass; whatever happens, the next stage is told."""
+        health, made = Health.FINE, None
+        try:
+            hidden = None
+            if self._exchange.rank != FIRST:
+                count = sum(len(rows.tokens) for rows in batch)
+                hidden = receive_hidden(self._exchange, count, self._part.hidden_size, self._part.dtype)
+            for rows in batch:
+                if self._lengths.get(rows.session_id) != rows.context:
+                    raise TargetLost(f"{self._lengths.get(rows.session_id)} tokens committed here, {rows.context} there")
+            made = self._part.run(batch, hidden)
+        except TargetLost as error:
+            log.error("stage %d disagrees: %s", self._exchange.rank, error)
+            health = Health.DISAGREES
+        except Internal:
+            health = Health.FAILED
+        except Exception:
+            log.exception("a pass failed in stage %d", self._exchange.rank)
+            health = Health.FAILED
+        send_hidden(self._exchange, health, made)
+
+
+def serve(spec: StageSpec) -> None:
+    """Load the layers, join the others, work until stopped."""
+    config = spec.config
+    try:
+        part = ModelSlice(config, spec.stage)
+        check_slice(part, config.stages)
+    except Exception as error:
+        if not isinstance(error, ConfigurationError):
+            log.exception("stage %d cannot load its layers", spec.stage)
+        attend_meeting(spec.host, spec.port, spec.stage, config.stages, refusal=str(error) or type(error).__name__)
+        return
+    exchange = attend_meeting(spec.host, spec.port, spec.stage, config.stages)
+    assert exchange is not None
+    Stage(part, exchange).run()
+
+
+def spec_to_json(spec: StageSpec) -> str:
+    """For the command line."""
+    return json.dumps(dataclasses.asdict(spec), default=str)
+
+
+def spec_from_json(text: str) -> StageSpec:
+    """What ``spec_to_json`` has made."""
+    fields = json.loads(text)
+    config = fields["config"]
+    if config["kernels_dir"] is not None:
+        config["kernels_dir"] = Path(config["kernels_dir"])
+    return StageSpec(**{**fields, "config": TargetConfig(**config)})
+
+
+def main() -> None:
+    """Run it."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
+    try:
+        serve(spec_from_json(sys.argv[1]))
+    except TargetLost as error:
+        log.warning("stage ends: %s", error)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
