@@ -11,6 +11,8 @@ from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
+from speculation import limits
+
 log = logging.getLogger(__name__)
 
 # In these states a replica holds nothing of any request.
@@ -21,7 +23,7 @@ async def tell_all(
     handle: DeploymentHandle,
     method: str,
     *arguments: object,
-    within_s: float,
+    within_s: float = limits.FORGET_S,
     count: Callable[[DeploymentHandle], Awaitable[int]] | None = None,
 ) -> str | None:
     """Call ``method`` of every replica; says who did not do it, None if all have.

@@ -63,6 +63,13 @@ class CallQueue:
         self._ended = True
         self._came.set()
 
+    def abandon(self) -> None:
+        """Nothing more will be added, and nobody shall answer what waits."""
+        self._calls.clear()
+        self._carrying.clear()
+        self.feature_bytes = 0
+        self.end()
+
     async def get(self) -> DraftingCall | None:
         """The next call; ``END`` after the last one."""
         while not self._calls and not self._ended:
