@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import OrderedDict
 
 from services.links.codec.features import features_of, with_features
 from speculation.messages import DraftingCall
+
+log = logging.getLogger(__name__)
 
 # Ends a conversation.
 END = None
@@ -97,6 +100,8 @@ class CallQueue:
     def _drop_oldest_features(self) -> None:
         number, size = self._carrying.popitem(last=False)
         self.feature_bytes -= size
+        if not self.dropped:
+            log.warning("a drafter does not keep up: hidden states for it are left out")
         self.dropped += 1
         rest = with_features(self._calls[number], None)
         if rest is None:

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 
 from speculation.messages import CloseSession
 from speculation.ports import Drafter
+
+log = logging.getLogger(__name__)
+
+# A live request says something with every step. One that waits this long is opened anew when it goes on.
+SILENCE_S = 120.0
 
 
 class OpenSessions:
@@ -40,7 +46,10 @@ class OpenSessions:
     def close(self, session_id: str) -> None:
         """End a session; unknown ones are fine."""
         self._heard.pop(session_id, None)
-        self._drafter.close(CloseSession(session_id=session_id))
+        try:
+            self._drafter.close(CloseSession(session_id=session_id))
+        except Exception:
+            log.exception("closing %s failed", session_id)
 
     def close_silent(self) -> float:
         """End those of which nothing was heard for too long; gives the seconds until there may be more of them."""

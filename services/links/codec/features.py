@@ -45,7 +45,7 @@ def decode_features(wire: drafting_pb2.Features, data: bytes | None = None) -> F
     if wire.start + wire.rows > limits.MAX_SESSION_TOKENS:
         end = f"rows of the positions to {wire.start + wire.rows}"
         raise InvalidArgument("features.rows", end, f"at most to {limits.MAX_SESSION_TOKENS}")
-    check_size("features.layers", len(wire.layers), limits.MAX_FEATURE_LAYERS)
+    check_size("features.layers", len(wire.layers), limits.MAX_LAYERS)
     if wire.layers and wire.width % len(wire.layers):
         raise InvalidArgument("features.width", wire.width, f"a multiple of the number of layers, {len(wire.layers)}")
     if data is None:
@@ -84,6 +84,14 @@ def with_features(call: DraftingCall, features: Features | None) -> DraftingCall
             return replace(call, observation=replace(observation, features=features))
         case _:
             return call
+
+
+def detach_data(call: DraftingCall) -> tuple[DraftingCall, bytes | None]:
+    """``call`` without the numbers of its hidden states, and those: what travels within one process apart."""
+    features = features_of(call)
+    if features is None:
+        return call, None
+    return with_features(call, replace(features, data=b"")) or call, features.data
 
 
 def in_messages(call: DraftingCall) -> Iterator[DraftingCall]:

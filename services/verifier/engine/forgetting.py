@@ -73,9 +73,9 @@ class Forgetting:
     def between_passes(self) -> None:
         """Let the target forget."""
         while self._waiting:
-            tenant = next(iter(self._waiting))
+            tenant, answers = self._waiting.popitem()
             self._target.forget(tenant)
-            _done(self._waiting.pop(tenant))
+            _done(answers)
 
     def answered(self, forget_id: int) -> None:
         """A drafter has forgotten."""
