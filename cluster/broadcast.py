@@ -44,8 +44,8 @@ async def tell_all(
         log.warning("no %s can be told to %s: %s", name, method, error)
         answers = []
     failed = [answer for answer in answers if isinstance(answer, BaseException)]
-    for error in failed:
-        log.warning("a %s did not %s: %s", name, method, error)
+    for reason in failed:
+        log.warning("a %s did not %s: %s", name, method, reason)
     total = max(total, len(answers), 1)
     missed = total - (len(answers) - len(failed))
     return f"{missed} of {total} {name} replicas did not answer" if missed else None

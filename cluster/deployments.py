@@ -37,7 +37,6 @@ from services.links.public_server import serve_public
 from speculation.errors import Internal, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, ForgetTenant, GenerationRequest, Progress, VerifierCard
 
-
 log = logging.getLogger(__name__)
 
 # Serve's own default, 5 at once per replica, would throttle: the verifier has its own queue.
@@ -86,7 +85,9 @@ class DrafterDeployment(_Process):
                 await link.start()
             self._drafter = DrafterService(build.drafter_config(settings), link)
             host = settings.drafter.host
-            self._server, port = await serve_drafter(self._drafter, f"{host}:0", settings.internal_token)
+            self._server, port = await serve_drafter(
+                self._drafter, f"{host}:0", settings.internal_token, settings.drafter.session_silence_s
+            )
             self._address = f"{_reachable(host)}:{port}"
 
     async def address(self) -> str:
@@ -212,7 +213,7 @@ async def _answered(router: RouterPort) -> None:
 
 
 class ServeVerifierLink:
-    """Implements ``speculation.ports.VerifierPort`` on Serve handles: of the verifiers, and of the drafters for ``forget``."""
+    """Implements ``speculation.ports.VerifierPort`` on Serve handles; ``forget`` reaches the drafters as well."""
 
     def __init__(self, handle: DeploymentHandle, drafters: DeploymentHandle) -> None:
         self._handle = handle

@@ -26,6 +26,7 @@ from speculation.messages import (
     Draft,
     DraftFailure,
     DraftingReply,
+    FeatureChunk,
     Finished,
     ForgetTenant,
     GenerationRequest,
@@ -191,12 +192,16 @@ class DraftLink(Protocol):
         """Report a step."""
         ...
 
+    def features(self, message: FeatureChunk) -> None:
+        """Send hidden states. They are the first thing to be dropped where a drafter does not keep up."""
+        ...
+
     def close(self, message: CloseSession) -> None:
         """End a session."""
         ...
 
     def forget(self, message: ForgetTenant) -> None:
-        """Delete what is remembered of a tenant."""
+        """Delete what is remembered of a tenant. ``Forgotten`` comes back when that is done."""
         ...
 
     async def stop(self) -> None:
@@ -236,12 +241,19 @@ class Drafter(Protocol):
         """Learn what was committed and draft what may follow."""
         ...
 
+    def features(self, message: FeatureChunk) -> None:
+        """Hidden states of a session; unknown ones are fine."""
+        ...
+
     def close(self, message: CloseSession) -> None:
         """Forget a session; unknown ones are fine."""
         ...
 
     def forget(self, message: ForgetTenant) -> None:
-        """Delete what is remembered of a tenant; unknown ones are fine."""
+        """Delete what is remembered of a tenant, and end its sessions; unknown ones are fine.
+
+        Returns when nothing is left.
+        """
         ...
 
 

@@ -20,6 +20,7 @@ from speculation.messages import (
     CloseSession,
     Draft,
     DraftFailure,
+    FeatureChunk,
     ForgetTenant,
     OpenSession,
     StepReport,
@@ -36,6 +37,7 @@ _SAVE_EVERY = 16
 
 @dataclass(kw_only=True, slots=True)
 class _Session:
+    tenant: str
     sources: Joined
     length: int
     prefix_hash: int
@@ -78,7 +80,10 @@ class DrafterService:
         # Opened anew: what it learnt before is in the tokens that came with the message.
         self._sessions.pop(message.session_id, None)
         self._sessions[message.session_id] = _Session(
-            sources=joined, length=len(message.tokens), prefix_hash=extend_hash(EMPTY_HASH, message.tokens)
+            tenant=message.tenant,
+            sources=joined,
+            length=len(message.tokens),
+            prefix_hash=extend_hash(EMPTY_HASH, message.tokens),
         )
         if len(self._sessions) > self._config.max_sessions:
             forgotten = next(iter(self._sessions))
@@ -113,6 +118,9 @@ class DrafterService:
             if len(outcome) <= limits.MAX_ASSUMED
         ]
 
+    def features(self, message: FeatureChunk) -> None:
+        """See ``Drafter``."""
+
     def close(self, message: CloseSession) -> None:
         """See ``Drafter``."""
         session = self._sessions.pop(message.session_id, None)
@@ -124,6 +132,9 @@ class DrafterService:
 
     def forget(self, message: ForgetTenant) -> None:
         """See ``Drafter``."""
+        # First, since what closes may leave something behind. Requests under way are opened anew, in another name.
+        for session_id in [name for name, session in self._sessions.items() if session.tenant == message.tenant]:
+            self.close(CloseSession(session_id=session_id))
         self._sources.forget(message.tenant)
 
     def stop(self) -> None:

@@ -111,8 +111,10 @@ class _Conversation:
 
     async def watch(self) -> None:
         """Close sessions of which nothing is said any more."""
+        pause_s = 0.0
         while True:
-            await asyncio.sleep(self._sessions.close_silent())
+            await asyncio.sleep(pause_s)
+            pause_s = self._sessions.close_silent()
 
     async def end(self) -> None:
         """Close all sessions; first nobody may be opening one any more."""

@@ -17,8 +17,8 @@ async def test_a_drafter_that_returns_is_told_whom_to_forget() -> None:
     drafter = RandomDrafter()
     target = ToyTarget()
     async with decoding(target, InProcessDraftLink(drafter)) as loop:
-        loop.forget("one")
-        loop.forget("two")
+        await loop.forget("one")
+        await loop.forget("two")
         # An idle loop wakes for it.
         async with asyncio.timeout(5):
             while sorted(target.forgotten) != ["one", "two"] or drafter.forgotten != ["one", "two"]:
@@ -28,7 +28,7 @@ async def test_a_drafter_that_returns_is_told_whom_to_forget() -> None:
             while drafter.forgotten != ["one", "two"] * 2:
                 await asyncio.sleep(0.01)
     with pytest.raises(Unavailable):
-        loop.forget("three")
+        await loop.forget("three")
 
 
 @pytest.mark.parametrize("when", ["live", "waiting"])
@@ -49,7 +49,7 @@ async def test_what_is_under_way_leaves_nothing_to_a_forgotten_tenant(when: str)
         running = [asyncio.create_task(collect(loop, one)) for one in wanted[: 1 if when == "live" else 2]]
         while not opened:
             await asyncio.sleep(0.01)
-        loop.forget("one")
+        await loop.forget("one")
         loop.on_connected()
         await asyncio.gather(*running)
         while len(target.forgotten) < 1 + len(running):

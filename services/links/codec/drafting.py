@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from outrider.internal.v1 import drafting_pb2
+from services.links.codec.features import decode_features, encode_features
 from services.links.codec.trees import check_size, decode_tree, encode_tree
 from speculation import limits
 from speculation.errors import InvalidArgument
@@ -15,13 +16,13 @@ from speculation.messages import (
     DraftFailure,
     DraftingCall,
     DraftingReply,
+    FeatureChunk,
     ForgetTenant,
+    Forgotten,
     OpenSession,
     StepReport,
 )
-from speculation.types import Features, Observation
-
-_NUMBER_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+from speculation.types import Observation
 
 
 def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:
@@ -33,12 +34,19 @@ def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:
             return drafting_pb2.DraftRequest(step=_encode_step(message))
         case CloseSession():
             return drafting_pb2.DraftRequest(close=drafting_pb2.CloseSession(session_id=message.session_id))
+        case FeatureChunk():
+            chunk = drafting_pb2.FeatureChunk(session_id=message.session_id, features=encode_features(message.features))
+            return drafting_pb2.DraftRequest(features=chunk)
         case ForgetTenant():
-            return drafting_pb2.DraftRequest(forget=drafting_pb2.ForgetTenant(tenant=message.tenant))
+            forget = drafting_pb2.ForgetTenant(tenant=message.tenant, forget_id=message.forget_id)
+            return drafting_pb2.DraftRequest(forget=forget)
 
 
-def decode_drafting_call(wire: drafting_pb2.DraftRequest) -> DraftingCall:
+def decode_drafting_call(wire: drafting_pb2.DraftRequest, data: bytes | None = None) -> DraftingCall:
     """See ``encode_drafting_call``.
+
+    Args:
+        data: numbers of the hidden states, where they did not travel in the message.
 
     Raises:
         InvalidArgument: no event, or one that breaks a limit.
@@ -47,13 +55,15 @@ def decode_drafting_call(wire: drafting_pb2.DraftRequest) -> DraftingCall:
         case "open":
             return _decode_open(wire.open)
         case "step":
-            return _decode_step(wire.step)
+            return _decode_step(wire.step, data)
         case "close":
             return CloseSession(session_id=wire.close.session_id)
         case "forget":
-            return ForgetTenant(tenant=wire.forget.tenant)
+            return ForgetTenant(tenant=wire.forget.tenant, forget_id=wire.forget.forget_id)
+        case "features":
+            return FeatureChunk(session_id=wire.features.session_id, features=decode_features(wire.features.features, data))
         case _:
-            raise InvalidArgument("event", "unset", "open, step, close or forget")
+            raise InvalidArgument("event", "unset", "open, step, close, features or forget")
 
 
 def _encode_open(message: OpenSession) -> drafting_pb2.OpenSession:
@@ -63,7 +73,6 @@ def _encode_open(message: OpenSession) -> drafting_pb2.OpenSession:
         prompt_length=message.prompt_length,
         sources=message.sources,
         max_nodes=message.max_nodes,
-        seed=message.seed,
         temperature=message.temperature,
         tenant=message.tenant,
     )
@@ -79,7 +88,6 @@ def _decode_open(wire: drafting_pb2.OpenSession) -> OpenSession:
         prompt_length=wire.prompt_length,
         sources=tuple(wire.sources),
         max_nodes=wire.max_nodes,
-        seed=wire.seed,
         temperature=wire.temperature,
         tenant=wire.tenant,
     )
@@ -98,7 +106,7 @@ def _encode_step(message: StepReport) -> drafting_pb2.StepReport:
     )
 
 
-def _decode_step(wire: drafting_pb2.StepReport) -> StepReport:
+def _decode_step(wire: drafting_pb2.StepReport, data: bytes | None) -> StepReport:
     check_size("step.committed", len(wire.committed), limits.MAX_TREE_NODES + 1)
     check_size("step.max_nodes", wire.max_nodes, limits.MAX_TREE_NODES)
     return StepReport(
@@ -109,7 +117,7 @@ def _decode_step(wire: drafting_pb2.StepReport) -> StepReport:
         accepted_path=tuple(wire.accepted_path),
         max_nodes=wire.max_nodes,
         min_probability=wire.min_probability,
-        observation=_decode_observation(wire.observation) if wire.HasField("observation") else None,
+        observation=_decode_observation(wire.observation, data) if wire.HasField("observation") else None,
     )
 
 
@@ -123,35 +131,14 @@ def _encode_observation(observation: Observation) -> drafting_pb2.Observation:
     )
 
 
-def _decode_observation(wire: drafting_pb2.Observation) -> Observation:
-    features = decode_features(wire.features) if wire.HasField("features") else None
+def _decode_observation(wire: drafting_pb2.Observation, data: bytes | None) -> Observation:
+    features = decode_features(wire.features, data) if wire.HasField("features") else None
     return Observation(
         tree=decode_tree(wire.tree),
         top_ids=_decode_top_ids(wire.top_ids),
         probe_ids=_decode_top_ids(wire.probe_ids),
         features=features,
     )
-
-
-def encode_features(features: Features) -> drafting_pb2.Features:
-    """Hidden states."""
-    return drafting_pb2.Features(data=features.data, rows=features.rows, width=features.width, dtype=features.dtype)
-
-
-def decode_features(wire: drafting_pb2.Features) -> Features:
-    """See ``encode_features``.
-
-    Raises:
-        InvalidArgument: there are not as many bytes as numbers.
-    """
-    if wire.dtype not in _NUMBER_BYTES:
-        raise InvalidArgument("features.dtype", wire.dtype, f"one of {', '.join(_NUMBER_BYTES)}")
-    if not wire.rows or not wire.width:
-        raise InvalidArgument("features", f"{wire.rows} x {wire.width}", "at least one row and one number")
-    expected = wire.rows * wire.width * _NUMBER_BYTES[wire.dtype]
-    if len(wire.data) != expected:
-        raise InvalidArgument("features.data", f"{len(wire.data)} bytes", f"{expected}: {wire.rows} x {wire.width} numbers")
-    return Features(data=wire.data, rows=wire.rows, width=wire.width, dtype=wire.dtype)
 
 
 def _encode_top_ids(rows: Sequence[Sequence[int]]) -> list[drafting_pb2.TopIds]:
@@ -168,6 +155,8 @@ def encode_drafting_reply(message: DraftingReply) -> drafting_pb2.DraftResponse:
     if isinstance(message, DraftFailure):
         failure = drafting_pb2.DraftFailure(session_id=message.session_id, reason=message.reason, reopen=message.reopen)
         return drafting_pb2.DraftResponse(failure=failure)
+    if isinstance(message, Forgotten):
+        return drafting_pb2.DraftResponse(forgotten=drafting_pb2.Forgotten(forget_id=message.forget_id))
     draft = drafting_pb2.Draft(
         session_id=message.session_id,
         base_length=message.base_length,
@@ -175,6 +164,8 @@ def encode_drafting_reply(message: DraftingReply) -> drafting_pb2.DraftResponse:
         assumed=message.assumed,
         tree=encode_tree(message.tree),
         drafting_s=message.drafting_s,
+        group=message.group,
+        more=message.more,
     )
     return drafting_pb2.DraftResponse(draft=draft)
 
@@ -189,10 +180,13 @@ def decode_drafting_reply(wire: drafting_pb2.DraftResponse) -> DraftingReply:
         case "failure":
             failure = wire.failure
             return DraftFailure(session_id=failure.session_id, reason=failure.reason, reopen=failure.reopen)
+        case "forgotten":
+            return Forgotten(forget_id=wire.forgotten.forget_id)
         case "draft":
             draft = wire.draft
             try:
                 check_size("draft.assumed", len(draft.assumed), limits.MAX_ASSUMED)
+                check_size("draft.group", len(draft.group), limits.MAX_SOURCE_NAME)
                 tree = decode_tree(draft.tree)
             except InvalidArgument as error:
                 return DraftFailure(session_id=draft.session_id, reason=f"malformed draft: {error}")
@@ -204,6 +198,8 @@ def decode_drafting_reply(wire: drafting_pb2.DraftResponse) -> DraftingReply:
                 tree=tree,
                 # A statistic: nonsense in it is no reason to lose the draft.
                 drafting_s=draft.drafting_s if 0 <= draft.drafting_s < math.inf else 0.0,
+                group=draft.group,
+                more=draft.more,
             )
         case _:
-            raise InvalidArgument("event", "unset", "draft or failure")
+            raise InvalidArgument("event", "unset", "draft, failure or forgotten")

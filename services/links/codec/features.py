@@ -9,7 +9,7 @@ from outrider.internal.v1 import drafting_pb2
 from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import InvalidArgument
-from speculation.messages import DraftingCall, FeatureChunk, StepReport
+from speculation.messages import DraftingCall, FeatureChunk, ForgetTenant, StepReport
 from speculation.types import Features
 
 NUMBER_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -100,7 +100,7 @@ def in_messages(call: DraftingCall) -> Iterator[DraftingCall]:
     Hidden states that are too many for one go ahead as chunks; the call itself comes last, with the last of them.
     """
     features = features_of(call)
-    if features is None or len(features.data) <= limits.MAX_FEATURE_BYTES:
+    if features is None or len(features.data) <= limits.MAX_FEATURE_BYTES or isinstance(call, ForgetTenant):
         yield call
         return
     *ahead, last = split(features, limits.MAX_FEATURE_BYTES)

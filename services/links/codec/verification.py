@@ -50,7 +50,8 @@ def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequ
             max_nodes=plan.max_nodes,
             acceptance=plan.acceptance,
             observe_top_k=plan.observe_top_k,
-            observe_features=plan.observe_features,
+            observe_layers=plan.observe_layers,
+            observe_prompt=plan.observe_prompt,
         ),
         tenant=message.tenant,
     )
@@ -97,13 +98,15 @@ def _decode_plan(wire: verification_pb2.Plan) -> Plan:
     check_size("plan.sources", len(wire.sources), limits.MAX_SOURCES)
     check_size("plan.max_nodes", wire.max_nodes, limits.MAX_TREE_NODES)
     check_size("plan.observe_top_k", wire.observe_top_k, limits.MAX_TOP_IDS)
+    check_size("plan.observe_layers", len(wire.observe_layers), limits.MAX_LAYERS)
     return Plan(
         strategy=wire.strategy,
         sources=tuple(wire.sources),
         max_nodes=wire.max_nodes,
         acceptance=acceptance_rule(wire.acceptance),
         observe_top_k=wire.observe_top_k,
-        observe_features=wire.observe_features,
+        observe_layers=tuple(wire.observe_layers),
+        observe_prompt=wire.observe_prompt,
     )
 
 
