@@ -96,7 +96,7 @@ class DrafterDeployment(_Process):
 
     async def forget(self, tenant: str) -> None:
         """See ``Drafter.forget``."""
-        self._drafter.forget(ForgetTenant(tenant=tenant))
+        await self._drafter.forget(ForgetTenant(tenant=tenant))
 
 
 @serve.deployment(name="retrieval", max_ongoing_requests=_ONGOING)
