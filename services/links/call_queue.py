@@ -7,15 +7,12 @@ import logging
 from collections import OrderedDict
 
 from services.links.codec.features import features_of, with_features
-from speculation.messages import DraftingCall
+from speculation.messages import DraftingCall, StepReport
 
 log = logging.getLogger(__name__)
 
 # Ends a conversation.
 END = None
-
-_MOST_CALLS = 4096
-_MOST_FEATURE_BYTES = 128 << 20
 
 
 class CallQueue:
@@ -25,13 +22,17 @@ class CallQueue:
     does without). A drafter's server may wait: it uses ``put``, and so slows down whoever sends.
 
     Attributes:
+        most_calls, most_feature_bytes: that wait at a time, where nobody says.
         feature_bytes: of the hidden states that wait.
         dropped: times that hidden states were left out.
     """
 
-    def __init__(self, most_calls: int = _MOST_CALLS, most_feature_bytes: int = _MOST_FEATURE_BYTES) -> None:
-        self._most_calls = most_calls
-        self._most_feature_bytes = most_feature_bytes
+    most_calls = 4096
+    most_feature_bytes = 128 << 20
+
+    def __init__(self, most_calls: int | None = None, most_feature_bytes: int | None = None) -> None:
+        self._most_calls = most_calls or self.most_calls
+        self._most_feature_bytes = most_feature_bytes or self.most_feature_bytes
         self._calls: OrderedDict[int, DraftingCall] = OrderedDict()
         # Numbers of the calls that carry hidden states, and how many bytes.
         self._carrying: OrderedDict[int, int] = OrderedDict()
@@ -103,8 +104,8 @@ class CallQueue:
         if not self.dropped:
             log.warning("a drafter does not keep up: hidden states for it are left out")
         self.dropped += 1
-        rest = with_features(self._calls[number], None)
-        if rest is None:
-            del self._calls[number]
+        call = self._calls[number]
+        if isinstance(call, StepReport):
+            self._calls[number] = with_features(call, None)
         else:
-            self._calls[number] = rest
+            del self._calls[number]

@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, Coroutine
 from outrider.internal.v1 import drafting_pb2
 from services.links.call_queue import END, CallQueue
 from services.links.codec.drafting import encode_drafting_reply
+from services.links.codec.features import features_of, with_features
 from services.links.open_sessions import OpenSessions
 from speculation.messages import (
     CloseSession,
@@ -89,8 +90,7 @@ class _Conversation:
                 if isinstance(call, ForgetTenant):
                     await self._forget(call)
                 else:
-                    await self._room.acquire()
-                    self._take(call)
+                    await self._take(call)
             await self._all_answered()
         except Exception:
             log.exception("a conversation with a verifier failed")
@@ -110,10 +110,18 @@ class _Conversation:
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._sessions.close_all()
 
-    def _take(self, call: SessionCall | FeatureChunk) -> None:
+    async def _take(self, call: SessionCall | FeatureChunk) -> None:
         name = call.session_id
+        if isinstance(call, FeatureChunk):
+            await self._keep(call)
+            return
+        if isinstance(call, StepReport) and name in self._answering and (features := features_of(call)) is not None:
+            # A drafter bounds what it keeps of them. Here they would pile up behind a slow answer.
+            await self._keep(FeatureChunk(session_id=name, features=features))
+            call = with_features(call, None)
+        await self._room.acquire()
         # A draft that is still being made is for an earlier prefix.
-        if not isinstance(call, FeatureChunk) and (further := self._further.pop(name, None)) is not None:
+        if (further := self._further.pop(name, None)) is not None:
             further.cancel()
         task = self._answering[name] = self._begin(self._answer(call, self._answering.get(name)))
         task.add_done_callback(lambda done: self._answered(name, done))
@@ -129,7 +137,16 @@ class _Conversation:
         if self._answering.get(name) is task:
             del self._answering[name]
 
-    async def _answer(self, call: SessionCall | FeatureChunk, before: asyncio.Task[None] | None) -> None:
+    async def _keep(self, call: FeatureChunk) -> None:
+        # A session that was opened just now begins first.
+        await asyncio.sleep(0)
+        self._sessions.heard(call.session_id)
+        try:
+            self._drafter.features(call)
+        except Exception:
+            log.exception("hidden states of %s are lost", call.session_id)
+
+    async def _answer(self, call: SessionCall, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait([before])
         try:
@@ -143,7 +160,7 @@ class _Conversation:
         if wants and self._answering.get(call.session_id) is asyncio.current_task():
             self._further[call.session_id] = self._begin(self._draft_further(call.session_id))
 
-    async def _reply(self, call: SessionCall | FeatureChunk) -> DraftingReply | None:
+    async def _reply(self, call: SessionCall) -> DraftingReply | None:
         match call:
             case OpenSession():
                 self._sessions.opened(call.session_id)
@@ -151,9 +168,6 @@ class _Conversation:
             case StepReport():
                 self._sessions.heard(call.session_id)
                 return await self._drafter.step(call)
-            case FeatureChunk():
-                self._sessions.heard(call.session_id)
-                self._drafter.features(call)
             case CloseSession():
                 self._sessions.close(call.session_id)
         return None

@@ -9,7 +9,7 @@ from outrider.internal.v1 import drafting_pb2
 from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import InvalidArgument
-from speculation.messages import DraftingCall, FeatureChunk, ForgetTenant, StepReport
+from speculation.messages import DraftingCall, FeatureChunk, StepReport
 from speculation.types import Features
 
 NUMBER_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -75,45 +75,49 @@ def features_of(call: DraftingCall) -> Features | None:
             return None
 
 
-def with_features(call: DraftingCall, features: Features | None) -> DraftingCall | None:
-    """``call`` with other hidden states in place of those that it carries; None where nothing is left of it without."""
-    match call:
-        case FeatureChunk():
-            return None if features is None else replace(call, features=features)
-        case StepReport(observation=observation) if observation is not None:
-            return replace(call, observation=replace(observation, features=features))
-        case _:
-            return call
+def with_features(step: StepReport, features: Features | None) -> StepReport:
+    """``step`` with other hidden states in place of its own."""
+    assert step.observation is not None
+    return replace(step, observation=replace(step.observation, features=features))
 
 
 def detach_data(call: DraftingCall) -> tuple[DraftingCall, bytes | None]:
     """``call`` without the numbers of its hidden states, and those: what travels within one process apart."""
     features = features_of(call)
-    if features is None:
-        return call, None
-    return with_features(call, replace(features, data=b"")) or call, features.data
+    match call:
+        case StepReport() if features is not None:
+            return with_features(call, replace(features, data=b"")), features.data
+        case FeatureChunk():
+            return replace(call, features=replace(call.features, data=b"")), call.features.data
+        case _:
+            return call, None
 
 
 def in_messages(call: DraftingCall) -> Iterator[DraftingCall]:
     """``call`` as calls that each fit into a message.
 
-    Hidden states that are too many for one go ahead as chunks; the call itself comes last, with the last of them.
+    Hidden states that are too many for one go ahead as chunks; a step's report comes last, with the last of them.
     """
     features = features_of(call)
-    if features is None or len(features.data) <= limits.MAX_FEATURE_BYTES or isinstance(call, ForgetTenant):
+    large = features is not None and len(features.data) > limits.MAX_FEATURE_BYTES
+    if features is None or not large or not isinstance(call, StepReport | FeatureChunk):
         yield call
         return
-    *ahead, last = split(features, limits.MAX_FEATURE_BYTES)
-    for part in ahead:
-        yield FeatureChunk(session_id=call.session_id, features=part)
-    if (rest := with_features(call, last)) is not None:
-        yield rest
+    # Of rows that fit into no message there are no pieces: a source does without.
+    pieces = split(features, limits.MAX_FEATURE_BYTES)
+    last = pieces.pop() if pieces and isinstance(call, StepReport) else None
+    for piece in pieces:
+        yield FeatureChunk(session_id=call.session_id, features=piece)
+    if isinstance(call, StepReport):
+        yield with_features(call, last)
 
 
 def split(features: Features, most_bytes: int) -> list[Features]:
-    """``features`` in pieces of whole rows, in order, each of at most ``most_bytes`` (of one row, where that is more)."""
+    """``features`` in pieces of whole rows, in order, each of at most ``most_bytes``; none where a row is larger."""
     row = len(features.data) // features.rows
-    rows = max(1, most_bytes // row)
+    rows = most_bytes // row
+    if not rows:
+        return []
     return [
         replace(
             features,
