@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
 
 from ray import serve
 from ray.exceptions import RayError
@@ -24,22 +23,18 @@ async def tell_all(
     method: str,
     *arguments: object,
     within_s: float = limits.FORGET_S,
-    count: Callable[[DeploymentHandle], Awaitable[int]] | None = None,
 ) -> str | None:
     """Call ``method`` of every replica; says who did not do it, None if all have.
 
     Serve leaves out, without a word, replicas that it cannot reach just now and those that are about to stop: so they are
     counted first.
-
-    Args:
-        count: gives the number of replicas.
     """
-    total = await (count or _count)(handle)
-    name = handle.deployment_name
+    name, total = handle.deployment_name, 0
     try:
+        total = await asyncio.wait_for(_count(handle), within_s)
         answers = await handle.broadcast(method, *arguments).results_async(timeout_s=within_s, return_exceptions=True)
     except TimeoutError:
-        return f"not all of {total} {name} replicas answered within {within_s:g} s"
+        return f"not all of {total or 'the'} {name} replicas answered within {within_s:g} s"
     except (DeploymentUnavailableError, RayError) as error:
         log.warning("no %s can be told to %s: %s", name, method, error)
         answers = []
