@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 
 from services.drafter.catalogue import check_names
@@ -38,6 +38,7 @@ _SAVE_EVERY = 16
 
 @dataclass(kw_only=True, slots=True)
 class _Session:
+    tenant: str | None
     sources: Joined
     length: int
     prefix_hash: int
@@ -62,11 +63,6 @@ class DrafterService:
         self.retrievals_missed = 0
 
     @property
-    def looks_up(self) -> bool:
-        """See ``Drafter``."""
-        return self._retriever is not None
-
-    @property
     def sessions(self) -> int:
         """Sessions that are open."""
         return len(self._sessions)
@@ -83,6 +79,7 @@ class DrafterService:
         # Opened anew: what it learnt before is in the tokens that came with the message.
         self._sessions.pop(message.session_id, None)
         self._sessions[message.session_id] = _Session(
+            tenant=message.tenant,
             sources=joined,
             length=len(message.tokens),
             prefix_hash=extend_hash(EMPTY_HASH, message.tokens),
@@ -108,8 +105,13 @@ class DrafterService:
         self._sessions.move_to_end(message.session_id)
         return await self._draft(message.session_id, message.max_nodes)
 
+    async def further(self, session_id: str) -> AsyncIterator[Draft]:
+        """See ``Drafter``: drafts for the likeliest outcomes of the step that the last draft was for."""
+        for draft in self.ahead(session_id):
+            yield draft
+
     def ahead(self, session_id: str) -> Sequence[Draft]:
-        """See ``Drafter``."""
+        """See ``further``."""
         session = self._sessions.get(session_id)
         if session is None or session.sources.blend is None or not self._config.draft_ahead:
             return ()
@@ -133,8 +135,11 @@ class DrafterService:
             if self._ended % _SAVE_EVERY == 0:
                 self._sources.save()
 
-    def forget(self, message: ForgetTenant) -> None:
+    async def forget(self, message: ForgetTenant) -> None:
         """See ``Drafter``."""
+        # First, since what closes may leave something behind. Requests under way are opened anew, in another name.
+        for session_id in [name for name, session in self._sessions.items() if session.tenant == message.tenant]:
+            self.close(CloseSession(session_id=session_id))
         self._sources.forget(message.tenant)
 
     def stop(self) -> None:
