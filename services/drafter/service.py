@@ -6,45 +6,69 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar, cast
 
-from services.drafter.catalogue import check_names
+from services.drafter.catalogue import check_names, make_source
 from services.drafter.config import DrafterConfig
-from services.drafter.outcomes import likeliest_outcomes
-from services.drafter.sessions import Joined, Sources
-from services.drafter.source import Retrieving
-from speculation import limits
+from services.drafter.hidden_states import BoundedStates, HiddenStates
+from services.drafter.interfaces import ModelSource
+from services.drafter.model_group import ModelGroup
+from services.drafter.text_group import TEXT, TextGroup, TextSession
+from services.drafter.worker import Worker
 from speculation.errors import OutriderError
 from speculation.messages import (
     CloseSession,
+    Continuation,
     Draft,
     DraftFailure,
+    FeatureChunk,
     ForgetTenant,
     OpenSession,
+    RetrievalQuery,
     StepReport,
 )
 from speculation.ports import Retriever
 from speculation.prefix import EMPTY_HASH, extend_hash
-from speculation.types import EMPTY_TREE, TokenTree
+from speculation.sources import SOURCES
+from speculation.types import EMPTY_TREE, Features, TokenTree
 
 log = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
 
 # What is learnt of sources is kept whenever so many requests have ended.
 _SAVE_EVERY = 16
 
 
-@dataclass(kw_only=True, slots=True)
-class _Session:
-    sources: Joined
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Step:
+    """What a session drafts for: a prefix, since ``start``, and the models' drafts for it."""
+
     length: int
     prefix_hash: int
-    max_nodes: int = 0
-    tree: TokenTree = EMPTY_TREE
+    max_nodes: int
+    start: float
+    models: Mapping[str, asyncio.Future[TokenTree | None]]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class _Session:
+    """A request. ``text``: None where no text source is wanted, or one has failed that stood alone."""
+
+    id: str
+    tenant: str
+    models: Sequence[ModelGroup]
+    reads_states: bool
+    step: _Step
+    text: TextSession | None = None
+    states: HiddenStates = field(default_factory=HiddenStates)
 
 
 class DrafterService:
-    """Implements ``speculation.ports.Drafter``.
+    """Implements ``speculation.ports.Drafter``. Its sources draft in threads of their own: one for text, one for each model.
 
     Args:
         retriever: the way to the retrieval index, if there is one.
@@ -53,118 +77,217 @@ class DrafterService:
     def __init__(self, config: DrafterConfig, retriever: Retriever | None = None) -> None:
         self._config = config
         self._retriever = retriever
-        self._sources = Sources(config)
+        self._worker = Worker("drafts-text")
+        self._text = TextGroup(config)
+        self._models: dict[str, ModelGroup] = {}
+        self._states = BoundedStates(config.max_feature_bytes)
         self._sessions: OrderedDict[str, _Session] = OrderedDict()
         self._ended = 0
         self.retrievals_missed = 0
-
-    @property
-    def looks_up(self) -> bool:
-        """See ``Drafter``."""
-        return self._retriever is not None
 
     @property
     def sessions(self) -> int:
         """Sessions that are open."""
         return len(self._sessions)
 
-    async def open(self, message: OpenSession) -> Draft | DraftFailure:
+    async def open(self, message: OpenSession) -> Draft | DraftFailure | None:
         """See ``Drafter``."""
+        start = time.perf_counter()
         try:
             check_names(message.sources)
-            joined = self._sources.open(message)
         except OutriderError as error:
             return DraftFailure(session_id=message.session_id, reason=str(error))
         # Opened anew: what it learnt before is in the tokens that came with the message.
-        self._sessions.pop(message.session_id, None)
-        self._sessions[message.session_id] = _Session(
-            sources=joined, length=len(message.tokens), prefix_hash=extend_hash(EMPTY_HASH, message.tokens)
+        self._drop(message.session_id)
+        texts = tuple(name for name in message.sources if SOURCES[name].kind == "text")
+        session = _Session(
+            id=message.session_id,
+            tenant=message.tenant,
+            models=[self._model(name) for name in message.sources if SOURCES[name].kind == "model"],
+            reads_states=any(SOURCES[name].kind == "model" and SOURCES[name].layers for name in message.sources),
+            step=_Step(length=0, prefix_hash=EMPTY_HASH, max_nodes=0, start=start, models={}),
         )
+        self._sessions[session.id] = session
         if len(self._sessions) > self._config.max_sessions:
             forgotten = next(iter(self._sessions))
             self.close(CloseSession(session_id=forgotten))
             log.warning("dropped session %s: more than max_sessions=%d", forgotten, self._config.max_sessions)
-        return await self._draft(message.session_id, message.max_nodes)
+        # A long prompt takes its time, too.
+        prefix_hash = await self._worker.run(extend_hash, EMPTY_HASH, message.tokens)
+        for group in session.models:
+            group.open(message)
+        self._ask(session, len(message.tokens), prefix_hash, message.max_nodes, start)
+        if not texts and session.models:
+            return None
+        try:
+            return await self._draft(session, partial(self._text.open, message, texts))
+        except OutriderError as error:
+            self._drop(session.id)
+            return DraftFailure(session_id=session.id, reason=str(error))
 
-    async def step(self, message: StepReport) -> Draft | DraftFailure:
+    async def step(self, message: StepReport) -> Draft | DraftFailure | None:
         """See ``Drafter``."""
+        start = time.perf_counter()
         session = self._sessions.get(message.session_id)
         if session is None:
             return DraftFailure(session_id=message.session_id, reason="unknown session", reopen=True)
-        prefix_hash = extend_hash(session.prefix_hash, message.committed)
-        if session.length + len(message.committed) != message.length or prefix_hash != message.prefix_hash:
-            del self._sessions[message.session_id]
+        prefix_hash = extend_hash(session.step.prefix_hash, message.committed)
+        if session.step.length + len(message.committed) != message.length or prefix_hash != message.prefix_hash:
+            self._drop(session.id)
             return DraftFailure(session_id=message.session_id, reason="a step was missed", reopen=True)
-        session.length, session.prefix_hash = message.length, prefix_hash
-        session.sources.session.observe(message)
-        self._sessions.move_to_end(message.session_id)
-        return await self._draft(message.session_id, message.max_nodes)
+        self._sessions.move_to_end(session.id)
+        if message.observation is not None and message.observation.features is not None:
+            self._keep(session, message.observation.features)
+        for group in session.models:
+            group.observe(message)
+        self._ask(session, message.length, prefix_hash, message.max_nodes, start)
+        return None if session.text is None else await self._draft(session, partial(_observed, session.text, message))
 
-    def ahead(self, session_id: str) -> Sequence[Draft]:
-        """See ``Drafter``."""
+    async def further(self, session_id: str) -> AsyncIterator[Draft]:
+        """See ``Drafter``: models' drafts as they are ready, then drafts for what the step under way may commit."""
         session = self._sessions.get(session_id)
-        if session is None or session.sources.blend is None or not self._config.draft_ahead:
-            return ()
-        blend = session.sources.blend
-        outcomes = likeliest_outcomes(session.tree, blend.likeliest_after, self._config.draft_ahead)
-        return [
-            self._message(session_id, session, blend.draft_after(outcome, session.max_nodes), outcome)
-            for outcome in outcomes
-            if len(outcome) <= limits.MAX_ASSUMED
-        ]
+        if session is None:
+            return
+        step = session.step
+        pending = dict(step.models)
+        while pending:
+            await asyncio.wait(pending.values(), return_when=asyncio.FIRST_COMPLETED)
+            for name in [name for name, answer in pending.items() if answer.done()]:
+                tree = pending.pop(name).result()
+                if session.step is not step:
+                    return
+                yield self._message(session, name, tree or EMPTY_TREE, more=bool(pending))
+        if session.text is None or not self._config.draft_ahead:
+            return
+        outcomes = partial(session.text.outcomes, self._config.draft_ahead)
+        for outcome in await self._worker.run(_if_still, session, step, outcomes, later=True) or ():
+            draft_after = partial(session.text.draft_after, outcome, step.max_nodes)
+            ahead = await self._worker.run(_if_still, session, step, draft_after, later=True)
+            if ahead is None or session.step is not step:
+                return
+            yield self._message(session, TEXT, ahead, assumed=outcome)
+
+    def features(self, message: FeatureChunk) -> None:
+        """See ``Drafter``."""
+        session = self._sessions.get(message.session_id)
+        if session is not None:
+            self._keep(session, message.features)
 
     def close(self, message: CloseSession) -> None:
         """See ``Drafter``."""
-        session = self._sessions.pop(message.session_id, None)
-        if session is not None:
-            session.sources.session.close()
-            self._ended += 1
-            if self._ended % _SAVE_EVERY == 0:
-                self._sources.save()
-
-    def forget(self, message: ForgetTenant) -> None:
-        """See ``Drafter``."""
-        self._sources.forget(message.tenant)
-
-    def stop(self) -> None:
-        """Keep what was learnt of the sources."""
-        self._sources.save()
-
-    async def _draft(self, session_id: str, max_nodes: int) -> Draft:
-        start = time.perf_counter()
-        session = self._sessions[session_id]
-        # Together, so that they share a message.
-        await asyncio.gather(*(self._retrieve(wanting) for wanting in session.sources.retrieving))
-        session.max_nodes = max_nodes
-        session.tree = session.sources.session.draft(max_nodes)
-        return self._message(session_id, session, session.tree, (), time.perf_counter() - start)
-
-    async def _retrieve(self, wanting: Retrieving) -> None:
-        """Give a source what the index finds, or nothing: a draft without is better than a late one."""
-        query = wanting.query()
-        if self._retriever is None or query is None:
+        session = self._drop(message.session_id)
+        if session is None:
             return
+        if session.text is not None:
+            self._worker.run(_logged, session.text.close)
+        self._ended += 1
+        if self._ended % _SAVE_EVERY == 0:
+            self._worker.run(_logged, self._text.save)
+
+    async def forget(self, message: ForgetTenant) -> None:
+        """See ``Drafter``: requests under way are opened anew, under whatever name they have now."""
+        for session in [each for each in self._sessions.values() if each.tenant == message.tenant]:
+            self._drop(session.id)
+        forgetting = [group.forget(message.tenant) for group in self._models.values()]
+        await asyncio.gather(self._worker.run(self._text.forget, message.tenant), *forgetting)
+
+    async def stop(self) -> None:
+        """Keep what was learnt of the sources."""
+        await self._worker.run(self._text.save)
+
+    def _model(self, name: str) -> ModelGroup:
+        if name not in self._models:
+            make = partial(make_source, name, self._config)
+            self._models[name] = ModelGroup(name, cast(Callable[[], ModelSource], make))
+        return self._models[name]
+
+    def _keep(self, session: _Session, states: Features) -> None:
+        if session.reads_states and states.rows and states.layers:
+            self._states.add(session.states, states)
+
+    def _drop(self, session_id: str) -> _Session | None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._states.forget(session.states)
+            for group in session.models:
+                group.close(session_id)
+        return session
+
+    def _ask(self, session: _Session, length: int, prefix_hash: int, max_nodes: int, start: float) -> None:
+        """Ask all models of a session for what may follow its prefix."""
+        session.step = _Step(
+            length=length,
+            prefix_hash=prefix_hash,
+            max_nodes=max_nodes,
+            start=start,
+            models={group.name: group.draft(session.id, max_nodes, session.states) for group in session.models},
+        )
+
+    async def _draft(self, session: _Session, prepare: Callable[[], TextSession]) -> Draft:
+        """The text sources' draft, once ``prepare`` has opened them or told them of a step."""
+        nodes = session.step.max_nodes
+        session.text, queries, tree = await self._worker.run(_prepared, prepare, nodes, self._retriever is not None)
+        if tree is None:
+            # Together, so that they share a message.
+            found = await asyncio.gather(*(self._look_up(query) for query in queries))
+            tree = await self._worker.run(session.text.draft, nodes, found)
+        return self._message(session, TEXT, tree, more=bool(session.step.models))
+
+    async def _look_up(self, query: RetrievalQuery | None) -> Sequence[Continuation] | None:
+        """What the index finds, or nothing: a draft without is better than a late one. None: nothing was asked."""
+        if self._retriever is None or query is None:
+            return None
         try:
             async with asyncio.timeout(self._config.retrieval_deadline_s):
-                found = await self._retriever.retrieve(query)
+                return (await self._retriever.retrieve(query)).continuations
         except (TimeoutError, OutriderError) as error:
             log.debug("no retrieval: %s", error)
         except Exception:
             log.exception("retrieval failed")
-        else:
-            wanting.found(found.continuations)
-            return
         self.retrievals_missed += 1
-        wanting.found(())
+        return ()
 
     def _message(
-        self, session_id: str, session: _Session, tree: TokenTree, assumed: tuple[int, ...], seconds: float = 0.0
+        self, session: _Session, group: str, tree: TokenTree, *, assumed: tuple[int, ...] = (), more: bool = False
     ) -> Draft:
+        step = session.step
         return Draft(
-            session_id=session_id,
-            base_length=session.length,
-            base_hash=session.prefix_hash,
+            session_id=session.id,
+            base_length=step.length,
+            base_hash=step.prefix_hash,
             assumed=assumed,
             tree=tree,
-            drafting_s=seconds,
+            group=group,
+            more=more,
+            drafting_s=0.0 if assumed else time.perf_counter() - step.start,
         )
+
+
+# --- in the text sources' thread -----------------------------------------------------------------------------------
+
+
+def _prepared(
+    prepare: Callable[[], TextSession], max_nodes: int, look_up: bool
+) -> tuple[TextSession, list[RetrievalQuery | None], TokenTree | None]:
+    """A session and its draft; or what is to be looked up before."""
+    text = prepare()
+    queries = text.queries() if look_up else []
+    return text, queries, None if queries else text.draft(max_nodes)
+
+
+def _observed(text: TextSession, report: StepReport) -> TextSession:
+    text.observe(report)
+    return text
+
+
+def _if_still(session: _Session, step: _Step, function: Callable[[], _Result]) -> _Result | None:
+    """What ``function`` gives, if the session still drafts for this step: afterwards its sources know more."""
+    return function() if session.step is step else None
+
+
+def _logged(function: Callable[[], None]) -> None:
+    """For what nobody waits for."""
+    try:
+        function()
+    except Exception:
+        log.exception("%s failed", function)
