@@ -173,6 +173,9 @@ class DrafterService:
         if session is not None:
             self._keep(session, message.features)
 
+    def features(self, message: FeatureChunk) -> None:
+        """See ``Drafter``."""
+
     def close(self, message: CloseSession) -> None:
         """See ``Drafter``."""
         session = self._drop(message.session_id)
