@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.measured import ContestantFailed, LoadPoint, Outcome, TimedAnswer
 from benchmarks.process import WorkerProcess
-from services.router.strategies import STRATEGIES
 from speculation.errors import ConfigurationError
+from speculation.sources import STRATEGIES
 
 PLAIN = "autoregressive"
 

@@ -135,7 +135,8 @@ def replay(
     from benchmarks.replay import replay as replay_traces
     from benchmarks.tables import render
     from cluster.build import drafter_config
-    from services.router.strategies import STRATEGIES, served
+    from services.router.strategies import served
+    from speculation.sources import STRATEGIES
 
     # A recording has no index behind it.
     usable = tuple(name for name in served(retrieval=False) if STRATEGIES[name])

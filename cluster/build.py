@@ -78,7 +78,7 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
         yield Pipeline(drafter=drafter, retrieval=retrieval, verifier=verifier, router=router)
     finally:
         await verifier.stop()
-        drafter.stop()
+        await drafter.stop()
         if retrieval is not None:
             await retrieval.stop()
 

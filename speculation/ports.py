@@ -12,7 +12,7 @@ Implementations live in ``services`` (the components), ``services/links`` (in-pr
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -222,23 +222,19 @@ class Retriever(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes trees. One call at a time for each session; different sessions may interleave."""
+    """Proposes trees. One call of ``open`` and ``step`` at a time for each session; those of different sessions overlap."""
 
-    @property
-    def looks_up(self) -> bool:
-        """Whether drafts wait for look-ups elsewhere, so that several are better asked for at once."""
+    async def open(self, message: OpenSession) -> Draft | DraftFailure | None:
+        """Start a session (anew, if it exists) and draft. None: what there is comes from ``further``."""
         ...
 
-    async def open(self, message: OpenSession) -> Draft | DraftFailure:
-        """Start a session (anew, if it exists) and draft."""
+    async def step(self, message: StepReport) -> Draft | DraftFailure | None:
+        """Learn what was committed and draft what may follow, as ``open``."""
         ...
 
-    def ahead(self, session_id: str) -> Sequence[Draft]:
-        """Drafts for the likeliest outcomes of the step that the last draft was for. None for unknown sessions."""
-        ...
-
-    async def step(self, message: StepReport) -> Draft | DraftFailure:
-        """Learn what was committed and draft what may follow."""
+    def further(self, session_id: str) -> AsyncIterator[Draft]:
+        """What else there is, once ``open`` or ``step`` has answered, as it gets ready: drafts of groups that take longer,
+        then drafts for the likeliest outcomes of the step. Ends early when the session has its next step."""
         ...
 
     def features(self, message: FeatureChunk) -> None:
@@ -249,8 +245,8 @@ class Drafter(Protocol):
         """Forget a session; unknown ones are fine."""
         ...
 
-    def forget(self, message: ForgetTenant) -> None:
-        """Delete what is remembered of a tenant; unknown ones are fine."""
+    async def forget(self, message: ForgetTenant) -> None:
+        """Delete what is remembered of a tenant, until nothing is left; unknown ones are fine."""
         ...
 
 

@@ -1,4 +1,4 @@
-"""From a source's name to the source: made by the function that its ``SourceSpec`` names, imported only when it is asked for."""
+"""From a source's name to the source: its ``SourceSpec`` names the function, imported only when it is asked for."""
 
 from __future__ import annotations
 

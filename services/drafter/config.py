@@ -1,4 +1,4 @@
-"""Settings of a drafter: one small class per source, which says as well what users may set of it and how it is called there."""
+"""Settings of a drafter: one small class per source. It says as well which of them users may set, by what name."""
 
 from __future__ import annotations
 
@@ -123,9 +123,7 @@ class SpectraConfig:
     guesses: Annotated[int, _GUESSES] = 15
     explore_prob: Annotated[
         float,
-        Setting(
-            name="spectra_explore_prob", ge=0, le=1, about="how often the window takes a token that is not known yet"
-        ),
+        Setting(name="spectra_explore_prob", ge=0, le=1, about="how often the window takes a token that is not known yet"),
     ] = 0.1
     forward: Annotated[
         bool, Setting(name="spectra_forward", about="spectra's forward dictionary; off: the paper's ablation")

@@ -1,4 +1,4 @@
-"""The target's hidden states of requests' committed positions, as they came from the verifier, for sources that read them."""
+"""The target's hidden states of requests' committed positions, as the verifier sent them, for sources that read them."""
 
 from __future__ import annotations
 

@@ -68,14 +68,13 @@ class LookingUp(Protocol):
 
 
 class TextSource(Protocol):
-    """Makes sessions of a text source. What several requests share (a table, a datastore) lives here.
+    """Makes sessions of a text source. What several requests share (a table, a datastore) lives here."""
 
-    Attributes:
-        prior: None, and sessions are ``TreeSession``; or, for each kind of candidate, the probability that it comes next
-            as long as nothing has been learnt, and sessions are ``PathSession``.
-    """
-
-    prior: Mapping[str, float] | None
+    @property
+    def prior(self) -> Mapping[str, float] | None:
+        """None, and sessions are ``TreeSession``; or, and sessions are ``PathSession``, for each kind of candidate the
+        probability that it comes next, as long as nothing has been learnt."""
+        ...
 
     def open(self, message: OpenSession) -> SourceSession:
         """Start a session."""

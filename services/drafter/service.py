@@ -173,9 +173,6 @@ class DrafterService:
         if session is not None:
             self._keep(session, message.features)
 
-    def features(self, message: FeatureChunk) -> None:
-        """See ``Drafter``."""
-
     def close(self, message: CloseSession) -> None:
         """See ``Drafter``."""
         session = self._drop(message.session_id)
@@ -226,15 +223,30 @@ class DrafterService:
             models={group.name: group.draft(session.id, max_nodes, session.states) for group in session.models},
         )
 
-    async def _draft(self, session: _Session, prepare: Callable[[], TextSession]) -> Draft:
-        """The text sources' draft, once ``prepare`` has opened them or told them of a step."""
+    async def _draft(self, session: _Session, prepare: Callable[[], TextSession]) -> Draft | None:
+        """The text sources' draft, once ``prepare`` has opened them or told them of a step.
+
+        Where they fail beside models, the models go on alone.
+        """
+        try:
+            tree = await self._text_tree(session, prepare)
+        except Exception:
+            if not session.models:
+                raise
+            log.exception("text sources draft nothing more for %s", session.id)
+            session.text = None
+            return None
+        return self._message(session, TEXT, tree, more=bool(session.step.models))
+
+    async def _text_tree(self, session: _Session, prepare: Callable[[], TextSession]) -> TokenTree:
         nodes = session.step.max_nodes
-        session.text, queries, tree = await self._worker.run(_prepared, prepare, nodes, self._retriever is not None)
+        text, queries, tree = await self._worker.run(_prepared, prepare, nodes, self._retriever is not None)
+        session.text = text
         if tree is None:
             # Together, so that they share a message.
             found = await asyncio.gather(*(self._look_up(query) for query in queries))
-            tree = await self._worker.run(session.text.draft, nodes, found)
-        return self._message(session, TEXT, tree, more=bool(session.step.models))
+            tree = await self._worker.run(text.draft, nodes, found)
+        return tree
 
     async def _look_up(self, query: RetrievalQuery | None) -> Sequence[Continuation] | None:
         """What the index finds, or nothing: a draft without is better than a late one. None: nothing was asked."""

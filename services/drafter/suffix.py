@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from services.drafter import trie
-from services.drafter.config import SuffixConfig
+from services.drafter.config import DrafterConfig, SuffixConfig
 from services.drafter.trie import Node, Stretch
 from speculation.messages import OpenSession, StepReport
 
@@ -74,6 +74,11 @@ class _Answers:
             _, oldest = self._texts.popleft()
             self._tokens -= len(oldest)
             trie.remove(self.root, oldest, self._config.depth)
+
+
+def make(config: DrafterConfig) -> Suffix:
+    """For ``SourceSpec.made_by``."""
+    return Suffix(config.suffix)
 
 
 class Suffix:

@@ -32,7 +32,7 @@ class Worker:
         self._started = False
 
     def run(
-        self, function: Callable[[Unpack[_Arguments]], _Result], *arguments: Unpack[_Arguments], later: bool = False
+        self, function: Callable[[Unpack[_Arguments]], _Result], *arguments: *_Arguments, later: bool = False
     ) -> asyncio.Future[_Result]:
         """Hand over a call; gives what it will return or raise.
 

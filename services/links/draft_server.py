@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from speculation.messages import (
     CloseSession,
@@ -18,66 +19,124 @@ from speculation.messages import (
     Forgotten,
     OpenSession,
     SessionCall,
+    StepReport,
 )
 from speculation.ports import Drafter
 
 log = logging.getLogger(__name__)
 
+_Result = TypeVar("_Result")
+
+# What concerns one session, in the order in which it was said.
+_OfSession = SessionCall | FeatureChunk
+
 # Ends a conversation.
 END = None
+# Replies that wait to be sent; where there are more, drafting waits for whoever reads them.
+_REPLIES = 4096
 
 
 async def converse(drafter: Drafter, calls: asyncio.Queue[DraftingCall | None]) -> AsyncIterator[DraftingReply]:
-    """Answer calls in their order until ``END``; with nothing to answer, draft ahead for those who were answered last."""
-    ahead: dict[str, None] = {}
-    while True:
-        if ahead and calls.empty():
-            session_id = next(iter(ahead))
-            del ahead[session_id]
-            for draft in _ahead(drafter, session_id):
-                yield draft
-            # A call that came meanwhile goes first.
-            await asyncio.sleep(0)
-            continue
+    """Answer calls in their order until ``END``; what takes longer comes when it is ready."""
+    conversation = _Conversation(drafter)
+    talking = asyncio.create_task(conversation.talk(calls), name="drafting")
+    try:
+        while (reply := await conversation.replies.get()) is not END:
+            yield reply
+        await talking
+    finally:
+        await conversation.end(talking)
+
+
+class _Conversation:
+    """A drafter's side of it. What fails concerns one call: a drafter that raises has no draft, no more.
+
+    Attributes:
+        replies: what there is to be sent.
+    """
+
+    def __init__(self, drafter: Drafter) -> None:
+        self.replies: asyncio.Queue[DraftingReply | None] = asyncio.Queue(_REPLIES)
+        self._drafter = drafter
+        # Answers and drafts that are waited for.
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def talk(self, calls: asyncio.Queue[DraftingCall | None]) -> None:
+        """Answer all calls."""
+        try:
+            while await self._answer_waiting(calls):
+                pass
+        finally:
+            await self.replies.put(END)
+
+    async def end(self, talking: asyncio.Task[None]) -> None:
+        """Wait for nothing any more."""
+        tasks = [talking, *self._tasks]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _answer_waiting(self, calls: asyncio.Queue[DraftingCall | None]) -> bool:
+        """Answer what has come; whether the conversation goes on."""
         waiting = [await calls.get()]
         # What was asked before a tenant is forgotten is answered before.
         while not calls.empty() and not isinstance(waiting[-1], ForgetTenant):
             waiting.append(calls.get_nowait())
-        for call in waiting:
-            if isinstance(call, FeatureChunk):
-                _take_features(drafter, call)
-        for together in _rounds([call for call in waiting if isinstance(call, SessionCall)]):
-            for answering in _answers(drafter, together):
-                reply = await answering
-                if isinstance(reply, Draft):
-                    ahead[reply.session_id] = None
-                if reply is not None:
-                    yield reply
-        if isinstance(last := waiting[-1], ForgetTenant) and _forget(drafter, last):
-            yield Forgotten(forget_id=last.forget_id)
-        if END in waiting:
-            return
+        for together in _rounds([call for call in waiting if isinstance(call, _OfSession)]):
+            for answering in [self._start(self._answer(call)) for call in together]:
+                if (reply := await answering) is not None:
+                    await self.replies.put(reply)
+        if isinstance(last := waiting[-1], ForgetTenant):
+            self._start(self._forget(last))
+        return END not in waiting
+
+    async def _answer(self, call: _OfSession) -> Draft | DraftFailure | None:
+        try:
+            match call:
+                case OpenSession():
+                    return self._with_further(call.session_id, await self._drafter.open(call))
+                case StepReport():
+                    return self._with_further(call.session_id, await self._drafter.step(call))
+                case FeatureChunk():
+                    self._drafter.features(call)
+                case CloseSession():
+                    self._drafter.close(call)
+        except Exception:
+            log.exception("drafting failed for %s", call.session_id)
+            if isinstance(call, OpenSession | StepReport):
+                return DraftFailure(session_id=call.session_id, reason="the drafter failed; its log says why")
+        return None
+
+    def _with_further(self, session_id: str, reply: Draft | DraftFailure | None) -> Draft | DraftFailure | None:
+        if not isinstance(reply, DraftFailure):
+            self._start(self._send_further(session_id))
+        return reply
+
+    async def _send_further(self, session_id: str) -> None:
+        try:
+            async for draft in self._drafter.further(session_id):
+                await self.replies.put(draft)
+        except Exception:
+            log.exception("there are no further drafts for %s", session_id)
+
+    async def _forget(self, call: ForgetTenant) -> None:
+        try:
+            await self._drafter.forget(call)
+        except Exception:
+            log.exception("a tenant could not be forgotten")
+        else:
+            await self.replies.put(Forgotten(forget_id=call.forget_id))
+
+    def _start(self, doing: Coroutine[Any, Any, _Result]) -> asyncio.Task[_Result]:
+        task = asyncio.create_task(doing)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
 
-def _forget(drafter: Drafter, call: ForgetTenant) -> bool:
-    try:
-        drafter.forget(call)
-    except Exception:
-        log.exception("a tenant could not be forgotten")
-        return False
-    return True
-
-
-def _take_features(drafter: Drafter, call: FeatureChunk) -> None:
-    try:
-        drafter.features(call)
-    except Exception:
-        log.exception("hidden states of %s were lost", call.session_id)
-
-
-def _rounds(calls: Iterable[SessionCall]) -> list[list[SessionCall]]:
+def _rounds(calls: Iterable[_OfSession]) -> list[list[_OfSession]]:
     """Calls that are answered together, so that their look-ups share messages; those of one session one after the other."""
-    rounds: list[list[SessionCall]] = []
+    rounds: list[list[_OfSession]] = []
     earlier: Counter[str] = Counter()
     for call in calls:
         number = earlier[call.session_id]
@@ -86,30 +145,3 @@ def _rounds(calls: Iterable[SessionCall]) -> list[list[SessionCall]]:
             rounds.append([])
         rounds[number].append(call)
     return rounds
-
-
-def _ahead(drafter: Drafter, session_id: str) -> list[Draft]:
-    try:
-        return list(drafter.ahead(session_id))
-    except Exception:
-        log.exception("drafting ahead failed for %s", session_id)
-        return []
-
-
-def _answers(drafter: Drafter, calls: Sequence[SessionCall]) -> Iterable[Awaitable[DraftingReply | None]]:
-    """Together where they wait for look-ups; else one after the other, so that each reply leaves when it is there."""
-    if drafter.looks_up:
-        return [asyncio.create_task(_answer(drafter, call)) for call in calls]
-    return (_answer(drafter, call) for call in calls)
-
-
-async def _answer(drafter: Drafter, call: SessionCall) -> DraftingReply | None:
-    """Hand ``call`` to ``drafter``. A drafter that raises has no draft: that is no reason to end the stream."""
-    try:
-        if isinstance(call, CloseSession):
-            drafter.close(call)
-            return None
-        return await (drafter.open(call) if isinstance(call, OpenSession) else drafter.step(call))
-    except Exception:
-        log.exception("drafting failed for %s", call.session_id)
-        return DraftFailure(session_id=call.session_id, reason="the drafter failed; its log says why")

@@ -143,7 +143,7 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
                     case CloseSession() as left:
                         self._drafter.close(left)
                     case ForgetTenant() as left:
-                        self._drafter.forget(left)
+                        await self._drafter.forget(left)
             for session_id in opened:
                 self._drafter.close(CloseSession(session_id=session_id))
 
