@@ -55,29 +55,32 @@ class BoundedStates:
     """The rows of all requests, ``max_bytes`` at most. Who holds the most loses its oldest chunk first.
 
     So a request with a very long prompt costs itself its beginning, and others nothing.
+
+    Attributes:
+        size: bytes of all rows.
     """
 
     def __init__(self, max_bytes: int) -> None:
+        self.size = 0
         self._max = max_bytes
-        self._bytes = 0
         self._held: set[HiddenStates] = set()
 
     def add(self, states: HiddenStates, chunk: Features) -> None:
         """Enter a chunk of a request's."""
         states.add(chunk)
         self._held.add(states)
-        self._bytes += len(chunk.data)
-        while self._bytes > self._max:
+        self.size += len(chunk.data)
+        while self.size > self._max:
             largest = max(self._held, key=lambda each: each.size)
             before = largest.size
             largest.drop_oldest()
-            self._bytes -= before - largest.size
+            self.size -= before - largest.size
 
     def forget(self, states: HiddenStates) -> None:
         """Let go of everything of a request's."""
         if states in self._held:
             self._held.remove(states)
-            self._bytes -= states.size
+            self.size -= states.size
 
 
 def row_of(features: Features, row: int, layers: Sequence[int]) -> Features | None:

@@ -7,9 +7,9 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.drafter.drafting_thread import DraftingThread
 from services.drafter.hidden_states import HiddenStates
 from services.drafter.interfaces import ModelSource, SourceSession, Wanted
-from services.drafter.worker import Worker
 from speculation.messages import OpenSession, StepReport
 from speculation.types import TokenTree
 
@@ -38,7 +38,7 @@ class ModelGroup:
     def __init__(self, name: str, make: Callable[[], ModelSource]) -> None:
         self.name = name
         self._make = make
-        self._worker = Worker(f"drafts-{name}")
+        self._thread = DraftingThread(f"drafts-{name}")
         self._last: dict[str, asyncio.Future[TokenTree | None]] = {}
         self._waiting: dict[str, _Asked] = {}
         self._batches: asyncio.Task[None] | None = None
@@ -48,11 +48,11 @@ class ModelGroup:
 
     def open(self, message: OpenSession) -> None:
         """Start a session, anew if there is one."""
-        self._worker.run(self._open, message)
+        self._thread.run(self._open, message)
 
     def observe(self, report: StepReport) -> None:
         """Tell a session of a step."""
-        self._worker.run(self._at, report.session_id, lambda session: session.observe(report))
+        self._thread.run(self._at, report.session_id, lambda session: session.observe(report))
 
     def draft(self, session_id: str, max_nodes: int, states: HiddenStates) -> asyncio.Future[TokenTree | None]:
         """Ask for a draft; None: there is none, or the session has been asked for anew before it came."""
@@ -77,17 +77,21 @@ class ModelGroup:
     def close(self, session_id: str) -> None:
         """End a session."""
         self.withdraw(session_id)
-        self._worker.run(self._close, session_id)
+        self._thread.run(self._close, session_id)
 
     def forget(self, tenant: str) -> asyncio.Future[None]:
         """Delete what the model remembers of a tenant's requests."""
-        return self._worker.run(self._forget, tenant)
+        return self._thread.run(self._forget, tenant)
 
     async def _draft_batches(self) -> None:
         try:
             while self._waiting:
                 batch, self._waiting = list(self._waiting.values()), {}
-                trees = await self._worker.run(self._draft, batch)
+                try:
+                    trees = await self._thread.run(self._draft, batch)
+                except Exception:
+                    log.exception("%s failed to draft for %d", self.name, len(batch))
+                    trees = {}
                 for asked in batch:
                     _answer(asked.answer, trees.get(asked.session_id))
         finally:

@@ -13,11 +13,11 @@ from typing import TypeVar, cast
 
 from services.drafter.catalogue import check_names, make_source
 from services.drafter.config import DrafterConfig
+from services.drafter.drafting_thread import DraftingThread
 from services.drafter.hidden_states import BoundedStates, HiddenStates
 from services.drafter.interfaces import ModelSource
 from services.drafter.model_group import ModelGroup
 from services.drafter.text_group import TEXT, TextGroup, TextSession
-from services.drafter.worker import Worker
 from speculation.errors import OutriderError
 from speculation.messages import (
     CloseSession,
@@ -77,7 +77,7 @@ class DrafterService:
     def __init__(self, config: DrafterConfig, retriever: Retriever | None = None) -> None:
         self._config = config
         self._retriever = retriever
-        self._worker = Worker("drafts-text")
+        self._thread = DraftingThread("drafts-text")
         self._text = TextGroup(config)
         self._models: dict[str, ModelGroup] = {}
         self._states = BoundedStates(config.max_feature_bytes)
@@ -113,7 +113,7 @@ class DrafterService:
             self.close(CloseSession(session_id=forgotten))
             log.warning("dropped session %s: more than max_sessions=%d", forgotten, self._config.max_sessions)
         # A long prompt takes its time, too.
-        prefix_hash = await self._worker.run(extend_hash, EMPTY_HASH, message.tokens)
+        prefix_hash = await self._thread.run(extend_hash, EMPTY_HASH, message.tokens)
         for group in session.models:
             group.open(message)
         self._ask(session, len(message.tokens), prefix_hash, message.max_nodes, start)
@@ -160,9 +160,9 @@ class DrafterService:
         if session.text is None or not self._config.draft_ahead:
             return
         outcomes = partial(session.text.outcomes, self._config.draft_ahead)
-        for outcome in await self._worker.run(_if_still, session, step, outcomes, later=True) or ():
+        for outcome in await self._thread.run(_if_still, session, step, outcomes, later=True) or ():
             draft_after = partial(session.text.draft_after, outcome, step.max_nodes)
-            ahead = await self._worker.run(_if_still, session, step, draft_after, later=True)
+            ahead = await self._thread.run(_if_still, session, step, draft_after, later=True)
             if ahead is None or session.step is not step:
                 return
             yield self._message(session, TEXT, ahead, assumed=outcome)
@@ -179,21 +179,21 @@ class DrafterService:
         if session is None:
             return
         if session.text is not None:
-            self._worker.run(_logged, session.text.close)
+            self._thread.run(_logged, session.text.close)
         self._ended += 1
         if self._ended % _SAVE_EVERY == 0:
-            self._worker.run(_logged, self._text.save)
+            self._thread.run(_logged, self._text.save)
 
     async def forget(self, message: ForgetTenant) -> None:
         """See ``Drafter``: requests under way are opened anew, under whatever name they have now."""
         for session in [each for each in self._sessions.values() if each.tenant == message.tenant]:
             self._drop(session.id)
         forgetting = [group.forget(message.tenant) for group in self._models.values()]
-        await asyncio.gather(self._worker.run(self._text.forget, message.tenant), *forgetting)
+        await asyncio.gather(self._thread.run(self._text.forget, message.tenant), *forgetting)
 
     async def stop(self) -> None:
         """Keep what was learnt of the sources."""
-        await self._worker.run(self._text.save)
+        await self._thread.run(self._text.save)
 
     def _model(self, name: str) -> ModelGroup:
         if name not in self._models:
@@ -240,12 +240,12 @@ class DrafterService:
 
     async def _text_tree(self, session: _Session, prepare: Callable[[], TextSession]) -> TokenTree:
         nodes = session.step.max_nodes
-        text, queries, tree = await self._worker.run(_prepared, prepare, nodes, self._retriever is not None)
+        text, queries, tree = await self._thread.run(_prepared, prepare, nodes, self._retriever is not None)
         session.text = text
         if tree is None:
             # Together, so that they share a message.
             found = await asyncio.gather(*(self._look_up(query) for query in queries))
-            tree = await self._worker.run(text.draft, nodes, found)
+            tree = await self._thread.run(text.draft, nodes, found)
         return tree
 
     async def _look_up(self, query: RetrievalQuery | None) -> Sequence[Continuation] | None:

@@ -17,11 +17,11 @@ _Result = TypeVar("_Result")
 _Job = Callable[[], None]
 
 
-class Worker:
+class DraftingThread:
     """Runs what it is handed, one after the other in the order in which it came.
 
-    What has piled up costs no further waking, and each result leaves when it is there. The thread starts with the first job
-    and ends with the worker.
+    What has piled up costs no further waking, and each result leaves when it is there. It starts with the first call and
+    ends when nobody can hand it any more.
     """
 
     def __init__(self, name: str) -> None:
@@ -48,8 +48,11 @@ class Worker:
                 return
             try:
                 result = function(*arguments)
-            except BaseException as error:
+            except Exception as error:
                 _tell(loop, _fail, future, error)
+            except BaseException as error:
+                # What would end this thread is not to end the event loop.
+                _tell(loop, _fail, future, RuntimeError(f"drafting was ended by {error!r}"))
             else:
                 _tell(loop, _fulfil, future, result)
 
@@ -79,6 +82,8 @@ def _work(now: queue.SimpleQueue[_Job | None], later: deque[_Job]) -> None:
             return
         if job is not None:
             job()
+            # Or it would live, with all that it knows of, until the next one comes.
+            job = None
 
 
 def _end() -> None:
@@ -96,6 +101,6 @@ def _fulfil(future: asyncio.Future[_Result], result: _Result) -> None:
         future.set_result(result)
 
 
-def _fail(future: asyncio.Future[_Result], error: BaseException) -> None:
+def _fail(future: asyncio.Future[_Result], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
