@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pytest
 
 from services.drafter.config import DrafterConfig
-from services.drafter.interfaces import Wanted
+from services.drafter.interfaces import DraftWanted
 from speculation.messages import OpenSession, StepReport
 from speculation.sources import SOURCES, SourceSpec
 from speculation.tree import chain
@@ -54,7 +54,7 @@ class ModelDouble:
         self.opened.append(message.session_id)
         return _Session(self, message)
 
-    def draft(self, batch: Sequence[Wanted]) -> list[TokenTree]:
+    def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree]:
         self.threads.add(threading.current_thread().name)
         self.batches.append([wanted.session.id for wanted in batch])
         time.sleep(self.delay_s)
@@ -67,7 +67,7 @@ class ModelDouble:
     def forget(self, tenant: str) -> None:
         self.forgotten.append(tenant)
 
-    def _draft(self, wanted: Wanted) -> TokenTree:
+    def _draft(self, wanted: DraftWanted) -> TokenTree:
         session, states = wanted.session, wanted.states
         found = {position: row for position in range(len(session.tokens)) if (row := states.of(position, LAYERS))}
         self.states[session.id] = {position: row.data for position, row in found.items()}

@@ -95,7 +95,7 @@ class TreeSource:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Wanted:
+class DraftWanted:
     """One request's part of a batch that a model drafts.
 
     Attributes:
@@ -117,7 +117,7 @@ class ModelSource(Protocol):
         """Start a session; nothing is computed yet."""
         ...
 
-    def draft(self, batch: Sequence[Wanted]) -> Sequence[TokenTree]:
+    def draft(self, batch: Sequence[DraftWanted]) -> Sequence[TokenTree]:
         """Draft for several requests at once: one tree for each, in their order. It may take its time."""
         ...
 

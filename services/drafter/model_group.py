@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from services.drafter.drafting_thread import DraftingThread
 from services.drafter.hidden_states import HiddenStates
-from services.drafter.interfaces import ModelSource, SourceSession, Wanted
+from services.drafter.interfaces import DraftWanted, ModelSource, SourceSession
 from speculation.messages import OpenSession, StepReport
 from speculation.types import TokenTree
 
@@ -127,7 +127,7 @@ class ModelGroup:
 
     def _draft(self, batch: list[_Asked]) -> dict[str, TokenTree]:
         wanted = {
-            asked.session_id: Wanted(session=session, max_nodes=asked.max_nodes, states=asked.states)
+            asked.session_id: DraftWanted(session=session, max_nodes=asked.max_nodes, states=asked.states)
             for asked in batch
             if (session := self._sessions.get(asked.session_id)) is not None
         }

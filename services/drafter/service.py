@@ -43,7 +43,7 @@ _Result = TypeVar("_Result")
 _SAVE_EVERY = 16
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(kw_only=True, slots=True, eq=False)
 class _Step:
     """What a session drafts for: a prefix, since ``start``, and the models' drafts for it."""
 
@@ -51,7 +51,7 @@ class _Step:
     prefix_hash: int
     max_nodes: int
     start: float
-    models: Mapping[str, asyncio.Future[TokenTree | None]]
+    models: Mapping[str, asyncio.Future[TokenTree | None]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -65,6 +65,11 @@ class _Session:
     step: _Step
     text: TextSession | None = None
     states: HiddenStates = field(default_factory=HiddenStates)
+
+    def ask_models(self) -> None:
+        """Ask all its models for what may follow its prefix."""
+        nodes = self.step.max_nodes
+        self.step.models = {group.name: group.draft(self.id, nodes, self.states) for group in self.models}
 
 
 class DrafterService:
@@ -105,25 +110,29 @@ class DrafterService:
             tenant=message.tenant,
             models=[self._model(name) for name in message.sources if SOURCES[name].kind == "model"],
             reads_states=any(SOURCES[name].kind == "model" and SOURCES[name].layers for name in message.sources),
-            step=_Step(length=0, prefix_hash=EMPTY_HASH, max_nodes=0, start=start, models={}),
+            step=_Step(length=len(message.tokens), prefix_hash=EMPTY_HASH, max_nodes=message.max_nodes, start=start),
         )
         self._sessions[session.id] = session
         if len(self._sessions) > self._config.max_sessions:
             forgotten = next(iter(self._sessions))
             self.close(CloseSession(session_id=forgotten))
             log.warning("dropped session %s: more than max_sessions=%d", forgotten, self._config.max_sessions)
-        # A long prompt takes its time, too.
-        prefix_hash = await self._thread.run(extend_hash, EMPTY_HASH, message.tokens)
         for group in session.models:
             group.open(message)
-        self._ask(session, len(message.tokens), prefix_hash, message.max_nodes, start)
+        session.ask_models()
+        # A long prompt takes its time.
+        hashing = self._thread.run(_hash, session.step, message.tokens)
         if not texts and session.models:
+            await hashing
             return None
         try:
             return await self._draft(session, partial(self._text.open, message, texts))
         except OutriderError as error:
             self._drop(session.id)
             return DraftFailure(session_id=session.id, reason=str(error))
+        except Exception:
+            self._drop(session.id)
+            raise
 
     async def step(self, message: StepReport) -> Draft | DraftFailure | None:
         """See ``Drafter``."""
@@ -140,7 +149,8 @@ class DrafterService:
             self._keep(session, message.observation.features)
         for group in session.models:
             group.observe(message)
-        self._ask(session, message.length, prefix_hash, message.max_nodes, start)
+        session.step = _Step(length=message.length, prefix_hash=prefix_hash, max_nodes=message.max_nodes, start=start)
+        session.ask_models()
         return None if session.text is None else await self._draft(session, partial(_observed, session.text, message))
 
     async def further(self, session_id: str) -> AsyncIterator[Draft]:
@@ -213,16 +223,6 @@ class DrafterService:
                 group.close(session_id)
         return session
 
-    def _ask(self, session: _Session, length: int, prefix_hash: int, max_nodes: int, start: float) -> None:
-        """Ask all models of a session for what may follow its prefix."""
-        session.step = _Step(
-            length=length,
-            prefix_hash=prefix_hash,
-            max_nodes=max_nodes,
-            start=start,
-            models={group.name: group.draft(session.id, max_nodes, session.states) for group in session.models},
-        )
-
     async def _draft(self, session: _Session, prepare: Callable[[], TextSession]) -> Draft | None:
         """The text sources' draft, once ``prepare`` has opened them or told them of a step.
 
@@ -279,6 +279,10 @@ class DrafterService:
 
 
 # --- in the text sources' thread -----------------------------------------------------------------------------------
+
+
+def _hash(step: _Step, tokens: Sequence[int]) -> None:
+    step.prefix_hash = extend_hash(EMPTY_HASH, tokens)
 
 
 def _prepared(
