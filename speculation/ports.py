@@ -232,9 +232,9 @@ class Drafter(Protocol):
         """Learn what was committed and draft what may follow, as ``open``."""
         ...
 
-    def further(self, session_id: str) -> AsyncIterator[Draft]:
+    def further(self, session_id: str) -> AsyncIterator[Draft] | None:
         """What else there is, once ``open`` or ``step`` has answered, as it gets ready: drafts of groups that take longer,
-        then drafts for the likeliest outcomes of the step. Ends early when the session has its next step."""
+        then drafts for the likeliest outcomes of the step. Ends early when the session has its next step. None: nothing."""
         ...
 
     def features(self, message: FeatureChunk) -> None:

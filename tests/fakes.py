@@ -204,9 +204,8 @@ class RandomDrafter:
         self.sessions[message.session_id] += message.committed
         return await self._draft(message.session_id, message.max_nodes)
 
-    async def further(self, session_id: str) -> AsyncIterator[Draft]:
-        for draft in ():
-            yield draft
+    def further(self, session_id: str) -> None:
+        return None
 
     def features(self, message: FeatureChunk) -> None:
         pass

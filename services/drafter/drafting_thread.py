@@ -82,8 +82,8 @@ def _work(now: queue.SimpleQueue[_Job | None], later: deque[_Job]) -> None:
             return
         if job is not None:
             job()
-            # Or it would live, with all that it knows of, until the next one comes.
-            job = None
+        # Or it would live, with all that it knows of, until the next one comes.
+        del job
 
 
 def _end() -> None:

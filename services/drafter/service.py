@@ -153,11 +153,14 @@ class DrafterService:
         session.ask_models()
         return None if session.text is None else await self._draft(session, partial(_observed, session.text, message))
 
-    async def further(self, session_id: str) -> AsyncIterator[Draft]:
+    def further(self, session_id: str) -> AsyncIterator[Draft] | None:
         """See ``Drafter``: models' drafts as they are ready, then drafts for what the step under way may commit."""
         session = self._sessions.get(session_id)
-        if session is None:
-            return
+        if session is None or not (session.models or self._config.draft_ahead):
+            return None
+        return self._further(session)
+
+    async def _further(self, session: _Session) -> AsyncIterator[Draft]:
         step = session.step
         pending = dict(step.models)
         while pending:

@@ -83,7 +83,9 @@ class _Conversation:
         while not calls.empty() and not isinstance(waiting[-1], ForgetTenant):
             waiting.append(calls.get_nowait())
         for together in _rounds([call for call in waiting if isinstance(call, _OfSession)]):
-            for answering in [self._start(self._answer(call)) for call in together]:
+            # One alone needs no task: that would be two more turns of the event loop for every draft.
+            alone = len(together) == 1
+            for answering in [self._answer(call) if alone else self._start(self._answer(call)) for call in together]:
                 if (reply := await answering) is not None:
                     await self.replies.put(reply)
         if isinstance(last := waiting[-1], ForgetTenant):
@@ -108,13 +110,13 @@ class _Conversation:
         return None
 
     def _with_further(self, session_id: str, reply: Draft | DraftFailure | None) -> Draft | DraftFailure | None:
-        if not isinstance(reply, DraftFailure):
-            self._start(self._send_further(session_id))
+        if not isinstance(reply, DraftFailure) and (further := self._drafter.further(session_id)) is not None:
+            self._start(self._send(session_id, further))
         return reply
 
-    async def _send_further(self, session_id: str) -> None:
+    async def _send(self, session_id: str, drafts: AsyncIterator[Draft]) -> None:
         try:
-            async for draft in self._drafter.further(session_id):
+            async for draft in drafts:
                 await self.replies.put(draft)
         except Exception:
             log.exception("there are no further drafts for %s", session_id)

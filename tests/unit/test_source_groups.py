@@ -64,7 +64,8 @@ def report(
 
 
 async def rest(service: DrafterService, name: str) -> list[Draft]:
-    return [draft async for draft in service.further(name)]
+    further = service.further(name)
+    return [] if further is None else [draft async for draft in further]
 
 
 @asynccontextmanager
