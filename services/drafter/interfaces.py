@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.drafter.hidden_states import HiddenStates
+from services.drafter.known_states import HiddenStates
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
 from speculation.types import TokenTree
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.drafter.drafting_thread import DraftingThread
-from services.drafter.hidden_states import HiddenStates
 from services.drafter.interfaces import DraftWanted, ModelSource, SourceSession
+from services.drafter.known_states import HiddenStates
 from speculation.messages import OpenSession, StepReport
 from speculation.types import TokenTree
 

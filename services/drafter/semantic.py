@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from services.drafter.config import DrafterConfig
 from services.drafter.corpus_hits import HitSession, ending
-from services.drafter.hidden_states import row_of
 from services.drafter.interfaces import TreeSource
+from services.drafter.known_states import row_of
 from speculation.messages import OpenSession, RetrievalQuery, StepReport
 
 NAME = "semantic"

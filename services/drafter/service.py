@@ -14,8 +14,8 @@ from typing import TypeVar, cast
 from services.drafter.catalogue import check_names, make_source
 from services.drafter.config import DrafterConfig
 from services.drafter.drafting_thread import DraftingThread
-from services.drafter.hidden_states import BoundedStates, HiddenStates
 from services.drafter.interfaces import ModelSource
+from services.drafter.known_states import BoundedStates, HiddenStates
 from services.drafter.model_group import ModelGroup
 from services.drafter.text_group import TEXT, TextGroup, TextSession
 from speculation.errors import OutriderError

@@ -16,8 +16,8 @@ from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
 from services.drafter.config import DrafterConfig
 from services.drafter.drafting_thread import DraftingThread
-from services.drafter.hidden_states import BoundedStates, HiddenStates
 from services.drafter.interfaces import TreeSource
+from services.drafter.known_states import BoundedStates, HiddenStates
 from services.drafter.service import DrafterService
 from speculation.messages import (
     CloseSession,
