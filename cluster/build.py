@@ -69,7 +69,8 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
         retrieval = RetrievalService(retrieval_config(settings, model))
     link = None if retrieval is None else InProcessRetrievalLink(retrieval)
     drafter = DrafterService(drafter_config(settings), link)
-    verifier = VerifierService(verifier_config(settings, model), InProcessDraftLink(drafter), launch_child)
+    drafts = InProcessDraftLink(drafter, settings.drafter.session_silence_s)
+    verifier = VerifierService(verifier_config(settings, model), drafts, launch_child)
     try:
         router = RouterService(routing, InProcessVerifierLink(verifier))
         if retrieval is not None:

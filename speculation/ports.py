@@ -201,7 +201,7 @@ class DraftLink(Protocol):
         ...
 
     def forget(self, message: ForgetTenant) -> None:
-        """Delete what is remembered of a tenant."""
+        """Delete what is remembered of a tenant. ``Forgotten`` comes back when that is done."""
         ...
 
     async def stop(self) -> None:
@@ -222,19 +222,21 @@ class Retriever(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes trees. One call of ``open`` and ``step`` at a time for each session; those of different sessions overlap."""
+    """Proposes trees. One call at a time for each session, in order; those of different sessions side by side."""
 
     async def open(self, message: OpenSession) -> Draft | DraftFailure | None:
-        """Start a session (anew, if it exists) and draft. None: what there is comes from ``further``."""
+        """Start a session (anew, if it exists) and draft. None: whatever there is comes from ``further``."""
         ...
 
     async def step(self, message: StepReport) -> Draft | DraftFailure | None:
-        """Learn what was committed and draft what may follow, as ``open``."""
+        """Learn what was committed and draft what may follow. None: see ``open``."""
         ...
 
-    def further(self, session_id: str) -> AsyncIterator[Draft] | None:
-        """What else there is, once ``open`` or ``step`` has answered, as it gets ready: drafts of groups that take longer,
-        then drafts for the likeliest outcomes of the step. Ends early when the session has its next step. None: nothing."""
+    def further(self, session_id: str) -> AsyncIterator[Draft]:
+        """What is ready later than the answer to the last call: other groups' drafts, and drafts made ahead.
+
+        Left as soon as the session's next call is there. Nothing for unknown sessions.
+        """
         ...
 
     def features(self, message: FeatureChunk) -> None:
@@ -246,7 +248,10 @@ class Drafter(Protocol):
         ...
 
     async def forget(self, message: ForgetTenant) -> None:
-        """Delete what is remembered of a tenant, until nothing is left; unknown ones are fine."""
+        """Delete what is remembered of a tenant, and end its sessions; unknown ones are fine.
+
+        Returns when nothing is left.
+        """
         ...
 
 

@@ -204,8 +204,9 @@ class RandomDrafter:
         self.sessions[message.session_id] += message.committed
         return await self._draft(message.session_id, message.max_nodes)
 
-    def further(self, session_id: str) -> None:
-        return None
+    async def further(self, session_id: str) -> AsyncIterator[Draft]:
+        for draft in ():
+            yield draft
 
     def features(self, message: FeatureChunk) -> None:
         pass

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.drafter.known_states import HiddenStates
+from services.drafter.known_states import KnownStates
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
 from speculation.types import TokenTree
 
@@ -107,7 +107,7 @@ class DraftWanted:
 
     session: Any
     max_nodes: int
-    states: HiddenStates
+    states: KnownStates
 
 
 class ModelSource(Protocol):

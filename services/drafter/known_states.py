@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from speculation.types import Features
 
 
-class HiddenStates:
+class KnownStates:
     """Rows of one request, by position. What never came, or was dropped, is missing: a source masks it.
 
     One thread may add rows while another reads them: a row is there whole, or not at all.
@@ -63,9 +63,9 @@ class BoundedStates:
     def __init__(self, max_bytes: int) -> None:
         self.size = 0
         self._max = max_bytes
-        self._held: set[HiddenStates] = set()
+        self._held: set[KnownStates] = set()
 
-    def add(self, states: HiddenStates, chunk: Features) -> None:
+    def add(self, states: KnownStates, chunk: Features) -> None:
         """Enter a chunk of a request's."""
         states.add(chunk)
         self._held.add(states)
@@ -76,7 +76,7 @@ class BoundedStates:
             largest.drop_oldest()
             self.size -= before - largest.size
 
-    def forget(self, states: HiddenStates) -> None:
+    def forget(self, states: KnownStates) -> None:
         """Let go of everything of a request's."""
         if states in self._held:
             self._held.remove(states)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from services.drafter.drafting_thread import DraftingThread
 from services.drafter.interfaces import DraftWanted, ModelSource, SourceSession
-from services.drafter.known_states import HiddenStates
+from services.drafter.known_states import KnownStates
 from speculation.messages import OpenSession, StepReport
 from speculation.types import TokenTree
 
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class _Asked:
     session_id: str
     max_nodes: int
-    states: HiddenStates
+    states: KnownStates
     answer: asyncio.Future[TokenTree | None]
 
 
@@ -54,7 +54,7 @@ class ModelGroup:
         """Tell a session of a step."""
         self._thread.run(self._at, report.session_id, lambda session: session.observe(report))
 
-    def draft(self, session_id: str, max_nodes: int, states: HiddenStates) -> asyncio.Future[TokenTree | None]:
+    def draft(self, session_id: str, max_nodes: int, states: KnownStates) -> asyncio.Future[TokenTree | None]:
         """Ask for a draft; None: there is none, or the session has been asked for anew before it came."""
         self.withdraw(session_id)
         asked = _Asked(

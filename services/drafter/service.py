@@ -15,7 +15,7 @@ from services.drafter.catalogue import check_names, make_source
 from services.drafter.config import DrafterConfig
 from services.drafter.drafting_thread import DraftingThread
 from services.drafter.interfaces import ModelSource
-from services.drafter.known_states import BoundedStates, HiddenStates
+from services.drafter.known_states import BoundedStates, KnownStates
 from services.drafter.model_group import ModelGroup
 from services.drafter.text_group import TEXT, TextGroup, TextSession
 from speculation.errors import OutriderError
@@ -64,7 +64,7 @@ class _Session:
     reads_states: bool
     step: _Step
     text: TextSession | None = None
-    states: HiddenStates = field(default_factory=HiddenStates)
+    states: KnownStates = field(default_factory=KnownStates)
 
     def ask_models(self) -> None:
         """Ask all its models for what may follow its prefix."""
@@ -153,14 +153,11 @@ class DrafterService:
         session.ask_models()
         return None if session.text is None else await self._draft(session, partial(_observed, session.text, message))
 
-    def further(self, session_id: str) -> AsyncIterator[Draft] | None:
+    async def further(self, session_id: str) -> AsyncIterator[Draft]:
         """See ``Drafter``: models' drafts as they are ready, then drafts for what the step under way may commit."""
         session = self._sessions.get(session_id)
-        if session is None or not (session.models or self._config.draft_ahead):
-            return None
-        return self._further(session)
-
-    async def _further(self, session: _Session) -> AsyncIterator[Draft]:
+        if session is None:
+            return
         step = session.step
         pending = dict(step.models)
         while pending:

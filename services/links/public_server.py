@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -19,6 +20,8 @@ from services.links.config import PublicServerConfig, check_server
 from services.links.public import decode_request, encode_event, encode_models
 from services.links.status import aborting
 from speculation import limits
+
+log = logging.getLogger(__name__)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 _HEALTH_PERIOD_S = 2.0
@@ -76,7 +79,11 @@ class PublicServer:
     async def _follow_router(self) -> None:
         """SERVING exactly while requests would be answered."""
         while True:
-            ready = await self._router.ready()
+            try:
+                ready = await self._router.ready()
+            except Exception:
+                log.exception("whether requests would be answered cannot be told")
+                ready = False
             status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
             for service in (SERVICE, ""):
                 await self._health.set(service, status)

@@ -15,6 +15,7 @@ from services.router.config import RouterConfig
 from services.router.sampling import complete_sampling
 from services.router.strategies import check_default, make_plan, served
 from services.router.tokens import Tokens
+from speculation import limits
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, PromptTooLong, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
@@ -108,7 +109,7 @@ class RouterService:
     async def ready(self) -> bool:
         """See ``RouterPort``."""
         try:
-            self._card = await self._verifier.describe()
+            self._card = await self._ask()
         except OutriderError:
             return False
         return True
@@ -116,8 +117,15 @@ class RouterService:
     async def _describe(self) -> VerifierCard:
         # What a verifier serves does not change while it lives; its load is not asked for here.
         if self._card is None:
-            self._card = await self._verifier.describe()
+            self._card = await self._ask()
         return self._card
+
+    async def _ask(self) -> VerifierCard:
+        try:
+            async with asyncio.timeout(limits.DESCRIBE_S):
+                return await self._verifier.describe()
+        except TimeoutError:
+            raise Unavailable(f"the verifier has not answered for {limits.DESCRIBE_S:g} s; try again") from None
 
     def _prepare(self, request: ClientRequest, card: VerifierCard) -> GenerationRequest:
         if request.model is not None and request.model != card.model:

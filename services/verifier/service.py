@@ -66,7 +66,7 @@ class VerifierService:
 
     async def forget(self, tenant: str) -> None:
         """See ``VerifierPort``."""
-        self.loop.forget(tenant)
+        await self.loop.forget(tenant)
 
     async def describe(self) -> VerifierCard:
         """See ``VerifierPort``.

@@ -216,10 +216,10 @@ async def test_drafts_sent_ahead_are_those_that_would_come_later() -> None:
     )
     assert isinstance(then, Draft)
     assert then.tree.tokens[0] == likeliest.tree.tokens[0]
-    assert service.further("unknown") is None
+    assert [draft async for draft in service.further("unknown")] == []
     unhurried = DrafterService(DrafterConfig())
     await unhurried.open(opening)
-    assert unhurried.further("s") is None
+    assert [draft async for draft in unhurried.further("s")] == []
 
 
 async def test_the_service_keeps_what_it_learnt(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from services.drafter.calibrator import Calibrator
 from services.drafter.config import DrafterConfig
 from services.drafter.drafting_thread import DraftingThread
 from services.drafter.interfaces import TreeSource
-from services.drafter.known_states import BoundedStates, HiddenStates
+from services.drafter.known_states import BoundedStates, KnownStates
 from services.drafter.service import DrafterService
 from speculation.messages import (
     CloseSession,
@@ -64,8 +64,7 @@ def report(
 
 
 async def rest(service: DrafterService, name: str) -> list[Draft]:
-    further = service.further(name)
-    return [] if further is None else [draft async for draft in further]
+    return [draft async for draft in service.further(name)]
 
 
 @asynccontextmanager
@@ -257,7 +256,7 @@ async def test_states_are_kept_for_those_that_read_them_and_no_longer(double: Mo
 
 
 def test_states_are_bounded_and_who_holds_most_loses_its_oldest() -> None:
-    bounded, small, large = BoundedStates(12 * 10), HiddenStates(), HiddenStates()
+    bounded, small, large = BoundedStates(12 * 10), KnownStates(), KnownStates()
     bounded.add(small, rows(0, 3))
     for start in range(0, 12, 2):
         bounded.add(large, rows(start, start + 2))

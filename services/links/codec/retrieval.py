@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.internal.v1 import retrieval_pb2
-from services.links.codec.drafting import decode_features, encode_features
+from services.links.codec.features import decode_features, encode_features
 from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import InvalidArgument

@@ -98,6 +98,7 @@ def _decode_plan(wire: verification_pb2.Plan) -> Plan:
     check_size("plan.sources", len(wire.sources), limits.MAX_SOURCES)
     check_size("plan.max_nodes", wire.max_nodes, limits.MAX_TREE_NODES)
     check_size("plan.observe_top_k", wire.observe_top_k, limits.MAX_TOP_IDS)
+    check_size("plan.observe_layers", len(wire.observe_layers), limits.MAX_LAYERS)
     return Plan(
         strategy=wire.strategy,
         sources=tuple(wire.sources),

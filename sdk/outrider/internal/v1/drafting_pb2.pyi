@@ -265,8 +265,11 @@ class Features(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
+    """At most 1 MiB in one message."""
     rows: _builtins.int
+    """At least one. The last one's position is below 1,048,576."""
     width: _builtins.int
+    """Of all layers together, a multiple of their number; 1 to 262,144."""
     dtype: _builtins.str
     """"float32", "float16" or "bfloat16"."""
     start: _builtins.int
@@ -298,7 +301,8 @@ Global___Features: _TypeAlias = Features  # noqa: Y015
 @_typing.final
 class FeatureChunk(_message.Message):
     """Hidden states of committed positions: prompts, chunk by chunk as they are computed, and all that is kept where a drafter
-    joins late. Those of a step come with its report.
+    joins late. Those of a step come with its report; where they are too many for it, the first of them come before it in chunks.
+    A verifier whose drafter does not keep up leaves them out, the oldest first: positions may be missing.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -343,7 +347,7 @@ Global___CloseSession: _TypeAlias = CloseSession  # noqa: Y015
 
 @_typing.final
 class ForgetTenant(_message.Message):
-    """Deletes what is remembered of a tenant's requests."""
+    """Deletes what is remembered of a tenant's requests, and ends its sessions: their next steps are answered by "reopen"."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
