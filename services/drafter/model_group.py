@@ -39,8 +39,8 @@ class ModelGroup:
         self.name = name
         self._make = make
         self._thread = DraftingThread(f"drafts-{name}")
-        self._last: dict[str, asyncio.Future[TokenTree | None]] = {}
         self._waiting: dict[str, _Asked] = {}
+        self._begun: dict[str, _Asked] = {}
         self._batches: asyncio.Task[None] | None = None
         # The thread's own.
         self._model: ModelSource | None = None
@@ -55,28 +55,25 @@ class ModelGroup:
         self._thread.run(self._at, report.session_id, lambda session: session.observe(report))
 
     def draft(self, session_id: str, max_nodes: int, states: KnownStates) -> asyncio.Future[TokenTree | None]:
-        """Ask for a draft; None: there is none, or the session has been asked for anew before it came."""
-        self.withdraw(session_id)
+        """Ask for a draft; None: there is none, or the session was asked for anew before it was begun."""
+        if (earlier := self._waiting.pop(session_id, None)) is not None:
+            _answer(earlier.answer, None)
         asked = _Asked(
             session_id=session_id,
             max_nodes=max_nodes,
             states=states,
             answer=asyncio.get_running_loop().create_future(),
         )
-        self._last[session_id] = asked.answer
         self._waiting[session_id] = asked
         if self._batches is None:
             self._batches = asyncio.create_task(self._draft_batches(), name=f"batches-{self.name}")
         return asked.answer
 
-    def withdraw(self, session_id: str) -> None:
-        """Nobody waits any more for the session's draft."""
-        self._waiting.pop(session_id, None)
-        _answer(self._last.pop(session_id, None), None)
-
     def close(self, session_id: str) -> None:
-        """End a session."""
-        self.withdraw(session_id)
+        """End a session; nobody waits for its drafts any more."""
+        for asked in [self._waiting.pop(session_id, None), self._begun.pop(session_id, None)]:
+            if asked is not None:
+                _answer(asked.answer, None)
         self._thread.run(self._close, session_id)
 
     def forget(self, tenant: str) -> asyncio.Future[None]:
@@ -86,7 +83,8 @@ class ModelGroup:
     async def _draft_batches(self) -> None:
         try:
             while self._waiting:
-                batch, self._waiting = list(self._waiting.values()), {}
+                self._begun, self._waiting = self._waiting, {}
+                batch = list(self._begun.values())
                 try:
                     trees = await self._thread.run(self._draft, batch)
                 except Exception:
@@ -147,6 +145,6 @@ class ModelGroup:
         return trees
 
 
-def _answer(answer: asyncio.Future[TokenTree | None] | None, tree: TokenTree | None) -> None:
-    if answer is not None and not answer.done():
+def _answer(answer: asyncio.Future[TokenTree | None], tree: TokenTree | None) -> None:
+    if not answer.done():
         answer.set_result(tree)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar, cast
@@ -45,13 +45,17 @@ _SAVE_EVERY = 16
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class _Step:
-    """What a session drafts for: a prefix, since ``start``, and the models' drafts for it."""
+    """What a session drafts for, since ``start``: a prefix.
+
+    ``expected`` are the models' drafts that are not there yet, by group and step: for this one, and for earlier ones, which
+    models were at work on when it came. Of a long one something may still be of use.
+    """
 
     length: int
     prefix_hash: int
     max_nodes: int
     start: float
-    models: Mapping[str, asyncio.Future[TokenTree | None]] = field(default_factory=dict)
+    expected: dict[asyncio.Future[TokenTree | None], tuple[str, _Step]] = field(default_factory=dict)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -66,10 +70,12 @@ class _Session:
     text: TextSession | None = None
     states: KnownStates = field(default_factory=KnownStates)
 
-    def ask_models(self) -> None:
-        """Ask all its models for what may follow its prefix."""
-        nodes = self.step.max_nodes
-        self.step.models = {group.name: group.draft(self.id, nodes, self.states) for group in self.models}
+    def begin(self, step: _Step) -> None:
+        """Draft for another prefix from now on: ask all models."""
+        before, self.step = self.step, step
+        for group in self.models:
+            step.expected[group.draft(self.id, step.max_nodes, self.states)] = (group.name, step)
+        step.expected |= {answer: whose for answer, whose in before.expected.items() if not answer.done()}
 
 
 class DrafterService:
@@ -119,7 +125,7 @@ class DrafterService:
             log.warning("dropped session %s: more than max_sessions=%d", forgotten, self._config.max_sessions)
         for group in session.models:
             group.open(message)
-        session.ask_models()
+        session.begin(session.step)
         # A long prompt takes its time.
         hashing = self._thread.run(_hash, session.step, message.tokens)
         if not texts and session.models:
@@ -149,8 +155,7 @@ class DrafterService:
             self._keep(session, message.observation.features)
         for group in session.models:
             group.observe(message)
-        session.step = _Step(length=message.length, prefix_hash=prefix_hash, max_nodes=message.max_nodes, start=start)
-        session.ask_models()
+        session.begin(_Step(length=message.length, prefix_hash=prefix_hash, max_nodes=message.max_nodes, start=start))
         return None if session.text is None else await self._draft(session, partial(_observed, session.text, message))
 
     async def further(self, session_id: str) -> AsyncIterator[Draft]:
@@ -159,14 +164,17 @@ class DrafterService:
         if session is None:
             return
         step = session.step
-        pending = dict(step.models)
+        pending = dict(step.expected)
         while pending:
-            await asyncio.wait(pending.values(), return_when=asyncio.FIRST_COMPLETED)
-            for name in [name for name, answer in pending.items() if answer.done()]:
-                tree = pending.pop(name).result()
+            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for answer in [answer for answer in pending if answer.done()]:
+                group, whose = pending.pop(answer)
                 if session.step is not step:
                     return
-                yield self._message(session, name, tree or EMPTY_TREE, more=bool(pending))
+                # That there is none is worth saying where somebody waits.
+                if (tree := answer.result()) is not None or whose is step:
+                    more = any(other is whose for _, other in pending.values())
+                    yield _message(session, whose, group, tree or EMPTY_TREE, more=more)
         if session.text is None or not self._config.draft_ahead:
             return
         outcomes = partial(session.text.outcomes, self._config.draft_ahead)
@@ -175,7 +183,7 @@ class DrafterService:
             ahead = await self._thread.run(_if_still, session, step, draft_after, later=True)
             if ahead is None or session.step is not step:
                 return
-            yield self._message(session, TEXT, ahead, assumed=outcome)
+            yield _message(session, step, TEXT, ahead, assumed=outcome)
 
     def features(self, message: FeatureChunk) -> None:
         """See ``Drafter``."""
@@ -236,7 +244,7 @@ class DrafterService:
             log.exception("text sources draft nothing more for %s", session.id)
             session.text = None
             return None
-        return self._message(session, TEXT, tree, more=bool(session.step.models))
+        return _message(session, session.step, TEXT, tree, more=bool(session.models))
 
     async def _text_tree(self, session: _Session, prepare: Callable[[], TextSession]) -> TokenTree:
         nodes = session.step.max_nodes
@@ -262,20 +270,20 @@ class DrafterService:
         self.retrievals_missed += 1
         return ()
 
-    def _message(
-        self, session: _Session, group: str, tree: TokenTree, *, assumed: tuple[int, ...] = (), more: bool = False
-    ) -> Draft:
-        step = session.step
-        return Draft(
-            session_id=session.id,
-            base_length=step.length,
-            base_hash=step.prefix_hash,
-            assumed=assumed,
-            tree=tree,
-            group=group,
-            more=more,
-            drafting_s=0.0 if assumed else time.perf_counter() - step.start,
-        )
+
+def _message(
+    session: _Session, step: _Step, group: str, tree: TokenTree, *, assumed: tuple[int, ...] = (), more: bool = False
+) -> Draft:
+    return Draft(
+        session_id=session.id,
+        base_length=step.length,
+        base_hash=step.prefix_hash,
+        assumed=assumed,
+        tree=tree,
+        group=group,
+        more=more,
+        drafting_s=0.0 if assumed else time.perf_counter() - step.start,
+    )
 
 
 # --- in the text sources' thread -----------------------------------------------------------------------------------
