@@ -43,8 +43,8 @@ class DraftingThread:
         future: asyncio.Future[_Result] = loop.create_future()
 
         def job() -> None:
-            # Nobody waits any more.
-            if future.cancelled():
+            # Nobody waits any more. Other calls are made all the same: what a source is told must not be lost.
+            if later and future.cancelled():
                 return
             try:
                 result = function(*arguments)

@@ -92,6 +92,7 @@ class ModelGroup:
                     trees = {}
                 for asked in batch:
                     _answer(asked.answer, trees.get(asked.session_id))
+                self._begun = {}
         finally:
             self._batches = None
 

@@ -7,15 +7,15 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar, cast
 
 from services.drafter.catalogue import check_names, make_source
 from services.drafter.config import DrafterConfig
+from services.drafter.drafted_request import DraftedPrefix, DraftedRequest
 from services.drafter.drafting_thread import DraftingThread
 from services.drafter.interfaces import ModelSource
-from services.drafter.known_states import BoundedStates, KnownStates
+from services.drafter.known_states import BoundedStates
 from services.drafter.model_group import ModelGroup
 from services.drafter.text_group import TEXT, TextGroup, TextSession
 from speculation.errors import OutriderError
@@ -39,43 +39,10 @@ log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
+# Longest that a model may take to come to forgetting a tenant: whoever is asked to forget answers nothing else meanwhile.
+_FORGET_S = 2.0
 # What is learnt of sources is kept whenever so many requests have ended.
 _SAVE_EVERY = 16
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Step:
-    """What a session drafts for, since ``start``: a prefix.
-
-    ``expected`` are the models' drafts that are not there yet, by group and step: for this one, and for earlier ones, which
-    models were at work on when it came. Of a long one something may still be of use.
-    """
-
-    length: int
-    prefix_hash: int
-    max_nodes: int
-    start: float
-    expected: dict[asyncio.Future[TokenTree | None], tuple[str, _Step]] = field(default_factory=dict)
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
-class _Session:
-    """A request. ``text``: None where no text source is wanted, or one has failed that stood alone."""
-
-    id: str
-    tenant: str
-    models: Sequence[ModelGroup]
-    reads_states: bool
-    step: _Step
-    text: TextSession | None = None
-    states: KnownStates = field(default_factory=KnownStates)
-
-    def begin(self, step: _Step) -> None:
-        """Draft for another prefix from now on: ask all models."""
-        before, self.step = self.step, step
-        for group in self.models:
-            step.expected[group.draft(self.id, step.max_nodes, self.states)] = (group.name, step)
-        step.expected |= {answer: whose for answer, whose in before.expected.items() if not answer.done()}
 
 
 class DrafterService:
@@ -92,7 +59,7 @@ class DrafterService:
         self._text = TextGroup(config)
         self._models: dict[str, ModelGroup] = {}
         self._states = BoundedStates(config.max_feature_bytes)
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._sessions: OrderedDict[str, DraftedRequest] = OrderedDict()
         self._ended = 0
         self.retrievals_missed = 0
 
@@ -111,12 +78,12 @@ class DrafterService:
         # Opened anew: what it learnt before is in the tokens that came with the message.
         self._drop(message.session_id)
         texts = tuple(name for name in message.sources if SOURCES[name].kind == "text")
-        session = _Session(
+        session = DraftedRequest(
             id=message.session_id,
             tenant=message.tenant,
             models=[self._model(name) for name in message.sources if SOURCES[name].kind == "model"],
             reads_states=any(SOURCES[name].kind == "model" and SOURCES[name].layers for name in message.sources),
-            step=_Step(length=len(message.tokens), prefix_hash=EMPTY_HASH, max_nodes=message.max_nodes, start=start),
+            prefix=DraftedPrefix(length=len(message.tokens), hash=EMPTY_HASH, max_nodes=message.max_nodes, start=start),
         )
         self._sessions[session.id] = session
         if len(self._sessions) > self._config.max_sessions:
@@ -125,9 +92,9 @@ class DrafterService:
             log.warning("dropped session %s: more than max_sessions=%d", forgotten, self._config.max_sessions)
         for group in session.models:
             group.open(message)
-        session.begin(session.step)
+        session.begin(session.prefix)
         # A long prompt takes its time.
-        hashing = self._thread.run(_hash, session.step, message.tokens)
+        hashing = self._thread.run(_hash, session.prefix, message.tokens)
         if not texts and session.models:
             await hashing
             return None
@@ -146,8 +113,8 @@ class DrafterService:
         session = self._sessions.get(message.session_id)
         if session is None:
             return DraftFailure(session_id=message.session_id, reason="unknown session", reopen=True)
-        prefix_hash = extend_hash(session.step.prefix_hash, message.committed)
-        if session.step.length + len(message.committed) != message.length or prefix_hash != message.prefix_hash:
+        prefix_hash = extend_hash(session.prefix.hash, message.committed)
+        if session.prefix.length + len(message.committed) != message.length or prefix_hash != message.prefix_hash:
             self._drop(session.id)
             return DraftFailure(session_id=message.session_id, reason="a step was missed", reopen=True)
         self._sessions.move_to_end(session.id)
@@ -155,7 +122,7 @@ class DrafterService:
             self._keep(session, message.observation.features)
         for group in session.models:
             group.observe(message)
-        session.begin(_Step(length=message.length, prefix_hash=prefix_hash, max_nodes=message.max_nodes, start=start))
+        session.begin(DraftedPrefix(length=message.length, hash=prefix_hash, max_nodes=message.max_nodes, start=start))
         return None if session.text is None else await self._draft(session, partial(_observed, session.text, message))
 
     async def further(self, session_id: str) -> AsyncIterator[Draft]:
@@ -163,27 +130,27 @@ class DrafterService:
         session = self._sessions.get(session_id)
         if session is None:
             return
-        step = session.step
-        pending = dict(step.expected)
+        prefix = session.prefix
+        pending = dict(prefix.expected)
         while pending:
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for answer in [answer for answer in pending if answer.done()]:
                 group, whose = pending.pop(answer)
-                if session.step is not step:
+                if session.prefix is not prefix:
                     return
                 # That there is none is worth saying where somebody waits.
-                if (tree := answer.result()) is not None or whose is step:
+                if (tree := answer.result()) is not None or whose is prefix:
                     more = any(other is whose for _, other in pending.values())
-                    yield _message(session, whose, group, tree or EMPTY_TREE, more=more)
+                    yield session.draft(whose, group, tree or EMPTY_TREE, more=more)
         if session.text is None or not self._config.draft_ahead:
             return
         outcomes = partial(session.text.outcomes, self._config.draft_ahead)
-        for outcome in await self._thread.run(_if_still, session, step, outcomes, later=True) or ():
-            draft_after = partial(session.text.draft_after, outcome, step.max_nodes)
-            ahead = await self._thread.run(_if_still, session, step, draft_after, later=True)
-            if ahead is None or session.step is not step:
+        for outcome in await self._thread.run(_if_still, session, prefix, outcomes, later=True) or ():
+            draft_after = partial(session.text.draft_after, outcome, prefix.max_nodes)
+            ahead = await self._thread.run(_if_still, session, prefix, draft_after, later=True)
+            if ahead is None or session.prefix is not prefix:
                 return
-            yield _message(session, step, TEXT, ahead, assumed=outcome)
+            yield session.draft(prefix, TEXT, ahead, assumed=outcome)
 
     def features(self, message: FeatureChunk) -> None:
         """See ``Drafter``."""
@@ -203,11 +170,16 @@ class DrafterService:
             self._thread.run(_logged, self._text.save)
 
     async def forget(self, message: ForgetTenant) -> None:
-        """See ``Drafter``: requests under way are opened anew, under whatever name they have now."""
+        """See ``Drafter``: requests under way are opened anew, under whatever name they have now.
+
+        Raises:
+            TimeoutError: a model hangs, so that nothing can be said of it.
+        """
         for session in [each for each in self._sessions.values() if each.tenant == message.tenant]:
             self._drop(session.id)
         forgetting = [group.forget(message.tenant) for group in self._models.values()]
-        await asyncio.gather(self._thread.run(self._text.forget, message.tenant), *forgetting)
+        async with asyncio.timeout(_FORGET_S):
+            await asyncio.gather(self._thread.run(self._text.forget, message.tenant), *forgetting)
 
     async def stop(self) -> None:
         """Keep what was learnt of the sources."""
@@ -219,11 +191,11 @@ class DrafterService:
             self._models[name] = ModelGroup(name, cast(Callable[[], ModelSource], make))
         return self._models[name]
 
-    def _keep(self, session: _Session, states: Features) -> None:
+    def _keep(self, session: DraftedRequest, states: Features) -> None:
         if session.reads_states and states.rows and states.layers:
             self._states.add(session.states, states)
 
-    def _drop(self, session_id: str) -> _Session | None:
+    def _drop(self, session_id: str) -> DraftedRequest | None:
         session = self._sessions.pop(session_id, None)
         if session is not None:
             self._states.forget(session.states)
@@ -231,7 +203,7 @@ class DrafterService:
                 group.close(session_id)
         return session
 
-    async def _draft(self, session: _Session, prepare: Callable[[], TextSession]) -> Draft | None:
+    async def _draft(self, session: DraftedRequest, prepare: Callable[[], TextSession]) -> Draft | None:
         """The text sources' draft, once ``prepare`` has opened them or told them of a step.
 
         Where they fail beside models, the models go on alone.
@@ -244,10 +216,10 @@ class DrafterService:
             log.exception("text sources draft nothing more for %s", session.id)
             session.text = None
             return None
-        return _message(session, session.step, TEXT, tree, more=bool(session.models))
+        return session.draft(session.prefix, TEXT, tree, more=bool(session.models))
 
-    async def _text_tree(self, session: _Session, prepare: Callable[[], TextSession]) -> TokenTree:
-        nodes = session.step.max_nodes
+    async def _text_tree(self, session: DraftedRequest, prepare: Callable[[], TextSession]) -> TokenTree:
+        nodes = session.prefix.max_nodes
         text, queries, tree = await self._thread.run(_prepared, prepare, nodes, self._retriever is not None)
         session.text = text
         if tree is None:
@@ -271,26 +243,11 @@ class DrafterService:
         return ()
 
 
-def _message(
-    session: _Session, step: _Step, group: str, tree: TokenTree, *, assumed: tuple[int, ...] = (), more: bool = False
-) -> Draft:
-    return Draft(
-        session_id=session.id,
-        base_length=step.length,
-        base_hash=step.prefix_hash,
-        assumed=assumed,
-        tree=tree,
-        group=group,
-        more=more,
-        drafting_s=0.0 if assumed else time.perf_counter() - step.start,
-    )
-
-
 # --- in the text sources' thread -----------------------------------------------------------------------------------
 
 
-def _hash(step: _Step, tokens: Sequence[int]) -> None:
-    step.prefix_hash = extend_hash(EMPTY_HASH, tokens)
+def _hash(prefix: DraftedPrefix, tokens: Sequence[int]) -> None:
+    prefix.hash = extend_hash(EMPTY_HASH, tokens)
 
 
 def _prepared(
@@ -307,9 +264,9 @@ def _observed(text: TextSession, report: StepReport) -> TextSession:
     return text
 
 
-def _if_still(session: _Session, step: _Step, function: Callable[[], _Result]) -> _Result | None:
-    """What ``function`` gives, if the session still drafts for this step: afterwards its sources know more."""
-    return function() if session.step is step else None
+def _if_still(session: DraftedRequest, prefix: DraftedPrefix, function: Callable[[], _Result]) -> _Result | None:
+    """What ``function`` gives, if the session still drafts for this prefix: afterwards its sources know more."""
+    return function() if session.prefix is prefix else None
 
 
 def _logged(function: Callable[[], None]) -> None:

@@ -200,6 +200,22 @@ async def test_sessions_end_and_tenants_are_forgotten(double: ModelDouble) -> No
     assert await rest(service, "b") == []
 
 
+async def test_a_model_that_hangs_has_forgotten_nobody(double: ModelDouble, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.drafter.service._FORGET_S", 0.05)
+    service = DrafterService(DrafterConfig())
+    async with stuck(double):
+        await service.open(opening("a", tenant="one"))
+        while not double.batches:
+            await asyncio.sleep(0.001)
+        with pytest.raises(TimeoutError):
+            await service.forget(ForgetTenant(tenant="one"))
+        assert double.forgotten == []
+        assert isinstance(await service.open(opening("b", ("prompt_lookup",))), Draft)
+    # It does so as soon as it can.
+    while not double.forgotten:
+        await asyncio.sleep(0.001)
+
+
 # --- hidden states ------------------------------------------------------------------------------------------------
 
 
@@ -361,10 +377,11 @@ async def test_a_thread_runs_in_order_and_later_what_can_wait() -> None:
         await thread.run(lambda: 1 / 0)
     with pytest.raises(RuntimeError, match="SystemExit"):
         await thread.run(exit)
-    left = thread.run(ran.append, "never")
-    left.cancel()
-    await thread.run(lambda: None)
-    assert "never" not in ran
+    left = [thread.run(ran.append, "told"), thread.run(ran.append, "never", later=True)]
+    for future in left:
+        future.cancel()
+    await thread.run(lambda: None, later=True)
+    assert ran[-1] == "told"
     (running,) = [each for each in threading.enumerate() if each.name == "t"]
     del thread, first, futures, left
     gc.collect()
