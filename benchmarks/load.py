@@ -53,6 +53,7 @@ class Direct:
     most_at_once: int | None = None
 
     def run(self, load: LoadPoint) -> Outcome:
+        """See ``Contestant``."""
         reply = self.peer.run(self.name, order_of(load))
         return Outcome(answers=tuple(map(answer_of, reply["answers"])), wall_s=reply["wall_s"], loop=reply["loop"])
 

@@ -61,12 +61,9 @@ class LoadPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """A contestant's answers to a load.
+    """A contestant's answers to a load, in the order of its requests, and the seconds that all of them took.
 
-    Attributes:
-        answers: in the order of the requests.
-        wall_s: seconds for all of them together.
-        loop: counts of our decoding loop (``services.verifier.engine.stats.LoopStats``); empty for peers.
+    ``loop`` is what our own decoding loop counted meanwhile (``services.verifier.engine.stats.LoopStats``); empty for peers.
     """
 
     answers: tuple[TimedAnswer, ...]

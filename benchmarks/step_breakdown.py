@@ -1,11 +1,11 @@
-"""Where the time of a decoding step goes, in one process and on Ray with gRPC.
+"""Where the time of one decoding step goes, in one process and over gRPC + Ray.
 
     python -m benchmarks.step_breakdown [--tokens 96] [--repeats 3]
 
-Every number is in milliseconds per step: the mean over all steps of a strategy, then the median of the repeats, in which the
-strategies take turns. `forward` is the target's forward pass; everything else is overhead. `to the client` is the time that
-the client sees, less what the loop accounts for: event loop, links, router, detokenising, and on Ray the Serve call and the
-public server.
+Every number is milliseconds per step, the mean over all steps of a strategy. `forward` is the target's pass; all else is
+what we add to it. `to the client` is what a step takes as the client sees it, less what the loop accounts for: event loop,
+links, router, detokenising, and on Ray the Serve call and the public server. The repeats take turns between the strategies;
+the table shows medians.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PROMPTS = (
 )
 PARTS = ("draft_wait", "schedule", "begin", "forward", "choose", "keep", "thread hop", "deliver", "stream", "to the client")
 Row = dict[str, float]
-# Returns the seconds of each part and the number of steps, both since start.
+# Gives seconds per part, and steps, since start.
 Probe = Callable[[], tuple[Row, int]]
 
 
@@ -60,7 +60,7 @@ def measure(client: outrider.Client, probe: Probe, strategy: str, tokens: int) -
 
 
 def run(client: outrider.Client, probe: Probe, arguments: argparse.Namespace) -> dict[str, Row]:
-    """Medians of the repeats for every strategy."""
+    """Medians for every strategy."""
     measure(client, probe, STRATEGIES[0], 8)
     rows: dict[str, list[Row]] = {strategy: [] for strategy in STRATEGIES}
     for _ in range(arguments.repeats):
@@ -73,7 +73,7 @@ def run(client: outrider.Client, probe: Probe, arguments: argparse.Namespace) ->
 
 
 def in_process(settings: Settings, arguments: argparse.Namespace) -> dict[str, Row]:
-    """Measure with all components in this process, and the client behind the public server."""
+    """All components in this process, the client behind the public server."""
     import asyncio
     import threading
 
@@ -103,7 +103,7 @@ def in_process(settings: Settings, arguments: argparse.Namespace) -> dict[str, R
 
 
 def on_ray(settings: Settings, arguments: argparse.Namespace) -> dict[str, Row]:
-    """Measure on a local Ray, with router, drafter and verifier in processes of their own."""
+    """Three processes on a local Ray."""
     from cluster.on_ray import running_on_ray
 
     model = resolve(settings.model, settings.cache_dir)
@@ -123,7 +123,7 @@ TOPOLOGIES = {"in_process": in_process, "ray": on_ray}
 
 
 def show(results: dict[str, dict[str, Row]]) -> None:
-    """Print a table."""
+    """A table."""
     table = Table(title="milliseconds per step, medians", title_justify="left")
     table.add_column("part")
     columns = [(topology, strategy) for topology in results for strategy in STRATEGIES]
@@ -139,7 +139,7 @@ def show(results: dict[str, dict[str, Row]]) -> None:
 
 
 def main() -> None:
-    """Measure each topology in a process of its own, and show them side by side."""
+    """Run both topologies, each in a process of its own, and show them side by side."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=96, help="tokens per answer")
     parser.add_argument("--repeats", type=int, default=3)

@@ -8,8 +8,6 @@ from typing import Any
 
 from services.verifier.stages.upstream import Launch, StageHandle, StageSpec
 
-_PATIENCE_S = 5.0
-
 
 class _Child:
     """A child process. It ends by itself if this process is killed."""
@@ -25,9 +23,9 @@ class _Child:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def stop(self) -> None:
+    def stop(self, patience_s: float) -> None:
         try:
-            self._process.wait(_PATIENCE_S)
+            self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
@@ -51,10 +49,10 @@ class _Actor:
         ended, _ = ray.wait([self._run], timeout=0)
         return not ended
 
-    def stop(self) -> None:
+    def stop(self, patience_s: float) -> None:
         import ray
 
-        ray.wait([self._run], timeout=_PATIENCE_S)
+        ray.wait([self._run], timeout=patience_s)
         ray.kill(self._actor)
 
 

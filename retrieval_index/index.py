@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retrieval_index.manifest import Manifest, read_manifest, verify
 from retrieval_index.ngram_trie import NgramTrie
 from speculation.errors import ConfigurationError
 from speculation.messages import Continuation, RetrievalQuery, Retrieved
+from speculation.types import Features
 
 if TYPE_CHECKING:
     from retrieval_index.vectors import StateIndex
@@ -46,11 +48,18 @@ class Index:
         if self._states is None or not query.suffix:
             return ()
         state = query.state
-        if (state.rows, state.width, state.dtype) != (1, self._states.width, "float16"):
+        if (state.rows, state.width) != (1, self._states.width) or state.dtype not in ("float16", "bfloat16"):
             log.warning("a hidden state of %d x %d %s is not looked up", state.rows, state.width, state.dtype)
             return ()
-        numbers = np.frombuffer(state.data, dtype="<f2").astype(np.float32)
+        numbers = _numbers(state)
         return self._states.look_up(numbers, query.suffix[-1], query.max_continuations, query.max_length)
+
+
+def _numbers(state: Features) -> NDArray[np.float32]:
+    if state.dtype == "bfloat16":
+        # The upper half of a float32.
+        return (np.frombuffer(state.data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(state.data, dtype="<f2").astype(np.float32)
 
 
 def _map_states(folder: Path, width: int) -> StateIndex:
