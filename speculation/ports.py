@@ -67,10 +67,10 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prefix:
-    """What a request begins with, and whose it is: requests of one tenant may share what is computed of it."""
+    """What a request begins with, and whose it is: requests of one tenant share what is computed of it; None: of nobody."""
 
     tokens: Sequence[int]
-    tenant: str = ""
+    tenant: str | None = None
 
 
 class Target(Protocol):

@@ -266,6 +266,7 @@ def request(name: str, prompt: Sequence[int], plan: Plan | None = None, **sampli
         prompt=tuple(prompt),
         sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
         plan=plan or Plan(strategy="test", sources=("test",), max_nodes=6),
+        tenant="",
     )
 
 

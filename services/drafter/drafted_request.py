@@ -34,7 +34,8 @@ class DraftedRequest:
     """A session. ``text``: None where no text source is wanted, or all have failed."""
 
     id: str
-    tenant: str
+    tenant: str | None
+    traceparent: str
     models: Sequence[ModelGroup]
     reads_states: bool
     prefix: DraftedPrefix

@@ -7,6 +7,7 @@ import logging
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar, cast
 
@@ -29,6 +30,7 @@ from speculation.messages import (
     OpenSession,
     RetrievalQuery,
     StepReport,
+    log_name,
 )
 from speculation.ports import Retriever
 from speculation.prefix import EMPTY_HASH, extend_hash
@@ -75,6 +77,8 @@ class DrafterService:
             check_names(message.sources)
         except OutriderError as error:
             return DraftFailure(session_id=message.session_id, reason=str(error))
+        name = log_name(message.session_id, message.traceparent)
+        log.info("session %s: %d tokens, %s", name, len(message.tokens), ", ".join(message.sources))
         # Opened anew: what it learnt before is in the tokens that came with the message.
         self._drop(message.session_id)
         texts = tuple(name for name in message.sources if SOURCES[name].kind == "text")
@@ -84,6 +88,7 @@ class DrafterService:
             models=[self._model(name) for name in message.sources if SOURCES[name].kind == "model"],
             reads_states=any(SOURCES[name].kind == "model" and SOURCES[name].layers for name in message.sources),
             prefix=DraftedPrefix(length=len(message.tokens), hash=EMPTY_HASH, max_nodes=message.max_nodes, start=start),
+            traceparent=message.traceparent,
         )
         self._sessions[session.id] = session
         if len(self._sessions) > self._config.max_sessions:
@@ -224,14 +229,15 @@ class DrafterService:
         session.text = text
         if tree is None:
             # Together, so that they share a message.
-            found = await asyncio.gather(*(self._look_up(query) for query in queries))
+            found = await asyncio.gather(*(self._look_up(session, query) for query in queries))
             tree = await self._thread.run(text.draft, nodes, found)
         return tree
 
-    async def _look_up(self, query: RetrievalQuery | None) -> Sequence[Continuation] | None:
+    async def _look_up(self, session: DraftedRequest, query: RetrievalQuery | None) -> Sequence[Continuation] | None:
         """What the index finds, or nothing: a draft without is better than a late one. None: nothing was asked."""
         if self._retriever is None or query is None:
             return None
+        query = replace(query, session_id=session.id, traceparent=session.traceparent)
         try:
             async with asyncio.timeout(self._config.retrieval_deadline_s):
                 return (await self._retriever.retrieve(query)).continuations

@@ -18,6 +18,7 @@ from services.links.auth import ApiKeyInterceptor, tenant_of
 from services.links.channel import bind, make_server
 from services.links.config import PublicServerConfig, check_server
 from services.links.public import decode_request, encode_event, encode_models
+from services.links.request_names import REQUEST_ID, request_id_of, traceparent_of
 from services.links.status import aborting
 from speculation import limits
 
@@ -35,7 +36,14 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.GenerateResponse]:
         async with aborting(context):
-            events = self._router.generate(decode_request(request, tenant_of(context.invocation_metadata())))
+            metadata = context.invocation_metadata()
+            request_id = request_id_of(metadata)
+            # At once: an error, too, says whose it is.
+            await context.send_initial_metadata(((REQUEST_ID, request_id),))
+            asked = decode_request(
+                request, tenant=tenant_of(metadata), request_id=request_id, traceparent=traceparent_of(metadata)
+            )
+            events = self._router.generate(asked)
             try:
                 async for event in events:
                     yield encode_event(event)

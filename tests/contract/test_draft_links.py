@@ -70,7 +70,9 @@ async def over_grpc(drafter: Drafter, silence_s: float = 60.0) -> AsyncIterator[
 def opening(
     name: str, tokens: tuple[int, ...], sources: tuple[str, ...] = ("prompt_lookup",), nodes: int = 4
 ) -> OpenSession:
-    return OpenSession(session_id=name, tokens=tokens, prompt_length=len(tokens), sources=sources, max_nodes=nodes)
+    return OpenSession(
+        session_id=name, tokens=tokens, prompt_length=len(tokens), sources=sources, max_nodes=nodes, tenant=""
+    )
 
 
 def report(name: str, before: tuple[int, ...], committed: tuple[int, ...]) -> StepReport:

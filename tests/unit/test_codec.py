@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from google.protobuf.descriptor import Descriptor
 
 from outrider.internal.v1 import drafting_pb2, tree_pb2, verification_pb2
-from services.links.codec import drafting, features, trees, verification
+from services.links.codec import drafting, features, retrieval, trees, verification
 from speculation import limits
 from speculation.errors import InvalidArgument, MalformedTree
 from speculation.messages import (
@@ -23,6 +24,7 @@ from speculation.messages import (
     GenerationRequest,
     OpenSession,
     Progress,
+    RetrievalQuery,
     StepReport,
     VerifierCard,
 )
@@ -57,6 +59,7 @@ OPEN = OpenSession(
     sources=("a",),
     max_nodes=9,
     tenant="somebody",
+    traceparent="00-1-2-01",
     temperature=0.5,
 )
 STEP = StepReport(
@@ -110,6 +113,15 @@ GENERATION = GenerationRequest(
         observe_prompt=True,
     ),
     tenant="t",
+    traceparent="00-1-2-01",
+)
+QUERY = RetrievalQuery(
+    suffix=(1, 2),
+    max_continuations=3,
+    max_length=4,
+    state=Features(data=b"\x01\x02", rows=1, width=1, dtype="float16"),
+    session_id="s",
+    traceparent="00-1-2-01",
 )
 PROGRESS = Progress(
     token_ids=(1, 2),
@@ -146,6 +158,10 @@ CASES: list[tuple[Any, Any, Any]] = [
     *((message, drafting.encode_drafting_call, drafting.decode_drafting_call) for message in (OPEN, STEP, CHUNK, CloseSession(session_id="s"), ForgetTenant(tenant="t", forget_id=2**64 - 1))),
     *((message, drafting.encode_drafting_reply, drafting.decode_drafting_reply) for message in (DRAFT, DraftFailure(session_id="s", reason="r", reopen=True), Forgotten(forget_id=2**64 - 1))),
     (GENERATION, verification.encode_generation, verification.decode_generation),
+    # No tenant is another thing than the one without a name.
+    *((replace(GENERATION, tenant=tenant), verification.encode_generation, verification.decode_generation) for tenant in (None, "")),
+    *((replace(OPEN, tenant=tenant), drafting.encode_drafting_call, drafting.decode_drafting_call) for tenant in (None, "")),
+    ([QUERY], partial(retrieval.encode_queries, 7), retrieval.decode_queries),
     (PROGRESS, verification.encode_generation_event, verification.decode_generation_event),
     *((Finished(reason=reason), verification.encode_generation_event, verification.decode_generation_event) for reason in FinishReason),
     ("tenant", verification.encode_forget, verification.decode_forget),

@@ -75,6 +75,7 @@ def _encode_open(message: OpenSession) -> drafting_pb2.OpenSession:
         max_nodes=message.max_nodes,
         temperature=message.temperature,
         tenant=message.tenant,
+        traceparent=message.traceparent,
     )
 
 
@@ -89,7 +90,8 @@ def _decode_open(wire: drafting_pb2.OpenSession) -> OpenSession:
         sources=tuple(wire.sources),
         max_nodes=wire.max_nodes,
         temperature=wire.temperature,
-        tenant=wire.tenant,
+        tenant=wire.tenant if wire.HasField("tenant") else None,
+        traceparent=wire.traceparent,
     )
 
 

@@ -54,6 +54,7 @@ def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequ
             observe_prompt=plan.observe_prompt,
         ),
         tenant=message.tenant,
+        traceparent=message.traceparent,
     )
 
 
@@ -69,7 +70,8 @@ def decode_generation(wire: verification_pb2.VerifyRequest) -> GenerationRequest
         committed=tuple(wire.committed_token_ids),
         sampling=_decode_sampling(wire.sampling),
         plan=_decode_plan(wire.plan),
-        tenant=wire.tenant,
+        tenant=wire.tenant if wire.HasField("tenant") else None,
+        traceparent=wire.traceparent,
     )
 
 

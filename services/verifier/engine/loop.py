@@ -337,7 +337,7 @@ class DecodingLoop:
         self._requests.forget(session)
         if session.request.plan.speculates:
             self._link.close(CloseSession(session_id=session.id))
-        if session.tenant != session.request.tenant:
+        if session.tenant is not None and session.tenant != session.request.tenant:
             self._forgetting.tell(session.tenant)
 
     async def _await_drafts(self, sessions: list[LiveRequest]) -> None:

@@ -100,6 +100,7 @@ class OpenSession(_message.Message):
     MAX_NODES_FIELD_NUMBER: _builtins.int
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     prompt_length: _builtins.int
     """How many of them are prompt."""
@@ -108,7 +109,9 @@ class OpenSession(_message.Message):
     temperature: _builtins.float
     """At which the target chooses: drafts are drawn from q at the same one."""
     tenant: _builtins.str
-    """Whose request it is: what sources remember of one tenant, no other sees."""
+    """Whose request it is: what sources remember of one tenant, no other sees. Unset: nothing is remembered of it."""
+    traceparent: _builtins.str
+    """As in W3C Trace Context; empty: none."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt and committed tokens. At most 1,048,576."""
@@ -126,13 +129,16 @@ class OpenSession(_message.Message):
         sources: _abc.Iterable[_builtins.str] | None = ...,
         max_nodes: _builtins.int = ...,
         temperature: _builtins.float = ...,
-        tenant: _builtins.str = ...,
+        tenant: _builtins.str | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "tenant", b"tenant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_nodes", b"max_nodes", "prompt_length", b"prompt_length", "session_id", b"session_id", "sources", b"sources", "temperature", b"temperature", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "max_nodes", b"max_nodes", "prompt_length", b"prompt_length", "session_id", b"session_id", "sources", b"sources", "temperature", b"temperature", "tenant", b"tenant", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
+    _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant) -> _WhichOneofReturnType__tenant | None: ...
 
 Global___OpenSession: _TypeAlias = OpenSession  # noqa: Y015
 
