@@ -85,10 +85,10 @@ class DrafterService:
         session = DraftedRequest(
             id=message.session_id,
             tenant=message.tenant,
-            traceparent=message.traceparent,
             models=[self._model(name) for name in message.sources if SOURCES[name].kind == "model"],
             reads_states=any(SOURCES[name].kind == "model" and SOURCES[name].layers for name in message.sources),
             prefix=DraftedPrefix(length=len(message.tokens), hash=EMPTY_HASH, max_nodes=message.max_nodes, start=start),
+            traceparent=message.traceparent,
         )
         self._sessions[session.id] = session
         if len(self._sessions) > self._config.max_sessions:

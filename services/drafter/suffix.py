@@ -88,7 +88,7 @@ def make(config: DrafterConfig) -> Suffix:
 
 
 class Suffix:
-    """Source: see the module. The answers of tenants are apart."""
+    """SuffixDecoding's two memories, the request's own and its tenant's. The answers of tenants are apart."""
 
     prior = PRIOR
 
@@ -98,7 +98,6 @@ class Suffix:
         self._answers: OrderedDict[str, _Answers] = OrderedDict()
 
     def open(self, message: OpenSession) -> SuffixSession:
-        """See ``TextSource``."""
         answers = _Answers(self._config, self._clock)
         if message.tenant is not None:
             answers = self._answers.setdefault(message.tenant, answers)
@@ -112,7 +111,6 @@ class Suffix:
         return SuffixSession(self._config, answers, message)
 
     def forget(self, tenant: str) -> None:
-        """See ``TextSource``."""
         self._answers.pop(tenant, None)
 
 
@@ -128,19 +126,16 @@ class SuffixSession:
         self._read(message.tokens)
 
     def start(self) -> Place:
-        """See ``PathSession``."""
         own = self._own.automaton
         shared = self._answers.memory.automaton
         return own.head if self._own.complete else own.find(self._recent), shared.find(self._recent)
 
     def follow(self, place: Place, token: int) -> Place | None:
-        """See ``PathSession``."""
         own = self._own.automaton.follow(place[0], token)
         shared = self._answers.memory.automaton.follow(place[1], token)
         return None if own == shared == NOWHERE else (own, shared)
 
     def candidates(self, place: Place) -> Iterator[tuple[int, str]]:
-        """See ``PathSession``."""
         memories = (self._own.automaton, self._answers.memory.automaton)
         states = [state for state, _ in place]
         followers: list[list[tuple[int, int, int]] | None] = [None, None]
@@ -168,19 +163,18 @@ class SuffixSession:
                 return
 
     def observe(self, report: StepReport) -> None:
-        """See ``PathSession``."""
         self._read(report.committed)
         self._answer += report.committed
 
     def close(self) -> None:
-        """See ``PathSession``: the answer is remembered for the tenant's next requests, where that is asked for."""
+        """The answer is remembered for the tenant's next requests, where that is asked for."""
         if self._config.max_cached_tokens and self._answer:
             self._answers.add(self._answer)
             self._answers.memory.work(_PIECE)
             self._answer = []
 
     def catch_up(self) -> bool:
-        """See ``PathSession``: count a piece more."""
+        """Count a piece more of the texts."""
         self._answers.memory.work(self._own.work(_PIECE))
         return not (self._own.idle and self._answers.memory.idle)
 
