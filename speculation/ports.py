@@ -64,6 +64,39 @@ class Rows:
         return len(self.tokens) - len(self.parents)
 
 
+NOT_CHOSEN = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How a request's tokens are chosen; ``prompt_length`` says where its answer begins."""
+
+    params: SamplingParams
+    prompt_length: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a pass brought for one request. Row 0 is the chain's last one, row i + 1 the tree's node i.
+
+    Attributes:
+        choices: the target's own token after each row; ``NOT_CHOSEN`` where its choices before lead elsewhere, where
+            ``error`` says why there is none, and for all rows of a request that wants distributions.
+        top_ids: the likeliest ids after each row, as many as were asked for, likeliest first.
+        logprobs: log-probabilities of a token after a row, where the request's parameters ask for them.
+        distribution: p after a row, [vocabulary], float64, with sum 1, where it was asked for.
+        error: why a row that the choices lead to has none.
+
+    Both functions may be called until the request's rows are kept.
+    """
+
+    choices: tuple[int, ...] = ()
+    top_ids: tuple[tuple[int, ...], ...] = ()
+    logprobs: Callable[[int, int], TokenLogprobs] | None = None
+    distribution: Callable[[int], NDArray[np.float64]] | None = None
+    error: Exception | None = None
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prefix:
     """What a request begins with, and whose it is: requests of one tenant may share what is computed of it."""

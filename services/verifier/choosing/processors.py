@@ -66,6 +66,12 @@ def build_pipeline(
     return _Pipeline(steps) if steps else None
 
 
+def build_warpers(params: SamplingParams) -> LogitsPipeline | None:
+    """Temperature and truncation of ``params`` alone, which depend on no history; None where they would change nothing."""
+    steps = _warpers(params, _NONE) if params.temperature > 0 else []
+    return _Pipeline(steps) if steps else None
+
+
 def _penalties(params: SamplingParams, model: ModelProcessors, prompt_length: int) -> list[_Step]:
     """What depends on which tokens there are."""
     steps: list[_Step] = []
