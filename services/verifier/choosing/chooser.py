@@ -25,6 +25,7 @@ from speculation.philox import NoiseStream, gumbels
 from speculation.ports import NOT_CHOSEN, Outcome, Rows, Sampling
 from speculation.types import SamplingParams, TokenLogprobs
 
+_GREEDY = Sampling(params=SamplingParams(ignore_generation_config=True), prompt_length=0)
 _Choice = int | Exception
 _Arguments = TypeVarTuple("_Arguments")
 
@@ -109,13 +110,14 @@ class Chooser:
         self._model = model or ModelProcessors()
         self._requests: dict[str, _Request] = {}
 
-    def open(self, session_id: str, sampling: Sampling, tokens: Sequence[int] = ()) -> None:
+    def open(self, session_id: str, sampling: Sampling | None, tokens: Sequence[int] = ()) -> None:
         """From now on choose for a request.
 
         Args:
+            sampling: None for the likeliest token, whatever the model's generation config says.
             tokens: what is committed of it, as far as its passes will not show it.
         """
-        request = _Request(sampling, self._eos_token_ids, self._model)
+        request = _Request(sampling or _GREEDY, self._eos_token_ids, self._model)
         request.advance(0, tokens)
         self._requests[session_id] = request
 
@@ -140,13 +142,13 @@ class Chooser:
         """
         walks, end = [], 0
         for rows in batch:
-            if rows.chosen not in (0, 1 + len(rows.parents)):
-                raise ValueError(f"choices after {rows.chosen} rows: after the chain and all {len(rows.parents)} nodes, or none")
+            if rows.logits not in (0, 1 + len(rows.parents)):
+                raise ValueError(f"choices after {rows.logits} rows: after the chain and all {len(rows.parents)} nodes, or none")
             request = self._requests[rows.session_id]
             request.advance(rows.context, rows.tokens[: rows.chain])
-            walks.append(_Walk(rows, request, end, [NOT_CHOSEN] * rows.chosen))
-            end += rows.chosen
-        self._walk([walk for walk in walks if walk.rows.chosen and not walk.rows.distributions], logits)
+            walks.append(_Walk(rows, request, end, [NOT_CHOSEN] * rows.logits))
+            end += rows.logits
+        self._walk([walk for walk in walks if walk.rows.logits and not walk.rows.distributions], logits)
         top_ids = self._likeliest(walks, logits)
         return [self._outcome(walk, logits, tops) for walk, tops in zip(walks, top_ids, strict=True)]
 
@@ -171,12 +173,12 @@ class Chooser:
     def _likeliest(walks: Sequence[_Walk], logits: torch.Tensor) -> list[tuple[tuple[int, ...], ...]]:
         """The likeliest ids after each walk's rows, for those that ask; at once for all that ask for as many."""
         found: list[tuple[tuple[int, ...], ...]] = [()] * len(walks)
-        for k in {walk.rows.top_k for walk in walks if walk.rows.top_k and walk.rows.chosen}:
+        for k in {walk.rows.top_k for walk in walks if walk.rows.top_k and walk.rows.logits}:
             asking = [at for at, walk in enumerate(walks) if walk.rows.top_k == k]
-            rows = [walks[at].first_row + row for at in asking for row in range(walks[at].rows.chosen)]
+            rows = [walks[at].first_row + row for at in asking for row in range(walks[at].rows.logits)]
             ids = iter(likeliest(logits if len(rows) == len(logits) else logits[rows], k).tolist())
             for at in asking:
-                found[at] = tuple(tuple(next(ids)) for _ in range(walks[at].rows.chosen))
+                found[at] = tuple(tuple(next(ids)) for _ in range(walks[at].rows.logits))
         return found
 
     def _walk(self, walks: Sequence[_Walk], logits: torch.Tensor) -> None:
@@ -185,9 +187,9 @@ class Chooser:
         On a CPU level by level: work is what costs. On a device all rows at once: what costs is waiting for it.
         """
         if logits.device.type != "cpu":
-            cells = [walk.cell(row) for walk in walks for row in range(walk.rows.chosen)]
+            cells = [walk.cell(row) for walk in walks for row in range(walk.rows.logits)]
             taken = iter(self.choose(logits, cells))
-            chosen = [[next(taken) for _ in range(walk.rows.chosen)] for walk in walks]
+            chosen = [[next(taken) for _ in range(walk.rows.logits)] for walk in walks]
         frontier = [(at, 0) for at in range(len(walks))]
         while frontier:
             if logits.device.type == "cpu":
