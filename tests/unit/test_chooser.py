@@ -6,16 +6,18 @@ import math
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from services.generation_config import ModelProcessors
-from services.verifier.choosing import candidates, chooser
+from services.verifier.choosing import candidates, chooser, picks
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.noise import likely_winners, words
-from services.verifier.choosing.processors import build_pipeline, build_warpers
+from services.verifier.choosing.penalties import Changes
+from services.verifier.choosing.processors import build_pipeline, build_truncation
 from speculation.acceptance import stop_token_ids
 from speculation.choose import choose, log_probabilities
 from speculation.errors import Internal
@@ -24,6 +26,7 @@ from speculation.ports import NOT_CHOSEN, Outcome, Rows, Sampling
 from speculation.types import SamplingParams
 
 EOS = frozenset({3})
+NONE = ModelProcessors()
 MODEL = ModelProcessors(no_repeat_ngram_size=2, typical_p=0.8, eos_token_ids=(3,))
 
 
@@ -37,7 +40,7 @@ class Case:
     tree: tuple[int, ...]
     parents: tuple[int, ...]
     logits: torch.Tensor
-    model: ModelProcessors = ModelProcessors()
+    model: ModelProcessors = NONE
 
     @property
     def text(self) -> tuple[int, ...]:
@@ -141,7 +144,7 @@ def random_params(source: random.Random, vocabulary: int) -> SamplingParams:
     )
 
 
-def random_case(source: random.Random, vocabulary: int, model: ModelProcessors = ModelProcessors()) -> Case:
+def random_case(source: random.Random, vocabulary: int, model: ModelProcessors = NONE) -> Case:
     """A tree through which the walk goes some way: its first nodes hold what the law chooses."""
     nodes = source.choice([0, 1, 4, 9])
     some = min(vocabulary, source.choice([4, 50]))
@@ -185,9 +188,15 @@ def check(seed: int, count: int) -> int:
     return compared
 
 
+def check_all(seeds: range) -> None:
+    """``check``, and that it compared something."""
+    for seed in seeds:
+        assert check(seed, 12) > 50
+
+
 @pytest.mark.parametrize("seed", range(8))
 def test_every_choice_is_the_laws(seed: int) -> None:
-    assert check(seed, 12) > 50
+    check_all(range(seed, seed + 1))
 
 
 def test_a_large_vocabulary() -> None:
@@ -200,14 +209,24 @@ def test_a_large_vocabulary() -> None:
             ]
 
 
+class NoChanges(Changes):
+    """Penalties that are worked out, and left at that."""
+
+    def apply(self, logits: torch.Tensor) -> None:
+        pass
+
+
 WRONG = {
-    "another temperature": ("_sample", lambda logits, cells: chooser_sample(logits * 1.02, cells)),
-    "another position": ("gumbels", lambda seeds, stream, positions, ids: gumbels(seeds, stream, positions + 1, ids)),
-    "the last of equals": ("_argmax", lambda logits, cells: (len(row) - 1 - int(row.flip(0).argmax()) for row in logits)),
-    "no penalties": ("_adjusted", lambda logits, cells: logits[[cell.row for cell in cells]]),
-    "a wider nucleus": ("narrow", lambda logits, params: candidates.narrow(logits, [wider(own) for own in params])),
+    "another temperature": (chooser, "sample", lambda logits, cells: picks.sample(logits * 1.02, cells)),
+    "another position": (picks, "gumbels", lambda seeds, stream, positions, ids: gumbels(seeds, stream, positions + 1, ids)),
+    "the last of equals": (
+        chooser,
+        "argmax",
+        lambda logits, cells: (len(row) - 1 - int(row.flip(0).argmax()) for row in logits),
+    ),
+    "no penalties": (chooser, "Changes", NoChanges),
+    "a wider nucleus": (picks, "narrow", lambda logits, params: candidates.narrow(logits, [wider(own) for own in params])),
 }
-chooser_sample = chooser._sample
 
 
 def wider(params: SamplingParams) -> SamplingParams:
@@ -216,11 +235,10 @@ def wider(params: SamplingParams) -> SamplingParams:
 
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_chooser_is_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    name, replacement = WRONG[wrong]
-    monkeypatch.setattr(chooser, name, replacement)
+    module, name, replacement = WRONG[wrong]
+    monkeypatch.setattr(module, name, replacement)
     with pytest.raises(AssertionError):
-        for seed in range(8):
-            check(seed, 12)
+        check_all(range(8))
 
 
 def test_the_kept_tokens_are_those_of_transformers() -> None:
@@ -229,13 +247,14 @@ def test_the_kept_tokens_are_those_of_transformers() -> None:
     for _ in range(400):
         vocabulary = source.choice([64, 1000, 6400])
         params = [
-            replace(random_params(source, vocabulary), temperature=1.0, top_p=source.choice([0.3, 0.9, 0.99])) for _ in range(3)
+            replace(random_params(source, vocabulary), temperature=1.0, top_p=source.choice([0.3, 0.9, 0.99]))
+            for _ in range(3)
         ]
         logits = random_logits(source, 3, vocabulary)
         for row, own, found in zip(logits, params, candidates.narrow(logits, params), strict=True):
-            warpers = build_warpers(own)
-            assert warpers is not None
-            kept = warpers(row, ())
+            truncation = build_truncation(own)
+            assert truncation is not None
+            kept = truncation(row, ())
             if found is None:
                 asked += 1
                 continue
@@ -245,13 +264,42 @@ def test_the_kept_tokens_are_those_of_transformers() -> None:
     assert decided > asked
 
 
-def test_rounding_is_left_to_transformers() -> None:
-    """A distribution on whose limit the nucleus ends exactly, and equal logits on both sides of it."""
-    quarters = torch.log(torch.tensor([[0.25, 0.25, 0.25, 0.25]]))
-    halves = torch.log(torch.tensor([[0.5, 0.25, 0.125, 0.125]]))
-    for logits, top_p in ((quarters, 0.6), (halves, 0.75), (halves, 0.5)):
-        assert candidates.narrow(logits, [SamplingParams(temperature=1.0, top_p=top_p)]) == [None]
+def test_what_rounding_decides_is_left_to_transformers() -> None:
+    """Equal logits on both sides of a limit; a nucleus that ends on its limit exactly, or as good as."""
+    quarters = torch.full((1, 4), math.log(0.25))
+    halves = torch.log(torch.tensor([[0.5, 0.25, 0.15, 0.1]]))
+    assert candidates.narrow(quarters, [SamplingParams(temperature=1.0, top_p=0.6)]) == [None]
     assert candidates.narrow(halves, [SamplingParams(temperature=1.0, min_p=0.5)]) == [None]
+    for top_p in (0.5, 0.75, 0.75 + 1e-7, 0.75 - 1e-7):
+        params = SamplingParams(temperature=1.0, top_p=top_p)
+        found = candidates.narrow(halves, [params])[0]
+        truncation = build_truncation(params)
+        assert found is not None and truncation is not None
+        assert np.array_equal(found.ids, np.flatnonzero(truncation(halves[0], ()).numpy() > -np.inf))
+
+
+def test_sums_are_only_as_exact_as_they_are_said_to_be() -> None:
+    """Flat distributions, whose nucleus ends among tokens of all but no probability."""
+    seeded = np.random.default_rng(11)
+    sorted_after_all = []
+    by_sorting = candidates._nucleus_by_sorting
+
+    def counted(*given: Any) -> Any:
+        sorted_after_all.append(given)
+        return by_sorting(*given)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(candidates, "_nucleus_by_sorting", counted)
+        for spread in (0.1, 1.0, 2.0, 3.0):
+            logits = torch.from_numpy(seeded.normal(0, spread, (6, 49152)).astype(np.float32))
+            for top_p in (0.2, 0.9, 0.999):
+                params = SamplingParams(temperature=1.0, top_p=top_p)
+                truncation = build_truncation(params)
+                assert truncation is not None
+                for row, found in zip(logits, candidates.narrow(logits, [params] * 6), strict=True):
+                    if found is not None:
+                        assert np.array_equal(found.ids, np.flatnonzero(truncation(row, ()).numpy() > -np.inf))
+    assert 0 < len(sorted_after_all) < 72
 
 
 def test_many_requests_noise_is_each_ones_own() -> None:
@@ -285,7 +333,9 @@ def test_who_can_win_is_found_on_any_device() -> None:
 
 
 @pytest.mark.parametrize("model", [ModelProcessors(), MODEL])
-@pytest.mark.parametrize(("bad", "temperature"), [(math.nan, 0.0), (math.nan, 0.8), (-math.inf, 0.0), (-math.inf, 0.8), (math.inf, 0.0)])
+@pytest.mark.parametrize(
+    ("bad", "temperature"), [(math.nan, 0.0), (math.nan, 0.8), (-math.inf, 0.0), (-math.inf, 0.8), (math.inf, 0.0)]
+)
 def test_unusable_logits_fail_their_own_request(bad: float, temperature: float, model: ModelProcessors) -> None:
     source = random.Random(2)
     fine = [random_case(source, 128, model) for _ in range(3)]
@@ -300,14 +350,16 @@ def test_unusable_logits_fail_their_own_request(bad: float, temperature: float, 
 
 def test_one_requests_processors_failing_is_not_anothers(monkeypatch: pytest.MonkeyPatch) -> None:
     source = random.Random(4)
-    batch = [replace(random_case(source, 128), params=SamplingParams(temperature=0.5, seed=at, top_p=0.9)) for at in range(3)]
+    batch = [
+        replace(random_case(source, 128), params=SamplingParams(temperature=0.5, seed=at, top_p=0.9)) for at in range(3)
+    ]
 
     def failing(logits: torch.Tensor, params: list[SamplingParams]) -> list[candidates.Candidates | None]:
         if any(own.seed == 1 for own in params):
             raise RuntimeError("planted failure")
         return candidates.narrow(logits, params)
 
-    monkeypatch.setattr(chooser, "narrow", failing)
+    monkeypatch.setattr(picks, "narrow", failing)
     found = outcomes(batch)
     assert str(found[1].error) == "planted failure"
     assert [found[at].choices[0] for at in (0, 2)] == [batch[at].choice(0) for at in (0, 2)]
@@ -353,9 +405,7 @@ def test_counts_follow_what_is_kept() -> None:
             nodes = (source.randrange(9), source.randrange(9))
             logits = random_logits(source, 3, 50)
             case = Case(params, prompt, tuple(text[20:]), nodes, (-1, 0), logits, model)
-            rows = Rows(
-                session_id="a", context=len(text) - 1, tokens=(text[-1], *nodes), parents=(-1, 0), logits=3
-            )
+            rows = Rows(session_id="a", context=len(text) - 1, tokens=(text[-1], *nodes), parents=(-1, 0), logits=3)
             outcome = made.outcomes([rows], logits)[0]
             assert outcome.choices[0] == case.choice(0), step
             accepted = nodes[: source.randrange(3)]

@@ -1,7 +1,8 @@
 """Which tokens can be chosen: the very set that transformers' top-k, top-p and min-p leave, without sorting a vocabulary.
 
-Where rounding could decide (a probability within an error bound of a limit, equal logits on both sides of it), nothing is
-decided here: the caller asks transformers' own processors for that row.
+Where rounding could decide whether a token belongs to the nucleus, the row is sorted and summed as transformers does.
+Where that does not decide either (equal logits on both sides of the limit), nothing is decided here: the caller asks
+transformers' own processors for the row.
 """
 
 from __future__ import annotations
@@ -74,8 +75,8 @@ def narrow(logits: torch.Tensor, params: Sequence[SamplingParams]) -> list[Candi
     ]
     found = at_least(logits, bounds, logits)
     return [
-        _cut(ids, values, own, top, total, vocabulary) if math.isfinite(top) else None
-        for (ids, values), own, top, total in zip(found, params, tops, totals, strict=True)
+        _cut(ids, values, own, top, total, row) if math.isfinite(top) else None
+        for (ids, values), own, top, total, row in zip(found, params, tops, totals, logits, strict=True)
     ]
 
 
@@ -124,10 +125,10 @@ def at_least(
             found.append((ids, own[ids]))
         return found
     limits = torch.tensor(bounds, dtype=values.dtype, device=values.device)
-    rows, ids = torch.nonzero(values >= limits[:, None], as_tuple=True)
-    chosen = logits[rows, ids].cpu().numpy()
+    rows, columns = torch.nonzero(values >= limits[:, None], as_tuple=True)
+    chosen = logits[rows, columns].cpu().numpy()
     ends = np.cumsum(torch.bincount(rows, minlength=len(bounds)).cpu().numpy())[:-1]
-    return list(zip(np.split(ids.cpu().numpy(), ends), np.split(chosen, ends), strict=True))
+    return list(zip(np.split(columns.cpu().numpy(), ends), np.split(chosen, ends), strict=True))
 
 
 def _cut(
@@ -136,13 +137,15 @@ def _cut(
     params: SamplingParams,
     top: float,
     total: float | None,
-    vocabulary: int,
+    row: torch.Tensor,
 ) -> Candidates | None:
     """The exact set, from a superset; None where rounding could decide.
 
     Args:
         total: of all tokens, exp(logit - ``top``) summed; None where the superset is all that top-k leaves.
+        row: [vocabulary], all logits.
     """
+    vocabulary = len(row)
     if 0 < params.top_k < vocabulary:
         least = np.partition(values, len(values) - params.top_k)[len(values) - params.top_k]
         # Several may be as likely as the last.
@@ -150,13 +153,16 @@ def _cut(
         ids, values = ids[chosen], values[chosen]
     # In float32, as a softmax has it.
     below_top = values - np.float32(top)
-    least_below = np.float32(-np.inf)
+    chosen = np.ones(len(ids), dtype=np.bool_)
     if params.top_p < 1:
-        nucleus = _nucleus(below_top, params, total, vocabulary)
-        if nucleus is None:
-            return None
-        least_below = nucleus
-    chosen = below_top >= least_below
+        least_below = _nucleus(below_top, params, total, vocabulary)
+        if least_below is not None:
+            chosen = below_top >= least_below
+        else:
+            least = _nucleus_by_sorting(row.cpu().numpy() if total is not None else values, params, vocabulary)
+            if least is None:
+                return None
+            chosen = values >= least
     if params.min_p:
         limit = float(np.float32(params.min_p))
         ratio = np.exp(below_top.astype(np.float64))
@@ -194,3 +200,17 @@ def _nucleus(
     elif not whole:
         return None
     return np.float32(descending[size - 1])
+
+
+def _nucleus_by_sorting(values: NDArray[np.float32], params: SamplingParams, vocabulary: int) -> np.float32 | None:
+    """The least logit of the nucleus, by transformers' own sums; None where equal ones lie on both sides.
+
+    Args:
+        values: all logits but for those that have been excluded.
+    """
+    ascending = np.full(vocabulary, -np.inf, dtype=np.float32)
+    ascending[vocabulary - len(values) :] = np.sort(values)
+    sums = torch.from_numpy(ascending).softmax(-1).cumsum(-1)
+    removed = min(int((sums <= 1 - params.top_p).sum()), vocabulary - 1)
+    least = ascending[removed]
+    return None if removed and ascending[removed - 1] == least else np.float32(least)

@@ -1,100 +1,28 @@
-"""The target's choices, where its logits are: for all requests of a pass at once, equal to speculation/choose.py bit for bit.
+"""The target's choices, made where its logits are, for all requests of a pass at once: speculation/choose.py's, bit for bit.
 
-What is batched here only finds out which few tokens can be chosen. Which of them is, the law's own arithmetic and noise decide,
-on the host; and where rounding could make a difference, or a model's own processors are asked for, the law is asked itself.
+What is batched only finds out which few tokens can be chosen. Which of them is, the law's own arithmetic and noise decide on
+the host; where rounding could make a difference, and where a model's own processors are asked for, the law itself is asked.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import TypeVarTuple, Unpack
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from services.generation_config import ModelProcessors
-from services.verifier.choosing.candidates import Candidates, likeliest, narrow, truncates
-from services.verifier.choosing.noise import likely_winners
-from services.verifier.choosing.penalties import Changes, Penalties
-from services.verifier.choosing.processors import build_pipeline, build_warpers
-from speculation.acceptance import stop_token_ids
+from services.verifier.choosing.candidates import likeliest
+from services.verifier.choosing.penalties import Changes
+from services.verifier.choosing.picks import argmax, by_law, sample, truncated
+from services.verifier.choosing.walks import Cell, Choice, RequestState, Walk
 from speculation.choose import choose, log_probabilities
-from speculation.philox import NoiseStream, gumbels
 from speculation.ports import NOT_CHOSEN, Outcome, Rows, Sampling
 from speculation.types import SamplingParams, TokenLogprobs
 
+_COPIED_ROWS = 16
 _GREEDY = Sampling(params=SamplingParams(ignore_generation_config=True), prompt_length=0)
-_Choice = int | Exception
-_Arguments = TypeVarTuple("_Arguments")
-
-
-class _Request:
-    """What is known of one request between passes."""
-
-    def __init__(self, sampling: Sampling, eos_token_ids: frozenset[int], model: ModelProcessors) -> None:
-        self.params = params = sampling.params
-        stop_ids = stop_token_ids(params, eos_token_ids)
-        self.penalties = Penalties(params, sampling.prompt_length, stop_ids)
-        own = model.shown and not params.ignore_generation_config
-        self.pipeline = (
-            build_pipeline(params, prompt_length=sampling.prompt_length, stop_ids=stop_ids, model=model) if own else None
-        )
-        self.warpers = build_warpers(params)
-        # Kept where processors walk it.
-        self.history: list[int] = []
-        self._known = 0
-
-    def advance(self, position: int, tokens: Sequence[int]) -> None:
-        """Take note of committed tokens, from ``position`` on; those that are known already are passed over."""
-        new = tokens[self._known - position :] if position < self._known else tokens
-        if not new:
-            return
-        if self.penalties.counts is not None:
-            self.penalties.counts.add(self._known, new)
-        if self.pipeline is not None:
-            self.history += new
-        self._known += len(new)
-
-
-@dataclass(frozen=True, slots=True)
-class _Cell:
-    """A row of the pass's logits after which a token is to be chosen: the one at ``position``, after ``path``."""
-
-    request: _Request
-    row: int
-    position: int
-    path: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class _Walk:
-    """One request's rows, while its tree is walked; row 0 is the pending token's, row i + 1 node i's."""
-
-    rows: Rows
-    request: _Request
-    first_row: int
-    choices: list[int] = field(default_factory=list)
-    error: Exception | None = None
-
-    def cell(self, row: int) -> _Cell:
-        """What has to be known to choose after row ``row``."""
-        tokens, node, path = self.rows.tokens[self.rows.chain :], row - 1, []
-        while node >= 0:
-            path.append(tokens[node])
-            node = self.rows.parents[node]
-        position = self.rows.context + self.rows.chain + len(path)
-        return _Cell(self.request, self.first_row + row, position, tuple(reversed(path)))
-
-    def take(self, row: int, choice: _Choice) -> list[int]:
-        """Note a choice; gives the rows of the children that hold it."""
-        if isinstance(choice, Exception):
-            self.error = self.error or choice
-            return []
-        self.choices[row] = choice
-        tokens, parents = self.rows.tokens[self.rows.chain :], self.rows.parents
-        return [node + 1 for node, parent in enumerate(parents) if parent == row - 1 and tokens[node] == choice]
 
 
 class Chooser:
@@ -108,7 +36,9 @@ class Chooser:
     def __init__(self, eos_token_ids: frozenset[int] = frozenset(), model: ModelProcessors | None = None) -> None:
         self._eos_token_ids = eos_token_ids
         self._model = model or ModelProcessors()
-        self._requests: dict[str, _Request] = {}
+        self._requests: dict[str, RequestState] = {}
+        # What rows are copied into before they are changed: making room anew for every level costs more than all else.
+        self._copy = torch.empty(0, 0)
 
     def open(self, session_id: str, sampling: Sampling | None, tokens: Sequence[int] = ()) -> None:
         """From now on choose for a request.
@@ -117,7 +47,7 @@ class Chooser:
             sampling: None for the likeliest token, whatever the model's generation config says.
             tokens: what is committed of it, as far as its passes will not show it.
         """
-        request = _Request(sampling or _GREEDY, self._eos_token_ids, self._model)
+        request = RequestState(sampling or _GREEDY, self._eos_token_ids, self._model)
         request.advance(0, tokens)
         self._requests[session_id] = request
 
@@ -143,16 +73,18 @@ class Chooser:
         walks, end = [], 0
         for rows in batch:
             if rows.logits not in (0, 1 + len(rows.parents)):
-                raise ValueError(f"choices after {rows.logits} rows: after the chain and all {len(rows.parents)} nodes, or none")
+                raise ValueError(
+                    f"choices after {rows.logits} rows: after the chain and all {len(rows.parents)} nodes, or none"
+                )
             request = self._requests[rows.session_id]
             request.advance(rows.context, rows.tokens[: rows.chain])
-            walks.append(_Walk(rows, request, end, [NOT_CHOSEN] * rows.logits))
+            walks.append(Walk(rows, request, end, [NOT_CHOSEN] * rows.logits))
             end += rows.logits
         self._walk([walk for walk in walks if walk.rows.logits and not walk.rows.distributions], logits)
         top_ids = self._likeliest(walks, logits)
         return [self._outcome(walk, logits, tops) for walk, tops in zip(walks, top_ids, strict=True)]
 
-    def _outcome(self, walk: _Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...]) -> Outcome:
+    def _outcome(self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...]) -> Outcome:
         top = walk.request.params.logprobs
 
         def logprobs(row: int, token: int) -> TokenLogprobs:
@@ -170,7 +102,7 @@ class Chooser:
         )
 
     @staticmethod
-    def _likeliest(walks: Sequence[_Walk], logits: torch.Tensor) -> list[tuple[tuple[int, ...], ...]]:
+    def _likeliest(walks: Sequence[Walk], logits: torch.Tensor) -> list[tuple[tuple[int, ...], ...]]:
         """The likeliest ids after each walk's rows, for those that ask; at once for all that ask for as many."""
         found: list[tuple[tuple[int, ...], ...]] = [()] * len(walks)
         for k in {walk.rows.top_k for walk in walks if walk.rows.top_k and walk.rows.logits}:
@@ -181,7 +113,7 @@ class Chooser:
                 found[at] = tuple(tuple(next(ids)) for _ in range(walks[at].rows.logits))
         return found
 
-    def _walk(self, walks: Sequence[_Walk], logits: torch.Tensor) -> None:
+    def _walk(self, walks: Sequence[Walk], logits: torch.Tensor) -> None:
         """Choose after every row that a walk down its tree can come to.
 
         On a CPU level by level: work is what costs. On a device all rows at once: what costs is waiting for it.
@@ -202,7 +134,7 @@ class Chooser:
                 for child in walks[at].take(row, choice)
             ]
 
-    def choose(self, logits: torch.Tensor, cells: Sequence[_Cell]) -> list[_Choice]:
+    def choose(self, logits: torch.Tensor, cells: Sequence[Cell]) -> list[Choice]:
         """The choice at each cell, or why there is none: one request's trouble is not another's."""
         try:
             return self._choose(logits, cells)
@@ -211,29 +143,52 @@ class Chooser:
                 return [error]
             return [choice for cell in cells for choice in self.choose(logits, [cell])]
 
-    def _choose(self, logits: torch.Tensor, cells: Sequence[_Cell]) -> list[_Choice]:
-        choices: list[_Choice] = [NOT_CHOSEN] * len(cells)
-        greedy, sampled = [], []
+    def _choose(self, logits: torch.Tensor, cells: Sequence[Cell]) -> list[Choice]:
+        choices: list[Choice] = [NOT_CHOSEN] * len(cells)
+        plain: list[int] = []
+        greedy: list[int] = []
+        sampled: list[int] = []
         for at, cell in enumerate(cells):
-            if cell.request.pipeline is not None:
-                choices[at] = _by_law(cell, self._processed, cell, logits)
+            request = cell.request
+            if request.pipeline is not None:
+                choices[at] = by_law(cell, self._processed, cell, logits)
+            elif request.params.temperature > 0:
+                sampled.append(at)
             else:
-                (greedy if cell.request.params.temperature == 0 else sampled).append(at)
-        for some, choosing in ((greedy, _argmax), (sampled, _sample)):
-            if some:
-                own = [cells[at] for at in some]
-                for at, choice in zip(some, choosing(_adjusted(logits, own), own), strict=True):
+                (greedy if request.penalties.needed(cell.position) else plain).append(at)
+        for group, prepare, choose_all in (
+            (plain, _rows_of, argmax), (greedy, self._prepared, argmax), (sampled, self._prepared, sample)
+        ):  # fmt: skip
+            if group:
+                own = [cells[at] for at in group]
+                for at, choice in zip(group, choose_all(prepare(logits, own), own), strict=True):
                     choices[at] = choice
         return choices
 
-    def _processed(self, cell: _Cell, logits: torch.Tensor) -> torch.Tensor:
+    def _prepared(self, logits: torch.Tensor, cells: Sequence[Cell]) -> torch.Tensor:
+        """[cells, vocabulary]: penalised and divided by the temperature; good until the next call."""
+        vocabulary = logits.shape[1]
+        if len(self._copy) < len(cells) or self._copy.shape[1] != vocabulary or self._copy.device != logits.device:
+            self._copy = torch.empty(max(len(cells), _COPIED_ROWS), vocabulary, device=logits.device)
+        rows = torch.tensor([cell.row for cell in cells], device=logits.device)
+        prepared = torch.index_select(logits, 0, rows, out=self._copy[: len(cells)])
+        changes = Changes([], [], [], [])
+        for at, cell in enumerate(cells):
+            cell.request.penalties.changes(at, vocabulary, cell.path, cell.position, changes)
+        changes.apply(prepared)
+        temperatures = [cell.request.params.temperature or 1.0 for cell in cells]
+        if any(temperature != 1 for temperature in temperatures):
+            prepared /= torch.tensor(temperatures, device=logits.device)[:, None]
+        return prepared
+
+    def _processed(self, cell: Cell, logits: torch.Tensor) -> torch.Tensor:
         """[vocabulary], on the CPU: the logits as all processors of the request leave them."""
         request = cell.request
         if request.pipeline is not None:
             return request.pipeline(logits[cell.row].cpu(), [*request.history, *cell.path])
-        return _warped(_adjusted(logits, [cell])[0], request)
+        return truncated(self._prepared(logits, [cell])[0], request)
 
-    def _distribution(self, cell: _Cell, logits: torch.Tensor) -> NDArray[np.float64]:
+    def _distribution(self, cell: Cell, logits: torch.Tensor) -> NDArray[np.float64]:
         row, params = self._processed(cell, logits), cell.request.params
         if params.temperature == 0:
             p = np.zeros(len(row))
@@ -242,97 +197,8 @@ class Chooser:
         return np.asarray(torch.softmax(row.double(), dim=-1).numpy())
 
 
-def _adjusted(logits: torch.Tensor, cells: Sequence[_Cell]) -> torch.Tensor:
-    """[cells, vocabulary]: biases, penalties and barred tokens done; not to be modified."""
-    rows = [cell.row for cell in cells]
-    touched = [at for at, cell in enumerate(cells) if cell.request.penalties.needed(cell.position)]
-    if len(cells) == 1:
-        found = logits[rows[0] : rows[0] + 1]
-        found = found.clone() if touched else found
-    else:
-        found = logits[rows] if touched or rows != list(range(len(logits))) else logits
-    if touched:
-        changes = Changes([], [], [], [])
-        for at in touched:
-            cell = cells[at]
-            cell.request.penalties.changes(at, logits.shape[1], cell.path, cell.position, changes)
-        changes.apply(found)
-    return found
-
-
-def _warped(row: torch.Tensor, request: _Request) -> torch.Tensor:
-    """[vocabulary], on the CPU: after temperature and truncation, by transformers' processors."""
-    return row.cpu() if request.warpers is None else request.warpers(row.cpu(), ())
-
-
-def _by_law(cell: _Cell, process: Callable[[Unpack[_Arguments]], torch.Tensor], *arguments: Unpack[_Arguments]) -> _Choice:
-    """What speculation/choose.py says of the processed row."""
-    params = cell.request.params
-    try:
-        return choose(process(*arguments), params, params.seed, cell.position)
-    except Exception as error:
-        return error
-
-
-def _argmax(logits: torch.Tensor, cells: Sequence[_Cell]) -> list[_Choice]:
-    """The greatest of each row, the first of equals."""
-    if logits.device.type == "cpu":
-        return [_by_law(cell, row.cpu) for row, cell in zip(logits, cells, strict=True)]
-    tops = logits.amax(-1, keepdim=True)
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    first = torch.where(logits == tops, ids, len(ids)).amin(-1)
-    finite = torch.isfinite(tops[:, 0])
-    return [
-        token if usable else _by_law(cell, row.cpu)
-        for token, usable, row, cell in zip(first.tolist(), finite.tolist(), logits, cells, strict=True)
-    ]
-
-
-def _sample(logits: torch.Tensor, cells: Sequence[_Cell]) -> list[_Choice]:
-    """Gumbel-max over the few tokens of each row that can win."""
-    temperatures = torch.tensor([cell.request.params.temperature for cell in cells], device=logits.device)
-    scaled = logits / temperatures[:, None] if any(cell.request.params.temperature != 1 for cell in cells) else logits
-    params = [cell.request.params for cell in cells]
-    candidates = _candidates(scaled, cells, params)
-    choices: list[_Choice] = [
-        NOT_CHOSEN if found is not None else _by_law(cell, _warped, row, cell.request)
-        for found, row, cell in zip(candidates, logits, cells, strict=True)
-    ]
-    open_cells = [(at, found) for at, found in enumerate(candidates) if found is not None]
-    if open_cells:
-        noisy = _noisy([(cells[at], found) for at, found in open_cells])
-        for (at, found), values in zip(open_cells, noisy, strict=True):
-            choices[at] = int(found.ids[int(values.argmax())])
-    return choices
-
-
-def _candidates(
-    scaled: torch.Tensor, cells: Sequence[_Cell], params: Sequence[SamplingParams]
-) -> list[Candidates | None]:
-    """Of each row the tokens that can win; None where the law is to be asked."""
-    found: list[Candidates | None] = [None] * len(cells)
-    cut = [at for at, own in enumerate(params) if truncates(own, scaled.shape[1])]
-    whole = [at for at in range(len(cells)) if at not in set(cut)]
-    for at, own in zip(cut, narrow(_some(scaled, cut), [params[at] for at in cut]) if cut else (), strict=True):
-        found[at] = own
-    # On a CPU the law is as fast as a search for those that can win.
-    if whole and scaled.device.type != "cpu":
-        seeds, positions = [params[at].seed for at in whole], [cells[at].position for at in whole]
-        for at, own in zip(whole, likely_winners(_some(scaled, whole), seeds, positions), strict=True):
-            found[at] = own
-    return found
-
-
-def _some(rows: torch.Tensor, wanted: list[int]) -> torch.Tensor:
-    return rows if len(wanted) == len(rows) else rows[wanted]
-
-
-def _noisy(open_cells: Sequence[tuple[_Cell, Candidates]]) -> list[NDArray[np.float64]]:
-    """The candidates' logits with the law's noise, which is made for all of them at once."""
-    sizes = [len(found.ids) for _, found in open_cells]
-    seeds = np.repeat(np.array([cell.request.params.seed for cell, _ in open_cells], dtype=np.uint64), sizes)
-    positions = np.repeat(np.array([cell.position for cell, _ in open_cells], dtype=np.int64), sizes)
-    ids = np.concatenate([found.ids for _, found in open_cells])
-    weights = np.concatenate([found.weights for _, found in open_cells])
-    noisy = weights + gumbels(seeds, NoiseStream.CHOICE, positions, ids)
-    return np.split(noisy, np.cumsum(sizes)[:-1])
+def _rows_of(logits: torch.Tensor, cells: Sequence[Cell]) -> torch.Tensor:
+    """[cells, vocabulary]; not to be modified."""
+    if [cell.row for cell in cells] == list(range(len(logits))):
+        return logits
+    return logits[[cell.row for cell in cells]] if len(cells) > 1 else logits[cells[0].row : cells[0].row + 1]

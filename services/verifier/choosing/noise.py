@@ -17,7 +17,9 @@ _LOW = 0xFFFFFFFF
 _SLACK = 1e-6
 
 
-def words(seeds: Sequence[int], stream: NoiseStream, positions: Sequence[int], size: int, device: torch.device) -> torch.Tensor:
+def words(
+    seeds: Sequence[int], stream: NoiseStream, positions: Sequence[int], size: int, device: torch.device
+) -> torch.Tensor:
     """The random words of speculation/philox.py for indices 0 to ``size`` - 1, row by row: [rows, size], int64."""
 
     def column(values: Sequence[int]) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Biases, penalties and barred tokens: what transformers' processors make of logits, from counts of tokens, not from a history."""
+"""Biases, penalties and barred tokens from counts of tokens, as transformers' processors work them out from a history."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class TokenCounts:
         self._ids[place] = token
 
     def after(self, path: Sequence[int]) -> tuple[_Ids, NDArray[np.float32]]:
-        """Distinct tokens, and how often each is in the answer, where the answer goes on with ``path``; not to be modified."""
+        """Distinct tokens, and how often each is in the answer, if that goes on with ``path``; not to be modified."""
         known = len(self._place)
         if not path:
             return self._ids[:known], self._in_answer[:known]

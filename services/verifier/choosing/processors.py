@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from transformers import (
@@ -66,9 +67,9 @@ def build_pipeline(
     return _Pipeline(steps) if steps else None
 
 
-def build_warpers(params: SamplingParams) -> LogitsPipeline | None:
-    """Temperature and truncation of ``params`` alone, which depend on no history; None where they would change nothing."""
-    steps = _warpers(params, _NONE) if params.temperature > 0 else []
+def build_truncation(params: SamplingParams) -> LogitsPipeline | None:
+    """Top-k, top-p and min-p alone, for logits that have been divided by the temperature; None where there are none."""
+    steps = _warpers(replace(params, temperature=1.0), _NONE) if params.temperature > 0 else []
     return _Pipeline(steps) if steps else None
 
 

@@ -49,9 +49,7 @@ def _accept(session: LiveRequest, tree: TokenTree, outcome: Outcome) -> Accepted
         return acceptance.walk(tree, choose_at, session.stop_rule)
     distribution = outcome.distribution
     randomness = rejection.SeededRandomness(session.request.sampling.seed)
-    return rejection.accept(
-        tree, lambda node: distribution(node + 1), randomness, len(session.tokens), session.stop_rule
-    )
+    return rejection.accept(tree, lambda node: distribution(node + 1), randomness, len(session.tokens), session.stop_rule)
 
 
 def _logprobs(accepted: Accepted, outcome: Outcome) -> tuple[TokenLogprobs, ...]:
