@@ -16,7 +16,7 @@ from services.generation_config import ModelProcessors
 from services.verifier.choosing.candidates import likeliest
 from services.verifier.choosing.penalties import Changes
 from services.verifier.choosing.picks import argmax, by_law, sample, truncated
-from services.verifier.choosing.walks import Cell, Choice, RequestState, Walk
+from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError, Walk
 from speculation.choose import choose, log_probabilities
 from speculation.ports import NOT_CHOSEN, Outcome, Rows, Sampling
 from speculation.types import SamplingParams, TokenLogprobs
@@ -91,7 +91,7 @@ class Chooser:
             return log_probabilities(logits[walk.first_row + row], token, top or 0)
 
         def distribution(row: int) -> NDArray[np.float64]:
-            return self._distribution(walk.cell(row), logits)
+            return self._distribution(walk.point(row), logits)
 
         return Outcome(
             choices=tuple(walk.choices),
@@ -119,13 +119,13 @@ class Chooser:
         On a CPU level by level: work is what costs. On a device all rows at once: what costs is waiting for it.
         """
         if logits.device.type != "cpu":
-            cells = [walk.cell(row) for walk in walks for row in range(walk.rows.logits)]
-            taken = iter(self.choose(logits, cells))
+            points = [walk.point(row) for walk in walks for row in range(walk.rows.logits)]
+            taken = iter(self.choose(logits, points))
             chosen = [[next(taken) for _ in range(walk.rows.logits)] for walk in walks]
         frontier = [(at, 0) for at in range(len(walks))]
         while frontier:
             if logits.device.type == "cpu":
-                level = self.choose(logits, [walks[at].cell(row) for at, row in frontier])
+                level = self.choose(logits, [walks[at].point(row) for at, row in frontier])
             else:
                 level = [chosen[at][row] for at, row in frontier]
             frontier = [
@@ -134,71 +134,71 @@ class Chooser:
                 for child in walks[at].take(row, choice)
             ]
 
-    def choose(self, logits: torch.Tensor, cells: Sequence[Cell]) -> list[Choice]:
-        """The choice at each cell, or why there is none: one request's trouble is not another's."""
+    def choose(self, logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
+        """The choice at each point, or why there is none: one request's trouble is not another's."""
         try:
-            return self._choose(logits, cells)
+            return self._choose(logits, points)
         except Exception as error:
-            if len(cells) == 1:
+            if len(points) == 1:
                 return [error]
-            return [choice for cell in cells for choice in self.choose(logits, [cell])]
+            return [choice for point in points for choice in self.choose(logits, [point])]
 
-    def _choose(self, logits: torch.Tensor, cells: Sequence[Cell]) -> list[Choice]:
-        choices: list[Choice] = [NOT_CHOSEN] * len(cells)
+    def _choose(self, logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
+        choices: list[TokenOrError] = [NOT_CHOSEN] * len(points)
         plain: list[int] = []
         greedy: list[int] = []
         sampled: list[int] = []
-        for at, cell in enumerate(cells):
-            request = cell.request
+        for at, point in enumerate(points):
+            request = point.request
             if request.pipeline is not None:
-                choices[at] = by_law(cell, self._processed, cell, logits)
+                choices[at] = by_law(point, self._processed, point, logits)
             elif request.params.temperature > 0:
                 sampled.append(at)
             else:
-                (greedy if request.penalties.needed(cell.position) else plain).append(at)
-        for group, prepare, choose_all in (
-            (plain, _rows_of, argmax), (greedy, self._prepared, argmax), (sampled, self._prepared, sample)
-        ):  # fmt: skip
+                (greedy if request.penalties.needed(point.position) else plain).append(at)
+        for group, choose_all in ((plain, _unchanged), (greedy, argmax), (sampled, sample)):
             if group:
-                own = [cells[at] for at in group]
-                for at, choice in zip(group, choose_all(prepare(logits, own), own), strict=True):
+                own = [points[at] for at in group]
+                rows = logits if group is plain else self._prepared(logits, own)
+                for at, choice in zip(group, choose_all(rows, own), strict=True):
                     choices[at] = choice
         return choices
 
-    def _prepared(self, logits: torch.Tensor, cells: Sequence[Cell]) -> torch.Tensor:
-        """[cells, vocabulary]: penalised and divided by the temperature; good until the next call."""
+    def _prepared(self, logits: torch.Tensor, points: Sequence[ChoicePoint]) -> torch.Tensor:
+        """[points, vocabulary]: penalised and divided by the temperature; good until the next call."""
         vocabulary = logits.shape[1]
-        if len(self._copy) < len(cells) or self._copy.shape[1] != vocabulary or self._copy.device != logits.device:
-            self._copy = torch.empty(max(len(cells), _COPIED_ROWS), vocabulary, device=logits.device)
-        rows = torch.tensor([cell.row for cell in cells], device=logits.device)
-        prepared = torch.index_select(logits, 0, rows, out=self._copy[: len(cells)])
+        if len(self._copy) < len(points) or self._copy.shape[1] != vocabulary or self._copy.device != logits.device:
+            self._copy = torch.empty(max(len(points), _COPIED_ROWS), vocabulary, device=logits.device)
+        rows = torch.tensor([point.row for point in points], device=logits.device)
+        prepared = torch.index_select(logits, 0, rows, out=self._copy[: len(points)])
         changes = Changes([], [], [], [])
-        for at, cell in enumerate(cells):
-            cell.request.penalties.changes(at, vocabulary, cell.path, cell.position, changes)
+        for at, point in enumerate(points):
+            point.request.penalties.changes(at, vocabulary, point.path, point.position, changes)
         changes.apply(prepared)
-        temperatures = [cell.request.params.temperature or 1.0 for cell in cells]
+        temperatures = [point.request.params.temperature or 1.0 for point in points]
         if any(temperature != 1 for temperature in temperatures):
             prepared /= torch.tensor(temperatures, device=logits.device)[:, None]
         return prepared
 
-    def _processed(self, cell: Cell, logits: torch.Tensor) -> torch.Tensor:
+    def _processed(self, point: ChoicePoint, logits: torch.Tensor) -> torch.Tensor:
         """[vocabulary], on the CPU: the logits as all processors of the request leave them."""
-        request = cell.request
+        request = point.request
         if request.pipeline is not None:
-            return request.pipeline(logits[cell.row].cpu(), [*request.history, *cell.path])
-        return truncated(self._prepared(logits, [cell])[0], request)
+            return request.pipeline(logits[point.row].cpu(), [*request.history, *point.path])
+        return truncated(self._prepared(logits, [point])[0], request)
 
-    def _distribution(self, cell: Cell, logits: torch.Tensor) -> NDArray[np.float64]:
-        row, params = self._processed(cell, logits), cell.request.params
+    def _distribution(self, point: ChoicePoint, logits: torch.Tensor) -> NDArray[np.float64]:
+        row, params = self._processed(point, logits), point.request.params
         if params.temperature == 0:
             p = np.zeros(len(row))
-            p[choose(row, params, params.seed, cell.position)] = 1.0
+            p[choose(row, params, params.seed, point.position)] = 1.0
             return p
         return np.asarray(torch.softmax(row.double(), dim=-1).numpy())
 
 
-def _rows_of(logits: torch.Tensor, cells: Sequence[Cell]) -> torch.Tensor:
-    """[cells, vocabulary]; not to be modified."""
-    if [cell.row for cell in cells] == list(range(len(logits))):
-        return logits
-    return logits[[cell.row for cell in cells]] if len(cells) > 1 else logits[cells[0].row : cells[0].row + 1]
+def _unchanged(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
+    """The greatest logit at each point, of logits as they are."""
+    if logits.device.type == "cpu":
+        # Without a copy.
+        return [by_law(point, logits.select, 0, point.row) for point in points]
+    return argmax(logits[[point.row for point in points]], points)

@@ -9,10 +9,11 @@ from services.generation_config import ModelProcessors
 from services.verifier.choosing.penalties import Penalties
 from services.verifier.choosing.processors import build_pipeline, build_truncation
 from speculation.acceptance import stop_token_ids
+from speculation.errors import Internal
 from speculation.ports import Rows, Sampling
 
 # A token, or why there is none.
-Choice = int | Exception
+TokenOrError = int | Exception
 
 
 class RequestState:
@@ -37,8 +38,14 @@ class RequestState:
         self._known = 0
 
     def advance(self, position: int, tokens: Sequence[int]) -> None:
-        """Take note of committed tokens, from ``position`` on; those that are known already are passed over."""
-        new = tokens[self._known - position :] if position < self._known else tokens
+        """Take note of committed tokens, from ``position`` on; those that are known already are passed over.
+
+        Raises:
+            Internal: tokens before ``position`` are missing.
+        """
+        if position > self._known:
+            raise Internal(f"tokens {self._known} to {position} of a request were never seen")
+        new = tokens[self._known - position :]
         if not new:
             return
         if self.penalties.counts is not None:
@@ -49,7 +56,7 @@ class RequestState:
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
+class ChoicePoint:
     """A row of the pass's logits after which a token is to be chosen: the one at ``position``, after ``path``."""
 
     request: RequestState
@@ -68,16 +75,16 @@ class Walk:
     choices: list[int] = field(default_factory=list)
     error: Exception | None = None
 
-    def cell(self, row: int) -> Cell:
+    def point(self, row: int) -> ChoicePoint:
         """What has to be known to choose after row ``row``."""
         tokens, node, path = self.rows.tokens[self.rows.chain :], row - 1, []
         while node >= 0:
             path.append(tokens[node])
             node = self.rows.parents[node]
         position = self.rows.context + self.rows.chain + len(path)
-        return Cell(self.request, self.first_row + row, position, tuple(reversed(path)))
+        return ChoicePoint(self.request, self.first_row + row, position, tuple(reversed(path)))
 
-    def take(self, row: int, choice: Choice) -> list[int]:
+    def take(self, row: int, choice: TokenOrError) -> list[int]:
         """Note a choice; gives the rows of the children that hold it."""
         if isinstance(choice, Exception):
             self.error = self.error or choice
