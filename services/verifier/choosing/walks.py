@@ -43,11 +43,11 @@ class RequestState:
         Raises:
             Internal: tokens before ``position`` are missing.
         """
+        if self.pipeline is None and self.penalties.counts is None:
+            return
         if position > self._known:
             raise Internal(f"tokens {self._known} to {position} of a request were never seen")
         new = tokens[self._known - position :]
-        if not new:
-            return
         if self.penalties.counts is not None:
             self.penalties.counts.add(self._known, new)
         if self.pipeline is not None:
