@@ -50,7 +50,7 @@ class Rows:
         logits: how many of the last rows the target chooses after: none, or the chain's last one and all nodes.
         top_k: how many of the likeliest ids after each of these rows are wanted.
         distributions: whether distributions are wanted after these rows, in place of choices.
-        features: whether ``Target.features`` will be asked for of these rows.
+        layers: whose hidden states ``Target.features`` will be asked for, of any of these rows; as in ``Features``.
     """
 
     session_id: str
@@ -60,7 +60,7 @@ class Rows:
     logits: int
     top_k: int = 0
     distributions: bool = False
-    features: bool = False
+    layers: tuple[int, ...] = ()
 
     @property
     def chain(self) -> int:
@@ -171,10 +171,19 @@ class Target(Protocol):
         """
         ...
 
-    def features(self, session_id: str, rows: Sequence[int]) -> Features:
-        """What the output layer read, in the session's pass just finished, at ``rows``: indices into its tokens.
+    def check_layers(self, layers: Sequence[int]) -> None:
+        """Check that hidden states of these layers can be had; see ``Rows.layers``.
 
-        Asked for by ``Rows.features``, and only of rows with logits.
+        Raises:
+            InvalidArgument: of one they cannot; says which, and what is allowed.
+        """
+        ...
+
+    def features(self, session_id: str, rows: Sequence[int]) -> Features:
+        """Hidden states of ``Rows.layers``, side by side, in the session's pass just finished.
+
+        Args:
+            rows: indices into its tokens, of positions that follow each other: of its chain, then of an accepted path.
         """
         ...
 

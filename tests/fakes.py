@@ -143,6 +143,9 @@ class ToyTarget:
     def forget(self, tenant: str) -> None:
         self.forgotten.append(tenant)
 
+    def check_layers(self, layers: Sequence[int]) -> None:
+        pass
+
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
         """Two numbers a row: the token at the row, and how many rows the pass had."""
         tokens = self._last[session_id].tokens

@@ -199,6 +199,19 @@ def test_every_choice_is_the_laws(seed: int) -> None:
     check_all(range(seed, seed + 1))
 
 
+@pytest.fixture
+def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if the logits lay on a device: all rows at once, and only what can be chosen comes to the host."""
+    for module in (candidates, chooser, picks):
+        monkeypatch.setattr(module, "on_host", lambda logits: False)
+
+
+@pytest.mark.usefixtures("elsewhere")
+@pytest.mark.parametrize("seed", range(4))
+def test_every_choice_is_the_laws_on_a_device(seed: int) -> None:
+    check_all(range(100 + seed, 101 + seed))
+
+
 def test_a_large_vocabulary() -> None:
     source = random.Random(1)
     for _ in range(6):

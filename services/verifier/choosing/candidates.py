@@ -37,6 +37,11 @@ class Candidates:
     weights: NDArray[np.float64]
 
 
+def on_host(logits: torch.Tensor) -> bool:
+    """Whether numpy can read them where they lie; otherwise work is cheap, and every answer of the device is waited for."""
+    return logits.device.type == "cpu"
+
+
 def truncates(params: SamplingParams, vocabulary: int) -> bool:
     """Whether top-k, top-p or min-p can exclude a token."""
     return 0 < params.top_k < vocabulary or params.top_p < 1 or params.min_p > 0
@@ -118,7 +123,7 @@ def at_least(
     Args:
         values, logits: [rows, vocabulary], on one device; the bounds are rounded to the values' dtype.
     """
-    if values.device.type == "cpu":
+    if on_host(values):
         found = []
         for row, own, bound in zip(values.numpy(), logits.numpy(), bounds, strict=True):
             ids = np.flatnonzero(row >= bound)

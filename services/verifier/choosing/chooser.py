@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.generation_config import ModelProcessors
-from services.verifier.choosing.candidates import likeliest
+from services.verifier.choosing.candidates import likeliest, on_host
 from services.verifier.choosing.penalties import Changes
 from services.verifier.choosing.picks import argmax, by_law, sample, truncated
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError, Walk
@@ -118,13 +118,13 @@ class Chooser:
 
         On a CPU level by level: work is what costs. On a device all rows at once: what costs is waiting for it.
         """
-        if logits.device.type != "cpu":
+        if not on_host(logits):
             points = [walk.point(row) for walk in walks for row in range(walk.rows.logits)]
             taken = iter(self.choose(logits, points))
             chosen = [[next(taken) for _ in range(walk.rows.logits)] for walk in walks]
         frontier = [(at, 0) for at in range(len(walks))]
         while frontier:
-            if logits.device.type == "cpu":
+            if on_host(logits):
                 level = self.choose(logits, [walks[at].point(row) for at, row in frontier])
             else:
                 level = [chosen[at][row] for at, row in frontier]
@@ -198,7 +198,7 @@ class Chooser:
 
 def _unchanged(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
     """The greatest logit at each point, of logits as they are."""
-    if logits.device.type == "cpu":
+    if on_host(logits):
         # Without a copy.
         return [by_law(point, logits.select, 0, point.row) for point in points]
     return argmax(logits[[point.row for point in points]], points)

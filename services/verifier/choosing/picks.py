@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.verifier.choosing.candidates import Candidates, narrow, truncates
+from services.verifier.choosing.candidates import Candidates, narrow, on_host, truncates
 from services.verifier.choosing.noise import likely_winners
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError
 from speculation.choose import choose
@@ -38,7 +38,7 @@ def by_law(
 
 def argmax(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
     """The greatest of each row, the first of equals."""
-    if logits.device.type == "cpu":
+    if on_host(logits):
         return [by_law(point, row.cpu) for row, point in zip(logits, points, strict=True)]
     tops = logits.amax(-1, keepdim=True)
     ids = torch.arange(logits.shape[1], device=logits.device)
@@ -75,7 +75,7 @@ def _candidates(
     for at, own in zip(cut, narrow(_some(scaled, cut), [params[at] for at in cut]) if cut else (), strict=True):
         found[at] = own
     # On a CPU the law is as fast as a search for those that can win.
-    if whole and scaled.device.type != "cpu":
+    if whole and not on_host(scaled):
         seeds, positions = [params[at].seed for at in whole], [points[at].position for at in whole]
         for at, own in zip(whole, likely_winners(_some(scaled, whole), seeds, positions), strict=True):
             found[at] = own

@@ -73,16 +73,16 @@ def _verified(session: LiveRequest, chain: int) -> bool:
 
 
 def _part(session: LiveRequest, chain: int, tree: TokenTree) -> Part:
-    end = session.computed + chain
+    end, plan = session.computed + chain, session.request.plan
     rows = Rows(
         session_id=session.id,
         context=session.computed,
         tokens=(*session.tokens[session.computed : end], *tree.tokens),
         parents=tree.parents,
         logits=1 + len(tree) if _verified(session, chain) else 0,
-        top_k=session.request.plan.observe_top_k,
-        distributions=session.request.plan.acceptance == "rejection",
-        features=bool(session.request.plan.observe_layers) and _verified(session, chain),
+        top_k=plan.observe_top_k,
+        distributions=plan.acceptance == "rejection",
+        layers=plan.observe_layers if plan.observe_prompt or _verified(session, chain) else (),
     )
     return Part(session=session, rows=rows, tree=tree)
 
@@ -112,7 +112,7 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
                 with times.measure("choose"):
                     part.verdict = verify(part.session, part.tree, outcome)
                 rows += [part.rows.chain + node for node in part.verdict.accepted_path]
-                if part.rows.features:
+                if part.rows.layers:
                     features = target.features(part.session.id, rows[part.rows.chain - 1 :])
                     part.verdict = with_features(part.verdict, features)
             except Exception as error:
