@@ -155,8 +155,9 @@ class TransformersTarget:
         """See ``Target``."""
         self.pool.move(session_id, [context + row for row in rows], context)
         self._earlier.keep(session_id, context, rows)
-        computed = self._rows[session_id].tokens
-        kept = [computed[row] for row in rows]
+        # Costs are measured behind contexts that nobody computed.
+        computed = self._rows.get(session_id)
+        kept = [computed.tokens[row] for row in rows] if computed is not None else []
         self._chooser.commit(session_id, context, kept)
         tokens = self._tokens.get(session_id)
         if tokens is not None:
