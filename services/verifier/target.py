@@ -155,11 +155,12 @@ class TransformersTarget:
         """See ``Target``."""
         self.pool.move(session_id, [context + row for row in rows], context)
         self._earlier.keep(session_id, context, rows)
-        # Costs are measured behind contexts that nobody computed.
-        computed = self._rows.get(session_id)
-        kept = [computed.tokens[row] for row in rows] if computed is not None else []
-        self._chooser.commit(session_id, context, kept)
         tokens = self._tokens.get(session_id)
+        if tokens is None and not self._chooser.follows(session_id):
+            return
+        computed = self._rows[session_id].tokens
+        kept = [computed[row] for row in rows]
+        self._chooser.commit(session_id, context, kept)
         if tokens is not None:
             tokens += kept
             self.tiles.seal(session_id, tokens)

@@ -51,6 +51,10 @@ class Chooser:
         request.advance(0, tokens)
         self._requests[session_id] = request
 
+    def follows(self, session_id: str) -> bool:
+        """Whether a request's choices depend on what has been committed of it."""
+        return self._requests[session_id].follows
+
     def commit(self, session_id: str, position: int, tokens: Sequence[int]) -> None:
         """Take note of tokens that have been kept, from ``position`` on."""
         if (request := self._requests.get(session_id)) is not None:

@@ -37,13 +37,18 @@ class RequestState:
         self.history: list[int] = []
         self._known = 0
 
+    @property
+    def follows(self) -> bool:
+        """Whether choices depend on what has been committed."""
+        return self.pipeline is not None or self.penalties.counts is not None
+
     def advance(self, position: int, tokens: Sequence[int]) -> None:
         """Take note of committed tokens, from ``position`` on; those that are known already are passed over.
 
         Raises:
             Internal: tokens before ``position`` are missing.
         """
-        if self.pipeline is None and self.penalties.counts is None:
+        if not self.follows:
             return
         if position > self._known:
             raise Internal(f"tokens {self._known} to {position} of a request were never seen")
