@@ -144,6 +144,7 @@ class LiveRequest:
             max_nodes=self.max_nodes,
             temperature=self.request.sampling.temperature,
             tenant=self.tenant,
+            traceparent=self.request.traceparent,
         )
 
     def report(self, verdict: Verdict, wanted: Wanted) -> StepReport:

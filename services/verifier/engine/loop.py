@@ -67,7 +67,7 @@ class DecodingLoop:
         self._under_way: deque[list[Part]] = deque()
         self._wake = asyncio.Event()
         self._draft_came = asyncio.Event()
-        self._forgetting = Forgetting(target, link)
+        self._forgetting = Forgetting(target, {"the drafter": link})
         self._failures = 0
         self._pass_s = 0.0
         self._recovering = False
@@ -126,19 +126,19 @@ class DecodingLoop:
             session.closed = True
             self._wake.set()
 
-    def forget(self, tenant: str) -> None:
-        """Delete what is remembered of a tenant's requests: here before the next pass, at the drafter when it hears of it.
+    async def forget(self, tenant: str) -> None:
+        """Delete what is remembered of a tenant's requests: here before the next pass, at the drafters when they hear of it.
 
         Raises:
-            Unavailable: the loop does not run.
+            Unavailable: the loop does not run, or somebody has not answered; says who.
         """
         if not self.alive:
             raise UnavailableError("the verifier is not running")
         for session in (*self._requests.live.values(), *self._requests.waiting):
             if session.tenant == tenant:
                 session.forget_tenant()
-        self._forgetting.forget(tenant)
         self._wake.set()
+        await self._forgetting.forget(tenant)
 
     def _submit(self, request: GenerationRequest) -> LiveRequest:
         # While the target is being restarted, requests wait for it.
@@ -164,6 +164,7 @@ class DecodingLoop:
     def on_reply(self, reply: DraftingReply) -> None:
         """See ``DraftReceiver``. A malformed draft is dropped: it may cost speed, nothing else."""
         if isinstance(reply, Forgotten):
+            self._forgetting.answered(reply.forget_id)
             return
         session = self._requests.find(reply.session_id)
         if session is None:
@@ -184,7 +185,7 @@ class DecodingLoop:
 
     def on_connected(self) -> None:
         """See ``DraftReceiver``: tell a drafter that joins late what is committed."""
-        self._forgetting.connected()
+        self._forgetting.connected("the drafter")
         for session in self._requests.admitted():
             session.drafts.start_over()
             self._open_drafting(session)
@@ -335,8 +336,8 @@ class DecodingLoop:
         self._requests.forget(session)
         if session.request.plan.speculates:
             self._link.close(CloseSession(session_id=session.id))
-        if session.tenant != session.request.tenant:
-            self._forgetting.forget(session.tenant)
+        if session.tenant is not None and session.tenant != session.request.tenant:
+            self._forgetting.tell(session.tenant)
 
     async def _await_drafts(self, sessions: list[LiveRequest]) -> None:
         """Wait until every request that will be verified has its draft, but not beyond the deadline."""
