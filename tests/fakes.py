@@ -15,12 +15,10 @@ from contextlib import asynccontextmanager
 import numpy as np
 import torch
 
-from services.verifier.choosing.processors import build_pipeline
+from services.verifier.choosing.chooser import Chooser
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
-from speculation.acceptance import stop_token_ids
 from speculation.budget import FixedBudget
-from speculation.choose import LogitsPipeline
 from speculation.errors import TargetLost, Unavailable
 from speculation.messages import (
     CloseSession,
@@ -37,7 +35,7 @@ from speculation.messages import (
     Retrieved,
     StepReport,
 )
-from speculation.ports import DraftLink, Prefix, Rows
+from speculation.ports import DraftLink, Outcome, Prefix, Rows, Sampling
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.types import Features, Plan, SamplingParams, TokenTree
 
@@ -75,12 +73,17 @@ class ToyTarget:
         self.threads: set[str] = set()
         self.forgotten: list[str] = []
         self._last: dict[str, Rows] = {}
+        self._chooser = Chooser(self.eos_token_ids)
+        self.choosing_s = 0.0
 
-    def open(self, session_id: str, rows: int, prefix: Prefix | None = None, *, spare: int = 0) -> bool:
+    def open(
+        self, session_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
+    ) -> bool:
         if len(self.kept) >= self.rooms or not self._fits(session_id, rows + spare):
             return False
         self.kept[session_id] = []
         self.granted[session_id] = rows
+        self._chooser.open(session_id, sampling)
         return True
 
     def computed(self, session_id: str) -> int:
@@ -100,6 +103,7 @@ class ToyTarget:
         assert not any(rows.session_id == session_id for batch in self.under_way for rows in batch), "closed in mid-pass"
         self._last.pop(session_id, None)
         self.granted.pop(session_id, None)
+        self._chooser.close(session_id)
 
     def begin(self, batch: Sequence[Rows]) -> None:
         self.threads.add(threading.current_thread().name)
@@ -109,7 +113,7 @@ class ToyTarget:
         self.under_way.append(batch)
         self.most_under_way = max(self.most_under_way, len(self.under_way))
 
-    def finish(self) -> list[torch.Tensor]:
+    def finish(self) -> list[Outcome]:
         batch = self.under_way.popleft()
         self.threads.add(threading.current_thread().name)
         time.sleep(self.delay_s)
@@ -119,7 +123,7 @@ class ToyTarget:
         if self.lose_next:
             self.lose_next = False
             raise TargetLost("planted loss")
-        return [self._forward(rows) for rows in batch]
+        return self._chooser.outcomes(batch, torch.cat([self._forward(rows) for rows in batch]))
 
     def _forward(self, rows: Rows) -> torch.Tensor:
         context = self.kept[rows.session_id]
@@ -151,20 +155,20 @@ class ToyTarget:
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
         self.threads.add(threading.current_thread().name)
         tokens = self._last[session_id].tokens
-        self.kept[session_id] = self.kept[session_id][:context] + [tokens[row] for row in rows]
+        kept = [tokens[row] for row in rows]
+        self.kept[session_id] = self.kept[session_id][:context] + kept
+        self._chooser.commit(session_id, context, kept)
 
     def recover(self) -> None:
         self.kept.clear()
         self.granted.clear()
         self.under_way.clear()
         self._last.clear()
+        self._chooser.clear()
         self.recovered += 1
 
     def shutdown(self) -> None:
         pass
-
-    def pipeline(self, params: SamplingParams, prompt_length: int) -> LogitsPipeline | None:
-        return build_pipeline(params, prompt_length=prompt_length, stop_ids=stop_token_ids(params, self.eos_token_ids))
 
 
 class RandomRetriever:

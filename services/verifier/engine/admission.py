@@ -11,7 +11,7 @@ from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import LoopStats
 from speculation.errors import Internal, InvalidArgument, OutriderError, ResourceExhausted
 from speculation.messages import GenerationRequest
-from speculation.ports import Prefix, Target
+from speculation.ports import Prefix, Sampling, Target
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +60,9 @@ class Admission:
             session = self.waiting[0]
             rows = len(session.tokens) + session.max_nodes
             prefix = Prefix(tokens=session.tokens, tenant=session.tenant)
+            sampling = Sampling(params=session.request.sampling, prompt_length=len(session.request.prompt))
             try:
-                opened = self._target.open(session.id, rows, prefix, spare=_HEADROOM * len(self.live))
+                opened = self._target.open(session.id, rows, prefix, sampling=sampling, spare=_HEADROOM * len(self.live))
             except Exception:
                 log.exception("no room could be made for %s", session.id)
                 self._end(session, Internal("the request could not be admitted; the server's log says why"))

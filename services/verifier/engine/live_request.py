@@ -9,7 +9,6 @@ from collections import deque
 from services.verifier.engine.mailbox import Mailbox
 from speculation.acceptance import StopRule, stop_token_ids
 from speculation.budget import Wanted
-from speculation.choose import LogitsPipeline
 from speculation.errors import InvalidArgument, PromptTooLong
 from speculation.messages import Finished, GenerationRequest, OpenSession, Progress, StepReport
 from speculation.ports import Target
@@ -61,7 +60,6 @@ class LiveRequest:
     def __init__(
         self,
         request: GenerationRequest,
-        pipeline: LogitsPipeline | None,
         eos_token_ids: frozenset[int],
         *,
         max_model_len: int,
@@ -69,7 +67,6 @@ class LiveRequest:
     ) -> None:
         self.request = request
         self.tenant = request.tenant
-        self.pipeline = pipeline
         self.tokens = [*request.prompt, *request.committed]
         self.computed = 0
         self.drafts = Mailbox(self.tokens)

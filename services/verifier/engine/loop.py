@@ -148,7 +148,6 @@ class DecodingLoop:
         self._requests.check(request)
         session = LiveRequest(
             request,
-            self._target.pipeline(request.sampling, len(request.prompt)),
             self._target.eos_token_ids,
             max_model_len=self._target.max_model_len,
             max_nodes=self._budget.max_nodes,

@@ -80,6 +80,8 @@ def _part(session: LiveRequest, chain: int, tree: TokenTree) -> Part:
         tokens=(*session.tokens[session.computed : end], *tree.tokens),
         parents=tree.parents,
         logits=1 + len(tree) if _verified(session, chain) else 0,
+        top_k=plan.observe_top_k,
+        distributions=plan.acceptance == "rejection",
         layers=plan.observe_layers if plan.observe_prompt or _verified(session, chain) else (),
     )
     return Part(session=session, rows=rows, tree=tree)
@@ -101,13 +103,14 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
     What goes wrong with one request's verdict is noted in its part; what goes wrong with the pass is raised.
     """
     with times.measure("forward"):
-        logits = target.finish()
-    for part, part_logits in zip(parts, logits, strict=True):
+        outcomes = target.finish()
+    times.move(target.choosing_s, "forward", "choose")
+    for part, outcome in zip(parts, outcomes, strict=True):
         rows = list(range(part.rows.chain))
         if part.rows.logits:
             try:
                 with times.measure("choose"):
-                    part.verdict = verify(part.session, part.tree, part_logits)
+                    part.verdict = verify(part.session, part.tree, outcome)
                 rows += [part.rows.chain + node for node in part.verdict.accepted_path]
                 if part.rows.layers:
                     features = target.features(part.session.id, rows[part.rows.chain - 1 :])

@@ -27,6 +27,11 @@ class StepTimes:
         finally:
             self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
 
+    def move(self, seconds: float, part: str, other: str) -> None:
+        """Count time that was measured as ``part``'s as ``other``'s."""
+        self.seconds[part] -= seconds
+        self.seconds[other] = self.seconds.get(other, 0.0) + seconds
+
 
 @dataclass(slots=True)
 class LoopStats:
