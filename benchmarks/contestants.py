@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.child_process import WorkerProcess
 from benchmarks.records import ContestantFailed, LoadOutcome, LoadPoint, TimedAnswer
-from services.router.strategies import STRATEGIES
 from speculation.errors import ConfigurationError
+from speculation.sources import STRATEGIES
 
 PLAIN = "autoregressive"
 

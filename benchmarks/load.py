@@ -35,9 +35,9 @@ from cluster import build
 from cluster.config import Settings, load
 from cluster.models import ResolvedModel, resolve
 from services.client_api import ClientRequest, RequestedSampling, TextChunk
-from services.router.strategies import STRATEGIES
 from services.router.tokens import Tokens
 from speculation.errors import OutriderError
+from speculation.sources import STRATEGIES
 
 STREAMS = 4
 # Width of the table, also on a narrower terminal.
