@@ -87,7 +87,6 @@ class OpenSession:
     prompt_length: int
     sources: tuple[str, ...]
     max_nodes: int
-    seed: int = 0
     temperature: float = 0.0
     tenant: str = ""
 
@@ -119,13 +118,28 @@ class CloseSession:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForgetTenant:
-    """Everything that is remembered of a tenant's requests is to be forgotten, those under way included."""
+    """Everything that is remembered of a tenant's requests is to be forgotten, those under way included.
+
+    ``Forgotten`` answers with the same ``forget_id``.
+    """
 
     tenant: str
+    forget_id: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FeatureChunk:
+    """Hidden states of committed positions of a session: its prompt's, chunk by chunk, or all again for a late drafter.
+
+    Those of a step come with its report. Positions that are never told are missing: nobody guesses them.
+    """
+
+    session_id: str
+    features: Features
 
 
 SessionCall = OpenSession | StepReport | CloseSession
-DraftingCall = SessionCall | ForgetTenant
+DraftingCall = SessionCall | FeatureChunk | ForgetTenant
 
 
 # --- drafter -> retrieval -----------------------------------------------------------------------------------------
@@ -172,7 +186,9 @@ class Retrieved:
 class Draft:
     """A tree for the step that follows ``assumed``, which itself follows the prefix (``base_length``, ``base_hash``).
 
-    ``drafting_s`` is what it took the drafter to make it.
+    ``drafting_s`` is what it took the drafter to make it. Sources that are ready at their own time draft in a ``group`` of
+    their own: a draft replaces an earlier one of its group for the same prefix, and stands beside those of other groups.
+    ``more``: another group's draft for this prefix is under way.
     """
 
     session_id: str
@@ -181,6 +197,8 @@ class Draft:
     assumed: tuple[int, ...] = ()
     tree: TokenTree = EMPTY_TREE
     drafting_s: float = field(default=0.0, compare=False)
+    group: str = ""
+    more: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,4 +210,11 @@ class DraftFailure:
     reopen: bool = False
 
 
-DraftingReply = Draft | DraftFailure
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Forgotten:
+    """Answers ``ForgetTenant``: nothing of the tenant is left at this drafter."""
+
+    forget_id: int
+
+
+DraftingReply = Draft | DraftFailure | Forgotten

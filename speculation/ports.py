@@ -26,6 +26,7 @@ from speculation.messages import (
     Draft,
     DraftFailure,
     DraftingReply,
+    FeatureChunk,
     Finished,
     ForgetTenant,
     GenerationRequest,
@@ -191,6 +192,10 @@ class DraftLink(Protocol):
         """Report a step."""
         ...
 
+    def features(self, message: FeatureChunk) -> None:
+        """Send hidden states. They are the first thing to be dropped where a drafter does not keep up."""
+        ...
+
     def close(self, message: CloseSession) -> None:
         """End a session."""
         ...
@@ -234,6 +239,10 @@ class Drafter(Protocol):
 
     async def step(self, message: StepReport) -> Draft | DraftFailure:
         """Learn what was committed and draft what may follow."""
+        ...
+
+    def features(self, message: FeatureChunk) -> None:
+        """Hidden states of a session; unknown ones are fine."""
         ...
 
     def close(self, message: CloseSession) -> None:

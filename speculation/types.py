@@ -142,8 +142,8 @@ class Plan:
     """How one request is sped up.
 
     ``sources`` draft, at most ``max_nodes`` nodes are checked per step, ``acceptance`` is the rule that accepts them, and
-    ``observe_top_k`` likeliest ids per node are reported back to the sources (0: none), and with ``observe_features`` the
-    hidden states from which the committed tokens were chosen.
+    ``observe_top_k`` likeliest ids per node are reported back to the sources (0: none), and the hidden states of
+    ``observe_layers`` (see ``Features.layers``) at committed positions, the prompt's too with ``observe_prompt``.
     """
 
     strategy: str
@@ -151,7 +151,8 @@ class Plan:
     max_nodes: int = 0
     acceptance: AcceptanceRule = "walk"
     observe_top_k: int = 0
-    observe_features: bool = False
+    observe_layers: tuple[int, ...] = ()
+    observe_prompt: bool = False
 
     @property
     def speculates(self) -> bool:
@@ -171,12 +172,21 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Features:
-    """Hidden states, packed row-major little-endian: ``rows`` x ``width`` numbers of ``dtype``."""
+    """Hidden states, packed row-major little-endian: ``rows`` x ``width`` numbers of ``dtype``.
+
+    Attributes:
+        dtype: "float32", "float16" or "bfloat16".
+        start: position of the first row, counted from the start of the prompt; the others follow.
+        layers: what lies side by side in a row: the outputs of these decoder layers, counted from the end where negative;
+            -1 is what the output layer reads, after the last norm.
+    """
 
     data: bytes
     rows: int
     width: int
     dtype: str
+    start: int = 0
+    layers: tuple[int, ...] = (-1,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,6 +27,7 @@ from speculation.messages import (
     Continuation,
     Draft,
     DraftFailure,
+    FeatureChunk,
     Finished,
     ForgetTenant,
     GenerationRequest,
@@ -209,6 +210,9 @@ class RandomDrafter:
 
     def ahead(self, session_id: str) -> list[Draft]:
         return []
+
+    def features(self, message: FeatureChunk) -> None:
+        pass
 
     def close(self, message: CloseSession) -> None:
         self.sessions.pop(message.session_id, None)

@@ -14,6 +14,7 @@ from services.drafter.config import LookaheadConfig
 from services.drafter.ngrams import Ngrams
 from services.drafter.window import Window
 from speculation.messages import OpenSession, StepReport
+from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.tree import chain, merge, prune
 from speculation.types import TokenTree
 
@@ -62,7 +63,9 @@ class LookaheadSession:
 
     def __init__(self, config: LookaheadConfig, message: OpenSession) -> None:
         self._pool = Pool(config.guesses)
-        self._window = Window(ngram=config.ngram, width=config.window, tokens=message.tokens, seed=message.seed)
+        # Any seed will do; with this one, the same text gets the same drafts.
+        seed = extend_hash(EMPTY_HASH, message.tokens)
+        self._window = Window(ngram=config.ngram, width=config.window, tokens=message.tokens, seed=seed)
         self._text = Ngrams(config.ngram)
         self._read(message.tokens)
 

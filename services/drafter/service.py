@@ -20,6 +20,7 @@ from speculation.messages import (
     CloseSession,
     Draft,
     DraftFailure,
+    FeatureChunk,
     ForgetTenant,
     OpenSession,
     StepReport,
@@ -112,6 +113,9 @@ class DrafterService:
             for outcome in outcomes
             if len(outcome) <= limits.MAX_ASSUMED
         ]
+
+    def features(self, message: FeatureChunk) -> None:
+        """See ``Drafter``."""
 
     def close(self, message: CloseSession) -> None:
         """See ``Drafter``."""

@@ -20,6 +20,7 @@ from services.drafter.ngrams import Ngrams
 from services.drafter.retrieval import QUERIED, ending
 from services.drafter.window import Window
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
+from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.types import TokenTree
 
 CORE, FULL = "spectra_core", "spectra"
@@ -46,8 +47,10 @@ class SpectraSession:
         self._name = name
         self._forward = Pool(config.guesses)
         self._backward: dict[tuple[int, ...], int] = {}
-        self._window = Window(ngram=config.ngram, width=config.window, tokens=message.tokens, seed=message.seed)
-        self._random = random.Random(message.seed)
+        # Any seed will do; with this one, the same text gets the same drafts.
+        seed = extend_hash(EMPTY_HASH, message.tokens)
+        self._window = Window(ngram=config.ngram, width=config.window, tokens=message.tokens, seed=seed)
+        self._random = random.Random(seed)
         self._text = Ngrams(config.ngram)
         self._read(message.tokens)
 

@@ -13,7 +13,9 @@ from speculation.messages import (
     DraftFailure,
     DraftingCall,
     DraftingReply,
+    FeatureChunk,
     ForgetTenant,
+    Forgotten,
     OpenSession,
     SessionCall,
 )
@@ -41,6 +43,9 @@ async def converse(drafter: Drafter, calls: asyncio.Queue[DraftingCall | None]) 
         # What was asked before a tenant is forgotten is answered before.
         while not calls.empty() and not isinstance(waiting[-1], ForgetTenant):
             waiting.append(calls.get_nowait())
+        for call in waiting:
+            if isinstance(call, FeatureChunk):
+                _take_features(drafter, call)
         for together in _rounds([call for call in waiting if isinstance(call, SessionCall)]):
             for answering in _answers(drafter, together):
                 reply = await answering
@@ -48,17 +53,26 @@ async def converse(drafter: Drafter, calls: asyncio.Queue[DraftingCall | None]) 
                     ahead[reply.session_id] = None
                 if reply is not None:
                     yield reply
-        if isinstance(last := waiting[-1], ForgetTenant):
-            _forget(drafter, last)
+        if isinstance(last := waiting[-1], ForgetTenant) and _forget(drafter, last):
+            yield Forgotten(forget_id=last.forget_id)
         if END in waiting:
             return
 
 
-def _forget(drafter: Drafter, call: ForgetTenant) -> None:
+def _forget(drafter: Drafter, call: ForgetTenant) -> bool:
     try:
         drafter.forget(call)
     except Exception:
         log.exception("a tenant could not be forgotten")
+        return False
+    return True
+
+
+def _take_features(drafter: Drafter, call: FeatureChunk) -> None:
+    try:
+        drafter.features(call)
+    except Exception:
+        log.exception("hidden states of %s were lost", call.session_id)
 
 
 def _rounds(calls: Iterable[SessionCall]) -> list[list[SessionCall]]:

@@ -20,7 +20,7 @@ from services.links.internal import serve_internal
 from services.links.reconnect import stay_connected
 from services.links.status import aborting
 from speculation import limits
-from speculation.messages import CloseSession, DraftingCall, ForgetTenant, OpenSession, StepReport
+from speculation.messages import CloseSession, DraftingCall, FeatureChunk, ForgetTenant, Forgotten, OpenSession, StepReport
 from speculation.ports import Drafter, DraftReceiver
 
 log = logging.getLogger(__name__)
@@ -62,6 +62,10 @@ class GrpcDraftLink:
         self._send(message)
 
     def step(self, message: StepReport) -> None:
+        """See ``DraftLink``."""
+        self._send(message)
+
+    def features(self, message: FeatureChunk) -> None:
         """See ``DraftLink``."""
         self._send(message)
 
@@ -126,7 +130,9 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         try:
             async with aborting(context):
                 async for reply in converse(self._drafter, calls):
-                    yield codec.encode_drafting_reply(replace(reply, session_id=reply.session_id.removeprefix(prefix)))
+                    if not isinstance(reply, Forgotten):
+                        reply = replace(reply, session_id=reply.session_id.removeprefix(prefix))
+                    yield codec.encode_drafting_reply(reply)
                 await reading
         finally:
             reading.cancel()
@@ -156,7 +162,10 @@ async def _read(
                 await calls.put(call)
                 continue
             inner = replace(call, session_id=prefix + call.session_id)
-            (opened.discard if isinstance(call, CloseSession) else opened.add)(inner.session_id)
+            if isinstance(call, CloseSession):
+                opened.discard(inner.session_id)
+            elif not isinstance(call, FeatureChunk):
+                opened.add(inner.session_id)
             await calls.put(inner)
     except Exception:
         await calls.put(END)

@@ -13,6 +13,7 @@ from services.links.draft_server import converse
 from speculation.messages import (
     CloseSession,
     DraftingCall,
+    FeatureChunk,
     Finished,
     ForgetTenant,
     GenerationRequest,
@@ -49,6 +50,10 @@ class InProcessDraftLink:
         self._send(message)
 
     def step(self, message: StepReport) -> None:
+        """See ``DraftLink``."""
+        self._send(message)
+
+    def features(self, message: FeatureChunk) -> None:
         """See ``DraftLink``."""
         self._send(message)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from services.client_api import ClientRequest
 from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument
+from speculation.sources import SOURCES
 from speculation.types import AcceptanceRule, Plan
 
 
@@ -53,8 +54,6 @@ _NODES = {"prompt_lookup": 8, "suffix": 16, "anpd": 8, "lookahead": 120, "spectr
 _NODES_OF_TREES = 32
 # How many of the target's likeliest next tokens a source wants to be told of, after every verified node.
 _OBSERVED = {"recycling": 8, "lookahead": 1, "spectra_core": 8, "spectra": 8}
-# Sources that want to see hidden states.
-_OF_FEATURES = ("semantic",)
 
 
 def served(*, retrieval: bool, semantic: bool = False) -> tuple[str, ...]:
@@ -113,7 +112,7 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
         max_nodes=nodes if sources else 0,
         acceptance=request.acceptance or config.acceptance,
         observe_top_k=max((_OBSERVED.get(source, 0) for source in sources), default=0),
-        observe_features=any(source in _OF_FEATURES for source in sources),
+        observe_layers=tuple(sorted({layer for source in sources for layer in SOURCES[source].layers})),
     )
 
 

@@ -12,7 +12,7 @@ from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
-from speculation.messages import CloseSession, DraftingReply, ForgetTenant, OpenSession, StepReport
+from speculation.messages import CloseSession, DraftingReply, ForgetTenant, Forgotten, OpenSession, StepReport
 from speculation.ports import Drafter, DraftLink
 from speculation.prefix import EMPTY_HASH, extend_hash
 from tests.fakes import RandomDrafter
@@ -61,7 +61,7 @@ async def over_grpc(drafter: Drafter) -> AsyncIterator[tuple[DraftLink, Recorder
 def opening(
     name: str, tokens: tuple[int, ...], sources: tuple[str, ...] = ("prompt_lookup",), nodes: int = 4
 ) -> OpenSession:
-    return OpenSession(session_id=name, tokens=tokens, prompt_length=len(tokens), sources=sources, max_nodes=nodes, seed=9)
+    return OpenSession(session_id=name, tokens=tokens, prompt_length=len(tokens), sources=sources, max_nodes=nodes)
 
 
 def report(name: str, before: tuple[int, ...], committed: tuple[int, ...]) -> StepReport:
@@ -127,12 +127,13 @@ async def closed_session(link: DraftLink, recorder: Recorder) -> Observed:
 async def a_forgotten_tenant(link: DraftLink, recorder: Recorder) -> Observed:
     link.open(opening("a", TEXT, ("recycling",)))
     link.open(opening("b", (1,), ("recycling",)))
-    link.forget(ForgetTenant(tenant=""))
-    link.forget(ForgetTenant(tenant="nobody"))
-    replies = [await recorder.replies.get() for _ in range(2)]
+    link.forget(ForgetTenant(tenant="", forget_id=7))
+    link.forget(ForgetTenant(tenant="nobody", forget_id=8))
+    replies = [await recorder.replies.get() for _ in range(4)]
+    assert replies[2:] == [Forgotten(forget_id=7), Forgotten(forget_id=8)]
     link.open(opening("c", (1,), ("recycling",)))
     replies.append(await recorder.replies.get())
-    assert [len(reply.tree) > 0 for reply in replies[1:]] == [True, False]
+    assert [len(reply.tree) > 0 for reply in (replies[1], replies[-1])] == [True, False]
     return replies
 
 

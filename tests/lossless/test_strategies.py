@@ -123,7 +123,7 @@ async def test_every_strategy_on_every_link(model: Path, sampling: dict[str, obj
     blend = (*STRATEGIES["blend"], "retrieval", "semantic", "spectra_core")
     for sources in [*((source,) for source in (*SOURCES, *WALKED)), blend]:
         features = "semantic" in sources
-        plan = Plan(strategy="any", sources=sources, max_nodes=20, observe_top_k=6, observe_features=features)
+        plan = Plan(strategy="any", sources=sources, max_nodes=20, observe_top_k=6, observe_layers=(-1,) if features else ())
         for together in (False, True):
             result = await answers(model, "real", link, plan, sampling, together=together)
             assert result == plain, (sources, together)
@@ -163,7 +163,7 @@ async def test_a_models_own_processors_under_every_strategy(
     )
     for sources in [*((source,) for source in (*SOURCES, *WALKED)), (*STRATEGIES["blend"], "retrieval", "spectra_core")]:
         features = "semantic" in sources
-        plan = Plan(strategy="any", sources=sources, max_nodes=20, observe_top_k=6, observe_features=features)
+        plan = Plan(strategy="any", sources=sources, max_nodes=20, observe_top_k=6, observe_layers=(-1,) if features else ())
         assert await answers(folder, "real", "in_process", plan, asked, together=True) == plain, sources
     garbage = Plan(strategy="random", sources=("random",), max_nodes=8)
     assert await answers(folder, "random", "in_process", garbage, asked, together=True) == plain, "random"

@@ -16,8 +16,10 @@ from speculation.messages import (
     CloseSession,
     Draft,
     DraftFailure,
+    FeatureChunk,
     Finished,
     ForgetTenant,
+    Forgotten,
     GenerationRequest,
     OpenSession,
     Progress,
@@ -54,7 +56,6 @@ OPEN = OpenSession(
     prompt_length=2,
     sources=("a",),
     max_nodes=9,
-    seed=2**64 - 1,
     tenant="somebody",
     temperature=0.5,
 )
@@ -73,7 +74,10 @@ STEP = StepReport(
         features=Features(data=b"\x01\x02", rows=1, width=1, dtype="float16"),
     ),
 )
-DRAFT = Draft(session_id="s", base_length=5, base_hash=11, assumed=(4, 5), tree=TREE, drafting_s=0.5)
+DRAFT = Draft(session_id="s", base_length=5, base_hash=11, assumed=(4, 5), tree=TREE, drafting_s=0.5, group="g", more=True)
+CHUNK = FeatureChunk(
+    session_id="s", features=Features(data=b"12345678", rows=2, width=2, dtype="bfloat16", start=5, layers=(2, -1))
+)
 GENERATION = GenerationRequest(
     request_id="r",
     prompt=(1, 2),
@@ -96,7 +100,15 @@ GENERATION = GenerationRequest(
         logprobs=2,
         ignore_generation_config=True,
     ),
-    plan=Plan(strategy="p", sources=("a", "b"), max_nodes=4, acceptance="rejection", observe_top_k=8, observe_features=True),
+    plan=Plan(
+        strategy="p",
+        sources=("a", "b"),
+        max_nodes=4,
+        acceptance="rejection",
+        observe_top_k=8,
+        observe_layers=(-1, 3),
+        observe_prompt=True,
+    ),
     tenant="t",
 )
 PROGRESS = Progress(
@@ -131,8 +143,8 @@ CARD = VerifierCard(
 )
 
 CASES: list[tuple[Any, Any, Any]] = [
-    *((message, drafting.encode_drafting_call, drafting.decode_drafting_call) for message in (OPEN, STEP, CloseSession(session_id="s"), ForgetTenant(tenant="t"))),
-    *((message, drafting.encode_drafting_reply, drafting.decode_drafting_reply) for message in (DRAFT, DraftFailure(session_id="s", reason="r", reopen=True))),
+    *((message, drafting.encode_drafting_call, drafting.decode_drafting_call) for message in (OPEN, STEP, CHUNK, CloseSession(session_id="s"), ForgetTenant(tenant="t", forget_id=2**64 - 1))),
+    *((message, drafting.encode_drafting_reply, drafting.decode_drafting_reply) for message in (DRAFT, DraftFailure(session_id="s", reason="r", reopen=True), Forgotten(forget_id=2**64 - 1))),
     (GENERATION, verification.encode_generation, verification.decode_generation),
     (PROGRESS, verification.encode_generation_event, verification.decode_generation_event),
     *((Finished(reason=reason), verification.encode_generation_event, verification.decode_generation_event) for reason in FinishReason),

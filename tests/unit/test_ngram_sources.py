@@ -16,7 +16,7 @@ from speculation.types import EMPTY_TREE, Observation, TokenTree
 
 
 def opening(tokens: list[int]) -> OpenSession:
-    return OpenSession(session_id="s", tokens=tuple(tokens), prompt_length=len(tokens), sources=(), max_nodes=8, seed=7)
+    return OpenSession(session_id="s", tokens=tuple(tokens), prompt_length=len(tokens), sources=(), max_nodes=8)
 
 
 def report(*committed: int, observation: Observation | None = None) -> StepReport:

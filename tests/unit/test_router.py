@@ -160,8 +160,8 @@ def test_strategies_that_need_an_index_are_refused_without_one() -> None:
         check_default(StrategyConfig(strategy="semantic", retrieval=True))
     plan = make_plan(asking(strategy="blend"), StrategyConfig(retrieval=True, semantic=True))
     assert plan.sources[-2:] == ("retrieval", "semantic")
-    assert plan.observe_features
-    assert not make_plan(asking(strategy="blend"), StrategyConfig(retrieval=True)).observe_features
+    assert plan.observe_layers
+    assert not make_plan(asking(strategy="blend"), StrategyConfig(retrieval=True)).observe_layers
     assert "retrieval" in make_plan(asking(strategy="blend"), StrategyConfig(retrieval=True)).sources
     assert "retrieval" not in make_plan(asking(strategy="blend"), StrategyConfig()).sources
 

@@ -15,7 +15,9 @@ from speculation.messages import (
     DraftFailure,
     DraftingCall,
     DraftingReply,
+    FeatureChunk,
     ForgetTenant,
+    Forgotten,
     OpenSession,
     StepReport,
 )
@@ -33,8 +35,12 @@ def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:
             return drafting_pb2.DraftRequest(step=_encode_step(message))
         case CloseSession():
             return drafting_pb2.DraftRequest(close=drafting_pb2.CloseSession(session_id=message.session_id))
+        case FeatureChunk():
+            chunk = drafting_pb2.FeatureChunk(session_id=message.session_id, features=encode_features(message.features))
+            return drafting_pb2.DraftRequest(features=chunk)
         case ForgetTenant():
-            return drafting_pb2.DraftRequest(forget=drafting_pb2.ForgetTenant(tenant=message.tenant))
+            forget = drafting_pb2.ForgetTenant(tenant=message.tenant, forget_id=message.forget_id)
+            return drafting_pb2.DraftRequest(forget=forget)
 
 
 def decode_drafting_call(wire: drafting_pb2.DraftRequest) -> DraftingCall:
@@ -51,9 +57,11 @@ def decode_drafting_call(wire: drafting_pb2.DraftRequest) -> DraftingCall:
         case "close":
             return CloseSession(session_id=wire.close.session_id)
         case "forget":
-            return ForgetTenant(tenant=wire.forget.tenant)
+            return ForgetTenant(tenant=wire.forget.tenant, forget_id=wire.forget.forget_id)
+        case "features":
+            return FeatureChunk(session_id=wire.features.session_id, features=decode_features(wire.features.features))
         case _:
-            raise InvalidArgument("event", "unset", "open, step, close or forget")
+            raise InvalidArgument("event", "unset", "open, step, close, features or forget")
 
 
 def _encode_open(message: OpenSession) -> drafting_pb2.OpenSession:
@@ -63,7 +71,6 @@ def _encode_open(message: OpenSession) -> drafting_pb2.OpenSession:
         prompt_length=message.prompt_length,
         sources=message.sources,
         max_nodes=message.max_nodes,
-        seed=message.seed,
         temperature=message.temperature,
         tenant=message.tenant,
     )
@@ -79,7 +86,6 @@ def _decode_open(wire: drafting_pb2.OpenSession) -> OpenSession:
         prompt_length=wire.prompt_length,
         sources=tuple(wire.sources),
         max_nodes=wire.max_nodes,
-        seed=wire.seed,
         temperature=wire.temperature,
         tenant=wire.tenant,
     )
@@ -135,7 +141,14 @@ def _decode_observation(wire: drafting_pb2.Observation) -> Observation:
 
 def encode_features(features: Features) -> drafting_pb2.Features:
     """Hidden states."""
-    return drafting_pb2.Features(data=features.data, rows=features.rows, width=features.width, dtype=features.dtype)
+    return drafting_pb2.Features(
+        data=features.data,
+        rows=features.rows,
+        width=features.width,
+        dtype=features.dtype,
+        start=features.start,
+        layers=features.layers,
+    )
 
 
 def decode_features(wire: drafting_pb2.Features) -> Features:
@@ -151,7 +164,10 @@ def decode_features(wire: drafting_pb2.Features) -> Features:
     expected = wire.rows * wire.width * _NUMBER_BYTES[wire.dtype]
     if len(wire.data) != expected:
         raise InvalidArgument("features.data", f"{len(wire.data)} bytes", f"{expected}: {wire.rows} x {wire.width} numbers")
-    return Features(data=wire.data, rows=wire.rows, width=wire.width, dtype=wire.dtype)
+    check_size("features.layers", len(wire.layers), limits.MAX_LAYERS)
+    return Features(
+        data=wire.data, rows=wire.rows, width=wire.width, dtype=wire.dtype, start=wire.start, layers=tuple(wire.layers)
+    )
 
 
 def _encode_top_ids(rows: Sequence[Sequence[int]]) -> list[drafting_pb2.TopIds]:
@@ -168,6 +184,8 @@ def encode_drafting_reply(message: DraftingReply) -> drafting_pb2.DraftResponse:
     if isinstance(message, DraftFailure):
         failure = drafting_pb2.DraftFailure(session_id=message.session_id, reason=message.reason, reopen=message.reopen)
         return drafting_pb2.DraftResponse(failure=failure)
+    if isinstance(message, Forgotten):
+        return drafting_pb2.DraftResponse(forgotten=drafting_pb2.Forgotten(forget_id=message.forget_id))
     draft = drafting_pb2.Draft(
         session_id=message.session_id,
         base_length=message.base_length,
@@ -175,6 +193,8 @@ def encode_drafting_reply(message: DraftingReply) -> drafting_pb2.DraftResponse:
         assumed=message.assumed,
         tree=encode_tree(message.tree),
         drafting_s=message.drafting_s,
+        group=message.group,
+        more=message.more,
     )
     return drafting_pb2.DraftResponse(draft=draft)
 
@@ -189,10 +209,13 @@ def decode_drafting_reply(wire: drafting_pb2.DraftResponse) -> DraftingReply:
         case "failure":
             failure = wire.failure
             return DraftFailure(session_id=failure.session_id, reason=failure.reason, reopen=failure.reopen)
+        case "forgotten":
+            return Forgotten(forget_id=wire.forgotten.forget_id)
         case "draft":
             draft = wire.draft
             try:
                 check_size("draft.assumed", len(draft.assumed), limits.MAX_ASSUMED)
+                check_size("draft.group", len(draft.group), limits.MAX_SOURCE_NAME)
                 tree = decode_tree(draft.tree)
             except InvalidArgument as error:
                 return DraftFailure(session_id=draft.session_id, reason=f"malformed draft: {error}")
@@ -204,6 +227,8 @@ def decode_drafting_reply(wire: drafting_pb2.DraftResponse) -> DraftingReply:
                 tree=tree,
                 # A statistic: nonsense in it is no reason to lose the draft.
                 drafting_s=draft.drafting_s if 0 <= draft.drafting_s < math.inf else 0.0,
+                group=draft.group,
+                more=draft.more,
             )
         case _:
-            raise InvalidArgument("event", "unset", "draft or failure")
+            raise InvalidArgument("event", "unset", "draft, failure or forgotten")

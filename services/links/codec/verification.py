@@ -50,7 +50,8 @@ def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequ
             max_nodes=plan.max_nodes,
             acceptance=plan.acceptance,
             observe_top_k=plan.observe_top_k,
-            observe_features=plan.observe_features,
+            observe_layers=plan.observe_layers,
+            observe_prompt=plan.observe_prompt,
         ),
         tenant=message.tenant,
     )
@@ -103,7 +104,8 @@ def _decode_plan(wire: verification_pb2.Plan) -> Plan:
         max_nodes=wire.max_nodes,
         acceptance=acceptance_rule(wire.acceptance),
         observe_top_k=wire.observe_top_k,
-        observe_features=wire.observe_features,
+        observe_layers=tuple(wire.observe_layers),
+        observe_prompt=wire.observe_prompt,
     )
 
 

@@ -144,7 +144,6 @@ class LiveRequest:
             prompt_length=len(self.request.prompt),
             sources=self.request.plan.sources,
             max_nodes=self.max_nodes,
-            seed=self.request.sampling.seed,
             temperature=self.request.sampling.temperature,
             tenant=self.tenant,
         )

@@ -32,7 +32,7 @@ from speculation import limits
 from speculation.budget import Budget, Wanted
 from speculation.errors import Internal, MalformedTree, OutriderError, TargetLost
 from speculation.errors import Unavailable as UnavailableError
-from speculation.messages import CloseSession, Draft, DraftingReply, Finished, GenerationRequest, Progress
+from speculation.messages import CloseSession, Draft, DraftingReply, Finished, Forgotten, GenerationRequest, Progress
 from speculation.ports import DraftLink, Target
 from speculation.tree import validate
 
@@ -164,6 +164,8 @@ class DecodingLoop:
 
     def on_reply(self, reply: DraftingReply) -> None:
         """See ``DraftReceiver``. A malformed draft is dropped: it may cost speed, nothing else."""
+        if isinstance(reply, Forgotten):
+            return
         session = self._requests.find(reply.session_id)
         if session is None:
             return

@@ -80,7 +80,7 @@ def _part(session: LiveRequest, chain: int, tree: TokenTree) -> Part:
         tokens=(*session.tokens[session.computed : end], *tree.tokens),
         parents=tree.parents,
         logits=1 + len(tree) if _verified(session, chain) else 0,
-        features=session.request.plan.observe_features and _verified(session, chain),
+        features=bool(session.request.plan.observe_layers) and _verified(session, chain),
     )
     return Part(session=session, rows=rows, tree=tree)
 

@@ -27,6 +27,7 @@ class DraftRequest(_message.Message):
     STEP_FIELD_NUMBER: _builtins.int
     CLOSE_FIELD_NUMBER: _builtins.int
     FORGET_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def open(self) -> Global___OpenSession: ...
     @_builtins.property
@@ -35,6 +36,8 @@ class DraftRequest(_message.Message):
     def close(self) -> Global___CloseSession: ...
     @_builtins.property
     def forget(self) -> Global___ForgetTenant: ...
+    @_builtins.property
+    def features(self) -> Global___FeatureChunk: ...
     def __init__(
         self,
         *,
@@ -42,12 +45,13 @@ class DraftRequest(_message.Message):
         step: Global___StepReport | None = ...,
         close: Global___CloseSession | None = ...,
         forget: Global___ForgetTenant | None = ...,
+        features: Global___FeatureChunk | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "event", b"event", "forget", b"forget", "open", b"open", "step", b"step"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "event", b"event", "features", b"features", "forget", b"forget", "open", b"open", "step", b"step"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "event", b"event", "forget", b"forget", "open", b"open", "step", b"step"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["close", b"close", "event", b"event", "features", b"features", "forget", b"forget", "open", b"open", "step", b"step"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["open", "step", "close", "forget"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["open", "step", "close", "forget", "features"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -59,21 +63,25 @@ class DraftResponse(_message.Message):
 
     DRAFT_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
+    FORGOTTEN_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def draft(self) -> Global___Draft: ...
     @_builtins.property
     def failure(self) -> Global___DraftFailure: ...
+    @_builtins.property
+    def forgotten(self) -> Global___Forgotten: ...
     def __init__(
         self,
         *,
         draft: Global___Draft | None = ...,
         failure: Global___DraftFailure | None = ...,
+        forgotten: Global___Forgotten | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "event", b"event", "failure", b"failure"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "event", b"event", "failure", b"failure", "forgotten", b"forgotten"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "event", b"event", "failure", b"failure"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["draft", b"draft", "event", b"event", "failure", b"failure", "forgotten", b"forgotten"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["draft", "failure"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["draft", "failure", "forgotten"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -90,7 +98,6 @@ class OpenSession(_message.Message):
     PROMPT_LENGTH_FIELD_NUMBER: _builtins.int
     SOURCES_FIELD_NUMBER: _builtins.int
     MAX_NODES_FIELD_NUMBER: _builtins.int
-    SEED_FIELD_NUMBER: _builtins.int
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
@@ -98,9 +105,8 @@ class OpenSession(_message.Message):
     """How many of them are prompt."""
     max_nodes: _builtins.int
     """Most nodes that the next tree may have. At most 512."""
-    seed: _builtins.int
-    """The request's seed, for drafters that draw with the target's own noise."""
     temperature: _builtins.float
+    """At which the target chooses: drafts are drawn from q at the same one."""
     tenant: _builtins.str
     """Whose request it is: what sources remember of one tenant, no other sees."""
     @_builtins.property
@@ -119,13 +125,12 @@ class OpenSession(_message.Message):
         prompt_length: _builtins.int = ...,
         sources: _abc.Iterable[_builtins.str] | None = ...,
         max_nodes: _builtins.int = ...,
-        seed: _builtins.int = ...,
         temperature: _builtins.float = ...,
         tenant: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_nodes", b"max_nodes", "prompt_length", b"prompt_length", "seed", b"seed", "session_id", b"session_id", "sources", b"sources", "temperature", b"temperature", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_nodes", b"max_nodes", "prompt_length", b"prompt_length", "session_id", b"session_id", "sources", b"sources", "temperature", b"temperature", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -249,7 +254,7 @@ Global___TopIds: _TypeAlias = TopIds  # noqa: Y015
 
 @_typing.final
 class Features(_message.Message):
-    """Row-major little-endian numbers."""
+    """Hidden states of committed positions, one row for each. Row-major little-endian numbers."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -257,11 +262,21 @@ class Features(_message.Message):
     ROWS_FIELD_NUMBER: _builtins.int
     WIDTH_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
+    START_FIELD_NUMBER: _builtins.int
+    LAYERS_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
     rows: _builtins.int
     width: _builtins.int
     dtype: _builtins.str
     """"float32", "float16" or "bfloat16"."""
+    start: _builtins.int
+    """The position of the first row, counted from the start of the prompt."""
+    @_builtins.property
+    def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What a row holds, side by side: the output of these decoder layers, counted from the end where negative; -1 is what the
+        output layer reads. At most 16.
+        """
+
     def __init__(
         self,
         *,
@@ -269,14 +284,43 @@ class Features(_message.Message):
         rows: _builtins.int = ...,
         width: _builtins.int = ...,
         dtype: _builtins.str = ...,
+        start: _builtins.int = ...,
+        layers: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dtype", b"dtype", "rows", b"rows", "width", b"width"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["data", b"data", "dtype", b"dtype", "layers", b"layers", "rows", b"rows", "start", b"start", "width", b"width"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Features: _TypeAlias = Features  # noqa: Y015
+
+@_typing.final
+class FeatureChunk(_message.Message):
+    """Hidden states of committed positions: prompts, chunk by chunk as they are computed, and all that is kept where a drafter
+    joins late. Those of a step come with its report.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    FEATURES_FIELD_NUMBER: _builtins.int
+    session_id: _builtins.str
+    @_builtins.property
+    def features(self) -> Global___Features: ...
+    def __init__(
+        self,
+        *,
+        session_id: _builtins.str = ...,
+        features: Global___Features | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["features", b"features"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["features", b"features", "session_id", b"session_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___FeatureChunk: _TypeAlias = FeatureChunk  # noqa: Y015
 
 @_typing.final
 class CloseSession(_message.Message):
@@ -304,19 +348,44 @@ class ForgetTenant(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TENANT_FIELD_NUMBER: _builtins.int
+    FORGET_ID_FIELD_NUMBER: _builtins.int
     tenant: _builtins.str
+    forget_id: _builtins.int
+    """Chosen by the caller and returned by `Forgotten`."""
     def __init__(
         self,
         *,
         tenant: _builtins.str = ...,
+        forget_id: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forget_id", b"forget_id", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForgetTenant: _TypeAlias = ForgetTenant  # noqa: Y015
+
+@_typing.final
+class Forgotten(_message.Message):
+    """Answers a `ForgetTenant` when nothing of the tenant is left."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORGET_ID_FIELD_NUMBER: _builtins.int
+    forget_id: _builtins.int
+    def __init__(
+        self,
+        *,
+        forget_id: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forget_id", b"forget_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Forgotten: _TypeAlias = Forgotten  # noqa: Y015
 
 @_typing.final
 class Draft(_message.Message):
@@ -332,11 +401,19 @@ class Draft(_message.Message):
     ASSUMED_FIELD_NUMBER: _builtins.int
     TREE_FIELD_NUMBER: _builtins.int
     DRAFTING_S_FIELD_NUMBER: _builtins.int
+    GROUP_FIELD_NUMBER: _builtins.int
+    MORE_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     base_length: _builtins.int
     base_hash: _builtins.int
     drafting_s: _builtins.float
     """What it took the drafter to make it."""
+    group: _builtins.str
+    """Sources that are ready at their own time draft in groups of their own: a draft replaces an earlier one of its group, and
+    stands beside those of other groups. At most 64 characters.
+    """
+    more: _builtins.bool
+    """Whether another group's draft for the same prefix is under way."""
     @_builtins.property
     def assumed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that the drafter expects to be committed after the base. At most 512."""
@@ -352,10 +429,12 @@ class Draft(_message.Message):
         assumed: _abc.Iterable[_builtins.int] | None = ...,
         tree: _tree_pb2.TokenTree | None = ...,
         drafting_s: _builtins.float = ...,
+        group: _builtins.str = ...,
+        more: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assumed", b"assumed", "base_hash", b"base_hash", "base_length", b"base_length", "drafting_s", b"drafting_s", "session_id", b"session_id", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assumed", b"assumed", "base_hash", b"base_hash", "base_length", b"base_length", "drafting_s", b"drafting_s", "group", b"group", "more", b"more", "session_id", b"session_id", "tree", b"tree"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -182,17 +182,22 @@ class Plan(_message.Message):
     MAX_NODES_FIELD_NUMBER: _builtins.int
     ACCEPTANCE_FIELD_NUMBER: _builtins.int
     OBSERVE_TOP_K_FIELD_NUMBER: _builtins.int
-    OBSERVE_FEATURES_FIELD_NUMBER: _builtins.int
+    OBSERVE_LAYERS_FIELD_NUMBER: _builtins.int
+    OBSERVE_PROMPT_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
     max_nodes: _builtins.int
     acceptance: _builtins.str
     """"walk" or "rejection"."""
     observe_top_k: _builtins.int
     """Likeliest ids per node that the sources want to see. At most 64."""
-    observe_features: _builtins.bool
-    """Whether they want the hidden states from which the committed tokens were chosen."""
+    observe_prompt: _builtins.bool
+    """Those of the prompt's positions, too."""
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
+    @_builtins.property
+    def observe_layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Layers whose hidden states the sources want to see, of committed positions; see Features.layers. At most 16."""
+
     def __init__(
         self,
         *,
@@ -201,11 +206,12 @@ class Plan(_message.Message):
         max_nodes: _builtins.int = ...,
         acceptance: _builtins.str = ...,
         observe_top_k: _builtins.int = ...,
-        observe_features: _builtins.bool = ...,
+        observe_layers: _abc.Iterable[_builtins.int] | None = ...,
+        observe_prompt: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "max_nodes", b"max_nodes", "observe_features", b"observe_features", "observe_top_k", b"observe_top_k", "sources", b"sources", "strategy", b"strategy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance", b"acceptance", "max_nodes", b"max_nodes", "observe_layers", b"observe_layers", "observe_prompt", b"observe_prompt", "observe_top_k", b"observe_top_k", "sources", b"sources", "strategy", b"strategy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
