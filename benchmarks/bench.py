@@ -22,7 +22,7 @@ from benchmarks.contestants import PEERS, PLAIN
 from benchmarks.conversation import make_requests
 from benchmarks.lineup import Lineup
 from benchmarks.measure import Measurements, Schedule, measure
-from benchmarks.measured import Cell, ContestantFailed, LoadPoint, Prompt, Request, TimedAnswer
+from benchmarks.records import Cell, ContestantFailed, LoadPoint, Prompt, Request, TimedAnswer
 from benchmarks.results import FORMAT, cells_as_objects, cumulative_tokens
 from benchmarks.summary import summarise
 from cluster.config import Settings

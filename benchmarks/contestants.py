@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measured import ContestantFailed, LoadPoint, Outcome, TimedAnswer
-from benchmarks.process import WorkerProcess
+from benchmarks.child_process import WorkerProcess
+from benchmarks.records import ContestantFailed, LoadPoint, Outcome, TimedAnswer
 from services.router.strategies import STRATEGIES
 from speculation.errors import ConfigurationError
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from benchmarks.measure import requests_of
-from benchmarks.measured import Cell, Request
+from benchmarks.records import Cell, Request
 
 # Below this, two logits are as good as equal: which is larger depends on the order of summation in float32 (the largest
 # difference that another order made here was 6e-5).

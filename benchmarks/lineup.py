@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import forms
+from benchmarks.child_process import WorkerProcess
 from benchmarks.contestants import PEERS, PLAIN, Environments, WorkerContestant
-from benchmarks.measured import ContestantFailed
-from benchmarks.process import WorkerProcess
+from benchmarks.records import ContestantFailed
 from cluster.config import Settings
 from cluster.models import ResolvedModel, as_float32
 from services.machine import cores

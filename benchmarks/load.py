@@ -27,10 +27,10 @@ from rich.table import Column, Table
 from benchmarks.contestants import PLAIN, answer_of, order_of
 from benchmarks.conversation import make_requests
 from benchmarks.measure import Measurements, Schedule, measure
-from benchmarks.measured import Cell, LoadPoint, Outcome, Request
 from benchmarks.measures import answers_of, by_repeat, latencies, percentile, ratio, speed
 from benchmarks.peers.peer_outrider import Peer
 from benchmarks.prompts import BUILTIN, read_prompts
+from benchmarks.records import Cell, LoadPoint, Outcome, Request
 from cluster import build
 from cluster.config import Settings, load
 from cluster.models import ResolvedModel, resolve

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.measured import Cell, TimedAnswer
+from benchmarks.records import Cell, TimedAnswer
 
 FORMULAS = {
     "tau": "tokens per target pass, the target's own (bonus) one included: committed tokens / passes that committed any",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.measured import Prompt
+from benchmarks.records import Prompt
 from speculation.errors import ConfigurationError
 
 BUILTIN = "builtin"

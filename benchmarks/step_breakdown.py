@@ -104,10 +104,10 @@ def in_process(settings: Settings, arguments: argparse.Namespace) -> dict[str, R
 
 def on_ray(settings: Settings, arguments: argparse.Namespace) -> dict[str, Row]:
     """Three processes on a local Ray."""
-    from cluster.on_ray import running
+    from cluster.on_ray import running_on_ray
 
     model = resolve(settings.model, settings.cache_dir)
-    with running(settings, model) as address, outrider.Client(address) as client:
+    with running_on_ray(settings, model) as address, outrider.Client(address) as client:
         from ray import serve
 
         handle = serve.get_deployment_handle("verifier", "outrider")

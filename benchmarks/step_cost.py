@@ -26,7 +26,7 @@ from cluster.models import BUILT_IN, as_float32, resolve
 from services.machine import cache_folder
 from services.verifier.attention.calls import MAX_NODES
 from services.verifier.config import Kernels, TargetConfig, Weights
-from services.verifier.loading.load import shape_of
+from services.verifier.loading.load_model import shape_of
 from services.verifier.target import TransformersTarget
 from speculation.ports import Rows
 

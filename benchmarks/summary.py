@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import measures
-from benchmarks.measured import Cell
+from benchmarks.records import Cell
 
 Summary = dict[str, Any]
 

@@ -23,7 +23,7 @@ from cli import index_commands
 from cli.demo_tasks import ABOUT_BLEND, ABOUT_PLAIN, CODE_BASE, MAX_TOKENS, PLAIN, TASKS, Task
 from cluster.config import Settings, load
 from cluster.models import resolve
-from cluster.service import running
+from cluster.service import serving
 from cluster.signals import stop_on_signals
 from cluster.terminal import end_with
 from retrieval_index.embedded import embedded_redis
@@ -65,7 +65,7 @@ def _run() -> None:
     with embedded_redis() as redis:
         IndexStore(redis, INDEX).publish(folder)
         settings = load(flags=["server.port=0", f"retrieval.redis_url={redis}", f"retrieval.name={INDEX}"])
-        with running(settings, in_process=False, verbose=False) as address, outrider.Client(address) as client:
+        with serving(settings, in_process=False, verbose=False) as address, outrider.Client(address) as client:
             took = time.perf_counter() - start
             console.print(f"Router, drafter, retrieval and verifier are up at {address} after {took:.0f} s.\n")
             console.print(_table(_ask_all(client)))

@@ -94,13 +94,13 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Serve a model over gRPC until interrupted: router, drafter and verifier on Ray Serve, or in one process."""
-    from cluster.service import running, wait_for_interrupt
+    from cluster.service import serving, wait_for_interrupt
     from cluster.signals import stop_on_signals
 
     stop_on_signals()
     named = {"model": model, "server.host": host, "server.port": port, "cluster.name": name}
     loaded = _load(config, settings, **named)
-    with running(loaded, in_process=in_process, verbose=verbose) as address:
+    with serving(loaded, in_process=in_process, verbose=verbose) as address:
         typer.echo(f"Outrider serves {loaded.model} at {address} (Ctrl-C stops it)")
         wait_for_interrupt()
 
@@ -270,13 +270,12 @@ def _client(
         raise OutriderError("--address and --in-process exclude each other")
     if in_process:
         from cluster.config import ServerSettings
-        from cluster.service import running
 
         loaded = _load(config, settings, model=model)
         # Nobody but this process is to reach it: whatever the settings say of the public server does not count here.
         private = loaded.model_copy(update={"server": ServerSettings(port=0)})
         _check_request(private, source, options)
-        service: Any = running(private, in_process=True, verbose=verbose)
+        service: Any = serving(private, in_process=True, verbose=verbose)
         credentials = {}
     else:
         loaded = _load(config, settings)

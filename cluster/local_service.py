@@ -16,7 +16,7 @@ from services.links.public_server import serve_public
 
 
 @contextmanager
-def running(settings: Settings, model: ResolvedModel) -> Iterator[str]:
+def running_in_process(settings: Settings, model: ResolvedModel) -> Iterator[str]:
     """Serve for the block; gives the public "host:port".
 
     Raises:

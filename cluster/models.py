@@ -164,7 +164,7 @@ def as_float32(model: Path, say: Callable[[str], None] = log.info) -> Path:
     if (folder / "config.json").is_file():
         return folder
     from services.verifier.config import TargetConfig
-    from services.verifier.loading.load import load_whole
+    from services.verifier.loading.load_model import load_whole
 
     say(f"Writing {model.name} as float32 to {folder} (once)")
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))

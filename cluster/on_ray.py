@@ -31,7 +31,7 @@ _ENVIRONMENT = {
 
 
 @contextmanager
-def running(settings: Settings, model: ResolvedModel, *, verbose: bool = False) -> Iterator[str]:
+def running_on_ray(settings: Settings, model: ResolvedModel, *, verbose: bool = False) -> Iterator[str]:
     """Serve on Ray for the block; gives the public "host:port". Stops a Ray that it has started itself.
 
     Set ``RAY_ADDRESS`` to use a cluster that runs already.

@@ -19,7 +19,7 @@ err = stderr()
 
 
 @contextmanager
-def running(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[str]:
+def serving(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[str]:
     """The service, for the block; gives its address.
 
     Raises:
@@ -32,12 +32,12 @@ def running(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[
     model = resolve(settings.model, settings.cache_dir, say=lambda text: err.print(text, soft_wrap=True))
     with ExitStack() as stack:
         if in_process:
-            from cluster.local_service import running as running_in_process
+            from cluster.local_service import running_in_process
 
             with _telling("Loading the model"):
                 address = stack.enter_context(running_in_process(settings, model))
         else:
-            from cluster.on_ray import running as running_on_ray
+            from cluster.on_ray import running_on_ray
 
             names = "router, drafter, retrieval" if settings.retrieval.enabled else "router, drafter"
             with _telling(f"Starting {names} and verifier on Ray (some twenty seconds)"):

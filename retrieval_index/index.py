@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from retrieval_index.manifest import Manifest, read_manifest, verify
-from retrieval_index.ngrams import NgramTrie
+from retrieval_index.ngram_trie import NgramTrie
 from speculation.errors import ConfigurationError
 from speculation.messages import Continuation, RetrievalQuery, Retrieved
 

@@ -15,10 +15,10 @@ import json, sys
 from pathlib import Path
 from cluster.config import load
 from cluster.models import ResolvedModel
-from cluster.on_ray import running
+from cluster.on_ray import running_on_ray
 
 settings = load(flags=json.loads(sys.argv[2]), environ={})
-with running(settings, ResolvedModel(name="tiny", path=Path(sys.argv[1]))) as address:
+with running_on_ray(settings, ResolvedModel(name="tiny", path=Path(sys.argv[1]))) as address:
     from ray import serve
     print(json.dumps(address), flush=True)
     for line in sys.stdin:

@@ -49,7 +49,7 @@ class Peer:
         if spec.get("on") == "ray":
             # Nobody but this process is to reach it. Serve's calls at start and end want a thread without an event loop.
             private = settings.model_copy(update={"server": ServerSettings(port=0)})
-            opening = _on_ray(self._outer.enter_context(on_ray.running(private, model)))
+            opening = _on_ray(self._outer.enter_context(on_ray.running_on_ray(private, model)))
         self._engine: _Engine = self._runner.run(self._stack.enter_async_context(opening))
 
     def versions(self) -> dict[str, str]:

@@ -25,7 +25,7 @@ from services.verifier.graphs import Graphs
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.loading import adapters
 from services.verifier.loading.adapters import inputs_of
-from services.verifier.loading.load import load_layers, load_whole, split_layers
+from services.verifier.loading.load_model import load_layers, load_whole, split_layers
 from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.native import attention_kernel as native_attention
 from services.verifier.native.layer_kernel import fuse

@@ -19,7 +19,7 @@ from services.verifier.config import TargetConfig
 from services.verifier.guard import check_slice
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.kv_cache.tiles import TileAllocator
-from services.verifier.loading.load import check_files, check_memory, read_config, split_layers
+from services.verifier.loading.load_model import check_files, check_memory, read_config, split_layers
 from services.verifier.model_slice import ModelSlice
 from services.verifier.stages.upstream import Launch, Upstream
 from speculation.acceptance import stop_token_ids

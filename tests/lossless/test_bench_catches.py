@@ -21,8 +21,8 @@ from rich.console import Console
 from benchmarks.bench import Bench, BenchConfig
 from benchmarks.contestants import PEERS, PLAIN, WorkerContestant
 from benchmarks.measure import Schedule
-from benchmarks.measured import Prompt
 from benchmarks.peers import peer_hf, peer_outrider
+from benchmarks.records import Prompt
 from benchmarks.tables import all_tables
 from cluster.config import load
 from cluster.models import ResolvedModel

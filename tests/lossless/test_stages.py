@@ -19,7 +19,7 @@ from cluster.stage_actors import launch_child
 from services.client_api import ClientRequest, RequestedSampling, TextChunk
 from services.router import strategies as known
 from services.verifier.config import TargetConfig
-from services.verifier.loading.load import split_layers
+from services.verifier.loading.load_model import split_layers
 from services.verifier.native.library import library
 from services.verifier.stages.process import spec_from_json, spec_to_json
 from services.verifier.stages.upstream import Op, Orders, StageSpec, read_orders

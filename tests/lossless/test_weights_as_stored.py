@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 from cluster.models import as_float32, resolve
 from services.verifier.arithmetic.stored_blocks import StoredLinear
 from services.verifier.config import TargetConfig
-from services.verifier.loading.load import load_whole
+from services.verifier.loading.load_model import load_whole
 from services.verifier.loading.weight_files import BLOCKS_FILE
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget

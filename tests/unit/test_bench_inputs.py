@@ -12,8 +12,8 @@ import typer
 
 from benchmarks.contestants import PEERS, Environments, check_names
 from benchmarks.conversation import make_requests
-from benchmarks.measured import ContestantFailed, Request, TimedAnswer
 from benchmarks.prompts import BUILTIN, read_prompts
+from benchmarks.records import ContestantFailed, Request, TimedAnswer
 from benchmarks.replay import read_traces, replay
 from benchmarks.results import read_results
 from cli import bench_commands

@@ -8,8 +8,8 @@ from benchmarks import measures
 from benchmarks.compare import compare, verdict
 from benchmarks.differences import check
 from benchmarks.measure import ALL_TASKS, Measurements, Schedule, measure, requests_of
-from benchmarks.measured import Cell, ContestantFailed, LoadPoint, Outcome, Request, TimedAnswer
 from benchmarks.measures import Spread
+from benchmarks.records import Cell, ContestantFailed, LoadPoint, Outcome, Request, TimedAnswer
 from benchmarks.results import cumulative_tokens
 from benchmarks.summary import summarise
 from benchmarks.tables import all_tables, ratio

@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.measured import ContestantFailed
-from benchmarks.process import WorkerProcess
+from benchmarks.child_process import WorkerProcess
+from benchmarks.records import ContestantFailed
 from tests.processes import is_worker
 
 PEER = """

@@ -11,7 +11,7 @@ from retrieval_index.builder import HISTOGRAM, BuildConfig, build_index
 from retrieval_index.corpus import read_corpus
 from retrieval_index.index import open_index
 from retrieval_index.manifest import FILE, Manifest, read_manifest, tokenizer_digest, verify
-from retrieval_index.ngrams import COUNTS, KEYS
+from retrieval_index.ngram_trie import COUNTS, KEYS
 from retrieval_index.scores import limit_for
 from speculation import successor_table as successors
 from speculation.errors import ConfigurationError

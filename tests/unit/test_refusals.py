@@ -21,7 +21,7 @@ from services.model_folder import one_line, reading
 from services.verifier.config import TargetConfig
 from services.verifier.loading import gguf_header, refusals
 from services.verifier.loading.known_types import known_gguf_architectures, known_types
-from services.verifier.loading.load import load_layers, load_whole
+from services.verifier.loading.load_model import load_layers, load_whole
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError, Unavailable

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.measured import ContestantFailed
+from benchmarks.records import ContestantFailed
 
 _WORKER = Path(__file__).with_name("peers") / "worker.py"
 # Loading may compile kernels: vLLM takes minutes on a small CPU.
