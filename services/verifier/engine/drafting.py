@@ -1,11 +1,10 @@
-"""The loop's side of all origins of drafts: what they are told, what comes back, and how long a step waits for it."""
+"""The loop's side of all origins of drafts: what they are told, and what becomes of what they say."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from services.verifier.engine.admission import Admission
@@ -16,10 +15,9 @@ from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.mailbox import Mailbox
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.stats import LoopStats
-from services.verifier.engine.waiting import Experience, Missing, Waiting, best_wait
+from services.verifier.engine.waiting import Experience
 from speculation import limits
-from speculation.budget import Budget, Wanted
-from speculation.costs import Load
+from speculation.budget import Wanted
 from speculation.errors import InvalidArgument, MalformedTree
 from speculation.messages import CloseSession, Draft, DraftFailure, DraftingReply, FeatureChunk, Forgotten
 from speculation.sources import SOURCES
@@ -52,18 +50,19 @@ class _Receiver:
 
 
 class Drafting:
-    """Talks to every origin, keeps what each sends for each live request, and learns how long it takes and what it brings.
+    """Talks to every origin, and keeps what each sends for each live request.
 
     Args:
         origins: each with a name of its own.
-        clock: seconds, the event loop's.
+
+    Attributes:
+        came: set by whatever an origin says.
     """
 
     def __init__(
         self,
         origins: Sequence[Origin],
         requests: Admission,
-        budget: Budget,
         config: LoopConfig,
         stats: LoopStats,
         forgetting: Forgetting,
@@ -73,15 +72,13 @@ class Drafting:
         if len(self._origins) < len(origins):
             raise ValueError("two origins of drafts have the same name")
         self._requests = requests
-        self._budget = budget
         self._config = config
         self._stats = stats
         self._forgetting = forgetting
         self._vocab_size = vocab_size
         self._experience: dict[tuple[str, str], Experience] = {}
-        self._waiting = Waiting(config.draft_deadline_s)
         self._features = KeptFeatures(config.kept_feature_bytes)
-        self._came = asyncio.Event()
+        self.came = asyncio.Event()
 
     async def start(self) -> None:
         """Connect."""
@@ -115,7 +112,7 @@ class Drafting:
 
     def _open(self, origin: Origin, live: LiveRequest) -> None:
         def experience(group: str) -> Experience:
-            return self._experience_of(origin.name, group)
+            return self.experience_of(origin.name, group)
 
         if origin.name not in live.mailboxes:
             live.mailboxes[origin.name] = Mailbox(live.prefixes, experience)
@@ -173,7 +170,12 @@ class Drafting:
     def _of(self, live: LiveRequest) -> list[tuple[Origin, Mailbox]]:
         return [(self._origins[name], mailbox) for name, mailbox in live.mailboxes.items()]
 
-    def _experience_of(self, origin: str, group: str) -> Experience:
+    def connected(self, origin: str) -> bool:
+        """Whether waiting for an origin makes sense."""
+        return self._origins[origin].link.connected
+
+    def experience_of(self, origin: str, group: str) -> Experience:
+        """What is known of how an origin's group drafts."""
         found = self._experience.get((origin, group))
         if found is None:
             found = self._experience[origin, group] = Experience(self._config.draft_deadline_s)
@@ -196,7 +198,7 @@ class Drafting:
                 self._open(origin, live)
         else:
             self._take(origin, live, mailbox, reply)
-        self._came.set()
+        self.came.set()
 
     def _take(self, origin: Origin, live: LiveRequest, mailbox: Mailbox, draft: Draft) -> None:
         try:
@@ -222,53 +224,14 @@ class Drafting:
                     live.mailboxes[origin.name].start_over()
                 self._open(origin, live)
 
-    # --- how long a step waits ------------------------------------------------------------------------------------
 
-    async def wait(self, batch: Sequence[LiveRequest], load: Load, meanwhile: Callable[[], None]) -> None:
-        """Wait for drafts that are missing, as long as that pays for the whole batch.
+def _wants_features(origin: Origin, plan: Plan, *, prompt: bool = False) -> bool:
+    """Whether any of a plan's sources there reads hidden states, or the prompt's."""
+    if not plan.observe_layers or (prompt and not plan.observe_prompt):
+        return False
+    specs = [SOURCES.get(name) for name in origin.serves(plan)]
+    return any(spec is not None and spec.layers and (spec.prompt_features or not prompt) for spec in specs)
 
-        Args:
-            batch: the requests of the coming pass.
-            load: what it holds of them, a row each, without drafts.
-            meanwhile: called once where there is a wait.
-        """
-        drafted = [live for live in batch if live.mailboxes and live.decoding]
-        pays = self._budget.wanted(load).nodes > 0
-        missing = self._missing(drafted, load) if pays else {}
-        pass_s = self._budget.seconds(load)
-        others = any(not live.request.plan.speculates for live in batch)
-        at_hand = self._at_hand(batch)
-        left = self._waiting.seconds(list(missing.values()), at_hand, pass_s, delays_others=others)
-        if left > 0:
-            meanwhile()
-            await self._wait(drafted, missing, load, left, gains=not others)
-        for live in drafted:
-            ready = live.found()
-            # A draft that nobody wanted has not been missed.
-            if pays or any(not found.late for found in ready):
-                self._stats.count_draft(ready[0].draft if ready else None)
 
-    async def _wait(
-        self, drafted: list[LiveRequest], missing: dict[tuple[str, str], Missing], load: Load, left: float, *, gains: bool
-    ) -> None:
-        began, before, pass_s = _now(), missing, self._budget.seconds(load)
-        deadline = began + left
-        while missing and (left := deadline - _now()) > 0:
-            self._came.clear()
-            try:
-                async with asyncio.timeout(left):
-                    await self._came.wait()
-            except TimeoutError:
-                break
-            missing = self._missing([live for live in drafted if not live.closed], load)
-            tokens = self._at_hand(drafted)
-            if not math.isinf(pass_s) and not best_wait(list(missing.values()), tokens, pass_s, deadline - _now()):
-                break
-        waited = _now() - began
-        late = _now() >= deadline
-        for name in missing if late else ():
-            self._experience_of(*name).in_vain()
-        self._waiting.waited(waited, in_vain=before.keys() == missing.keys())
-        if gains and math.isfinite(pass_s):
-            for live in drafted:
-                live.waited_since = began
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from services.verifier.engine.mailbox import Found, Mailbox, Prefixes
+from services.verifier.engine.mailbox import ReadyDraft, Mailbox, Prefixes
 from speculation.acceptance import StopRule, stop_token_ids
 from speculation.budget import Wanted
 from speculation.choose import LogitsPipeline
@@ -56,6 +56,8 @@ class LiveRequest:
         max_nodes: most nodes of its tree.
         prefixes: what drafts for it may grow from.
         mailboxes: its drafts, by the name of the origin that they come from.
+        waited_since: when the coming step began to wait for drafts, where it did for the sake of those who get them; and what
+            was ``expected`` before.
         observed: positions whose hidden states have been reported, where anybody asks: all before this one.
         events: what the consumer reads; ends in ``Finished`` or an exception.
         closed: nobody reads any more.
@@ -80,6 +82,7 @@ class LiveRequest:
         self.computed = 0
         self.prefixes = Prefixes(self.tokens)
         self.mailboxes: dict[str, Mailbox] = {}
+        self.waited_since: tuple[float, float] | None = None
         self.observed = 0
         self.events: asyncio.Queue[Progress | Finished | BaseException] = asyncio.Queue()
         self.closed = False
@@ -126,9 +129,29 @@ class LiveRequest:
         """Whether the coming pass decides its next token whatever else it holds: its prompt is through."""
         return self.computed == len(self.tokens) - 1
 
-    def found(self) -> list[Found]:
-        """The drafts that lie ready for the coming step."""
-        return [found for mailbox in self.mailboxes.values() for found in mailbox.find(self.tokens)]
+    @property
+    def undrafted(self) -> bool:
+        """Whether nobody drafts for it."""
+        return all(mailbox.given_up for mailbox in self.mailboxes.values())
+
+    def ready(self) -> dict[tuple[str, str], ReadyDraft]:
+        """The drafts that lie ready for the coming step, by origin and group."""
+        return {
+            (origin, found.draft.group): found
+            for origin, mailbox in self.mailboxes.items()
+            for found in mailbox.find(self.tokens)
+        }
+
+    def expected(self) -> float:
+        """How many tokens they are expected to get accepted."""
+        return max(
+            (
+                self.mailboxes[origin].worth(group).of(late=found.late)
+                for (origin, group), found in self.ready().items()
+                if len(found.tree)
+            ),
+            default=0.0,
+        )
 
     def commit(self, tokens: tuple[int, ...]) -> None:
         """Append what a step decided."""
@@ -152,7 +175,7 @@ class LiveRequest:
         """
         # The last token of the answer needs no row: nothing is chosen after it.
         max_depth = self._room - self.generated - 1
-        trees = [found.tree for found in self.found() if len(found.tree)]
+        trees = [found.tree for found in self.ready().values() if len(found.tree)]
         if self.request.plan.acceptance == "rejection":
             # Sampled tokens must not be left out by looking at them; by their number all of them may. They are of one q: the
             # first tree there is.

@@ -51,7 +51,7 @@ class Prefixes:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Found:
+class ReadyDraft:
     """What may be checked of a draft: its tree, or what is left of it where some of its tokens have been committed.
 
     Attributes:
@@ -174,20 +174,20 @@ class Mailbox:
         """What a group's drafts have brought this request, or others where it had none yet."""
         return self._worth.get(group) or self._experience(group).worth
 
-    def find(self, tokens: Sequence[int]) -> list[Found]:
+    def find(self, tokens: Sequence[int]) -> list[ReadyDraft]:
         """Of every group the newest draft that grows from exactly ``tokens``, or what is left of one that came too late."""
-        exact: dict[str, Found] = {}
-        late: dict[str, Found] = {}
+        exact: dict[str, ReadyDraft] = {}
+        late: dict[str, ReadyDraft] = {}
         for kept in reversed(self._kept):
             draft, group = kept.draft, kept.draft.group
             since = self._prefixes.since(draft, tokens)
             if since is None or group in (late if since else exact):
                 continue
             if not since:
-                exact[group] = Found(draft=draft, tree=draft.tree, late=False, asked=kept.asked, at=kept.at)
+                exact[group] = ReadyDraft(draft=draft, tree=draft.tree, late=False, asked=kept.asked, at=kept.at)
             elif not draft.tree.proposals and (tree := descend(draft.tree, since)):
                 # Of sampled trees nothing may be left out by looking.
-                late[group] = Found(draft=draft, tree=tree, late=True, asked=kept.asked, at=kept.at)
+                late[group] = ReadyDraft(draft=draft, tree=tree, late=True, asked=kept.asked, at=kept.at)
         return [*exact.values(), *(found for group, found in late.items() if group not in exact)]
 
     def learn(self, tokens: Sequence[int], committed: Sequence[int], most: int) -> None:

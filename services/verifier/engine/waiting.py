@@ -43,6 +43,10 @@ class Worth:
         else:
             self.in_time += _WORTH_WEIGHT * (tokens - self.in_time)
 
+    def of(self, *, late: bool) -> float:
+        """Tokens of a draft."""
+        return self.late if late else self.in_time
+
     def copy(self) -> Worth:
         """One that goes on learning apart."""
         return replace(self)
@@ -72,6 +76,7 @@ class Experience:
     def in_vain(self) -> None:
         """A step has waited as long as it would, and no draft came."""
         self._vain += 1
+        self._took.append(math.inf)
 
     def left(self, age_s: float) -> list[float]:
         """How much longer a draft that was asked for so long ago takes: one guess for each that came, ascending.
