@@ -270,6 +270,7 @@ def _client(
         raise OutriderError("--address and --in-process exclude each other")
     if in_process:
         from cluster.config import ServerSettings
+        from cluster.service import serving
 
         loaded = _load(config, settings, model=model)
         # Nobody but this process is to reach it: whatever the settings say of the public server does not count here.

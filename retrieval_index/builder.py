@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval_index import ngrams, plot
+from retrieval_index import ngram_trie, plot
 from retrieval_index import observed_successors as successors
 from retrieval_index.corpus import Document
 from retrieval_index.grouping import batches
@@ -110,7 +110,7 @@ def build_index(
     shutil.rmtree(finished, ignore_errors=True)
     finished.mkdir()
     advance("building the trie", 0, 1)
-    grams, count = ngrams.build(kept, config.depth, finished)
+    grams, count = ngram_trie.build(kept, config.depth, finished)
     if not grams:
         raise ConfigurationError("nothing is left of the corpus: its documents are too short; raise --keep")
     advance("building the trie", 1, 1)
