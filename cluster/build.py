@@ -29,7 +29,9 @@ from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig, check_default
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
+from services.verifier.engine.origins import Origin
 from speculation.errors import ConfigurationError
+from speculation.ports import DraftLink
 
 if TYPE_CHECKING:
     from services.drafter.service import DrafterService
@@ -75,7 +77,8 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
         retrieval = RetrievalService(retrieval_config(settings, model))
     link = None if retrieval is None else InProcessRetrievalLink(retrieval)
     drafter = DrafterService(drafter_config(settings), link)
-    verifier = VerifierService(verifier_config(settings, model), InProcessDraftLink(drafter), launch_child)
+    origins = [origin(settings, InProcessDraftLink(drafter))]
+    verifier = VerifierService(verifier_config(settings, model), origins, launch_child)
     try:
         router = RouterService(routing, InProcessVerifierLink(verifier))
         if retrieval is not None:
@@ -87,6 +90,11 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
         drafter.stop()
         if retrieval is not None:
             await retrieval.stop()
+
+
+def origin(settings: Settings, link: DraftLink) -> Origin:
+    """The drafter at the other end of ``link``, as the verifier sees it."""
+    return Origin(name="the drafter", link=link, trusted=settings.verifier.trust_drafters)
 
 
 def drafter_config(settings: Settings) -> DrafterConfig:
@@ -245,6 +253,8 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
             max_waiting=verifier.max_waiting,
             max_batched_tokens=verifier.max_batched_tokens,
             draft_deadline_s=verifier.draft_deadline_s,
+            pass_deadline_s=verifier.pass_deadline_s,
+            kept_feature_bytes=verifier.kept_feature_bytes,
         ),
         max_nodes=verifier.max_nodes,
         budget=verifier.budget,

@@ -28,7 +28,7 @@ class AcceptanceRates:
 
     def probabilities(self, tree: TokenTree) -> list[float]:
         """For every node the probability that it is accepted; for probes what they are held to be worth: they are never
-        accepted, and bring tokens later. Never above its parent's: without its parent a node is checked behind another text."""
+        accepted, and bring tokens later. Never above its parent's: alone, a node would be checked behind another text."""
         found: list[float] = []
         probes = set(tree.probes)
         for node, claimed in enumerate(claims(tree)):

@@ -18,8 +18,9 @@ import torch
 from services.verifier.choosing.processors import build_pipeline
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
+from services.verifier.engine.origins import Origin
 from speculation.acceptance import stop_token_ids
-from speculation.budget import FixedBudget
+from speculation.budget import Budget, FixedBudget
 from speculation.choose import LogitsPipeline
 from speculation.errors import TargetLost, Unavailable
 from speculation.messages import (
@@ -192,6 +193,7 @@ class RandomDrafter:
         self.vocab = vocab
         self.mood = mood
         self.sessions: dict[str, list[int]] = {}
+        self.sources: dict[str, str] = {}
         self.forgotten: list[str] = []
 
     @property
@@ -200,6 +202,7 @@ class RandomDrafter:
 
     async def open(self, message: OpenSession) -> Draft | DraftFailure:
         self.sessions[message.session_id] = list(message.tokens)
+        self.sources[message.session_id] = message.sources[0]
         return await self._draft(message.session_id, message.max_nodes)
 
     async def step(self, message: StepReport) -> Draft | DraftFailure:
@@ -222,7 +225,8 @@ class RandomDrafter:
 
     async def _draft(self, session_id: str, max_nodes: int) -> Draft | DraftFailure:
         tokens = self.sessions[session_id]
-        length, tree = len(tokens), random_tree(self.random, max_nodes, self.vocab)
+        name = self.sources[session_id]
+        length, tree = len(tokens), random_tree(self.random, max_nodes, self.vocab, name)
         match self.mood:
             case "failing":
                 raise RuntimeError("planted failure")
@@ -236,7 +240,7 @@ class RandomDrafter:
                 broken = (self.vocab + 5,) * max(len(tree), 1)
                 tree = TokenTree(tokens=broken, parents=(7,) * len(broken), sources=("x",) * len(broken))
             case "good":
-                tree = right_tree(tokens, max_nodes)
+                tree = right_tree(tokens, max_nodes, name)
         return Draft(session_id=session_id, base_length=length, base_hash=extend_hash(EMPTY_HASH, tokens), tree=tree)
 
 
@@ -251,12 +255,12 @@ def random_tree(source: random.Random, max_nodes: int, vocab: int, name: str = "
     )
 
 
-def right_tree(tokens: Sequence[int], depth: int) -> TokenTree:
+def right_tree(tokens: Sequence[int], depth: int, name: str = "right") -> TokenTree:
     """The chain that the toy model would say greedily."""
     path: list[int] = []
     for _ in range(depth):
         path.append(int(toy_logits([*tokens, *path]).argmax()))
-    return TokenTree(tokens=tuple(path), parents=tuple(range(-1, depth - 1)), sources=("right",) * depth)
+    return TokenTree(tokens=tuple(path), parents=tuple(range(-1, depth - 1)), sources=(name,) * depth)
 
 
 def request(name: str, prompt: Sequence[int], plan: Plan | None = None, **sampling: object) -> GenerationRequest:
@@ -272,13 +276,22 @@ def request(name: str, prompt: Sequence[int], plan: Plan | None = None, **sampli
 PLAIN = Plan(strategy="autoregressive")
 
 
+def origin(
+    link: DraftLink, name: str = "the drafter", *, trusted: bool = True, sources: Sequence[str] | None = None
+) -> Origin:
+    """Where drafts come from."""
+    return Origin(name=name, link=link, trusted=trusted, sources=None if sources is None else frozenset(sources))
+
+
 @asynccontextmanager
-async def decoding(target: ToyTarget, link: DraftLink, **config: object) -> AsyncIterator[DecodingLoop]:
+async def decoding(
+    target: ToyTarget, *links: DraftLink | Origin, budget: Budget | None = None, **config: object
+) -> AsyncIterator[DecodingLoop]:
     """A running loop."""
     loop = DecodingLoop(
         target,
-        link,
-        FixedBudget(max_nodes=6),
+        [link if isinstance(link, Origin) else origin(link, f"drafter {number}") for number, link in enumerate(links)],
+        budget or FixedBudget(max_nodes=6),
         LoopConfig(**config),  # type: ignore[arg-type]
         ThreadPoolExecutor(max_workers=1),
     )

@@ -26,7 +26,7 @@ from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
 from services.verifier.service import VerifierService
 from speculation.types import Plan
-from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, request
+from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, origin, request
 from tests.mixture import make_mixture
 
 PROMPTS = [
@@ -76,7 +76,7 @@ async def verifier(
         loop=LoopConfig(max_batched_tokens=50),
         budget=budget,
     )
-    running = VerifierService(verifier_config, draft_link)
+    running = VerifierService(verifier_config, [origin(draft_link)])
     await running.start()
     try:
         yield running

@@ -90,6 +90,4 @@ def _cut(joined: list[Features], most_bytes: int) -> Iterator[Features]:
 
 def _rows(features: Features, begin: int, end: int) -> Features:
     size = len(features.data) // features.rows
-    return replace(
-        features, data=features.data[begin * size : end * size], rows=end - begin, start=features.start + begin
-    )
+    return replace(features, data=features.data[begin * size : end * size], rows=end - begin, start=features.start + begin)

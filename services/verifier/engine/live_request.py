@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from services.verifier.engine.mailbox import ReadyDraft, Mailbox, Prefixes
+from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
 from speculation.acceptance import StopRule, stop_token_ids
 from speculation.budget import Wanted
 from speculation.choose import LogitsPipeline
@@ -56,8 +56,8 @@ class LiveRequest:
         max_nodes: most nodes of its tree.
         prefixes: what drafts for it may grow from.
         mailboxes: its drafts, by the name of the origin that they come from.
-        waited_since: when the coming step began to wait for drafts, where it did for the sake of those who get them; and what
-            was ``expected`` before.
+        waited_since: when the coming step began to wait for drafts, where nobody waits for others' sake; and what was
+            ``expected`` before.
         observed: positions whose hidden states have been reported, where anybody asks: all before this one.
         events: what the consumer reads; ends in ``Finished`` or an exception.
         closed: nobody reads any more.

@@ -6,7 +6,7 @@ One step, for all requests at once:
 2. draft   take the trees that lie ready; wait for missing ones as long as that pays
 3. begin   a pass over every request's rows: a chunk of its prompt, or its pending token and its tree
 4. finish  the oldest pass, walk each tree, keep the accepted rows
-5. deliver reports to the drafters, which draft at once; free what has ended; tokens to the consumers, while the next pass runs
+5. deliver reports to the drafters, which draft at once; free what has ended; while the next pass runs, tokens to consumers
 
 A target of several stages has as many passes under way, each with its share of the requests, so that all stages work.
 Passes run in a worker thread, so that the event loop keeps serving links and clients meanwhile.
@@ -17,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 
 from services.verifier.engine.admission import Admission
 from services.verifier.engine.config import LoopConfig
@@ -52,7 +52,7 @@ class DecodingLoop:
         origins: Sequence[Origin],
         budget: Budget,
         config: LoopConfig,
-        worker: ThreadPoolExecutor,
+        worker: Executor,
     ) -> None:
         self.config = config
         self.stats = LoopStats()
@@ -62,9 +62,7 @@ class DecodingLoop:
         self._forgetting = Forgetting(target, {origin.name: origin.link for origin in origins})
         self._drafting = Drafting(origins, self._requests, config, self.stats, self._forgetting, target.vocab_size)
         self._draft_wait = DraftWait(self._drafting, budget, self.stats, config.draft_deadline_s)
-        self._passes = PassQueue(
-            target, worker, self.stats.times, deadline_s=config.pass_deadline_s, hung=self._hung
-        )
+        self._passes = PassQueue(target, worker, self.stats.times, deadline_s=config.pass_deadline_s, hung=self._hung)
         self._faults = Faults(target, self._requests, self._passes, self._forget)
         self._told: list[LiveRequest] = []
         self._wake = asyncio.Event()

@@ -14,9 +14,9 @@ from speculation.types import TokenTree
 
 # Prefixes of so many steps are remembered, and so many drafts kept: several are sent ahead, for possible outcomes of a step.
 _PREFIXES, _KEPT = 8, 64
-# Where so many drafts have been asked for and not come, no more are asked for: a slow drafter would only fall farther behind.
-# What has not come for so long is lost.
-_MOST_ASKED, _LOST_S = 4, 5.0
+# As long as a report is not answered, the next ones ask for nothing: a slow drafter would only fall farther behind. From far
+# away drafts come ahead, and so many reports may be under way. What has not come for so long is lost.
+_MOST_ASKED, _MOST_ASKED_AHEAD, _LOST_S = 1, 4, 5.0
 
 
 class Prefixes:
@@ -94,7 +94,7 @@ class Mailbox:
         self._kept: deque[_Kept] = deque(maxlen=_KEPT)
         # When a draft was asked for, by the prefix's length. The first one opens a session and says nothing of later ones.
         self._asked: OrderedDict[int, float] = OrderedDict()
-        self._opened_at = -1
+        self._opened_at = self._answered = -1
         # By group, all groups that have ever sent anything.
         self._worth: dict[str, Worth] = {}
         self._none_for = -1
@@ -109,7 +109,8 @@ class Mailbox:
         """Whether a draft more may be asked for."""
         while self._asked and now - next(iter(self._asked.values())) > _LOST_S:
             self._asked.popitem(last=False)
-        return len(self._asked) < _MOST_ASKED
+        unanswered = sum(length > self._answered for length in self._asked)
+        return unanswered < (_MOST_ASKED_AHEAD if self.ahead else _MOST_ASKED)
 
     def asked(self, length: int, now: float) -> None:
         """A report has gone out that asks for nodes behind the prefix of this length."""
@@ -126,6 +127,8 @@ class Mailbox:
         experience.spoke()
         worth = self._worth.setdefault(draft.group, experience.worth.copy())
         self.ahead = self.ahead or bool(draft.assumed)
+        if self._prefixes.known(draft):
+            self._answered = max(self._answered, draft.base_length)
         asked_at = None if draft.assumed else self._asked.get(draft.base_length)
         if asked_at is not None:
             if draft.base_length != self._opened_at:
@@ -142,6 +145,7 @@ class Mailbox:
         """There will be no draft for the prefix of this length."""
         self._none_for = length
         self._asked.pop(length, None)
+        self._answered = max(self._answered, length)
 
     def failed(self, length: int, *, reopen: bool) -> bool:
         """Note that the drafter failed; whether to open its session anew, which is tried once per prefix."""
@@ -159,7 +163,7 @@ class Mailbox:
     def start_over(self) -> None:
         """A session is opened anew: nothing is held against it, and what was asked for before is not coming."""
         self.given_up, self.ahead = False, False
-        self._none_for = self._reopened_for = -1
+        self._none_for = self._reopened_for = self._answered = -1
         self._asked.clear()
 
     def missing(self, tokens: Sequence[int]) -> dict[str, float]:
@@ -191,7 +195,7 @@ class Mailbox:
         return [*exact.values(), *(found for group, found in late.items() if group not in exact)]
 
     def learn(self, tokens: Sequence[int], committed: Sequence[int], most: int) -> None:
-        """``committed`` has followed ``tokens``: what would the drafts for it have got accepted, at most ``most`` tokens each?
+        """``committed`` has followed ``tokens``: how much of it did the drafts say, at most ``most`` tokens each?
 
         That is known of drafts that were not checked, too: no tree changes what the target says.
         """

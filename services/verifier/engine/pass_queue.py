@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor
 from typing import TypeVar, TypeVarTuple, Unpack
 
 from services.verifier.engine.passes import Part, finish_pass
@@ -44,7 +44,7 @@ class PassQueue:
     def __init__(
         self,
         target: Target,
-        worker: ThreadPoolExecutor,
+        worker: Executor,
         times: StepTimes,
         *,
         deadline_s: float,

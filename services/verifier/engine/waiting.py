@@ -1,12 +1,12 @@
 """How long a step waits for drafts: as long as that pays (architecture, law 3). No clock and no asyncio in here.
 
-A step that goes now gives ``tokens`` in ``pass_s`` seconds. One that waits for a draft gives more, later, and everybody in the
-batch waits with it. From how long drafts took before, the expected tokens and seconds of every deadline follow; the step
+A step that goes now gives ``tokens`` in ``pass_s`` seconds. One that waits for a draft gives more, later, and everybody in
+the batch waits with it. From how long drafts took before, the expected tokens and seconds of every deadline follow; the step
 takes the deadline with the most tokens per second. That is the rule by which ``MeasuredBudget`` chooses nodes.
 
 Estimates may be wrong, so an account bounds what they can cost: a wait is paid from it, what a wait has brought is paid in,
-and so is a small share of all time. Where it is empty nobody waits. What lies in it pays for a trial now and then, so that an
-origin that has become faster is noticed.
+and so is a small share of all time. Where it is empty nobody waits. What lies in it pays for a trial now and then, so that
+an origin that has become faster is noticed.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ _REMEMBERED = 16
 _WORTH_WEIGHT = 0.1
 # After so many waits in a row to the end, for nothing, an origin is waited for only to try, until it says something.
 _VAIN = 4
-# What comes as late as the latest before may come a little later still.
-_MARGIN = 1.1
+# What comes as late as the latest before may come a little later still: by so much, and so many times as late.
+_LATER_S, _MARGIN = 0.0003, 1.1
 # Share of all time that waits may take which bring nothing.
 _SHARE = 0.015
 # A trial after so many steps without a wait; every one in vain doubles that, up to so many.
@@ -79,13 +79,13 @@ class Experience:
         self._took.append(math.inf)
 
     def left(self, age_s: float) -> list[float]:
-        """How much longer a draft that was asked for so long ago takes: one guess for each that came, ascending.
+        """How much longer a draft that was asked for so long ago may take: one guess for each that came, ascending.
 
         None where every one before had come by then, or where waits have been in vain too often.
         """
         if self._vain >= _VAIN:
             return []
-        return sorted(took - age_s for took in self._took or (self._guess,) if took > age_s)
+        return sorted(took + _LATER_S - age_s for took in self._took or (self._guess,) if took + _LATER_S > age_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
