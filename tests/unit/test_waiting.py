@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import random
 from collections.abc import Callable
@@ -117,7 +118,7 @@ def test_a_trial_once_in_a_while_and_less_often_if_in_vain() -> None:
         if found := waiting.seconds([missing()], 1.0, PASS_S, delays_others=False):
             waiting.waited(found, in_vain=True)
             at.append(step)
-    gaps = [later - earlier for earlier, later in zip(at, at[1:], strict=False)]
+    gaps = [later - earlier for earlier, later in itertools.pairwise(at)]
     assert 4 <= len(at) < 20
     assert gaps == sorted(gaps)
 
@@ -184,7 +185,7 @@ def test_a_fast_drafter_is_waited_for(speculating: int) -> None:
 
 def test_a_slow_drafter_that_brings_much_is_waited_for() -> None:
     """Six tokens for the time of two passes more."""
-    _, took, stats = run(measure(SlowDrafter(lambda: 0.02), plain=0, speculating=1, pass_s=PASS_S, tokens=280))
+    _, took, _ = run(measure(SlowDrafter(lambda: 0.02), plain=0, speculating=1, pass_s=PASS_S, tokens=280))
     assert took < 0.6 * 280 * PASS_S
 
 
