@@ -28,7 +28,7 @@ class Toy:
         self.generate = loop.generate
 
     async def forget(self, tenant: str) -> None:
-        self.loop.forget(tenant)
+        await self.loop.forget(tenant)
 
     async def describe(self) -> VerifierCard:
         return VerifierCard(
