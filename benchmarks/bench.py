@@ -1,4 +1,4 @@
-"""``outrider bench``: who is how fast, against whom, and whether a token changed."""
+"""``outrider bench``: measures how fast each strategy and peer is, and whether a token changed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,8 @@ class BenchConfig:
     """What to measure.
 
     Attributes:
-        source: where the prompts are from, as the user said it.
+        source: where the prompts come from, as given on the command line.
+        seed: request number n has the seed ``seed + n``.
     """
 
     source: str
@@ -46,7 +47,7 @@ class BenchConfig:
 
 
 class Bench:
-    """One run. ``results`` may be asked for at any time, also after an interruption."""
+    """One run. ``results`` may be called at any time, also after an interruption."""
 
     def __init__(
         self, config: BenchConfig, lineup: Lineup, settings: Settings, model: ResolvedModel, console: Console
@@ -64,14 +65,17 @@ class Bench:
         self._environment = environment.describe(lineup.threads)
 
     def run(self) -> None:
-        """Load everybody, measure, compare.
+        """Load all contestants, measure them, compare their answers.
 
         Raises:
-            ContestantFailed: Outrider itself does not come up.
+            ConfigurationError: a prompt is too long.
+            ContestantFailed: Outrider itself does not start.
         """
         self._lineup.load(self._telling)
         for name, why in self._lineup.missing.items():
-            self._console.print(f"[yellow]{name}[/yellow] takes no part: {escape(why)}", soft_wrap=True, highlight=False)
+            self._console.print(
+                f"[yellow]{name}[/yellow] does not take part: {escape(why)}", soft_wrap=True, highlight=False
+            )
         tokens = Tokens(str(self._model.path))
         self.requests = make_requests(self._config.prompts, tokens, self._ask_plain, self._config.seed)
         self._check_lengths()
@@ -80,32 +84,32 @@ class Bench:
             with self._progress() as advance:
                 measure(self._lineup.contestants, self.requests, self._config.schedule, self._measured, advance)
         finally:
-            # After an interruption too: what was measured is compared and kept.
+            # Also after an interruption, so that the measurements so far are compared and kept.
             self._compare()
 
     @property
     def answers(self) -> dict[str, tuple[int, ...]]:
-        """Plain decoding's answer to every request that it has answered."""
+        """Plain decoding's answers by request id, as far as they were measured."""
         return differences.answers_by_request(self._cells(PLAIN), self.requests)[0]
 
     @property
     def failed(self) -> list[str]:
-        """Our own strategies that failed, or were never measured."""
+        """Outrider's strategies that failed or were never measured."""
         return [name for name in self._lineup.strategies if name in self._measured.failures or not self._cells(name)]
 
     @property
     def lossless(self) -> bool:
-        """Whether every strategy's answers were plain decoding's, in every cell."""
+        """Whether all answers of Outrider's strategies equal those of plain decoding."""
         return all(check.lossless for check in self._checks if check.against == "plain" and check.contestant not in PEERS)
 
     @property
     def exact(self) -> bool:
-        """Whether plain decoding's very tokens are promised: in float32, under the rule ``walk``."""
+        """Whether equal tokens are promised: in float32, if decoding is greedy or the acceptance rule is ``walk``."""
         walks = self._settings.router.acceptance == "walk" or self._config.schedule.temperature == 0
         return self._settings.verifier.dtype == "float32" and walks
 
     def results(self, *, partial: bool) -> dict[str, Any]:
-        """Everything, for results.json."""
+        """The content of results.json."""
         measured = [name for name in self._lineup.peers if self._cells(name)]
         return {
             "format": FORMAT,
@@ -132,7 +136,7 @@ class Bench:
             return self._lineup.contestants[0].run(self._order(requests, "conversations")).answers
 
     def _check_lengths(self) -> None:
-        """Everybody must have room for the same answer.
+        """Check that the context holds every prompt together with its answer.
 
         Raises:
             ConfigurationError: a prompt is too long; names it.
@@ -146,7 +150,7 @@ class Bench:
                 )
 
     def _warm_up(self) -> None:
-        """The first request of a process pays for what later ones find ready."""
+        """Answer one short request with each contestant: the first one in a process is slower."""
         with self._telling("Warming up"):
             for contestant in self._lineup.contestants:
                 try:
@@ -166,7 +170,7 @@ class Bench:
 
     def _compare(self) -> None:
         greedy = self._config.schedule.temperature == 0
-        # Peers draw with other random numbers: their samples are compared with nothing.
+        # Peers use other random numbers, so their samples cannot be compared.
         comparable = [
             cell
             for cell in self._measured.cells
@@ -174,11 +178,11 @@ class Bench:
         ]
         for against, name in (("plain", PLAIN), ("hf", "hf")) if greedy else (("plain", PLAIN),):
             reference, used = differences.answers_by_request(self._cells(name), self.requests)
-            # Nothing is compared with itself.
+            # The cells that gave the reference are left out.
             compared = [cell for cell in comparable if not any(cell is own for own in used)]
             checks, found = differences.check(compared, self.requests, against, reference)
             self._checks += checks
-            # What a sampled token was drawn from is not what the model's own logits say.
+            # Sampled tokens cannot be explained by the model's unprocessed logits.
             self._differences += self._explain(found, reference) if greedy else found
 
     def _explain(self, found: list[differences.Difference], reference: differences.Answers) -> list[differences.Difference]:
@@ -190,11 +194,11 @@ class Bench:
             return engine.order({"do": "logits", "tokens": list(tokens), "ids": list(ids)})
 
         try:
-            with self._telling(f"Looking at {len(found)} differences"):
+            with self._telling(f"Computing the logits of {len(found)} differences"):
                 return differences.explain(found, self.requests, reference, logits)
         except ContestantFailed as error:
             self._console.print(
-                f"[yellow]the logits of the differences are unknown:[/yellow] {escape(str(error))}", soft_wrap=True
+                f"[yellow]cannot compute the logits of the differences:[/yellow] {escape(str(error))}", soft_wrap=True
             )
             return found
 
@@ -239,7 +243,7 @@ class Bench:
         if name in PEERS and not failure:
             notes += _limits(name, self._config.schedule)
             if self._lineup.on_ray:
-                notes.append("Ray's processes stay up beside it")
+                notes.append("Ray's processes keep running beside it")
         return {
             "status": ("failed" if name in self._measured.failures else "no part") if failure else "measured",
             "note": "; ".join(notes),
@@ -272,13 +276,13 @@ class Bench:
 
 
 def _without_secret(argument: str) -> str:
-    """Results are shown around: a token among the settings does not belong into them."""
+    """Hide the values of settings that hold a token or a key: results are passed on."""
     name, separator, _ = argument.partition("=")
     return f"{name}=..." if separator and ("token" in name.split(".")[-1] or "key" in name) else argument
 
 
 class _Lines:
-    """Progress where there is no terminal: a line for every tenth."""
+    """Progress without a terminal: a line after each tenth."""
 
     def __init__(self, console: Console, total: int) -> None:
         self._console = console
@@ -294,7 +298,7 @@ class _Lines:
 
 
 def _request_object(request: Request) -> dict[str, Any]:
-    """What was asked, by its hash: results hold no text."""
+    """A request with a hash in place of its prompt: results hold no text."""
     digest = hashlib.sha256(json.dumps(request.prompt).encode()).hexdigest()[:16]
     return {
         "id": request.id,
@@ -308,7 +312,7 @@ def _request_object(request: Request) -> dict[str, Any]:
 def _limits(peer: str, schedule: Schedule) -> list[str]:
     kind, notes = PEERS[peer], []
     if not kind.same_arithmetic:
-        notes.append("other arithmetic than ours: compared for speed, not for tokens")
+        notes.append("different arithmetic: compared by speed, not by tokens")
     if kind.most_at_once is not None and max(schedule.concurrency) > kind.most_at_once:
-        notes.append(f"can do {kind.most_at_once} at once, no more")
+        notes.append(f"answers at most {kind.most_at_once} at once")
     return notes

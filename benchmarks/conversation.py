@@ -1,4 +1,4 @@
-"""From prompts to requests: the same token ids for every contestant, turn by turn."""
+"""Turns prompts into requests: the same token ids for every contestant, turn by turn."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ Ask = Callable[[Sequence[Request]], Sequence[TimedAnswer]]
 def make_requests(prompts: Sequence[Prompt], tokens: Tokens, ask: Ask, seed: int) -> list[Request]:
     """One request per turn, in the order of the prompts.
 
-    A later turn needs an answer to the one before. ``ask`` gives it (plain decoding, not timed), so that all contestants
-    continue the same conversation, whatever they answered themselves.
+    A turn after the first needs an answer to the one before. ``ask`` provides it (by plain decoding, not timed), so that all
+    contestants continue the same conversation, whatever they answered themselves.
     """
     made: list[list[Request]] = [[] for _ in prompts]
     dialogues: list[list[ChatMessage]] = [[] for _ in prompts]
@@ -35,7 +35,7 @@ def make_requests(prompts: Sequence[Prompt], tokens: Tokens, ask: Ask, seed: int
 
 
 def _encode(tokens: Tokens, dialogue: Sequence[ChatMessage]) -> tuple[int, ...]:
-    """With the model's chat template; a base model, which has none, continues the text."""
+    """Encode with the model's chat template; a base model, which has none, continues the text."""
     if tokens.has_chat_template:
         return tokens.encode_chat(dialogue)
     return tokens.encode("\n\n".join(message.content for message in dialogue))

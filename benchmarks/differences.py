@@ -1,4 +1,4 @@
-"""Is a token changed? Every answer against plain decoding and against transformers' ``generate``."""
+"""Compares every answer with plain decoding and with transformers' ``generate``."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 from benchmarks.measure import requests_of
 from benchmarks.records import Cell, Request
 
-# Below this, two logits are as good as equal: which is larger depends on the order of summation in float32 (the largest
-# difference that another order made here was 6e-5).
+# Logits closer than this are a near tie: which one is larger depends on the order of summation in float32 (the largest
+# difference measured between two orders was 6e-5).
 _NEAR = 3e-4
 
 Answers = Mapping[str, tuple[int, ...]]
@@ -20,11 +20,11 @@ Logits = Callable[[Sequence[int], Sequence[int]], dict[str, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """Where an answer leaves its reference. A token of None: the answer has ended there.
+    """The first difference between an answer and its reference. A token is None where the answer has ended.
 
     Attributes:
-        times: in how many cells this was seen.
-        logits: the target's own, of the two tokens, at that place.
+        times: in how many cells it occurred.
+        logits: the target's logits of the two tokens at that position.
     """
 
     contestant: str
@@ -38,7 +38,7 @@ class Difference:
 
     @property
     def near_tie(self) -> bool | None:
-        """Whether the two logits are as good as equal; None: unknown."""
+        """Whether the two logits are almost equal; None: unknown."""
         if self.logits is None or len(self.logits) < 2:
             return None
         return abs(self.logits[0] - self.logits[1]) <= _NEAR
@@ -55,12 +55,12 @@ class Check:
 
     @property
     def lossless(self) -> bool:
-        """Not one token differs."""
+        """Whether not a single token differs."""
         return self.equal == self.answers
 
 
 def answers_by_request(cells: Iterable[Cell], requests: Sequence[Request]) -> tuple[dict[str, tuple[int, ...]], list[Cell]]:
-    """The first answer to every request, and the cells that they are from."""
+    """The first answer to each request, and the cells that they come from."""
     found: dict[str, tuple[int, ...]] = {}
     used: list[Cell] = []
     for cell in cells:
@@ -74,7 +74,7 @@ def answers_by_request(cells: Iterable[Cell], requests: Sequence[Request]) -> tu
 def check(
     cells: Sequence[Cell], requests: Sequence[Request], against: str, reference: Answers
 ) -> tuple[list[Check], list[Difference]]:
-    """Compare all cells with the reference answers, where there are such."""
+    """Compare all cells with the reference answers; requests without one are skipped."""
     equal: dict[str, int] = {}
     total: dict[str, int] = {}
     differences: dict[tuple[Any, ...], Difference] = {}
@@ -98,7 +98,7 @@ def check(
 def explain(
     found: Iterable[Difference], requests: Sequence[Request], reference: Answers, logits: Logits
 ) -> list[Difference]:
-    """Add the target's two logits to every difference between two tokens."""
+    """Add the target's logits to every difference between two tokens."""
     by_key = {request.id: request for request in requests}
     explained = []
     for difference in found:
@@ -111,7 +111,7 @@ def explain(
 
 
 def as_object(difference: Difference) -> dict[str, Any]:
-    """For results.json."""
+    """The JSON object for results.json."""
     return asdict(difference) | {"near_tie": difference.near_tie}
 
 

@@ -17,7 +17,7 @@ _HERE = Path(__file__).resolve().parent
 
 
 def describe(threads: int) -> dict[str, Any]:
-    """Everything, as plain objects."""
+    """The environment as a JSON object."""
     return {
         "outrider": version("outrider-server"),
         "commit": commit(),
@@ -33,7 +33,7 @@ def describe(threads: int) -> dict[str, Any]:
 
 
 def commit() -> str | None:
-    """The commit that is checked out, ``+`` behind it where files differ; None where this is no checkout."""
+    """The checked-out commit, with ``+`` appended if files were changed; None outside a checkout."""
     try:
         if Path(_output("git", "-C", str(_HERE), "rev-parse", "--show-toplevel")) != _HERE.parent:
             return None

@@ -1,4 +1,4 @@
-"""The same weights in other forms: a GGUF file brought to Q8_0 or float32, for engines that are measured on those."""
+"""Converts the weights of a GGUF file to Q8_0 or float32, for engines that are measured on these formats."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueTy
 from cluster.models import key_of
 from speculation.errors import ConfigurationError
 
-# By name: what matrices become, and what the file says of itself.
+# By name: the type of the matrices, and the file type in the header.
 FORMS = {
     "q8_0": (GGMLQuantizationType.Q8_0, LlamaFileType.MOSTLY_Q8_0),
     "f32": (GGMLQuantizationType.F32, LlamaFileType.ALL_F32),
@@ -19,13 +19,14 @@ FORMS = {
 
 
 def brought_into(form: str, gguf: Path, folder: Path) -> Path:
-    """The file's weights in one of ``FORMS``: written to ``folder`` once, whole or not at all.
+    """Convert the file's weights to one of ``FORMS`` and write them to ``folder``, atomically and only once; returns the
+    file.
 
-    Every weight becomes its float32 value first, which is exact. As with llama.cpp's own ``llama-quantize``, vectors (norms,
-    biases) are kept in float32 beside quantised matrices, and so are matrices whose rows are no whole number of blocks.
+    Every weight is first converted to float32, which is exact. As in llama.cpp's ``llama-quantize``, vectors (norms, biases)
+    stay in float32 beside quantised matrices, and so do matrices whose rows are not a whole number of blocks.
 
     Raises:
-        ConfigurationError: the file cannot be read, or its copy not be written; names both.
+        ConfigurationError: the file cannot be read, or the converted one cannot be written; names both.
     """
     kept = folder / f"{gguf.stem}-{key_of(gguf)}-{form}.gguf"
     if kept.is_file():
@@ -42,7 +43,7 @@ def brought_into(form: str, gguf: Path, folder: Path) -> Path:
 
 
 def _write(reader: GGUFReader, path: Path, wanted: GGMLQuantizationType, file_type: LlamaFileType) -> None:
-    """One matrix after the other: neither form is in memory as a whole."""
+    """Convert one matrix at a time, so that no whole model is in memory."""
     writer = GGUFWriter(path, reader.fields[Keys.General.ARCHITECTURE].contents())
     writer.data_alignment = reader.alignment
     _copy_fields(reader, writer)
@@ -50,7 +51,7 @@ def _write(reader: GGUFReader, path: Path, wanted: GGMLQuantizationType, file_ty
     writer.add_quantization_version(2)
     forms = {tensor.name: _form(tensor.shape, wanted) for tensor in reader.tensors}
     for tensor in reader.tensors:
-        # GGUF names the fastest dimension first, numpy last.
+        # GGUF lists the fastest-varying dimension first, numpy last.
         shape = [int(size) for size in reversed(tensor.shape)]
         block, size = GGML_QUANT_SIZES[forms[tensor.name]]
         count = int(tensor.n_elements)
@@ -70,7 +71,7 @@ def _form(shape: np.ndarray, wanted: GGMLQuantizationType) -> GGMLQuantizationTy
 
 
 def _copy_fields(reader: GGUFReader, writer: GGUFWriter) -> None:
-    """Everything that the file says of the model; what it says of itself is written anew."""
+    """Copy all metadata except the fields that describe the file itself."""
     own = (Keys.General.ARCHITECTURE, Keys.General.FILE_TYPE, Keys.General.QUANTIZATION_VERSION)
     for field in reader.fields.values():
         if field.name in own or field.name.startswith("GGUF."):

@@ -1,10 +1,10 @@
-"""Makes a small model as large as you like without changing what it says: the same text at a large model's cost.
+"""Makes a small model as large as you like without changing its output: the same text at the cost of a large model.
 
     python -m benchmarks.inflate OUT [--model FOLDER] [--width 4032] [--intermediate 14336] [--layers 32] [--dtype bfloat16]
 
-Width is added as zeros (norms are rescaled, since they divide by the width), heads as heads that say nothing, layers as
-layers whose results are multiplied by zero. Every weight is read and multiplied all the same. The defaults make 7 billion
-parameters of the built-in model. It is written layer by layer: no more than one layer is in memory.
+Added width is zeros (norms are rescaled, since they divide by the width); added heads and layers contribute zero. All
+weights are read and multiplied all the same. With the defaults the built-in model grows to 7 billion parameters. The model
+is written layer by layer, so no more than one layer is in memory.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-# Size of the random weights of an added layer: they cost what real ones cost, and are multiplied by zero.
+# Standard deviation of the random weights of an added layer. They cost as much as real ones; their results become zero.
 _RANDOM = 0.02
 Weights = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Size:
-    """What a Llama-like model is made of."""
+    """The dimensions of a Llama-like model."""
 
     width: int
     intermediate: int
@@ -41,7 +41,7 @@ class Size:
 
     @classmethod
     def of(cls, config: dict[str, Any]) -> Size:
-        """Of a model's config.json."""
+        """Read from a model's config.json."""
         heads = config["num_attention_heads"]
         return cls(
             width=config["hidden_size"],
@@ -53,10 +53,10 @@ class Size:
         )
 
     def grown(self, width: int, intermediate: int, layers: int) -> Size:
-        """As many heads as fit into ``width``, as many queries to a key as before.
+        """The enlarged dimensions: as many heads as fit into ``width``, with as many queries per key as before.
 
         Raises:
-            ValueError: something would shrink.
+            ValueError: a dimension would shrink.
         """
         share = self.heads // self.kv_heads
         kv_heads = width // (self.head_size * share)
@@ -72,7 +72,7 @@ class Size:
         )  # fmt: skip
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Of a layer's weights."""
+        """Shapes of one layer's weights, by name."""
         queries, keys = self.heads * self.head_size, self.kv_heads * self.head_size
         return {
             "self_attn.q_proj.weight": (queries, self.width),
@@ -88,10 +88,10 @@ class Size:
 
 
 def inflate(model: Path, out: Path, *, width: int, intermediate: int, layers: int, dtype: torch.dtype) -> int:
-    """Write the inflated model to ``out``; returns its number of parameters.
+    """Write the enlarged model to ``out``; returns its number of parameters.
 
     Raises:
-        ValueError: the model is no plain Llama, or something would shrink.
+        ValueError: the model is not a Llama model without biases, or a dimension would shrink.
     """
     config: dict[str, Any] = json.loads((model / "config.json").read_text())
     if config["model_type"] != "llama" or config.get("attention_bias") or config.get("mlp_bias"):
@@ -122,8 +122,8 @@ def inflate(model: Path, out: Path, *, width: int, intermediate: int, layers: in
 
 
 def _parts(file: Any, old: Size, new: Size, *, tied: bool) -> Iterator[Weights]:
-    """What goes into each file."""
-    # A norm divides by the root of the mean over all of the width, most of which is zero now.
+    """The weights of each file."""
+    # A norm divides by the root mean square over the whole width, most of which is zero now.
     rescale = math.sqrt(old.width / new.width)
     ends = {"model.embed_tokens.weight": _padded(file.get_tensor("model.embed_tokens.weight"), (None, new.width))}
     ends["model.norm.weight"] = _padded(file.get_tensor("model.norm.weight") * rescale, (new.width,))
@@ -145,14 +145,13 @@ def _parts(file: Any, old: Size, new: Size, *, tied: bool) -> Iterator[Weights]:
 
 
 def _padded(tensor: torch.Tensor, shape: tuple[int | None, ...]) -> torch.Tensor:
-    """Zeros behind, in every dimension that ``shape`` names."""
+    """Append zeros up to ``shape``; None keeps a dimension."""
     whole = torch.zeros([wanted or present for wanted, present in zip(shape, tensor.shape, strict=True)])
     whole[tuple(slice(length) for length in tensor.shape)] = tensor.float()
     return whole
 
 
 def main() -> None:
-    """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder to write")
     parser.add_argument(

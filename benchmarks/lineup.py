@@ -1,4 +1,4 @@
-"""The contestants of a run, and the processes that they live in."""
+"""The contestants of a run, and the processes they live in."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from cluster.models import ResolvedModel, as_float32
 from services.machine import cores
 from speculation.errors import ConfigurationError
 
-# Peers reserve memory for their longest context; no prompt here comes near this one.
+# Peers reserve memory for the longest context; prompts here are far shorter than this.
 _LONGEST_CONTEXT = 8192
 _OURS = "outrider"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LineupConfig:
-    """Who takes part, and where they are found.
+    """Who takes part, and where to find them.
 
     Attributes:
-        on_ray: Outrider's components are processes on a local Ray, linked by gRPC; else all are in one process.
-        timeout_s: longest that a request may take; several, as much longer.
+        on_ray: run Outrider's components as processes on a local Ray, linked by gRPC; otherwise in one process.
+        timeout_s: longest time per request.
         assistant: folder of the draft model of ``hf_assisted``.
-        gguf: the file that llama.cpp loads, as it is or brought into another form.
-        peer_pythons: interpreters of peers' environments, by environment; others are looked for under the cache folder.
+        gguf: GGUF file for llama.cpp, read unchanged or converted.
+        peer_pythons: interpreters of peers by environment; the others are looked for in the cache folder.
     """
 
     strategies: tuple[str, ...]
@@ -47,11 +47,11 @@ class LineupConfig:
 
 
 class Lineup:
-    """Everybody who could be loaded, plain decoding first: it is what all others are compared with.
+    """All contestants that could be loaded. Plain decoding comes first: all others are compared with it.
 
     Attributes:
-        contestants: in the order of the command line, strategies before peers.
-        missing: peers that do not take part, and why.
+        contestants: strategies, then peers, each in the order of the command line.
+        missing: peers that do not take part, with the reason.
     """
 
     def __init__(self, config: LineupConfig, settings: Settings, model: ResolvedModel, logs: Path) -> None:
@@ -68,10 +68,10 @@ class Lineup:
         self._engines: dict[str, WorkerProcess] = {}
 
     def load(self, telling: Callable[[str], AbstractContextManager[None]]) -> None:
-        """Start all processes and load the model into each; ``telling`` surrounds what takes time.
+        """Start all processes and load the model into each. ``telling`` wraps each step and reports its time.
 
         Raises:
-            ContestantFailed: Outrider itself does not come up.
+            ContestantFailed: Outrider itself does not start.
         """
         ours = self._engine(_OURS, Path(sys.executable), "peer_outrider", _OURS)
         with telling("Loading Outrider"):
@@ -86,21 +86,21 @@ class Lineup:
 
     @property
     def max_model_len(self) -> int:
-        """Most tokens of prompt and answer, for everybody."""
+        """Most tokens of prompt and answer together, the same for every contestant."""
         model = _read_json(self._model.path / "config.json")
         longest: int = min(model.get("max_position_embeddings", _LONGEST_CONTEXT), _LONGEST_CONTEXT)
         return self._settings.verifier.max_model_len or longest
 
     def engine_of(self, contestant: str) -> WorkerProcess | None:
-        """The process of a contestant; None where it never started."""
+        """The process of a contestant; None if it was never started."""
         return self._engines.get(PEERS[contestant].engine if contestant in PEERS else _OURS)
 
     def transformers(self) -> WorkerProcess:
-        """A process that can say what the target's logits are."""
+        """A process that can compute the target's logits."""
         return self._engine("hf", Path(sys.executable), "peer_hf", "hf")
 
     def close(self) -> None:
-        """End all processes, side by side: some take seconds over it."""
+        """End all processes in parallel, since some take seconds to end."""
         with ThreadPoolExecutor() as pool:
             list(pool.map(WorkerProcess.close, self._engines.values()))
 
@@ -118,7 +118,7 @@ class Lineup:
     def _engine(self, key: str, python: Path, module: str, contestant: str) -> WorkerProcess:
         if key not in self._engines:
             log = self._logs / f"{key}.log"
-            # Ray's parts watch each other by the clock.
+            # Ray's processes expect heartbeats from each other, so they must not be stopped.
             rests = key != _OURS or not self.on_ray
             self._engines[key] = WorkerProcess(
                 python, module, self._spec(contestant), log, self._config.timeout_s, rests=rests
@@ -126,10 +126,10 @@ class Lineup:
         return self._engines[key]
 
     def _gguf_for(self, contestant: str) -> Path | None:
-        """The file in the form that a peer wants, made where it is not there; None where nobody named a file.
+        """The GGUF file in the form that a peer needs, converted if necessary; None without a file.
 
         Raises:
-            ContestantFailed: it cannot be brought into that form.
+            ContestantFailed: the file cannot be converted.
         """
         form, gguf = PEERS[contestant].gguf_form if contestant in PEERS else None, self._config.gguf
         if gguf is None or form is None:
@@ -146,7 +146,7 @@ class Lineup:
         return {
             "contestant": contestant,
             "model": self._model.name,
-            # Peers read nothing but plain weights.
+            # Peers read only plain (unquantised) weights.
             "model_path": str(as_float32(self._model.path) if contestant in PEERS else self._model.path),
             "dtype": verifier.dtype,
             "device": verifier.device,

@@ -1,10 +1,10 @@
-"""A slow link between verifier and drafter, with and without drafts sent ahead.
+"""A slow link between verifier and drafter, with and without draft-ahead.
 
     python -m benchmarks.link_delay [--delay-ms 10] [--ahead 0,4] [--tokens 64] [--repeats 3]
 
-Every message takes --delay-ms in each direction. `idle` is the share of time in which the target waits for drafts; `ahead`
-the share of the drafts used that had been sent before their step was decided; plain decoding runs beside it, by turns. All
-answers are compared with its own.
+Every message takes --delay-ms in each direction. `idle` is the share of time in which the target waits for drafts. `ahead`
+is the share of the used drafts that were sent before their step was decided. Plain decoding takes turns with the strategy,
+and all answers are compared with its answers.
 """
 
 from __future__ import annotations
@@ -39,14 +39,13 @@ PLAIN, STRATEGY = "autoregressive", "blend"
 
 
 class DelayedLink(InProcessDraftLink):
-    """Every message is on its way for so many seconds."""
+    """A link on which every message takes ``seconds``."""
 
     def __init__(self, drafter: DrafterService, seconds: float) -> None:
         super().__init__(drafter)
         self._seconds = seconds
 
     async def start(self, receiver: DraftReceiver) -> None:
-        """See ``DraftLink``."""
         await super().start(_Delayed(receiver, self._seconds))
 
     def _send(self, call: DraftingCall) -> None:
@@ -64,7 +63,14 @@ class _Delayed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """One strategy over all prompts."""
+    """The result of one strategy over all prompts.
+
+    Attributes:
+        tau: tokens per pass.
+        idle: share of the time in which the target waited for drafts.
+        ahead: share of the used drafts that were made ahead.
+        answers: token ids.
+    """
 
     tokens_per_s: float
     tau: float
@@ -75,7 +81,7 @@ class Measured:
 
 @asynccontextmanager
 async def service(model: ResolvedModel, delay_s: float, ahead: int) -> AsyncIterator[tuple[RouterService, LoopStats]]:
-    """All components in this process, the drafter far away."""
+    """All components in this process, with the drafter behind a ``DelayedLink``."""
     settings = load(flags=[f"drafter.draft_ahead={ahead}", "drafter.keep_calibration=false"])
     link = DelayedLink(DrafterService(build.drafter_config(settings)), delay_s)
     verifier = VerifierService(build.verifier_config(settings, model), [build.origin(settings, link)], launch_child)
@@ -87,7 +93,7 @@ async def service(model: ResolvedModel, delay_s: float, ahead: int) -> AsyncIter
 
 
 async def measure(router: RouterService, stats: LoopStats, strategy: str, tokens: int) -> Measured:
-    """Answer all built-in prompts, one after the other."""
+    """Answer all built-in prompts one after the other."""
     before = (stats.times.steps, stats.times.seconds.get("draft_wait", 0.0), stats.drafts_used, stats.drafts_ahead)
     prompts = read_prompts(BUILTIN, 1)
     start = time.perf_counter()
@@ -115,7 +121,7 @@ async def measure(router: RouterService, stats: LoopStats, strategy: str, tokens
 
 
 async def run(arguments: argparse.Namespace) -> dict[str, list[Measured]]:
-    """All contestants by turns."""
+    """Measure plain decoding and each value of --ahead by turns."""
     settings = load()
     model = resolve(settings.model, settings.cache_dir)
     results: dict[str, list[Measured]] = {}
@@ -134,7 +140,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, list[Measured]]:
 
 
 def show(results: dict[str, list[Measured]], delay_ms: float) -> None:
-    """A table of medians."""
+    """Print a table of medians."""
     table = Table(title=f"drafter {delay_ms:g} ms away, each way", title_justify="left")
     for column in ("", "tok/s", "tokens per pass", "idle", "ahead", "tokens equal"):
         table.add_column(column, justify="left" if not column else "right")
@@ -157,7 +163,6 @@ def show(results: dict[str, list[Measured]], delay_ms: float) -> None:
 
 
 def main() -> None:
-    """Run and show."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--delay-ms", type=float, default=10.0, help="each way")
     parser.add_argument("--ahead", type=lambda text: [int(part) for part in text.split(",")], default=[0, 4])

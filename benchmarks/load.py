@@ -1,10 +1,10 @@
-"""Many users at once: concurrency against throughput, time to first token and inter-token latency.
+"""Many users at once: throughput, time to first token and inter-token latency at each concurrency.
 
     python -m benchmarks.load [--strategies autoregressive,prompt_lookup] [--concurrency 1,2,4,8,16,32] [--repeats 3]
     python -m benchmarks.load --long-prompt 6000         (a long prompt arrives beside four streams)
 
-Everything runs in this process, strategies by turns at every concurrency, plain decoding among them. What the columns mean,
-`outrider bench --help` says; ratios are of tokens per second to plain decoding in the same repeat.
+Everything runs in this process. The strategies take turns at every concurrency; plain decoding is always among them. The
+columns are explained in `outrider bench --help`; ratios compare tokens per second with plain decoding in the same repeat.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from services.router.tokens import Tokens
 from speculation.errors import OutriderError
 
 STREAMS = 4
-# The table needs so much, whatever the terminal has.
+# Width of the table, also on a narrower terminal.
 console = Console(width=max(116, shutil.get_terminal_size().columns))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Direct:
-    """A strategy on the engine in this process; implements ``Contestant``."""
+    """Implements ``Contestant``: a strategy on the engine in this process."""
 
     name: str
     peer: Peer
@@ -59,7 +59,7 @@ class Direct:
 
 
 def users(settings: Settings, model: ResolvedModel, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row for every strategy and concurrency."""
+    """Measure all strategies at all concurrencies; one row for each pair."""
     tokens = Tokens(str(model.path))
     peer = Peer({"settings": settings.model_dump(mode="json"), "model": model.name, "model_path": str(model.path)})
     contestants = [Direct(name=name, peer=peer) for name in arguments.strategies]
@@ -83,12 +83,12 @@ def _warm_up(pool: Sequence[Request]) -> LoadPoint:
 
 
 def _requests(pool: Sequence[Request], concurrency: int) -> list[Request]:
-    """Two for every user, tasks mixed, four at least."""
+    """Two requests per user and at least four, with tasks mixed."""
     by_task: dict[str, list[Request]] = {}
     for request in pool:
         by_task.setdefault(request.task, []).append(request)
     mixed = [request for hand in zip(*by_task.values(), strict=False) for request in hand]
-    # One task of its own: a round is all of them, at any concurrency.
+    # One common task makes a round contain all requests, at any concurrency.
     wanted = max(4, 2 * concurrency)
     return [
         Request(id=f"{request.id} {number}", task="mixed", prompt=request.prompt, seed=request.seed)
@@ -113,9 +113,9 @@ def _row(cells: Sequence[Cell], name: str, concurrency: int) -> dict[str, Any]:
 
 
 async def beside_a_long_prompt(settings: Settings, model: ResolvedModel, length: int) -> dict[str, Any]:
-    """Four streams, and then a prompt of ``length`` tokens: the longest gaps between two arrivals, before and during it.
+    """Gaps between two arrivals of four streams, before and while a prompt of ``length`` tokens is processed beside them.
 
-    Seconds; ``bound_s`` is what ``verifier.max_step_s`` states for a step.
+    Times in seconds; ``bound_s`` is ``verifier.max_step_s``, the limit on one step.
     """
     arrivals: list[list[float]] = [[] for _ in range(STREAMS)]
     async with build.in_process(settings, model) as pipeline:
@@ -154,7 +154,7 @@ async def beside_a_long_prompt(settings: Settings, model: ResolvedModel, length:
 
 
 def show(rows: Sequence[dict[str, Any]]) -> None:
-    """A table on the terminal."""
+    """Print a table."""
     table = Table(
         "at once",
         Column("strategy", no_wrap=True),
@@ -179,7 +179,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Throughput, time to first token and inter-token latency against concurrency."""
+    """Write a plot of throughput, time to first token and inter-token latency against concurrency."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -207,7 +207,6 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
 
 
 def main() -> None:
-    """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="as in `outrider serve`; default: the built-in one")
     parser.add_argument("--strategies", default=f"{PLAIN},prompt_lookup", help=f"of {', '.join(STRATEGIES)}")

@@ -1,7 +1,7 @@
-"""Takes the measurements: all contestants by turns, again and again.
+"""Takes the measurements: all contestants by turns, in several repeats.
 
-One request at a time is measured task by task. Several at a time need enough of them to stay together: there a round is all
-requests, tasks mixed as a server's users would.
+At concurrency 1 each task is measured separately. At higher concurrency a round consists of all requests with mixed tasks,
+as on a server with many users, because a batch needs enough requests.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ ALL_TASKS = "(all tasks)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schedule:
-    """What is measured: every contestant on every task, at every concurrency, so often."""
+    """Every contestant is measured on every task, at every concurrency, ``repeats`` times."""
 
     concurrency: tuple[int, ...]
     repeats: int
@@ -25,7 +25,7 @@ class Schedule:
     temperature: float
 
     def rounds(self, requests: Sequence[Request]) -> Iterator[Round]:
-        """In the order of measuring."""
+        """All rounds in the order of measurement."""
         tasks = list(dict.fromkeys(request.task for request in requests))
         for repeat, concurrency in itertools.product(range(self.repeats), self.concurrency):
             for task in tasks if concurrency == 1 else [ALL_TASKS]:
@@ -34,7 +34,7 @@ class Schedule:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Round:
-    """What all contestants do once, by turns."""
+    """Requests that all contestants answer once, by turns."""
 
     repeat: int
     concurrency: int
@@ -43,7 +43,7 @@ class Round:
 
 
 def requests_of(requests: Sequence[Request], task: str) -> list[Request]:
-    """The requests of a task, or those of all tasks, dealt in turn."""
+    """The requests of a task; for ``ALL_TASKS`` all requests, one of each task in turn."""
     by_task: dict[str, list[Request]] = {}
     for request in requests:
         by_task.setdefault(request.task, []).append(request)
@@ -54,7 +54,7 @@ def requests_of(requests: Sequence[Request], task: str) -> list[Request]:
 
 @dataclass(slots=True)
 class Measurements:
-    """Grows while measuring: what is there when somebody interrupts is kept."""
+    """Results so far. They are kept when a run is interrupted."""
 
     cells: list[Cell] = field(default_factory=list)
     failures: dict[str, str] = field(default_factory=dict)
@@ -67,11 +67,13 @@ def measure(
     into: Measurements,
     on_cell: Callable[[str], None] = lambda name: None,
 ) -> None:
-    """Fill ``into``. In every round the contestants take turns, each round another one first, so that what the machine does
-    meanwhile meets all of them. Who fails is left out from then on.
+    """Add measurements to ``into``.
+
+    The contestants take turns, and each round starts with another one, so that disturbances on the machine affect all of
+    them. A contestant that fails is left out from then on.
 
     Args:
-        on_cell: told the contestant after every measurement, failed ones too.
+        on_cell: called with the contestant's name after every measurement, also after a failed or skipped one.
     """
     for number, current in enumerate(schedule.rounds(requests)):
         first = number % len(contestants)
@@ -102,5 +104,5 @@ def _cell(contestant: Contestant, current: Round, schedule: Schedule) -> Cell:
 
 
 def able(contestant: Contestant, concurrency: int) -> bool:
-    """Whether it can do so many requests at once."""
+    """Whether the contestant supports this concurrency."""
     return contestant.most_at_once is None or concurrency <= contestant.most_at_once

@@ -1,4 +1,4 @@
-"""What is computed from cells. ``FORMULAS`` is what --help, the report and docs/benchmarks.md say about it."""
+"""Measures computed from cells. ``FORMULAS`` explains them in --help and in the report."""
 
 from __future__ import annotations
 
@@ -12,54 +12,51 @@ from typing import Any
 from benchmarks.records import Cell, TimedAnswer
 
 FORMULAS = {
-    "tau": "tokens per target pass, the target's own (bonus) one included: committed tokens / passes that committed any",
+    "tau": "tokens per pass of the target, including the bonus token: committed tokens / passes that committed any",
     "acceptance at position i": "passes that accepted at least i drafted tokens / passes",
     "acceptance of a source": "accepted nodes of the source / verified nodes of the source",
     "nodes per pass": "drafted tokens verified / passes, over all requests of a batch",
     "tok/s (micro)": "all tokens / all seconds: what a server delivers",
     "tok/s (macro)": "mean over the tasks of each task's tokens / seconds: every task counts the same (1 at once only)",
-    "speed-up": "tok/s of a contestant / tok/s of another in the same repeat; the median, and from the least to the most",
-    "TTFT": "time to first token: from sending a request to its first token, waiting included",
+    "speed-up": "tok/s of a contestant / tok/s of another in the same repeat; median, lowest and highest",
+    "TTFT": "time to first token: from sending a request to its first token, including the queue",
     "ITL": "inter-token latency of a request: (last arrival - first arrival) / tokens that came after the first arrival",
     "longest gap": "99th percentile of the time between two arrivals: tokens of one pass arrive together",
-    "draft share": "of the waiting for drafts what was drafting: min(waited, drafting) / wall time (in one process nobody "
-    "waits, and drafting is among the other parts)",
-    "RPC share": "the rest of that waiting: transport, coding, queues / wall time",
-    "verify share": "forward pass, choosing and keeping rows / wall time",
-    "idle share": "no step was under way: clients, router, event loop / wall time",
-    "draft-ahead hits": "drafts used that were made before the step that they follow was decided / drafts used",
-    "peak memory": "most resident memory of the contestant's processes, together (strategies share one engine)",
+    "draft share": "share of the wall time spent waiting while drafts were made: min(waited, drafting) / wall time (in one "
+    "process nobody waits, and drafting is among the other parts)",
+    "RPC share": "the rest of the waiting for drafts (transport, coding, queues) / wall time",
+    "verify share": "time of forward passes, choosing and keeping rows / wall time",
+    "idle share": "time without a step in progress (clients, router, event loop) / wall time",
+    "draft-ahead hits": "used drafts that were made before the step they follow was decided / used drafts",
+    "peak memory": "highest resident memory, summed over the contestant's processes (strategies share one engine)",
 }
 
-# A ratio is called unclear where its repeats lie further apart than this, or on both sides of 1 while it says otherwise.
+# A ratio is unclear if its repeats lie further apart than this, or on both sides of 1 while the median is not close to 1.
 _WIDEST = 0.25
 _SAME = 0.03
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """A median and where its repeats lie. Empty: nothing was measured."""
+    """The values of all repeats; empty if nothing was measured."""
 
     values: tuple[float, ...]
 
     @property
     def median(self) -> float:
-        """Of all repeats."""
         return statistics.median(self.values) if self.values else float("nan")
 
     @property
     def low(self) -> float:
-        """The least."""
         return min(self.values, default=float("nan"))
 
     @property
     def high(self) -> float:
-        """The most."""
         return max(self.values, default=float("nan"))
 
     @property
     def unclear(self) -> str | None:
-        """Why the median, read as a ratio, means little; None: it does not."""
+        """Why the median, as a ratio, is unreliable; None if it is not."""
         if len(self.values) < 2:
             return "one repeat: no spread is known"
         if (self.high - self.low) / self.median > _WIDEST:
@@ -69,34 +66,34 @@ class Spread:
         return None
 
     def as_object(self) -> dict[str, Any]:
-        """For results.json; no numbers where nothing was measured."""
+        """The JSON object for results.json; null where nothing was measured."""
         if not self.values:
             return {"median": None, "low": None, "high": None, "values": []}
         return {"median": self.median, "low": self.low, "high": self.high, "values": list(self.values)}
 
 
 def tokens_of(cells: Iterable[Cell]) -> int:
-    """Tokens of all answers."""
+    """Number of tokens in all answers."""
     return sum(len(answer.tokens) for cell in cells for answer in cell.outcome.answers)
 
 
 def speed(cells: Sequence[Cell]) -> float:
-    """Tokens per second over all of ``cells`` (micro)."""
+    """Tokens per second over all of ``cells`` (micro average)."""
     return tokens_of(cells) / sum(cell.outcome.wall_s for cell in cells)
 
 
 def by_repeat(cells: Iterable[Cell], measure: Callable[[list[Cell]], float]) -> Spread:
-    """``measure`` of every repeat by itself."""
+    """``measure`` of each complete repeat."""
     repeats: dict[int, list[Cell]] = {}
     for cell in cells:
         repeats.setdefault(cell.repeat, []).append(cell)
-    # A repeat that was cut short is other work than a whole one.
+    # An interrupted repeat cannot be compared with a complete one.
     whole = max(map(len, repeats.values()), default=0)
     return Spread(tuple(measure(repeats[repeat]) for repeat in sorted(repeats) if len(repeats[repeat]) == whole))
 
 
 def macro_speed(cells: Sequence[Cell]) -> float:
-    """Mean over tasks of tokens per second."""
+    """Tokens per second, averaged over tasks."""
     tasks: dict[str, list[Cell]] = {}
     for cell in cells:
         tasks.setdefault(cell.task, []).append(cell)
@@ -104,7 +101,7 @@ def macro_speed(cells: Sequence[Cell]) -> float:
 
 
 def ratio(ours: Iterable[Cell], theirs: Iterable[Cell]) -> Spread:
-    """Speed of the one over speed of the other, repeat by repeat, over the cells that both have."""
+    """Speed of ``ours`` over speed of ``theirs`` in each repeat, over the cells that both have."""
     a = {(cell.repeat, cell.task, cell.concurrency): cell for cell in ours}
     b = {(cell.repeat, cell.task, cell.concurrency): cell for cell in theirs}
     both = [cell for key, cell in a.items() if key in b]
@@ -113,25 +110,25 @@ def ratio(ours: Iterable[Cell], theirs: Iterable[Cell]) -> Spread:
 
 
 def answers_of(cells: Iterable[Cell]) -> list[TimedAnswer]:
-    """All answers that have tokens."""
+    """All answers with at least one token."""
     return [answer for cell in cells for answer in cell.outcome.answers if answer.tokens]
 
 
 def tau(answers: Sequence[TimedAnswer]) -> float | None:
-    """Tokens per pass; None where a contestant does not say how many passes there were."""
+    """Tokens per pass; None if the contestant does not report its passes."""
     steps = sum(sum(answer.histogram) for answer in answers)
     return sum(len(answer.tokens) for answer in answers if answer.histogram) / steps if steps else None
 
 
 def acceptance_per_position(answers: Sequence[TimedAnswer]) -> list[float]:
-    """Share of the passes that accepted at least 1, 2, ... drafted tokens."""
+    """Share of passes that accepted at least 1, 2, ... drafted tokens."""
     longest = max((len(answer.histogram) for answer in answers), default=0)
     counts = [sum(answer.histogram[a] for answer in answers if a < len(answer.histogram)) for a in range(longest)]
     return [sum(counts[position:]) / sum(counts) for position in range(1, longest)]
 
 
 def latencies(answers: Sequence[TimedAnswer]) -> dict[str, float]:
-    """Seconds: time to first token (median, 95th percentile), inter-token latency (median), longest gap."""
+    """Time to first token (median, 95th percentile), inter-token latency (median) and longest gap, in seconds."""
     first = [answer.arrivals[0][0] for answer in answers]
     itl = [
         (answer.arrivals[-1][0] - answer.arrivals[0][0]) / (len(answer.tokens) - answer.arrivals[0][1])
@@ -148,14 +145,14 @@ def latencies(answers: Sequence[TimedAnswer]) -> dict[str, float]:
 
 
 def percentile(values: Sequence[float], share: float) -> float:
-    """The value that ``share`` of all do not exceed (nearest rank); nan where there is none."""
+    """The value that a ``share`` of all values does not exceed (nearest rank); nan without values."""
     if not values:
         return float("nan")
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
 
 
 def loop_counts(cells: Sequence[Cell]) -> dict[str, Any] | None:
-    """What our decoding loop counted: shares of the wall time, nodes, sources, draft-ahead; None for peers."""
+    """Counts of the decoding loop: shares of the wall time, nodes, sources, draft-ahead; None for peers."""
     loops = [cell.outcome.loop for cell in cells if cell.outcome.loop]
     if not loops:
         return None
@@ -173,7 +170,7 @@ def loop_counts(cells: Sequence[Cell]) -> dict[str, Any] | None:
     drafting = min(waited, sum(loop["drafting_s"] for loop in loops))
     verify = sum(seconds.get(part, 0.0) for part in ("forward", "choose", "keep"))
     steps = sum(
-        seconds.get(part, 0.0) for part in ("draft_wait", "schedule", "begin", "pass_and_verify", "deliver", "stream")
+        seconds.get(part, 0.0) for part in ("draft_wait", "schedule", "begin", "pass_and_verify", "deliver")
     )
     return {
         "passes": passes,

@@ -1,4 +1,4 @@
-"""The plots of a result, as SVG."""
+"""Draws the plots of a result as SVG."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Results = Mapping[str, Any]
 
 
 def draw(results: Results, folder: Path) -> list[tuple[str, Path]]:
-    """Write the plots that the results have data for; (title, file) of each.
+    """Write the plots for which there is data; returns title and file of each.
 
     Raises:
         ConfigurationError: matplotlib is not installed; says how to install it.
@@ -24,7 +24,7 @@ def draw(results: Results, folder: Path) -> list[tuple[str, Path]]:
     import matplotlib
 
     matplotlib.use("Agg")
-    # Same results, same file: no date, no random ids.
+    # No date and no random ids, so that equal results give equal files.
     matplotlib.rcParams.update({"svg.hashsalt": "outrider", "svg.fonttype": "none", "font.size": 10})
     from matplotlib import pyplot
 

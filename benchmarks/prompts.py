@@ -1,4 +1,4 @@
-"""Reads prompts: Spec-Bench's ``question.jsonl`` with all turns, HumanEval's, plain text, or the built-in ones."""
+"""Reads prompts: Spec-Bench's ``question.jsonl`` with all turns, HumanEval's file, plain text, or the built-in ones."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _BUILTIN_FILE = Path(__file__).with_name("builtin.jsonl")
 
 
 def read_prompts(source: str, per_task: int | None = None) -> list[Prompt]:
-    """The prompts of a file, at most ``per_task`` of each task, task by task in the file's order.
+    """The prompts of a file, at most ``per_task`` of each task, grouped by task in the order of the file.
 
     Args:
         source: ``builtin`` or a file: ``.jsonl`` with ``turns`` and ``category`` (Spec-Bench) or ``prompt`` and ``task_id``
             (HumanEval) in every line; any other name is plain text, one prompt per line.
 
     Raises:
-        ConfigurationError: no such file, nothing in it, or a line that is not what it should be; names the line.
+        ConfigurationError: the file cannot be read or holds no prompt, or a line is malformed; names the line.
     """
     path = _BUILTIN_FILE if source == BUILTIN else Path(source)
     try:

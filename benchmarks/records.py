@@ -1,4 +1,4 @@
-"""What a benchmark is made of: prompts, requests, answers, cells, and how a contestant ended."""
+"""The data of a benchmark: prompts, requests, answers, cells, contestants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from speculation.errors import OutriderError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """What a user says, turn by turn, in one of the tasks."""
+    """The turns of a user in one conversation."""
 
     id: str
     task: str
@@ -19,7 +19,7 @@ class Prompt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """One turn as every contestant gets it: the same token ids, the same seed."""
+    """One turn as every contestant receives it: the same token ids and the same seed."""
 
     id: str
     task: str
@@ -29,12 +29,12 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedAnswer:
-    """What a contestant made of a request.
+    """A contestant's answer to a request.
 
     Attributes:
-        tokens: ids, an end-of-sequence token included.
-        arrivals: (seconds since the request was sent, tokens that came then).
-        histogram: ``histogram[a]`` steps accepted exactly ``a`` drafted tokens; empty where the contestant does not say.
+        tokens: token ids, including the end-of-sequence token.
+        arrivals: (seconds since the request was sent, number of tokens that arrived then).
+        histogram: ``histogram[a]`` steps accepted exactly ``a`` drafted tokens; empty if the contestant does not report it.
     """
 
     tokens: tuple[int, ...]
@@ -43,19 +43,19 @@ class TimedAnswer:
 
     @property
     def total_s(self) -> float:
-        """From sending the request to its last token."""
+        """Seconds from sending the request to its last token."""
         return self.arrivals[-1][0] if self.arrivals else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadPoint:
-    """A cell's order to a contestant: these requests, so many at a time."""
+    """An order to a contestant for one cell: answer these requests, ``concurrency`` at a time."""
 
     requests: tuple[Request, ...]
     concurrency: int
     max_tokens: int
     temperature: float
-    # Nothing that an earlier cell has taught a cache may help a later one: every cell is a tenant of its own.
+    # Every cell is a tenant of its own, so that caches filled by one cell cannot help another.
     tenant: str
 
 
@@ -73,7 +73,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Cell:
-    """One measurement: contestant, task, concurrency, repeat."""
+    """One measurement: one contestant, task, concurrency and repeat."""
 
     contestant: str
     task: str
@@ -87,16 +87,16 @@ class ContestantFailed(OutriderError):
 
 
 class Contestant(Protocol):
-    """Who answers. Several may share one engine."""
+    """A strategy or a peer. Several may share one engine."""
 
     @property
     def name(self) -> str:
-        """As on the command line."""
+        """Name on the command line."""
         ...
 
     @property
     def most_at_once(self) -> int | None:
-        """The highest concurrency that it can do; None: any."""
+        """Highest concurrency that it supports; None: any."""
         ...
 
     def run(self, load: LoadPoint) -> Outcome:

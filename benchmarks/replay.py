@@ -1,8 +1,8 @@
-"""``outrider replay``: drafters against recorded answers, without any model.
+"""``outrider replay``: runs drafters against recorded answers, without a model.
 
-The target is replaced by what it said: a drafted node is accepted if the recording goes on with its token, which is just
-what greedy decoding would do. So a drafting idea is tried in seconds. What a forward pass shows besides (the likeliest
-tokens after rejected nodes) is not in a recording: sources that learn from it do a little worse here.
+The recording replaces the target: a drafted node is accepted if the recording continues with its token, as in greedy
+decoding. So a drafting idea can be tried in seconds. A recording lacks what else a forward pass returns (the likeliest
+tokens after rejected nodes), so sources that learn from it do slightly worse here.
 """
 
 from __future__ import annotations
@@ -37,7 +37,11 @@ class Trace:
 
 @dataclass(slots=True)
 class Replayed:
-    """What a set of sources would have done with a budget."""
+    """What a set of sources would have achieved with a budget.
+
+    Attributes:
+        by_task: (passes, tokens) by task.
+    """
 
     passes: int = 0
     tokens: int = 0
@@ -59,10 +63,10 @@ class Replayed:
 
 
 def read_traces(path: Path) -> list[Trace]:
-    """Recorded answers: a jsonl file with ``prompt_ids`` and ``output_ids`` in every line, or a bench folder that has one.
+    """Recorded answers from a jsonl file with ``prompt_ids`` and ``output_ids`` in every line, or from a bench folder.
 
     Raises:
-        ConfigurationError: no such file, nothing in it, or a line that is not a trace; names the line.
+        ConfigurationError: the file cannot be read or holds no trace, or a line is malformed; names the line.
     """
     file = path / TRACES if path.is_dir() else path
     try:
@@ -92,7 +96,7 @@ def _ids(value: Any) -> TypeGuard[list[int]]:
 
 
 def replay(traces: Iterable[Trace], sources: Sequence[str], max_nodes: int, config: DrafterConfig) -> Replayed:
-    """Decode all traces one after the other, as one tenant, with a drafter of its own.
+    """Decode all traces one after the other with one new drafter, as one tenant.
 
     Raises:
         ConfigurationError: the drafter refuses.
@@ -142,7 +146,7 @@ async def _replay_one(
 
 
 def _accept(draft: Draft, tokens: Sequence[int], at: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Walk the tree along the recording, with the rule that serving uses."""
+    """Walk the tree along the recording, with the acceptance rule of serving."""
     room = len(tokens) - at
     accepted = walk(
         draft.tree,

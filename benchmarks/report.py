@@ -1,4 +1,4 @@
-"""One HTML file that holds everything, and the same as Markdown."""
+"""Writes the report as one self-contained HTML file, and as Markdown."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def _facts(results: Results) -> list[tuple[str, str]]:
 
 
 def _inline(path: Path, index: int) -> str:
-    """An SVG as part of a page: without its prolog, its ids made unique among the page's plots."""
+    """An SVG for inclusion in a page: without prolog, and with ids that are unique in the page."""
     svg = path.read_text()
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r'\bid="([^"]+)"', rf'id="p{index}-\1"', svg)

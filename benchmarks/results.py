@@ -1,4 +1,4 @@
-"""results.json: what was measured, on what, and everything that is needed to measure it again."""
+"""results.json: the measurements, the environment, and everything needed to repeat them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TRACES = "traces.jsonl"
 
 
 def cells_as_objects(cells: Iterable[Cell]) -> list[dict[str, Any]]:
-    """Every measurement, with the times of every answer; no text and no tokens."""
+    """Every measurement with the times of its answers, without text and tokens."""
     return [
         {
             "contestant": cell.contestant,
@@ -35,7 +35,7 @@ def cells_as_objects(cells: Iterable[Cell]) -> list[dict[str, Any]]:
 
 
 def cumulative_tokens(answers: Sequence[TimedAnswer]) -> list[float]:
-    """Tokens after 1, 2, ... steps, mean over the requests; who has ended stays where he is (SPECTRA, figure 6)."""
+    """Tokens after 1, 2, ... steps, averaged over requests; an ended answer keeps its length (SPECTRA, figure 6)."""
     longest = max((len(answer.arrivals) for answer in answers), default=0)
     sums = [0.0] * longest
     for answer in answers:
@@ -56,15 +56,15 @@ def write_traces(path: Path, requests: Sequence[Request], answers: Mapping[str, 
 
 
 def write_results(path: Path, results: Mapping[str, Any]) -> None:
-    """Write results.json; what is not a number becomes null."""
+    """Write results.json; infinities and NaN become null."""
     path.write_text(json.dumps(_finite(results), indent=1) + "\n")
 
 
 def read_results(path: Path) -> dict[str, Any]:
-    """Read a results.json, or the one in a folder.
+    """Read a results.json, given as file or by its folder.
 
     Raises:
-        ConfigurationError: there is none, or it is not one of ours.
+        ConfigurationError: the file cannot be read, or has another format.
     """
     file = path / RESULTS if path.is_dir() else path
     try:

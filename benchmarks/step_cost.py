@@ -1,11 +1,11 @@
-"""What a pass of the target costs by its rows, beside transformers' own modules, by turns.
+"""The cost of a forward pass by its number of rows, compared with transformers' own modules.
 
     python -m benchmarks.step_cost [--model FOLDER] [--rows 1,8,16] [--context 256] [--device cuda --dtype bfloat16] [--json]
 
-Needs torch and transformers and nothing else, so that it can be carried to any machine with a GPU (benchmarks.inflate makes
-a model of its size). Rows are a chain of drafted tokens behind --context committed ones. The floor is what reading the
-weights and the keys once takes, as fast as this machine sums up memory. --json prints one object, its milliseconds_by_rows
-{rows: median} ours.
+It needs only torch and transformers, so that it can be copied to any machine with a GPU (benchmarks.inflate makes a model of
+a fitting size). Rows are a chain of drafted tokens after --context committed ones. The floor is the time to read the weights
+and the keys and values once, at the speed at which this machine sums up memory. --json prints one object; its
+milliseconds_by_rows, {rows: median}, is Outrider's.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _MOST_ROWS = 512
 
 
 def ours(config: TargetConfig, context: int) -> Pass:
-    """A pass through our target over so many rows."""
+    """A pass through Outrider's target."""
     target = TransformersTarget(config)
     target.open("cost", context + _MOST_ROWS + 1)
 
     def run(rows: int) -> None:
-        # More than a tree may have are a prompt's, of which the last row's logits are asked for.
+        # More rows than a tree may have are a prompt chunk, which needs the logits of its last row only.
         tree = rows <= MAX_NODES
         parents = tuple(range(-1, rows - 2)) if tree else ()
         logits = rows if tree else 1
@@ -50,8 +50,8 @@ def ours(config: TargetConfig, context: int) -> Pass:
 
 
 def theirs(config: TargetConfig, context: int) -> Pass:
-    """The same through transformers' modules and cache."""
-    # transformers knows no int8 without further packages: it is compared as it would run.
+    """A pass through transformers' modules and cache."""
+    # Without further packages transformers has no int8; it runs in float32 instead.
     dtype = torch.float32 if config.dtype == "int8" else getattr(torch, config.dtype)
     plain = as_float32(Path(config.model_path))
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=dtype).to(config.device).eval()
@@ -69,7 +69,7 @@ def theirs(config: TargetConfig, context: int) -> Pass:
 
 
 def measure(passes: dict[str, Pass], rows: list[int], repeats: int, device: str) -> dict[str, dict[int, float]]:
-    """Median milliseconds, {who: {rows: ms}}; everybody by turns."""
+    """Median milliseconds, {contestant: {rows: ms}}; the contestants take turns."""
     times: dict[str, dict[int, list[float]]] = {name: {count: [] for count in rows} for name in passes}
     for repeat in range(repeats + 1):
         for count in rows:
@@ -78,7 +78,7 @@ def measure(passes: dict[str, Pass], rows: list[int], repeats: int, device: str)
                 start = time.perf_counter()
                 run(count)
                 _wait(device)
-                # The first time pays for what later ones find ready.
+                # The first repeat warms up.
                 if repeat:
                     times[name][count].append(1e3 * (time.perf_counter() - start))
     return {name: {count: statistics.median(of) for count, of in by_rows.items()} for name, by_rows in times.items()}
@@ -90,7 +90,7 @@ def _wait(device: str) -> None:
 
 
 def floor(config: TargetConfig, context: int) -> float:
-    """Milliseconds that reading all weights and ``context`` tokens' keys and values takes."""
+    """Milliseconds to read all weights, and the keys and values of ``context`` tokens."""
     shape = shape_of(config)
     cached = shape.cache(config) * context / config.kv_cache_tokens
     memory = torch.ones(2**28, dtype=torch.float32, device=config.device)
@@ -105,7 +105,7 @@ def floor(config: TargetConfig, context: int) -> float:
 
 
 def show(results: dict[str, dict[int, float]], context: int, floor_ms: float) -> None:
-    """A plain table: rich may not be at hand."""
+    """Print a plain table: rich may not be installed."""
     rows = list(results["outrider"])
     print(f"milliseconds per pass, behind {context} tokens")
     print("rows".ljust(16) + "".join(f"{count:>9}" for count in rows))
@@ -117,7 +117,6 @@ def show(results: dict[str, dict[int, float]], context: int, floor_ms: float) ->
 
 
 def main() -> None:
-    """Run it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=BUILT_IN, help="folder of a model; default: the built-in one")
     parser.add_argument(

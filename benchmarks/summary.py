@@ -1,4 +1,4 @@
-"""From measurements to results.json's summary: one record per contestant and concurrency, plain objects throughout."""
+"""The summary in results.json: one JSON object per contestant and concurrency."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ Summary = dict[str, Any]
 
 
 def summarise(cells: Sequence[Cell], base: str, peers: Sequence[str]) -> list[Summary]:
-    """A record for every contestant at every concurrency that it was measured at.
+    """One record for every contestant and concurrency that was measured.
 
     Args:
-        base: the contestant that speed-ups "in the same engine" refer to.
-        peers: those that everybody is compared with besides.
+        base: plain decoding, over which speed-ups are reported.
+        peers: other contestants over which speed-ups are reported.
     """
     measured = {(cell.contestant, cell.concurrency) for cell in cells}
     names = [

@@ -1,4 +1,4 @@
-"""The tables of a result: built once, printed on the terminal, in HTML and in Markdown."""
+"""The tables of a result, for the terminal, HTML and Markdown."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Table:
 Results = Mapping[str, Any]
 
 _SPEED_NOTE = (
-    "medians of the repeats, and from the least to the most; = plain, = hf: answers that are equal token for token; "
+    "medians of the repeats, lowest and highest; = plain, = hf: answers that are equal token for token; "
     "unclear: the repeats lie more than 25 % apart, or on both sides of 1, or there is only one"
 )
 
 
 def all_tables(results: Results) -> list[Table]:
-    """Every table that the results have something for."""
+    """All tables that are not empty."""
     tables = [_contestants(results)]
     for concurrency in results["settings"]["concurrency"]:
         records = [record for record in results["summary"] if record["concurrency"] == concurrency]
@@ -47,7 +47,7 @@ def all_tables(results: Results) -> list[Table]:
 
 
 def ratio(values: Mapping[str, Any]) -> str:
-    """A ratio with its spread; says so where it means little."""
+    """A ratio with its spread, or "unclear" where it is unreliable."""
     if not values["values"]:
         return "–"
     spread = Spread(tuple(values["values"]))
@@ -56,13 +56,13 @@ def ratio(values: Mapping[str, Any]) -> str:
 
 
 def number(value: float | None, form: str = ".1f") -> str:
-    """A number, or a dash where there is none."""
+    """A formatted number; a dash for None and nan."""
     return "–" if value is None or math.isnan(value) else format(value, form)
 
 
 def render(table: Table) -> RichTable:
-    """For the terminal."""
-    # Names and messages come from files and other programs: nothing in them is markup.
+    """The table for the terminal."""
+    # Names and messages come from files and other programs, so they must not be read as markup.
     caption = escape(table.note) if table.note else None
     rich = RichTable(title=escape(table.title), title_justify="left", caption=caption, caption_justify="left")
     for index, column in enumerate(table.columns):
@@ -74,7 +74,7 @@ def render(table: Table) -> RichTable:
 
 
 def markdown(table: Table) -> str:
-    """For documents."""
+    """The table as Markdown."""
     lines = [
         f"**{table.title}**",
         "",
@@ -141,7 +141,7 @@ def _over_peers(results: Results, records: list[dict[str, Any]], concurrency: in
 
 
 def _at_once(results: Results, concurrency: int) -> str:
-    """What was asked for, and what there was: nobody can answer more requests at once than there are."""
+    """The concurrency, with a note if there were fewer requests than that."""
     requests = results["settings"]["requests"]
     return f"{concurrency} at once" + (f": all {requests} requests, there were no more" if requests < concurrency else "")
 
@@ -191,7 +191,7 @@ def _inside(results: Results, records: list[dict[str, Any]], concurrency: int) -
 
 
 def _by_task(results: Results, measure: str, title: str) -> Table:
-    # Only one request at a time is measured task by task.
+    # Only concurrency 1 is measured task by task.
     records = [record for record in results["summary"] if record["concurrency"] == 1]
     if measure == "speed_up":
         records = [record for record in records if record["contestant"] != results["settings"]["base"]]

@@ -1,1 +1,1 @@
-"""The command line, above everything."""
+"""The command line, which may import everything else."""

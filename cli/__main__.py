@@ -1,4 +1,4 @@
-"""``python -m cli``: the same as ``outrider``."""
+"""``python -m cli`` is the same as ``outrider``."""
 
 from cli.main import main
 

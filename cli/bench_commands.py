@@ -50,19 +50,17 @@ def bench(
     max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 128,
     temperature: Annotated[float, typer.Option(help="0: greedy, and compared with transformers' generate.")] = 0.0,
     concurrency: Annotated[
-        str, typer.Option(help="Comma-separated: so many requests at a time, one after the other.")
+        str, typer.Option(help="Requests at a time. Several values, comma-separated, are measured one after the other.")
     ] = "1",
-    repeats: Annotated[int, typer.Option(min=1, help="How often everything is measured, contestants by turns.")] = 3,
-    per_task: Annotated[int | None, typer.Option(min=1, help="Only so many prompts of each task.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of measurements; the contestants take turns.")] = 3,
+    per_task: Annotated[int | None, typer.Option(min=1, help="Most prompts of each task. Default: all.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Request number n has the seed SEED + n.")] = 1,
     out: Annotated[
         Path | None, typer.Option(help="New folder for results.json, report.html, plots, traces and logs.")
     ] = None,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds per request after which a contestant hangs.")] = 120.0,
+    timeout: Annotated[float, typer.Option(min=1, help="Seconds per request before a contestant counts as hung.")] = 120.0,
     assistant: Annotated[Path | None, typer.Option(help="Folder of the draft model for hf_assisted.")] = None,
-    gguf: Annotated[
-        Path | None, typer.Option(help="File for llamacpp and its other forms. Default: the built-in model's own.")
-    ] = None,
+    gguf: Annotated[Path | None, typer.Option(help="GGUF file for the llamacpp peers. Default: the model's own.")] = None,
     peer_python: Annotated[
         list[str] | None, typer.Option(help="Where a peer is installed, such as vllm=/opt/vllm/bin/python. Repeatable.")
     ] = None,
@@ -70,10 +68,10 @@ def bench(
     config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="One setting, section.key=value. Repeatable.")] = None,
 ) -> None:
-    """Measure how fast every strategy is, against plain decoding and against other engines, and whether a token changed.
+    """Measure the speed of every strategy against plain decoding and other engines, and check that no token changed.
 
     All contestants answer the same token ids with the same weights and threads, by turns. A ratio whose repeats disagree is
-    printed as unclear. Exit code 1: some strategy changed a token.
+    printed as unclear. Exit code 1: a strategy failed or, where equal tokens are promised, changed one.
     """
     if context.invoked_subcommand is not None:
         return
@@ -110,7 +108,7 @@ def compare(
     a: Annotated[Path, typer.Argument(help="Folder or results.json of a run.")],
     b: Annotated[Path, typer.Argument(help="Folder or results.json of another.")],
 ) -> None:
-    """Compare two runs: what changed by more than their repeats differ?"""
+    """Compare two runs: which changes are larger than the spread of their repeats?"""
     from benchmarks.compare import compare as compare_results
     from benchmarks.results import read_results
     from benchmarks.tables import render
@@ -122,11 +120,11 @@ def compare(
 def replay(
     traces: Annotated[Path, typer.Argument(help="jsonl with prompt_ids and output_ids in every line, or a bench folder.")],
     strategies: Annotated[str | None, typer.Option(help="Comma-separated. Default: all that draft.")] = None,
-    budgets: Annotated[str, typer.Option(help="Comma-separated: most nodes per pass.")] = "3,7,15,31,63",
+    budgets: Annotated[str, typer.Option(help="Most nodes per pass; several values, comma-separated.")] = "3,7,15,31,63",
     config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="One setting, section.key=value. Repeatable.")] = None,
 ) -> None:
-    """Try drafters on recorded answers, without any model: tokens per pass for every strategy and budget, in seconds."""
+    """Try drafters on recorded answers, without a model: tokens per pass for every strategy and budget, in seconds."""
     from rich.console import Console
     from rich.progress import track
 
@@ -137,7 +135,7 @@ def replay(
     from cluster.build import drafter_config
     from services.router.strategies import STRATEGIES, served
 
-    # A recording has no index behind it.
+    # Without a service there is no index to retrieve from.
     usable = tuple(name for name in served(retrieval=False) if STRATEGIES[name])
     names = _names(strategies) if strategies is not None else usable
     check_names(names, ())
@@ -168,7 +166,7 @@ def _run(
     from benchmarks.prompts import read_prompts
     from cluster.signals import stop_on_signals
 
-    # Everything that can be wrong is found before anything is loaded.
+    # Find mistakes before anything is loaded.
     check_installed()
     check_names(lineup_config.strategies, lineup_config.peers)
     prompts = tuple(read_prompts(source, per_task))
@@ -184,7 +182,7 @@ def _run(
     bench = Bench(config, lineup, settings, resolved, console)
     partial = False
     stop_on_signals()
-    # A closed terminal must not leave contestants behind, either: it ends like Ctrl-C does.
+    # A closed terminal must not leave contestants behind, so it ends the run as Ctrl-C does.
     signal.signal(signal.SIGHUP, signal.default_int_handler)
     try:
         bench.run()
@@ -223,11 +221,11 @@ def _write(bench: Bench, folder: Path, console: Console, *, partial: bool) -> No
     if not bench.lossless and bench.exact:
         console.print("[bold red]NOT LOSSLESS: a strategy changed tokens; see 'Answers that differ'[/bold red]")
     elif not bench.lossless:
-        console.print("Some answers differ, as they may: the same tokens are promised in float32 and under acceptance: walk")
+        console.print("Some answers differ, as is allowed: equal tokens are promised only in float32 with acceptance: walk")
 
 
 def _console() -> Console:
-    """The terminal at its own width; a file or a pipe gets lines that no table has to be folded for."""
+    """The terminal at its own width; for a file or a pipe, lines wide enough for all tables."""
     from rich.console import Console
 
     console = Console()
@@ -235,7 +233,7 @@ def _console() -> Console:
 
 
 def _models(settings: Settings, lineup: LineupConfig, console: Console) -> tuple[ResolvedModel, LineupConfig]:
-    """The model's folder, and the files that peers want."""
+    """The model's folder, and the configuration with the GGUF file that peers need."""
     from dataclasses import replace
 
     from benchmarks.contestants import PEERS
@@ -277,7 +275,7 @@ def _check_ray(settings: Settings) -> None:
 
 
 def _with_room(settings: Settings, at_once: int) -> Settings:
-    """Settings under which so many requests are decoded at once, as the table will say."""
+    """Settings that allow this many requests in one batch."""
     verifier = settings.verifier.model_copy(update={"max_num_seqs": max(at_once, settings.verifier.max_num_seqs)})
     return settings.model_copy(update={"verifier": verifier})
 

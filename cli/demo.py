@@ -1,7 +1,7 @@
-"""``make demo``: the whole pipeline on a local Ray, three prompts, answers streamed, every token compared.
+"""``make demo``: runs the whole pipeline on a local Ray, answers three prompts, and compares every token.
 
-A small index of a code base and some of Python's library is built once, published in an embedded Redis, and served by the
-retrieval service.
+A small index, of a code base and some files of Python's library, is built once, published in an embedded Redis, and served
+by the retrieval service.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from retrieval_index.manifest import read_manifest, tokenizer_digest
 from retrieval_index.store import IndexStore
 from speculation.errors import ConfigurationError
 
-# Of the standard library: small, and what programs look like.
+# Small files of the standard library.
 CORPUS = ("dataclasses.py", "fractions.py", "types.py", "abc.py")
 INDEX = "demo"
 
@@ -40,7 +40,7 @@ console = Console()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DemoAnswer:
-    """One task, answered under one strategy."""
+    """The answer to one task under one strategy."""
 
     task: Task
     strategy: str
@@ -48,7 +48,6 @@ class DemoAnswer:
 
 
 def main() -> None:
-    """Run the demo."""
     stop_on_signals()
     try:
         _run()
@@ -73,7 +72,7 @@ def _run() -> None:
 
 
 def _index(settings: Settings) -> Path:
-    """The folder of a small index; built at the first run, kept for the next."""
+    """The folder of a small index, which is built at the first run and kept."""
     library = Path(sysconfig.get_paths()["stdlib"])
     model = resolve(settings.model, settings.cache_dir, say=console.print)
     key = f"{tokenizer_digest(model.path)} {sys.version} {CORPUS} {CODE_BASE}"
@@ -91,7 +90,7 @@ def _index(settings: Settings) -> Path:
 
 
 def _ask_all(client: outrider.Client) -> list[DemoAnswer]:
-    """Every task under plain decoding, under the strategies that it is for, and under blend; streamed to the terminal."""
+    """Answer every task with plain decoding, with the strategies it is meant for, and with blend."""
     answers = []
     for task in TASKS:
         about = {PLAIN: ABOUT_PLAIN, **task.strategies, "blend": ABOUT_BLEND}
@@ -110,7 +109,7 @@ def _ask_all(client: outrider.Client) -> list[DemoAnswer]:
 
 
 def _ask(client: outrider.Client, strategy: str, task: Task) -> outrider.Generation:
-    """The answer; plain decoding's is shown as it comes, the others' are the same, so that only their speed is."""
+    """One answer. Plain decoding's is printed as it arrives; the others have the same text."""
     messages = [{"role": "user", "content": task.message}]
     with client.stream(messages=messages, strategy=strategy, max_tokens=MAX_TOKENS, temperature=0) as stream:
         for chunk in stream:
@@ -125,7 +124,7 @@ def _ask(client: outrider.Client, strategy: str, task: Task) -> outrider.Generat
 
 def _table(answers: Sequence[DemoAnswer]) -> Table:
     table = Table(title=f"{len(TASKS)} prompts, greedy, up to {MAX_TOKENS} tokens each", title_justify="left")
-    for column in ("prompt", "strategy", "tokens", "a pass", "a second", "x plain", "same"):
+    for column in ("prompt", "strategy", "tokens", "per pass", "per second", "x plain", "same"):
         table.add_column(column, justify="left" if column in ("prompt", "strategy") else "right", no_wrap=True)
     plain = {answer.task.name: answer.result for answer in answers if answer.strategy == PLAIN}
     for answer in answers:

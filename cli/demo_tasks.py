@@ -1,4 +1,4 @@
-"""What ``make demo`` asks, and which strategies it is asked with: each is given what it is for, blend everything."""
+"""The tasks of ``make demo``, each with the strategies it is meant for."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _PROGRAM = """class Account:
         return self.balance
 """
 
-# A code base to retrieve from: what is asked for is not in it, but things like it are.
+# A code base to retrieve from. It does not contain the requested class, but similar ones.
 CODE_BASE = """class Vector:
     def __init__(self, x, y, z):
         self.x = x
@@ -63,8 +63,8 @@ class Task:
     """A request.
 
     Attributes:
-        message: what the user says.
-        strategies: that answer it besides plain decoding and blend, with what to look at in each.
+        message: the user's message.
+        strategies: strategies besides plain decoding and blend, each with a remark for the reader.
     """
 
     name: str
@@ -77,7 +77,7 @@ TASKS = (
         name="edit",
         message=f"Rename the class Account to Wallet and print the whole program again:\n\n```python\n{_PROGRAM}```",
         strategies={
-            "prompt_lookup": "the answer repeats the prompt: what followed the same words there is right, many at once"
+            "prompt_lookup": "the answer repeats the prompt, so the words that followed there are right, many at once"
         },
     ),
     Task(
@@ -86,11 +86,11 @@ TASKS = (
             "Write a Python class Point with fields x and y, and methods __add__, __sub__, __mul__, __eq__ and __repr__."
         ),
         strategies={
-            "suffix": "nothing to copy at first; each method resembles the one before, so it speeds up as it goes",
+            "suffix": "nothing to copy at first; each method resembles the one before, so it speeds up",
             "rest": "the index holds a small code base with classes like this one: drafts from its first line on",
         },
     ),
     Task(name="explain", message="Explain in three sentences why the sky is blue.", strategies={}),
 )
-ABOUT_PLAIN = "one token per pass: what all others are compared with, token for token"
-ABOUT_BLEND = "all sources in one tree, and it learns whom to believe: most tokens per pass, fewest where nothing repeats"
+ABOUT_PLAIN = "one token per pass; all others are compared with it, token for token"
+ABOUT_BLEND = "all sources in one tree; it learns which to trust: most tokens per pass, fewest where nothing repeats"

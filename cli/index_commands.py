@@ -1,4 +1,4 @@
-"""``outrider index``: build an index from a corpus, look at it, and move its versions in and out of use in Redis."""
+"""``outrider index``: build an index from a corpus, inspect it, and manage its versions in Redis."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Build retrieval indexes, look at them, and publish them through Redis.",
+    help="Build retrieval indexes, inspect them, and publish them through Redis.",
     epilog="Try: outrider index build --corpus src/ --out my-index, then: outrider serve --set retrieval.index=my-index",
 )
 
@@ -28,40 +28,39 @@ Url = Annotated[
     typer.Option(
         "--redis",
         envvar="OUTRIDER_RETRIEVAL__REDIS_URL",
-        help="redis://USER:PASSWORD@HOST:PORT, or rediss:// for TLS (?ssl_ca_certs=FILE). The variable keeps it out of ps.",
+        help="redis://USER:PASSWORD@HOST:PORT, or rediss:// for TLS (?ssl_ca_certs=FILE). The variable hides it from ps.",
     ),
 ]
-Name = Annotated[str, typer.Option("--name", help="Of the index in Redis: retrieval.name of the service.")]
+Name = Annotated[str, typer.Option("--name", help="Name of the index in Redis: retrieval.name of the service.")]
 
 
 @app.command()
 def build(
     corpus: Annotated[list[Path], typer.Option(help="A .jsonl file, a text file or a folder of them. Repeatable.")],
-    out_folder: Annotated[Path, typer.Option("--out", help="Folder for the index; an interrupted build in it goes on.")],
-    model: Annotated[str | None, typer.Option(help="The target that the index is for. Default: the built-in one.")] = None,
-    keep: Annotated[
-        float, typer.Option(help="Share of the documents that is kept: those the target finds likeliest.")
-    ] = 0.3,
-    field: Annotated[str | None, typer.Option(help="Of jsonl lines, the one that holds the text.")] = None,
+    out_folder: Annotated[Path, typer.Option("--out", help="Folder for the index; continues an interrupted build.")],
+    model: Annotated[str | None, typer.Option(help="The target model. Default: the built-in one.")] = None,
+    keep: Annotated[float, typer.Option(help="Share of the documents to keep: those with the lowest perplexity.")] = 0.3,
+    field: Annotated[str | None, typer.Option(help="Field of a jsonl line that holds the text.")] = None,
     score_tokens: Annotated[
         int,
         typer.Option(help="Tokens of each document, from its beginning, that are scored; also the window of --semantic."),
     ] = 256,
-    depth: Annotated[int, typer.Option(help="Longest n-gram, in tokens; half of it at most is matched.")] = 16,
+    depth: Annotated[int, typer.Option(help="Longest n-gram, in tokens; at most half of it is matched.")] = 16,
     semantic: Annotated[
-        bool, typer.Option("--semantic", help="Index the kept documents' hidden states as well, for retrieval.semantic.")
+        bool, typer.Option("--semantic", help="Also index the kept documents' hidden states, for retrieval.semantic.")
     ] = False,
-    device: Annotated[str, typer.Option(help="Where the target scores: cpu or cuda.")] = "cpu",
+    device: Annotated[str, typer.Option(help="Device of the target: cpu or cuda.")] = "cpu",
 ) -> None:
-    """Read a corpus, keep what the target finds likely, and put it into a trie.
+    """Read a corpus, keep the documents that the target finds likely, and index them.
 
-    Documents that occur twice are read once. The result is a folder with the trie, a snapshot of likely successors that the
-    source `recycling` begins with, a histogram of perplexities, and a manifest with checksums. With --semantic also a FAISS
-    index of the hidden states: the target computes every kept token, and a byte or two are stored for each of its numbers.
+    Documents that occur twice are read once. The result is a folder with an n-gram trie, a snapshot of likely successors
+    (with which the source `recycling` starts), a histogram of perplexities, and a manifest with checksums. With --semantic
+    it also holds a FAISS index of the hidden states: the target reads every kept token, and each number of its state takes
+    up to two bytes.
     """
     from cluster.host import check_folder
 
-    # Imports, reading and scoring take long: what cannot be written is said before.
+    # Importing, reading and scoring take long, so the folder is checked first.
     check_folder("--out", out_folder)
     from cluster.models import as_float32
     from retrieval_index.builder import BuildConfig, ScoringTarget, build_index
@@ -91,10 +90,10 @@ def build(
 def inspect(
     folder: Folder,
     text: Annotated[str | None, typer.Option(help="Look up what follows this text.")] = None,
-    model: Annotated[str | None, typer.Option(help="Whose tokenizer reads the text. Default: the built-in one.")] = None,
+    model: Annotated[str | None, typer.Option(help="Model whose tokenizer is used. Default: the built-in one.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
-    """Show what an index is, and what it finds."""
+    """Show the manifest of an index and, with --text, what it finds."""
     from retrieval_index.manifest import read_manifest
 
     manifest = read_manifest(folder)
@@ -108,7 +107,7 @@ def inspect(
 
 @app.command()
 def verify(folder: Folder) -> None:
-    """Check every part of an index against its checksum."""
+    """Compare every file of an index with its checksum."""
     from retrieval_index.manifest import read_manifest
     from retrieval_index.manifest import verify as verify_parts
 
@@ -124,7 +123,7 @@ def publish(
     name: Name = "default",
     promote: Annotated[bool, typer.Option(help="Make it live at once.")] = True,
 ) -> None:
-    """Upload an index and make it live. Another publisher is waited for; services change over without missing a look-up."""
+    """Upload an index and make it live. Waits for other publishers; services switch without interrupting look-ups."""
     from retrieval_index.store import IndexStore
 
     with _progress() as advance:
@@ -138,7 +137,7 @@ def list_versions(
     name: Name = "default",
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show the versions that lie in Redis."""
+    """List the versions in Redis."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -159,9 +158,11 @@ def list_versions(
 
 @app.command()
 def promote(
-    version: Annotated[str, typer.Argument(help="As outrider index list shows it.")], redis: Url, name: Name = "default"
+    version: Annotated[str, typer.Argument(help="One that outrider index list shows.")],
+    redis: Url,
+    name: Name = "default",
 ) -> None:
-    """Make a version live that lies in Redis."""
+    """Make a version in Redis live."""
     from retrieval_index.store import IndexStore
 
     IndexStore(redis, name).promote(version)
@@ -170,7 +171,7 @@ def promote(
 
 @app.command()
 def rollback(redis: Url, name: Name = "default") -> None:
-    """Make live again what was live before."""
+    """Make the previously live version live again."""
     from retrieval_index.store import IndexStore
 
     stdout().print(f"version {IndexStore(redis, name).rollback()} is live again")
@@ -178,11 +179,11 @@ def rollback(redis: Url, name: Name = "default") -> None:
 
 @app.command()
 def delete(
-    version: Annotated[str, typer.Argument(help="As outrider index list shows it; not the live one.")],
+    version: Annotated[str, typer.Argument(help="One that outrider index list shows; not the live one.")],
     redis: Url,
     name: Name = "default",
 ) -> None:
-    """Delete a version that is not live. Of those that were live, the latest two are kept without that."""
+    """Delete a version that is not live. Only the two latest of the versions that were live are kept anyway."""
     from retrieval_index.store import IndexStore
 
     IndexStore(redis, name).delete(version)
@@ -191,10 +192,10 @@ def delete(
 
 @app.command("redis")
 def run_redis(
-    data: Annotated[Path | None, typer.Option(help="Folder for its data. Default: they are gone with it.")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder for its data. Default: the data is lost when it ends.")] = None,
     port: Annotated[int | None, typer.Option(help="Default: any free one.")] = None,
 ) -> None:
-    """Run the embedded Redis on loopback until interrupted, and print its URL. For one machine; many need a real one."""
+    """Run the embedded Redis on loopback until interrupted, and print its URL. Several machines need a real Redis."""
     from cluster.service import wait_for_interrupt
     from retrieval_index.embedded import embedded_redis
 
@@ -242,7 +243,7 @@ def _look_up(folder: Path, text: str, model: str | None) -> None:
 
 
 def _resolve(model: str | None) -> ResolvedModel:
-    """The model that is named, or the default one."""
+    """The named model, or the default one."""
     from cluster.config import load
     from cluster.host import check_folder
     from cluster.models import resolve
@@ -253,7 +254,7 @@ def _resolve(model: str | None) -> ResolvedModel:
 
 
 def _tokenizer(model: Path) -> tuple[str, Any]:
-    """A model's tokenizer, whose every token counts, and its digest."""
+    """A model's tokenizer without truncation and padding, with its digest."""
     from tokenizers import Tokenizer
 
     from retrieval_index.manifest import tokenizer_digest
@@ -267,7 +268,7 @@ def _tokenizer(model: Path) -> tuple[str, Any]:
 
 @contextmanager
 def _progress() -> Iterator[Callable[[str, int, int], None]]:
-    """Bars on a terminal, by stage; gives the function that moves them."""
+    """Progress bars by stage; yields the function that advances them."""
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
     columns = (

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from cluster.config import Settings
     from outrider.requests import Message, Options
 
-# Whatever takes time to import is imported by the command that needs it: `outrider --help` shall answer at once.
+# Slow imports are left to the command that needs them, so that `outrider --help` answers at once.
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -59,7 +59,7 @@ ModelName = Annotated[
     str | None, typer.Option("--model", help="Hugging Face name, folder or .gguf file. Default: SmolLM2-135M-Instruct.")
 ]
 Address = Annotated[str | None, typer.Option("--address", help="A running server, host:port. Default: 127.0.0.1:50051.")]
-InProcess = Annotated[bool, typer.Option("--in-process", help="Use no server: load the model into this process.")]
+InProcess = Annotated[bool, typer.Option("--in-process", help="Load the model into this process instead of using a server.")]
 Tls = Annotated[bool, typer.Option("--tls", help="The server speaks TLS.")]
 TlsRoot = Annotated[Path | None, typer.Option("--tls-root", help="PEM file that replaces the system's root certificates.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Show the components' logs.")]
@@ -69,15 +69,15 @@ Temperature = Annotated[
     float | None, typer.Option(help="0: always the likeliest token; larger is more random. Default: the model's, or 0.")
 ]
 Seed = Annotated[
-    int | None, typer.Option(help="The same seed gives the same answer. Default: drawn, and printed with --json.")
+    int | None, typer.Option(help="The same seed gives the same answer. Default: a random one, printed with --json.")
 ]
-TopP = Annotated[float | None, typer.Option(help="Keep the likeliest tokens that add up to this probability.")]
-TopK = Annotated[int | None, typer.Option(help="Keep so many likeliest tokens.")]
+TopP = Annotated[float | None, typer.Option(help="Keep only the likeliest tokens whose probabilities add up to this.")]
+TopK = Annotated[int | None, typer.Option(help="Keep only this many of the likeliest tokens.")]
 MinP = Annotated[float | None, typer.Option(help="Drop tokens below this share of the likeliest one's probability.")]
-Stop = Annotated[list[str] | None, typer.Option(help="End where this text appears. Repeatable.")]
+Stop = Annotated[list[str] | None, typer.Option(help="End the answer before this text. Repeatable.")]
 Nodes = Annotated[int | None, typer.Option(help="Most drafted tokens to check in one pass.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of streaming text.")]
-ApiKey = Annotated[str | None, typer.Option(envvar=API_KEY_VARIABLE, help="Sent to the server.")]
+ApiKey = Annotated[str | None, typer.Option(envvar=API_KEY_VARIABLE, help="API key for the server.")]
 
 
 @app.command()
@@ -86,9 +86,7 @@ def serve(
     model: ModelName = None,
     host: Annotated[str | None, typer.Option(help="Interface of the public server. Default: 127.0.0.1.")] = None,
     port: Annotated[int | None, typer.Option(help="Port of the public server. Default: 50051.")] = None,
-    name: Annotated[
-        str | None, typer.Option(help="Of the application on Ray, where several share one. Default: outrider.")
-    ] = None,
+    name: Annotated[str | None, typer.Option(help="Name of the application on Ray. Default: outrider.")] = None,
     in_process: Annotated[bool, typer.Option("--in-process", help="One process, no Ray.")] = False,
     settings: Set = None,
     verbose: Verbose = False,
@@ -107,7 +105,7 @@ def serve(
 
 @app.command()
 def generate(
-    prompt: Annotated[str, typer.Argument(help="Text to continue, as it is (outrider chat applies the chat template).")],
+    prompt: Annotated[str, typer.Argument(help="Text to continue, without a chat template (see outrider chat).")],
     strategy: Strategy = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
@@ -141,8 +139,8 @@ def generate(
 
 @app.command()
 def chat(
-    message: Annotated[str, typer.Argument(help="What the user says; the model's chat template is applied.")],
-    system: Annotated[str | None, typer.Option(help="What the system says first.")] = None,
+    message: Annotated[str, typer.Argument(help="The user's message; the model's chat template is applied.")],
+    system: Annotated[str | None, typer.Option(help="The system message.")] = None,
     strategy: Strategy = None,
     max_tokens: MaxTokens = None,
     temperature: Temperature = None,
@@ -178,7 +176,7 @@ def chat(
 
 @app.command()
 def plan(config: ConfigFile = None, model: ModelName = None, settings: Set = None) -> None:
-    """Print what `outrider serve` would run, and where; refuse what it would refuse. Starts nothing."""
+    """Print what `outrider serve` would run, and where. Rejects the settings it would reject; starts nothing."""
     from cli.plan_report import print_plan
 
     print_plan(_load(config, settings, model=model))
@@ -193,10 +191,10 @@ def models(
     tls: Tls = False,
     tls_root: TlsRoot = None,
     verbose: Annotated[
-        bool, typer.Option("--verbose", "-v", help="Also what each model's generation_config.json says.")
+        bool, typer.Option("--verbose", "-v", help="Also show what each model's generation_config.json does.")
     ] = False,
 ) -> None:
-    """List the models that a server serves, and those that lie on this machine."""
+    """List the models that a server serves, and those on this machine."""
     import outrider
     from cli.plan_report import print_models
 
@@ -222,7 +220,7 @@ def forget(
     tls: Tls = False,
     tls_root: TlsRoot = None,
 ) -> None:
-    """Delete what a server remembers of the requests with this API key: answers, computed prompts, what followed what."""
+    """Delete what a server remembers of this API key's requests: answers, computed prompts, what drafters have learned."""
     import outrider
 
     where = address or _default_address(_load(config, settings))
@@ -233,7 +231,7 @@ def forget(
 
 @app.command(name="hash-key")
 def hash_key_command() -> None:
-    """Read an API key without echo and print the hash that server.api_key_hashes holds."""
+    """Read an API key without echo and print its hash for server.api_key_hashes."""
     import getpass
 
     from services.links.auth import hash_key
@@ -263,7 +261,7 @@ def _client(
     options: Options,
     credentials: dict[str, Any],
 ) -> Iterator[outrider.Client]:
-    """A client of a running server, or of one that lives in this process for the block."""
+    """A client of a running server, or of one in this process for the duration of the block."""
     import outrider
 
     if in_process and address:
@@ -273,7 +271,7 @@ def _client(
         from cluster.service import serving
 
         loaded = _load(config, settings, model=model)
-        # Nobody but this process is to reach it: whatever the settings say of the public server does not count here.
+        # Only this process may reach the server, so the settings of the public server are ignored.
         private = loaded.model_copy(update={"server": ServerSettings(port=0)})
         _check_request(private, source, options)
         service: Any = serving(private, in_process=True, verbose=verbose)
@@ -288,7 +286,7 @@ def _client(
 
 
 def _check_request(settings: Settings, source: str | Sequence[Message], options: Options) -> None:
-    """Refuse what the server in this process would refuse, before it is loaded.
+    """Refuse what the server in this process would refuse, before the model is loaded.
 
     Raises:
         InvalidArgument: names the field, its value and what is allowed.
@@ -343,7 +341,7 @@ def _print(stream: outrider.Stream, as_json: bool) -> None:
 
 
 def as_object(result: outrider.Generation) -> dict[str, Any]:
-    """A generation as the JSON object that --json prints."""
+    """The JSON object that --json prints."""
     import dataclasses
 
     speculative = dataclasses.asdict(result.speculative_decoding)
@@ -362,20 +360,20 @@ def as_object(result: outrider.Generation) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Run the command line; a mistake of the user ends in one line on stderr and exit code 2, a failure in 1."""
+    """Run the command line. A mistake of the user prints one line on stderr and exits with 2, a failure with 1."""
     try:
         app()
     except KeyboardInterrupt:
         _leave(130)
     except BrokenPipeError:
-        # Whoever read our output has seen enough.
+        # The reader of our output has closed the pipe.
         _leave(1)
     except Exception as error:
         end_with(error)
 
 
 def _leave(code: int) -> None:
-    """End at once: threads that still load a model are not waited for."""
+    """Exit at once, without waiting for threads that still load a model."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError):
             stream.flush()

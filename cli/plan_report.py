@@ -1,4 +1,4 @@
-"""Tables for people: the plan, the models."""
+"""Prints the plan and the models as tables."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 def print_plan(settings: Settings) -> None:
-    """What ``outrider serve`` would run.
+    """Print what ``outrider serve`` would run.
 
     Raises:
-        ConfigurationError: it would refuse the settings.
+        ConfigurationError: ``outrider serve`` would refuse the settings.
     """
     unchecked = preflight(settings, here=ray_is_here())
     check_ray_answers()
@@ -55,7 +55,7 @@ def print_plan(settings: Settings) -> None:
     console.print(
         f"verifier: up to {verifier.max_num_seqs} requests at once, {verifier.max_waiting} waiting; "
         f"key-value pool of {verifier.kv_cache_tokens:,} tokens{pool}; "
-        f"drafts awaited for at most {1e3 * verifier.draft_deadline_s:g} ms a step"
+        f"waits at most {1e3 * verifier.draft_deadline_s:g} ms per step for drafts"
     )
     if verifier.stages > 1:
         console.print(
@@ -75,14 +75,14 @@ def print_plan(settings: Settings) -> None:
 
 
 def _pool_size(settings: Settings) -> str:
-    """The pool's size in memory, where the model's configuration is at hand."""
+    """Memory of the key-value pool; empty if the model's configuration is not on this machine."""
     folder = model_folder(settings)
     size = None if folder is None else cache_bytes(settings.verifier, build.read_model_config(folder))
     return "" if size is None else f" ({size / 2**20:,.0f} MiB)"
 
 
 def _kernels(settings: Settings) -> str:
-    """What an earlier start has found on this processor."""
+    """The kernels that an earlier start chose on this processor."""
     wanted = f"verifier.kernels: {settings.verifier.kernels}, verifier.weights: {settings.verifier.weights}"
     folder = settings.cache_dir / build.KERNELS
     model = model_folder(settings)
@@ -94,7 +94,7 @@ def _kernels(settings: Settings) -> str:
 
 
 def print_models(address: str, served: Sequence[outrider.Model], settings: Settings, *, verbose: bool = False) -> None:
-    """What a server serves, and what lies on this machine; ``verbose``: with what the models' generation configs say."""
+    """Print the models of a server and those on this machine; ``verbose`` adds what their generation configs do."""
     console = Console()
     if served:
         table = Table(title=f"Served at {address}", title_justify="left")
@@ -118,7 +118,7 @@ def print_models(address: str, served: Sequence[outrider.Model], settings: Setti
 
 
 def _print_generation(console: Console, name: str, defaults: Mapping[str, Any], processors: Mapping[str, str]) -> None:
-    """What a model's generation config does."""
+    """Print what a model's generation config does."""
     said = ", ".join(f"{field} {json.dumps(value)}" for field, value in defaults.items())
     console.print(f"{name}: requests that leave it open get {said or 'what holds for all models'}", markup=False)
     for field, value in processors.items():

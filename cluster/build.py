@@ -245,6 +245,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
             enable_prefix_caching=verifier.enable_prefix_caching,
             stages=verifier.stages,
             stage_host=verifier.stage_host,
+            pass_timeout_s=verifier.pass_timeout_s,
             generation_config=verifier.generation_config,
             override_generation_config=verifier.override_generation_config,
         ),

@@ -93,6 +93,9 @@ class VerifierSettings(Placed):
     )
     stages: int = Field(_TARGET.stages, ge=1, description="processes that the model's layers are split over")
     stage_host: str = Field(_TARGET.stage_host, description="address of the interface on which the stages find each other")
+    pass_timeout_s: float = Field(
+        _TARGET.pass_timeout_s, gt=0, le=3600, description="seconds after which a pass hangs, and the target is built anew"
+    )
     generation_config: str = Field(
         _TARGET.generation_config,
         description="auto: the model's generation_config.json gives requests the defaults that they leave open, and what "

@@ -1,4 +1,4 @@
-"""What this machine has for settings that name it, found without torch and Ray: GPUs, folders to write to, addresses."""
+"""Checks settings against this machine without torch and Ray: GPUs, writable folders, addresses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def check_device(device: str) -> None:
     """Check that this machine has the device.
 
     Raises:
-        ConfigurationError: it has not, or there is no such device.
+        ConfigurationError: it does not, or the name is malformed.
     """
     kind, _, number = device.partition(":")
     if device != "cpu" and not (kind == "cuda" and (number.isdecimal() or device == "cuda")):
@@ -40,7 +40,7 @@ def check_device(device: str) -> None:
 
 
 def count_gpus() -> int:
-    """As NVIDIA's driver says; 0 without one."""
+    """Number of GPUs according to NVIDIA's driver; 0 without a driver."""
     count = ctypes.c_int(0)
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -54,11 +54,11 @@ def check_folder(name: str, folder: Path, needed_bytes: int = 0) -> None:
     """Check that files can be written to ``folder``, which need not exist yet.
 
     Args:
-        name: what the settings call it.
-        needed_bytes: that will be written.
+        name: name of the setting, for the error.
+        needed_bytes: bytes that must be free.
 
     Raises:
-        ConfigurationError: they cannot, or there is no room.
+        ConfigurationError: the folder cannot be written to, or has not enough room.
     """
     existing = folder
     while not existing.exists() and existing != existing.parent:
@@ -80,10 +80,13 @@ def check_folder(name: str, folder: Path, needed_bytes: int = 0) -> None:
 
 
 def check_interface(name: str, host: str) -> None:
-    """Check that servers can be bound to ``host``.
+    """Check that a server can listen on ``host``.
+
+    Args:
+        name: name of the setting, for the error.
 
     Raises:
-        ConfigurationError: it is unknown, or not this machine's.
+        ConfigurationError: the host is unknown, or is not an address of this machine.
     """
     try:
         family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]

@@ -1,4 +1,4 @@
-"""The whole service in this process: components joined by in-process links, a public server, an event loop of their own."""
+"""The whole service in this process: in-process links, a public server, and an event loop in a thread of its own."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from services.links.public_server import serve_public
 
 @contextmanager
 def running_in_process(settings: Settings, model: ResolvedModel) -> Iterator[str]:
-    """Serve for the block; gives the public "host:port".
+    """Serve during the block; yields the public "host:port".
 
     Raises:
-        ConfigurationError: the settings or the model do not work; says why.
+        ConfigurationError: the settings or the model are unusable; says why.
     """
     preflight(settings, model)
     ready: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()

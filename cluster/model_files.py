@@ -1,4 +1,4 @@
-"""Whether a model would fit into memory, and how long its requests may get: by its files' headers, without torch."""
+"""Checks memory and context length by the headers of a model's files, without torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,13 @@ _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Weights:
-    """What the files hold: numbers in the model's layers and outside of them, and the bytes of most of them."""
+    """The weights in a model's files.
+
+    Attributes:
+        in_layers: numbers in the model's layers.
+        others: numbers outside of them.
+        stored: bytes per number, the largest in any tensor; 1 for blocks of a few bits.
+    """
 
     in_layers: int
     others: int
@@ -27,7 +33,7 @@ class Weights:
 
 
 def count_weights(tensors: Mapping[str, Tensor]) -> Weights:
-    """Of all tensors, by name. Blocks of a few bits count as so many numbers as they have bytes."""
+    """Count the numbers in all tensors. In files with blocks of a few bits, bytes are counted instead."""
     blocks = any(tensor.dtype == "U8" for tensor in tensors.values())
     sizes = {name: tensor.numbers * (tensor.bytes_each if blocks else 1) for name, tensor in tensors.items()}
     in_layers = sum(size for name, size in sizes.items() if _LAYER.search(name))
@@ -39,10 +45,10 @@ def count_weights(tensors: Mapping[str, Tensor]) -> Weights:
 
 
 def check_lengths(verifier: VerifierSettings, config: dict[str, Any]) -> None:
-    """Check how long a request may get.
+    """Check the longest request.
 
     Raises:
-        ConfigurationError: longer than the model was made for, or than the cache.
+        ConfigurationError: it is longer than the model's context or than the key-value pool.
     """
     wanted, most = verifier.max_model_len, text_config(config).get("max_position_embeddings")
     if wanted is not None and isinstance(most, int) and wanted > most:
@@ -54,7 +60,7 @@ def check_lengths(verifier: VerifierSettings, config: dict[str, Any]) -> None:
 
 
 def cache_bytes(verifier: VerifierSettings, config: dict[str, Any]) -> float | None:
-    """Of the key-value pool, over all stages; None where the configuration does not say."""
+    """Bytes of the key-value pool over all stages; None if the configuration does not determine them."""
     text = text_config(config)
     try:
         heads = text["num_attention_heads"]
@@ -67,19 +73,19 @@ def cache_bytes(verifier: VerifierSettings, config: dict[str, Any]) -> float | N
 
 
 def check_fits(verifier: VerifierSettings, config: dict[str, Any], weights: Weights, available: float, here: int) -> None:
-    """Check that weights and cache can fit. What passes here may still be refused by the verifier, which counts exactly.
+    """Check that weights and cache can fit. The verifier, which counts exactly, may still refuse what passes here.
 
     Args:
-        available: bytes, for the stages on this machine together.
-        here: so many of the stages are on it.
+        available: free bytes for all stages on this machine together.
+        here: number of stages on this machine.
 
     Raises:
-        ConfigurationError: they cannot; says what would.
+        ConfigurationError: they cannot fit; says what would.
     """
     cache = cache_bytes(verifier, config)
     if cache is None:
         return
-    # Weights may stay as they are stored, or become what the settings say: at least the smaller of the two.
+    # Weights stay as stored or are converted to verifier.dtype; the smaller of the two is a lower bound.
     least = weights.in_layers / verifier.stages + weights.others
     held = least * min(_BYTES[verifier.dtype], weights.stored)
     taken, share = held + cache / verifier.stages, available / here

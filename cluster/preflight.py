@@ -1,7 +1,7 @@
-"""Whether the service could start, found in a second or two, before anything is fetched, loaded or started.
+"""Checks within a second or two whether the service could start, before anything is fetched, loaded or started.
 
-``outrider plan``, ``serve`` on Ray and ``serve`` in one process all ask here, so that none takes what another refuses. torch
-and Ray are not imported.
+``outrider plan``, ``serve`` on Ray and ``serve`` in one process all use these checks, so that all accept the same settings.
+torch and Ray are not imported.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from services.verifier.loading.headers import check_weights
 from services.verifier.loading.refusals import check_config
 from speculation.errors import ConfigurationError
 
-# Of the file that is fetched; what is made of it may need more.
+# Size of the file to fetch; the unpacked model may need more.
 _BUILT_IN_BYTES = 120 * 2**20
-# What could be a name on the Hugging Face hub.
+# A possible name on the Hugging Face hub.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
 
 def preflight(settings: Settings, model: ResolvedModel | None = None, *, here: bool = True) -> tuple[str, ...]:
-    """Check everything that can be checked beforehand.
+    """Check everything that can be checked before the start.
 
     Args:
-        model: where it has been fetched already; None: it is looked for, and not fetched.
-        here: whether the components will run on this machine; a Ray elsewhere has other ports, memory and GPUs.
+        model: the model, if it was fetched already; None: it is looked for locally, but not fetched.
+        here: whether the components will run on this machine; another one has other ports, memory and GPUs.
 
     Returns:
-        what was not checked, in words.
+        What was not checked, in words.
 
     Raises:
         ConfigurationError: the service would not start; names the setting, its value and what is allowed.
@@ -54,7 +54,7 @@ def preflight(settings: Settings, model: ResolvedModel | None = None, *, here: b
 
 
 def _check_settings(settings: Settings, *, here: bool) -> None:
-    """What can be said without the model."""
+    """Checks that do not need the model."""
     named = ResolvedModel(name=settings.model, path=Path(settings.model))
     server = build.server_config(settings)
     build.router_config(settings, named)
@@ -73,7 +73,7 @@ def _check_settings(settings: Settings, *, here: bool) -> None:
 
 
 def model_folder(settings: Settings) -> Path | None:
-    """The model's folder, if it is at hand: nothing is fetched.
+    """The folder of the model, if it is on this machine; nothing is fetched.
 
     Raises:
         ConfigurationError: there is no such model.
@@ -110,7 +110,7 @@ def _check_gguf(name: str, path: Path) -> None:
 
 
 def _in_hub_cache(name: str) -> Path | None:
-    """A model of the Hugging Face hub that has been fetched before."""
+    """The folder of a model that was fetched from the Hugging Face hub before."""
     home = Path(os.environ.get("HF_HOME", Path.home() / ".cache" / "huggingface"))
     cache = Path(os.environ.get("HF_HUB_CACHE", home / "hub")).expanduser()
     repository = cache / f"models--{name.replace('/', '--')}"
@@ -119,14 +119,14 @@ def _in_hub_cache(name: str) -> Path | None:
     except OSError:
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             raise ConfigurationError(
-                f"model is {name}: neither a folder here nor fetched before, and HF_HUB_OFFLINE forbids to ask the hub"
+                f"model is {name}: neither a folder here nor fetched before, and HF_HUB_OFFLINE forbids asking the hub"
             ) from None
         return None
     return snapshot if (snapshot / "config.json").is_file() else None
 
 
 def _check_model(settings: Settings, folder: Path, *, here: bool) -> tuple[str, ...]:
-    """What the model's files say."""
+    """Checks of the model's files."""
     verifier = settings.verifier
     with reading(f"load the model at {folder}"):
         config = check_config(folder)
@@ -134,14 +134,14 @@ def _check_model(settings: Settings, folder: Path, *, here: bool) -> tuple[str, 
         model_files.check_lengths(verifier, config)
         weights = model_files.count_weights(check_weights(folder, config))
     generation_config(settings, folder)
-    # Not all can be had from its file alone; the others are left to the router.
+    # Tokenisers that need transformers are left to the router.
     open_file(folder)
     _check_index(settings, folder)
     if not here:
         return ("memory, ports and devices of the machines of that Ray",)
     if verifier.device != "cpu":
         return ("the GPU's memory",)
-    # Stages that find each other on loopback share this machine.
+    # Stages connected over loopback share this machine.
     stages = verifier.stages if ipaddress.ip_address(verifier.stage_host).is_loopback else 1
     model_files.check_fits(verifier, config, weights, free_memory(), stages)
     return ()
@@ -159,7 +159,7 @@ def _check_index(settings: Settings, model: Path | None) -> None:
 
 
 def generation_config(settings: Settings, folder: Path | None = None) -> GenerationConfig | None:
-    """What the model's generation config will do; None where the model is not at hand.
+    """The model's generation config; None if the model is not on this machine.
 
     Raises:
         ConfigurationError: it cannot be read, or asks for what cannot be honoured.

@@ -1,4 +1,4 @@
-"""The Ray that the environment names, if it names one: whether it answers, and whether it takes our token."""
+"""The Ray that RAY_ADDRESS names: whether it answers and accepts our token."""
 
 from __future__ import annotations
 
@@ -8,40 +8,42 @@ from pathlib import Path
 
 from speculation.errors import ConfigurationError
 
-# A question that every Ray answers, and that harms nothing.
+# A harmless call that every Ray answers.
 _QUESTION = "/ray.rpc.NodeInfoGcsService/GetClusterId"
 
 
 def foreign_ray() -> str | None:
-    """Its address; None where a Ray of our own is to be started."""
+    """The address of a running Ray; None if a local one is to be started."""
     named = os.environ.get("RAY_ADDRESS", "")
     return None if named in ("", "local") else named
 
 
 def ray_is_here() -> bool:
-    """Whether components will run on this machine, as far as the environment says."""
+    """Whether the components will run on this machine, as far as the environment tells."""
     named = foreign_ray()
     return named is None or named == "auto" or named.rpartition(":")[0].strip("[]") in ("127.0.0.1", "localhost", "::1")
 
 
 def check_ray_answers(timeout_s: float = 3.0) -> None:
-    """Check that there is a Ray where the environment says so, and that it lets us in.
+    """Check that the Ray named by the environment answers and accepts our token.
 
     Raises:
-        ConfigurationError: there is none, or it does not.
+        ConfigurationError: it does not.
     """
     named = foreign_ray()
     if named is None or named == "auto" or named.startswith("ray://"):
         return
     host, _, port = named.rpartition(":")
     if not host or not port.isdecimal():
-        raise ConfigurationError(f"RAY_ADDRESS is {named}: must be HOST:PORT of a running Ray (unset: one of our own)")
+        raise ConfigurationError(
+            f"RAY_ADDRESS is {named}: must be HOST:PORT of a running Ray; unset it to start a local one"
+        )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
     except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigurationError(
             f"RAY_ADDRESS is {named}: nothing answers there ({getattr(error, 'strerror', None) or error}); "
-            "start that Ray, or unset RAY_ADDRESS for one of our own"
+            "start that Ray, or unset RAY_ADDRESS to start a local one"
         ) from error
     from services.links.probe import refuses
 
@@ -52,7 +54,7 @@ def check_ray_answers(timeout_s: float = 3.0) -> None:
 
 
 def _token() -> str | None:
-    """What Ray itself would send."""
+    """The token that Ray itself would send."""
     if os.environ.get("RAY_AUTH_MODE") != "token":
         return None
     if token := os.environ.get("RAY_AUTH_TOKEN"):

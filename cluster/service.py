@@ -1,4 +1,4 @@
-"""The service, on Ray or in this process, for as long as a block runs."""
+"""Runs the service, on Ray or in this process, during a block."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ err = stderr()
 
 @contextmanager
 def serving(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[str]:
-    """The service, for the block; gives its address.
+    """Run the service during the block; yields its address.
 
     Raises:
-        ConfigurationError: it cannot start; says why, as far as possible before anything is fetched or started.
+        ConfigurationError: it cannot start; if possible, raised before anything is fetched or started.
     """
     _set_logging(verbose)
     preflight(settings, here=in_process or ray_is_here())
@@ -46,8 +46,8 @@ def serving(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[
 
 
 def wait_for_interrupt() -> None:
-    """Until Ctrl-C or SIGTERM."""
-    # Ray sets handlers of its own when it starts.
+    """Wait for Ctrl-C or SIGTERM."""
+    # Ray has replaced the signal handlers at its start.
     stop_on_signals()
     try:
         signal.pause()
@@ -66,7 +66,7 @@ def _telling(what: str) -> AbstractContextManager[object]:
 def _set_logging(verbose: bool) -> None:
     logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(asctime)s %(name)s: %(message)s")
     if not verbose:
-        # Their progress bars and advice would stand between the user and the answer.
+        # The libraries' progress bars and advice would clutter the answer.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
         os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
         os.environ.setdefault("TQDM_DISABLE", "1")

@@ -1,4 +1,4 @@
-"""How the process is ended from outside."""
+"""How signals end the process."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import threading
 
 
 def stop_on_signals() -> None:
-    """From here on SIGTERM, which containers and supervisors send, raises KeyboardInterrupt like Ctrl-C does.
+    """Make SIGTERM, which containers and supervisors send, raise KeyboardInterrupt like Ctrl-C.
 
-    And Ctrl-C does so even where a shell that starts this in its background would have it ignored.
+    Ctrl-C is restored, too: a shell that starts a background job makes it ignore SIGINT.
     """
     if threading.current_thread() is not threading.main_thread():
         return

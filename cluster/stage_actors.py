@@ -1,4 +1,4 @@
-"""Starts the processes of a target's other stages: children of this one, or actors that Ray places."""
+"""Starts the other pipeline stages of a target: as child processes, or as actors that Ray places."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from typing import Any
 
 from services.verifier.stages.upstream import Launch, StageHandle, StageSpec
 
-_PATIENCE_S = 5.0
-
 
 class _Child:
-    """A child process. Should this one be killed, the child notices that nobody is there and ends."""
+    """A child process. It ends by itself if this process is killed."""
 
     def __init__(self, spec: StageSpec) -> None:
         from services.verifier.stages.process import spec_to_json
 
-        # In a session of its own: a Ctrl-C in the terminal is for the parent, which ends its stages in order.
+        # In its own session the child gets no Ctrl-C from the terminal; the parent ends its stages in order.
         self._process = subprocess.Popen(
             [sys.executable, "-m", "services.verifier.stages.process", spec_to_json(spec)], start_new_session=True
         )
@@ -25,16 +23,16 @@ class _Child:
     def alive(self) -> bool:
         return self._process.poll() is None
 
-    def stop(self) -> None:
+    def stop(self, patience_s: float) -> None:
         try:
-            self._process.wait(_PATIENCE_S)
+            self._process.wait(patience_s)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
 
 
 def launch_child(spec: StageSpec) -> StageHandle:
-    """A stage on this machine."""
+    """Start a stage as a child process."""
     return _Child(spec)
 
 
@@ -51,20 +49,20 @@ class _Actor:
         ended, _ = ray.wait([self._run], timeout=0)
         return not ended
 
-    def stop(self) -> None:
+    def stop(self, patience_s: float) -> None:
         import ray
 
-        ray.wait([self._run], timeout=_PATIENCE_S)
+        ray.wait([self._run], timeout=patience_s)
         ray.kill(self._actor)
 
 
 def launcher_in(placement_group: Any, *, num_cpus: float, num_gpus: float) -> Launch:
-    """Stages in the bundles of a verifier replica's placement group; its first bundle is the replica's own."""
+    """Starts stages in the bundles of a verifier replica's placement group; the first bundle is the replica's own."""
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
     class Stage:
-        """Runs a stage until it is stopped."""
+        """An actor that runs one stage until it is stopped."""
 
         def run(self, spec: str) -> None:
             from services.verifier.stages.process import serve, spec_from_json

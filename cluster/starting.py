@@ -1,4 +1,4 @@
-"""Waiting for an application on Ray: until it runs, or with the one line that says why it does not."""
+"""Waits until an application on Ray runs, or says in one line why it does not."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Mapping
 
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
 
-# Begins the one line of a replica's failure that says why it did not start.
+# Starts the line of a replica's traceback that says why it did not start.
 START_FAILED = "outrider-start-failed: "
 _POLL_S = 0.1
-# Errors of the user's making, by name: the others are failures.
+# Names of the errors that the user can correct; all others are failures.
 _OF_SETTINGS = (ConfigurationError.__name__, InvalidArgument.__name__)
-# Of these there is always a cause, in another component.
+# These errors follow from a failure of another component.
 _CONSEQUENCES = (Unavailable.__name__,)
 
 
 def wait_until_running(name: str) -> None:
-    """Wait for the application ``name``.
+    """Wait until the application ``name`` runs.
 
     Raises:
-        ConfigurationError: a component refuses settings or model; says why.
+        ConfigurationError: a component refuses the settings or the model; says why.
         OutriderError: a component fails; says why.
     """
     from ray import serve
@@ -44,20 +44,20 @@ def failure(messages: Mapping[str, str], otherwise: str) -> OutriderError:
     """The error that says why components did not start.
 
     Args:
-        messages: what Serve says of each component: its name, and many lines.
-        otherwise: what is said where they say nothing.
+        messages: Serve's message about each component, of many lines.
+        otherwise: text of the error if no message says anything.
     """
     causes = [cause for part, text in messages.items() if (cause := _cause(part, text)) is not None]
     if not causes:
         last = [line.strip() for text in messages.values() for line in text.splitlines() if line.strip()][-1:]
         return OutriderError(f"the service did not start: {(last or [otherwise])[0][:400]}")
-    # A refusal of settings explains what merely follows from it.
+    # Refused settings come first: they explain the errors that follow from them.
     kind, text = min(causes, key=lambda cause: (cause[0] in _CONSEQUENCES, cause[0] not in _OF_SETTINGS))
     return ConfigurationError(text) if kind in _OF_SETTINGS else OutriderError(text)
 
 
 def _cause(part: str, text: str) -> tuple[str, str] | None:
-    """The kind of error and its text, out of a traceback that holds our line."""
+    """Kind and text of the error in a traceback that contains the line ``START_FAILED``; None without it."""
     for line in text.splitlines():
         _, found, encoded = line.partition(START_FAILED)
         if not found:

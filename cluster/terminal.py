@@ -1,4 +1,4 @@
-"""What people see on the terminal besides the answer: notes on stderr, and mistakes in one line each."""
+"""Messages on the terminal besides the answer: notes on stderr, and errors in one line each."""
 
 from __future__ import annotations
 
@@ -13,24 +13,27 @@ if TYPE_CHECKING:
 
 
 def stderr() -> Console:
-    """For notes: the answer itself goes to stdout."""
+    """Console for notes; stdout is left to the answer."""
     from rich.console import Console
 
     return Console(stderr=True)
 
 
 def stdout() -> Console:
-    """For tables and other results."""
+    """Console for tables and other results."""
     from rich.console import Console
 
     return Console()
 
 
 def explain(error: BaseException) -> tuple[str, int] | None:
-    """One line for ``error``, and the exit code: 2 for a mistake of the user, 1 for a failure. None: a bug of ours."""
+    """One line for ``error`` and the exit code: 2 for a mistake of the user, 1 for a failure.
+
+    None: the error is a bug in Outrider.
+    """
     if isinstance(error, OutriderError):
         return str(error), 2 if isinstance(error, (ConfigurationError, InvalidArgument)) else 1
-    # The client's errors, if a client was ever imported.
+    # Errors of the SDK, if it was imported.
     client = sys.modules.get("outrider.errors")
     if client is not None and isinstance(error, client.OutriderError):
         return str(error), 2 if isinstance(error, client.InvalidArgument) else 1
@@ -45,14 +48,14 @@ def explain(error: BaseException) -> tuple[str, int] | None:
 
 
 def tell(line: str) -> None:
-    """An error, for people."""
+    """Print an error."""
     from rich.markup import escape
 
     stderr().print("[bold red]error:[/bold red]", escape(line), highlight=False, soft_wrap=True)
 
 
 def end_with(error: Exception) -> NoReturn:
-    """End the process with an error's line and exit code; an error that is no user's doing is raised as it is."""
+    """Print an error and exit with its code; a bug in Outrider is raised as it is."""
     told = explain(error)
     if told is None:
         raise error

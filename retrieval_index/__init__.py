@@ -1,1 +1,1 @@
-"""A corpus made into an index of continuations: read, filtered by perplexity, put into a trie, versioned in Redis."""
+"""Builds an index of continuations from a corpus: perplexity filter, n-gram trie, versions in Redis."""

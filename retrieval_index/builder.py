@@ -1,7 +1,7 @@
-"""``outrider index build``: corpus -> perplexity filter -> trie and snapshot -> manifest.
+"""``outrider index build``: corpus -> perplexity filter -> trie and successor table -> manifest.
 
-The files come into being in a working folder inside the index's own, and are moved into place together: an interrupted build
-leaves no half index. Scores are kept: begun again, or with another ``keep``, a build goes on with what it has.
+Files are written to a working folder inside the index's folder and moved into place together, so an interrupted build leaves
+no half index. Scores are kept on disk: a build that is started again, also with another ``keep``, reuses them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ class BuildConfig:
     """How an index is built.
 
     Attributes:
-        keep: share of the documents that is kept, those with the lowest perplexity; 1: all.
+        keep: share of the documents to keep, those with the lowest perplexity; 1 keeps all.
         depth: longest n-gram of the trie, in tokens.
-        score_tokens: of each document so many tokens, from its beginning, are scored; longer ones are judged by them.
-        top_k: likeliest successors that the snapshot holds for a token.
-        semantic: whether the kept documents' hidden states go in as well, computed in windows of ``score_tokens``.
+        score_tokens: tokens of a document that are scored, counted from its beginning.
+        top_k: successors in the successor table for each token.
+        semantic: whether the hidden states of the kept documents are indexed too, computed in windows of ``score_tokens``.
+
+    Raises:
+        ConfigurationError: a value is out of range; names the command-line option.
     """
 
     keep: float = 0.3
@@ -64,7 +67,7 @@ class BuildConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoringTarget:
-    """The model that the index is for."""
+    """The model for which the index is built."""
 
     name: str
     tokenizer_sha256: str
@@ -72,11 +75,9 @@ class ScoringTarget:
 
 
 class Encode(Protocol):
-    """Text to token ids."""
+    """Turns a text into token ids, without special tokens."""
 
-    def __call__(self, text: str) -> Sequence[int]:
-        """Without special tokens."""
-        ...
+    def __call__(self, text: str) -> Sequence[int]: ...
 
 
 def build_index(
@@ -88,14 +89,14 @@ def build_index(
     config: BuildConfig,
     advance: Advance = silent,
 ) -> Manifest:
-    """Build an index in ``out``.
+    """Build an index in the folder ``out``.
 
     Args:
-        scorer: makes the model; called only if something remains to be scored.
-        advance: told how far a stage is.
+        scorer: loads the model; called only if something remains to be scored.
+        advance: called with the progress of each stage.
 
     Raises:
-        ConfigurationError: ``out`` holds something else, or nothing is left after filtering.
+        ConfigurationError: ``out`` holds something else, or no document is left after filtering.
     """
     _check_out(out)
     plot.check_available()
@@ -144,7 +145,7 @@ def _index_states(
     config: BuildConfig,
     advance: Advance,
 ) -> None:
-    # FAISS is only needed here.
+    # FAISS is imported only for builds that need it.
     from retrieval_index import vectors
 
     computed, tokens = states.fill(kept, config.score_tokens, scorer, advance)
@@ -161,7 +162,7 @@ def _check_out(out: Path) -> None:
 
 
 def _put_in_place(finished: Path, out: Path, manifest: Manifest) -> None:
-    # Without a manifest there is no index: it goes first and comes last.
+    # A folder without a manifest is not an index: the old one is removed first, the new one is written last.
     for name in (FILE, *SEMANTIC):
         (out / name).unlink(missing_ok=True)
     for file in finished.iterdir():
@@ -177,7 +178,7 @@ def _score(
     config: BuildConfig,
     advance: Advance,
 ) -> None:
-    """Score what has no score yet, documents of like length together."""
+    """Score the documents that have no score yet; documents of similar length share a pass."""
 
     def scored(number: int) -> int:
         return min(len(tokens[number]), config.score_tokens)

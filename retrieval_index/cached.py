@@ -11,14 +11,14 @@ from pathlib import Path
 from retrieval_index.manifest import read_manifest, verify
 from speculation.errors import ConfigurationError
 
-# What a version is fetched into; a replica that dies meanwhile leaves it.
+# Suffix of the folder that a version is fetched into. A replica that dies during a fetch leaves the folder behind.
 PARTIAL = ".partial"
 _PARTIAL_S = 6 * 3600.0
 _VERSION = re.compile("[0-9a-f]{16}")
 
 
 def is_whole(folder: Path, version: str) -> bool:
-    """Whether a folder holds this version, undamaged."""
+    """Whether ``folder`` holds this version, with every checksum right."""
     try:
         manifest = read_manifest(folder)
         verify(folder, manifest)
@@ -28,9 +28,9 @@ def is_whole(folder: Path, version: str) -> bool:
 
 
 def prune(cache: Path, keep: Collection[str]) -> None:
-    """Delete from a cache folder every version but some, and what was fetched in part long ago.
+    """Delete all versions but ``keep`` from a cache folder, and partial fetches older than six hours.
 
-    A replica that still maps a deleted version goes on with what it has mapped.
+    A replica that has mapped a deleted version can go on using it.
     """
     for folder in cache.iterdir():
         partial = folder.suffix == PARTIAL and folder.stat().st_mtime < time.time() - _PARTIAL_S

@@ -1,4 +1,4 @@
-"""Reads documents: jsonl, text files, trees of sources. What occurs twice is read once."""
+"""Reads documents from jsonl files, text files and source trees. Duplicates are dropped."""
 
 from __future__ import annotations
 
@@ -10,13 +10,18 @@ from pathlib import Path
 
 from speculation.errors import ConfigurationError
 
-# In a jsonl line, the first of these that is there holds the document's text.
+# Fields of a jsonl line that may hold the text; the first one present is used.
 FIELDS = ("text", "content", "answer", "code", "output")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Document:
-    """A document: ``digest`` is the SHA-256 of its text, ``origin`` where it was found."""
+    """One document.
+
+    Attributes:
+        digest: SHA-256 of the text, in hexadecimal.
+        origin: file, and line for jsonl, where it was found.
+    """
 
     text: str
     digest: str
@@ -24,14 +29,14 @@ class Document:
 
 
 def read_corpus(paths: Sequence[Path], field: str | None = None) -> list[Document]:
-    """All documents, each once, in the order of ``paths``; a folder's files by name.
+    """All documents without duplicates, in the order of ``paths``; the files of a folder in the order of their names.
 
     Args:
-        field: of jsonl lines, the one that holds the text; None: the first of ``FIELDS`` that is there.
+        field: field of a jsonl line that holds the text; None: the first of ``FIELDS`` that is present.
 
     Raises:
         ConfigurationError: a named file cannot be read or is not text, a jsonl line has no such field, or there is no
-            document at all. In a folder, files that are not text are passed over: source trees hold images and archives.
+            document at all. Files in a folder that are not text are skipped: source trees hold images and archives.
     """
     found: dict[str, Document] = {}
     for path in paths:
@@ -76,7 +81,7 @@ def _split(path: Path, text: str, field: str | None) -> Iterator[tuple[str, str]
     if path.suffix != ".jsonl":
         yield str(path), text
         return
-    # Not splitlines: JSON strings may hold the line ends that Unicode has besides.
+    # Not splitlines: JSON strings may hold other line separators of Unicode.
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield f"{path}:{number}", _field_of(path, number, line, field)
@@ -91,7 +96,7 @@ def _field_of(path: Path, number: int, line: str, field: str | None) -> str:
     if isinstance(entry, dict):
         for name in wanted:
             if isinstance(entry.get(name), str):
-                # Half an emoji, escaped, is valid JSON; no tokenizer takes it.
+                # A lone surrogate is valid JSON, but no tokenizer accepts it.
                 return str(entry[name]).encode(errors="replace").decode()
     has = ", ".join(entry) if isinstance(entry, dict) else "no object"
     raise ConfigurationError(f"--corpus {path}:{number}: no text under {' or '.join(wanted)} (it has: {has}); see --field")

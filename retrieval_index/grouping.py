@@ -1,18 +1,18 @@
-"""What the target reads in one pass while an index is built."""
+"""Groups texts into passes of the target while an index is built."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
-# About so many tokens, padding included.
+# Tokens per pass, padding included.
 _TOKENS = 2048
 
 _Item = TypeVar("_Item")
 
 
 def batches(items: Sequence[_Item], length: Callable[[_Item], int]) -> Iterator[list[_Item]]:
-    """Neighbours together, as many as a pass should hold when all are padded to the longest; at least one."""
+    """Group consecutive items into passes of about ``_TOKENS`` tokens, padding included; each has at least one item."""
     batch: list[_Item] = []
     longest = 0
     for item in items:

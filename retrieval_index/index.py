@@ -1,4 +1,4 @@
-"""An index that is in use: verified, mapped, and asked."""
+"""An index in use: verified, mapped into memory and looked up."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from retrieval_index.manifest import Manifest, read_manifest, verify
 from retrieval_index.ngram_trie import NgramTrie
 from speculation.errors import ConfigurationError
 from speculation.messages import Continuation, RetrievalQuery, Retrieved
+from speculation.types import Features
 
 if TYPE_CHECKING:
     from retrieval_index.vectors import StateIndex
@@ -21,16 +23,13 @@ log = logging.getLogger(__name__)
 
 
 class Index:
-    """A built index, open.
+    """An open index.
 
     Args:
-        state_width: numbers of a hidden state, where states will be looked up.
-
-    Attributes:
-        manifest: what it is.
+        state_width: numbers in a hidden state of the served model; None: hidden states will not be looked up.
 
     Raises:
-        ConfigurationError: its states are none, or another model's.
+        ConfigurationError: its files cannot be mapped, or its hidden states are another model's.
     """
 
     def __init__(self, folder: Path, manifest: Manifest, state_width: int | None = None) -> None:
@@ -40,7 +39,7 @@ class Index:
         self._version = manifest.version
 
     def look_up(self, queries: Sequence[RetrievalQuery]) -> list[Retrieved]:
-        """Answer several queries. A hidden state that is not of the index's model finds nothing."""
+        """Answer several queries. A hidden state that does not fit the index finds nothing."""
         return [Retrieved(continuations=tuple(self._find(query)), index_version=self._version) for query in queries]
 
     def _find(self, query: RetrievalQuery) -> Sequence[Continuation]:
@@ -49,15 +48,22 @@ class Index:
         if self._states is None or not query.suffix:
             return ()
         state = query.state
-        if (state.rows, state.width, state.dtype) != (1, self._states.width, "float16"):
+        if (state.rows, state.width) != (1, self._states.width) or state.dtype not in ("float16", "bfloat16"):
             log.warning("a hidden state of %d x %d %s is not looked up", state.rows, state.width, state.dtype)
             return ()
-        numbers = np.frombuffer(state.data, dtype="<f2").astype(np.float32)
+        numbers = _numbers(state)
         return self._states.look_up(numbers, query.suffix[-1], query.max_continuations, query.max_length)
 
 
+def _numbers(state: Features) -> NDArray[np.float32]:
+    if state.dtype == "bfloat16":
+        # The upper half of a float32.
+        return (np.frombuffer(state.data, dtype="<u2").astype(np.uint32) << 16).view(np.float32)
+    return np.frombuffer(state.data, dtype="<f2").astype(np.float32)
+
+
 def _map_states(folder: Path, width: int) -> StateIndex:
-    # FAISS is only loaded where there is something for it.
+    # FAISS is imported only where hidden states are looked up.
     from retrieval_index.vectors import StateIndex
 
     states = StateIndex(folder)
@@ -70,14 +76,14 @@ def _map_states(folder: Path, width: int) -> StateIndex:
 
 
 def open_index(folder: Path, tokenizer_sha256: str | None = None, state_width: int | None = None) -> Index:
-    """Verify and map an index.
+    """Verify an index and map it into memory.
 
     Args:
-        tokenizer_sha256: of the tokenizer whose ids will be looked up; None: do not ask.
-        state_width: numbers of a hidden state, where states will be looked up.
+        tokenizer_sha256: digest of the served model's tokenizer; None: not compared.
+        state_width: numbers in a hidden state of the served model; None: hidden states will not be looked up.
 
     Raises:
-        ConfigurationError: it is damaged, was made for another tokenizer or model, or holds no hidden states.
+        ConfigurationError: the index is damaged, was built for another tokenizer or model, or lacks the hidden states.
     """
     manifest = read_manifest(folder)
     check_index(manifest, tokenizer_sha256, str(folder), semantic=state_width is not None)
@@ -86,10 +92,14 @@ def open_index(folder: Path, tokenizer_sha256: str | None = None, state_width: i
 
 
 def check_index(manifest: Manifest, tokenizer_sha256: str | None, origin: str, *, semantic: bool) -> None:
-    """Check that an index speaks of the served model's tokens, and with ``semantic`` that it holds hidden states.
+    """Check that an index was built for the served model's tokenizer and, if ``semantic``, that it holds hidden states.
+
+    Args:
+        tokenizer_sha256: digest of the served model's tokenizer; None: not compared.
+        origin: where the index comes from, for the error.
 
     Raises:
-        ConfigurationError: it does not.
+        ConfigurationError: one of them is not so.
     """
     if semantic and not manifest.semantic:
         raise ConfigurationError(

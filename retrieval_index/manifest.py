@@ -1,4 +1,4 @@
-"""What an index consists of, and whether it is whole: parts with checksums, and the model and tokenizer it was made for."""
+"""An index's manifest: its files with their checksums, and the model and tokenizer it was built for."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from speculation.successor_table import FILE as SUCCESSORS
 
 FILE = "manifest.json"
 FORMAT = 1
-# Exactly these files, so that no name from elsewhere becomes a path.
+# The only file names allowed, so that no name in a downloaded manifest can become a path.
 PARTS = ("ngrams.marisa", "counts.bin", SUCCESSORS)
-# And, where it was built with hidden states, these.
+# Additional files of an index with hidden states.
 STATES, TOKENS = "states.faiss", "tokens.bin"
 SEMANTIC = (STATES, TOKENS)
-# What stands behind a document's last token among these tokens.
+# Marks the end of a document in TOKENS.
 END = 2**32 - 1
 MIN_DEPTH, MAX_DEPTH = 4, 64
 _READ = 1 << 20
-# Larger manifests are none of ours.
+# No real manifest is larger.
 MAX_MANIFEST_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FilePart:
-    """A file: its SHA-256 and its size in bytes."""
+    """SHA-256 (hexadecimal) and size (bytes) of one file."""
 
     sha256: str
     size: int
@@ -37,16 +37,16 @@ class FilePart:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """An index.
+    """What an index consists of.
 
     Attributes:
-        model: name of the target under which perplexities were taken.
-        tokenizer_sha256: of the tokenizer that made the token ids (``tokenizer_digest``).
-        vocab_size: ids are below it.
-        documents: that were read; ``kept`` of them are in the index.
-        tokens: in the index.
-        depth: longest n-gram.
-        perplexity_limit: highest perplexity that was kept; None: all were.
+        model: name of the target that measured the perplexities.
+        tokenizer_sha256: ``tokenizer_digest`` of the tokenizer that made the token ids.
+        vocab_size: all token ids are below it.
+        documents: documents that were read; ``kept`` of them are in the index.
+        tokens: tokens in the index.
+        depth: longest n-gram, in tokens.
+        perplexity_limit: highest perplexity that was kept; None: no document was dropped.
         parts: files by name.
     """
 
@@ -63,24 +63,27 @@ class Manifest:
 
     @property
     def semantic(self) -> bool:
-        """Whether hidden states can be looked up in it."""
+        """Whether it holds hidden states."""
         return STATES in self.parts
 
     @property
     def version(self) -> str:
-        """Names the content: the same files have the same version."""
+        """16 hexadecimal digits of a hash of the content: equal indexes have equal versions."""
         return hashlib.sha256(self.to_json().encode()).hexdigest()[:16]
 
     def to_json(self) -> str:
-        """As text, always the same for the same index."""
+        """JSON with sorted keys, so that equal manifests give equal texts."""
         return json.dumps(asdict(self), indent=1, sort_keys=True)
 
     @staticmethod
     def from_json(text: str | bytes, origin: str) -> Manifest:
         """Read a manifest.
 
+        Args:
+            origin: where it comes from, for the error.
+
         Raises:
-            ConfigurationError: it is none, or of another format; ``origin`` says whose.
+            ConfigurationError: it is malformed, or of another format.
         """
         try:
             if len(text) > MAX_MANIFEST_BYTES:
@@ -94,7 +97,7 @@ class Manifest:
             manifest = Manifest(**(content | {"parts": parts}))
             numbers = [manifest.vocab_size, manifest.documents, manifest.kept, manifest.tokens, manifest.depth]
             if not all(type(number) is int and number >= 0 for number in [*numbers, *(p.size for p in parts.values())]):
-                raise ValueError("a count that is none")
+                raise ValueError("a count is not a whole number")
             if not (MIN_DEPTH <= manifest.depth <= MAX_DEPTH):
                 raise ValueError(f"depth {manifest.depth}")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -103,7 +106,7 @@ class Manifest:
 
 
 def part_of(path: Path) -> FilePart:
-    """Measure a file."""
+    """Checksum and size of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_READ):
@@ -115,7 +118,7 @@ def read_manifest(folder: Path) -> Manifest:
     """The manifest of a built index.
 
     Raises:
-        ConfigurationError: there is none, or it is damaged.
+        ConfigurationError: it is missing or damaged.
     """
     file = folder / FILE
     try:
@@ -128,10 +131,10 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def verify(folder: Path, manifest: Manifest) -> None:
-    """Check every part against its checksum.
+    """Compare the size and checksum of every file with the manifest.
 
     Raises:
-        ConfigurationError: one is missing, cut off or altered; names it.
+        ConfigurationError: a file is missing, cut off or altered; names it.
     """
     for name, expected in manifest.parts.items():
         file = folder / name
@@ -145,10 +148,10 @@ def verify(folder: Path, manifest: Manifest) -> None:
 
 
 def tokenizer_digest(folder: Path) -> str:
-    """SHA-256 of what decides which ids a tokenizer gives: its file, without what only concerns how it is used.
+    """SHA-256 of the tokenizer's file, without the settings of truncation and padding, which do not change its token ids.
 
     Raises:
-        ConfigurationError: the model has no tokenizer.json.
+        ConfigurationError: tokenizer.json is missing or cannot be read.
     """
     file = folder / "tokenizer.json"
     try:

@@ -1,8 +1,8 @@
-"""The n-gram trie: which tokens followed an ending in the corpus (REST, He et al., NAACL 2024, with 32-bit token ids).
+"""The n-gram trie: which tokens followed a given suffix in the corpus (REST, He et al., NAACL 2024, with 32-bit token ids).
 
-Every stretch of ``depth`` tokens of the corpus is a key, four bytes a token, in a memory-mapped MARISA trie; beside it lies
-how often each key occurred. An ending is looked up as a prefix: the longest one that is there counts, and the trie gives its
-continuations, frequent branches first.
+Every ``depth`` consecutive tokens of the corpus are a key, four bytes per token, in a memory-mapped MARISA trie; a second
+file counts how often each key occurred. A look-up searches keys that begin with the longest possible suffix of the text; the
+trie gives their continuations, frequent branches first.
 """
 
 from __future__ import annotations
@@ -24,14 +24,17 @@ KEYS, COUNTS, _ = PARTS
 
 _TOKEN_BYTES = 4
 _LARGEST_COUNT = 2**16 - 1
-# Shorter endings occur everywhere, and say nothing.
+# A single token occurs too often to predict anything.
 _SHORTEST_MATCH = 2
 
 
 def build(documents: Iterable[NDArray[np.uint32]], depth: int, folder: Path) -> tuple[int, int]:
-    """Write the trie of ``documents`` ([tokens] each) into ``folder``; returns its keys and the tokens they come from.
+    """Write the trie of ``documents`` ([tokens] each) into ``folder``.
 
-    Keys are at most ``depth`` tokens long, shorter only at a document's end.
+    Keys are ``depth`` tokens long, shorter only at the end of a document.
+
+    Returns:
+        The number of keys and the number of tokens.
     """
     counted: Counter[bytes] = Counter()
     tokens = 0
@@ -42,7 +45,7 @@ def build(documents: Iterable[NDArray[np.uint32]], depth: int, folder: Path) -> 
         counted.update(
             encoded[start : start + width] for start in range(0, len(encoded) - _SHORTEST_MATCH * _TOKEN_BYTES, _TOKEN_BYTES)
         )
-    # Weights order the branches: the frequent ones are found first.
+    # The weights order the branches, so that iteration meets frequent ones first.
     keys = list(counted)
     trie = marisa_trie.BinaryTrie(keys, weights=[float(count) for count in counted.values()])
     trie.save(str(folder / KEYS))
@@ -54,10 +57,13 @@ def build(documents: Iterable[NDArray[np.uint32]], depth: int, folder: Path) -> 
 
 
 class NgramTrie:
-    """A built trie, mapped into memory. Looking up needs no lock.
+    """A built trie, mapped into memory. Look-ups need no lock.
 
     Args:
         depth: longest key, in tokens.
+
+    Raises:
+        ConfigurationError: the files cannot be mapped, or do not belong together.
     """
 
     def __init__(self, folder: Path, depth: int) -> None:
@@ -69,15 +75,15 @@ class NgramTrie:
         except (OSError, RuntimeError, ValueError) as error:
             raise ConfigurationError(f"cannot map the index in {folder}: {error}") from error
         if len(self._counts) != len(self._trie) or not self._counts.all():
-            raise ConfigurationError(f"{folder / COUNTS} is no list of how often each of {len(self._trie)} n-grams occurs")
+            raise ConfigurationError(f"{folder / COUNTS} does not hold a count for each of the {len(self._trie)} n-grams")
 
     def __len__(self) -> int:
         return len(self._trie)
 
     def look_up(self, suffix: Sequence[int], max_continuations: int, max_length: int) -> list[Continuation]:
-        """What followed the longest known ending of ``suffix``, at most ``max_length`` tokens of it.
+        """What followed the longest suffix of ``suffix`` that is in the trie, with at most ``max_length`` tokens each.
 
-        Half of a key at most is spent on the ending, so that something is left to say.
+        The matched suffix takes at most half of a key, so that the other half is left for the continuation.
         """
         for length in range(min(len(suffix), self._depth // 2), _SHORTEST_MATCH - 1, -1):
             prefix = np.asarray(suffix[-length:], dtype=">u4").tobytes()

@@ -1,7 +1,4 @@
-"""The snapshot that recycling begins with: after every token of the corpus, what the target held likely most often.
-
-The file's form is ``speculation.successor_table``'s.
-"""
+"""Builds the successor table that recycling starts with, from the target's top-k after every scored token of the corpus."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from speculation import successor_table as successors
 
 
 def build(documents: Iterable[NDArray[np.uint32]], vocab_size: int, folder: Path) -> None:
-    """Write the snapshot.
+    """Write the table, in the format of ``speculation.successor_table``.
 
     Args:
-        documents: of each, [tokens, 1 + k]: a token, and what was likeliest after it, likeliest first.
-        vocab_size: ids from it on (some models' output layers are padded) are left out.
+        documents: for each document [tokens, 1 + k]: a token id and the k likeliest ids after it, likeliest first.
+        vocab_size: ids from here on are left out (the output layers of some models are padded).
     """
     counted: dict[int, Counter[int]] = {}
     k = 1
@@ -30,12 +27,12 @@ def build(documents: Iterable[NDArray[np.uint32]], vocab_size: int, folder: Path
             counter = counted.setdefault(token, Counter())
             for rank, follower in enumerate(likely):
                 if follower < vocab_size:
-                    # The likelier, the more it counts.
+                    # Likelier successors weigh more.
                     counter[follower] += k - rank
     table = successors.empty(vocab_size, k)
     for token, counter in counted.items():
         best = [follower for follower, _ in counter.most_common(k)]
         if token < vocab_size and best:
-            # Where fewer are known, the last one fills the row.
+            # A row with fewer than k successors repeats the last one.
             table[token] = best + best[-1:] * (k - len(best))
     successors.write(folder / successors.FILE, table)

@@ -1,7 +1,6 @@
-"""How well the target itself could have written a document: its perplexity, in batches (SPECTRA, section 3.2).
+"""The target's perplexity on each document, in batches (SPECTRA, section 3.2).
 
-The same passes show the target's likeliest next tokens after every token of the corpus; they are kept for the snapshot that
-recycling begins with.
+The same passes give the target's likeliest successors of every scored token, from which the successor table is built.
 """
 
 from __future__ import annotations
@@ -21,9 +20,12 @@ from speculation.errors import ConfigurationError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Score:
-    """Of one document: mean negative log-likelihood in nats per token, over ``tokens`` tokens.
+    """The score of one document.
 
-    ``likely``: [tokens scored, 1 + k], each scored token's predecessor and what was likeliest after it.
+    Attributes:
+        nll: mean negative log-likelihood, in nats per token.
+        tokens: how many tokens were scored.
+        likely: [tokens, 1 + k]; a row holds a token id and the k likeliest ids after it, likeliest first.
     """
 
     nll: float
@@ -32,27 +34,27 @@ class Score:
 
     @property
     def perplexity(self) -> float:
-        """exp(nll); documents too short to be scored are infinitely surprising."""
+        """exp(nll); infinite for a document that is too short to be scored."""
         return math.exp(min(self.nll, 700.0)) if self.tokens else math.inf
 
 
 class Scorer(Protocol):
-    """Scores documents; what ``build`` needs of a model."""
+    """The model, as far as building an index needs it."""
 
     def score(self, documents: Sequence[Sequence[int]]) -> list[Score]:
-        """Score documents, given as token ids, each long enough to fit."""
+        """Score documents, given as token ids; each fits into the context."""
         ...
 
     def states(self, documents: Sequence[Sequence[int]]) -> list[NDArray[np.float16]]:
-        """Of each document what the output layer reads at every token: [tokens, hidden size]."""
+        """For each document what the output layer reads at every token: [tokens, hidden size]."""
         ...
 
 
 class ModelScorer:
-    """Scores with a transformers model.
+    """Implements ``Scorer`` with a transformers model in float32.
 
     Args:
-        top_k: likeliest successors that are kept for each token.
+        top_k: successors to keep for each token.
 
     Raises:
         ConfigurationError: the model cannot be loaded.
@@ -70,15 +72,13 @@ class ModelScorer:
         self._top_k = top_k
 
     def score(self, documents: Sequence[Sequence[int]]) -> list[Score]:
-        """See ``Scorer``."""
         ids, mask = _padded(documents)
         with torch.inference_mode():
             output = self._model(ids.to(self._device), attention_mask=mask.to(self._device), use_cache=False)
-            # A document at a time: all log-probabilities at once would be several copies of the logits.
+            # One document at a time: log-probabilities of the whole batch would take several copies of the logits.
             return [self._of_one(output.logits[row, : len(d)], ids[row, : len(d)]) for row, d in enumerate(documents)]
 
     def states(self, documents: Sequence[Sequence[int]]) -> list[NDArray[np.float16]]:
-        """See ``Scorer``."""
         ids, mask = _padded(documents)
         with torch.inference_mode():
             decoder = self._model.get_decoder()
@@ -97,7 +97,7 @@ class ModelScorer:
 
 
 def _padded(documents: Sequence[Sequence[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids and their mask: [documents, longest]."""
+    """Token ids and attention mask, both [documents, longest]."""
     longest = max(len(document) for document in documents)
     ids = torch.zeros(len(documents), longest, dtype=torch.long)
     mask = torch.zeros(len(documents), longest, dtype=torch.long)

@@ -1,4 +1,4 @@
-"""A histogram of perplexities, with the limit that the filter drew."""
+"""A histogram of perplexities with the limit of the filter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from speculation.errors import ConfigurationError
 
 
 def check_available() -> None:
-    """Say before hours of scoring what would be missing after them.
+    """Check for matplotlib before hours of scoring, not after them.
 
     Raises:
         ConfigurationError: matplotlib is not installed.
@@ -21,7 +21,7 @@ def check_available() -> None:
 
 
 def draw_histogram(perplexities: Sequence[float], limit: float, path: Path) -> None:
-    """Draw to a PNG file."""
+    """Write the histogram as a PNG file."""
     from matplotlib.figure import Figure
 
     finite = [value for value in perplexities if math.isfinite(value)]

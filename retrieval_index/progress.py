@@ -1,12 +1,12 @@
-"""Telling how far a long piece of work has come."""
+"""Progress of long work."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-# Of a stage by its name: how much is done, of how much.
+# Called with a stage's name, the units done and their total.
 Advance = Callable[[str, int, int], None]
 
 
 def silent(stage: str, done: int, total: int) -> None:
-    """Nobody asks."""
+    """Report nothing."""

@@ -1,4 +1,4 @@
-"""Scores of documents on disk, so that an interrupted build goes on where it stood."""
+"""Scores of documents on disk, so that an interrupted build can go on."""
 
 from __future__ import annotations
 
@@ -17,18 +17,21 @@ _LINES, _ROWS = "scores.jsonl", "likely.bin"
 
 
 class ScoreFile:
-    """Appends scores and reads them back. A line and its rows that were cut off by a crash are dropped.
+    """Appends scores and reads them back. An entry that a crash has cut off is dropped.
 
     Args:
-        key: of what the scores depend on besides the documents; scores made under another key are thrown away.
-        width: numbers in each row of ``Score.likely``.
+        key: everything besides the documents that the scores depend on; scores with another key are dropped.
+        width: columns of ``Score.likely``.
+
+    Attributes:
+        perplexities: perplexity by the document's digest.
     """
 
     def __init__(self, folder: Path, key: str, width: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self._lines, self._rows, self._width = folder / _LINES, folder / _ROWS, width
         self.perplexities: dict[str, float] = {}
-        # Where each document's rows begin, and how many there are.
+        # First row and number of rows of each document.
         self._places: dict[str, tuple[int, int]] = {}
         kept, rows = [], 0
         available = self._rows.stat().st_size // (4 * width) if self._rows.exists() else 0
@@ -54,7 +57,7 @@ class ScoreFile:
         return self._lines.read_text().splitlines() if self._lines.exists() else []
 
     def add(self, digest: str, score: Score) -> None:
-        """Keep the score of the document with this digest."""
+        """Append the score of the document with this digest."""
         with self._rows.open("ab") as file:
             file.write(np.ascontiguousarray(score.likely, dtype="<u4").tobytes())
         perplexity = score.perplexity
@@ -66,7 +69,7 @@ class ScoreFile:
         self._end += len(score.likely)
 
     def likely(self, digests: Sequence[str]) -> Iterator[NDArray[np.uint32]]:
-        """[tokens, width] of each of these documents: what another corpus left here is not among them."""
+        """``Score.likely``, [tokens, width], of each of these documents, all of which have a score."""
         if not self._end:
             return
         rows = np.memmap(self._rows, dtype="<u4", mode="r").reshape(-1, self._width)
@@ -76,6 +79,6 @@ class ScoreFile:
 
 
 def limit_for(perplexities: list[float], keep: float) -> float:
-    """The highest perplexity among the ``keep`` share of documents with the lowest."""
+    """The highest perplexity within the share ``keep`` of the documents, lowest perplexities first."""
     ordered = sorted(perplexities)
     return ordered[max(0, math.ceil(keep * len(ordered)) - 1)]

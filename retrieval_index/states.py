@@ -1,4 +1,4 @@
-"""The target's hidden states over a corpus, written to disk as they come, so that an interrupted build goes on."""
+"""The target's hidden states over a corpus, written to disk as they are computed, so that an interrupted build can go on."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ Tokens = NDArray[np.uint32]
 
 
 class StateFile:
-    """Hidden states of some documents, in their order.
+    """Hidden states of a list of documents, in order.
 
     Args:
-        key: of what the states depend on besides the documents.
+        key: everything besides the documents that the states depend on.
     """
 
     def __init__(self, folder: Path, key: str) -> None:
@@ -34,10 +34,12 @@ class StateFile:
     def fill(
         self, documents: Sequence[Tokens], window: int, scorer: Callable[[], Scorer], advance: Advance
     ) -> tuple[NDArray[np.float16], Tokens]:
-        """States and tokens of ``documents`` ([tokens] each, none empty), which are read in windows of ``window`` tokens.
+        """Compute the states that are missing. ``documents`` ([tokens] each, none empty) are read in windows of ``window``
+        tokens.
 
         Returns:
-            [positions, width] and [positions]; behind each document a position that is none.
+            States, [positions, width], and tokens, [positions]. A position with the token ``END`` and a state of zeros
+            follows each document.
         """
         windows = [part for ids in documents for part in _windows(ids, window)]
         tokens = np.concatenate(windows)
@@ -63,12 +65,12 @@ class StateFile:
         return np.memmap(self._file, dtype="<f2", mode="r").reshape(-1, width), tokens
 
     def delete(self) -> None:
-        """They are in the index now."""
+        """Delete the file, once its states are in the index."""
         self._file.unlink(missing_ok=True)
         self._key_file.unlink(missing_ok=True)
 
     def _begun(self, digest: str) -> tuple[int, int]:
-        """Positions that are there, and the width of a state; 0 where nothing fits."""
+        """How many positions are on disk, and the width of a state; (0, 0) if nothing there fits ``digest``."""
         try:
             key, width = self._key_file.read_text().split()
             if key == digest and int(width) > 0:
@@ -79,6 +81,6 @@ class StateFile:
 
 
 def _windows(document: Tokens, window: int) -> list[Tokens]:
-    """A document's stretches of ``window`` tokens; the last one ends in the position that is none."""
+    """The document in stretches of ``window`` tokens; ``END`` is appended to the last one."""
     parts = [document[start : start + window] for start in range(0, len(document), window)]
     return [*parts[:-1], np.append(parts[-1], np.uint32(END))]

@@ -1,15 +1,15 @@
-"""Versions of an index in Redis: manifests, parts, which version is live, and a stream that tells of changes.
+"""Versions of an index in Redis: manifests, files, the live version, and a stream of its changes.
 
 Keys of the index ``name`` (the braces keep them in one slot of a cluster)::
 
     outrider:{name}:manifest:VERSION        the manifest
-    outrider:{name}:part:VERSION:PART:n     pieces of a part
+    outrider:{name}:part:VERSION:PART:n     pieces of a file
     outrider:{name}:live                    the live version
     outrider:{name}:history                 versions that were live, latest first; the last two are kept
-    outrider:{name}:changes                 stream; an entry for every change of the live version
-    outrider:{name}:publisher               held by who is publishing
+    outrider:{name}:changes                 stream with one entry for every change of the live version
+    outrider:{name}:publisher               lock, held by the current publisher
 
-Whatever is read is checked as if anybody could have written it: sizes, checksums, names.
+Everything read from Redis is treated as untrusted: sizes, checksums and names are checked.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ from speculation.errors import ConfigurationError, Unavailable
 log = logging.getLogger(__name__)
 
 _PIECE = 8 << 20
-# A publisher that dies lets go after so long; one that lives says so with every piece.
+# The lock of a dead publisher expires after this time; a living one renews it with every piece.
 _LOCK_MS = 30_000
 _TIMEOUT_S = 5.0
 _CHANGES_KEPT = 100
-# The live version and the one before it.
+# The live version and its predecessor.
 _VERSIONS_KEPT = 2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Published:
-    """A version that lies in Redis."""
+    """A version stored in Redis."""
 
     version: str
     manifest: Manifest
@@ -54,7 +54,7 @@ class Published:
 
 
 class _Turn:
-    """The right to publish, for as long as one says so."""
+    """The publisher lock, which expires unless it is renewed."""
 
     def __init__(self, client: redis.Redis, key: str, name: str) -> None:
         self.key = key
@@ -62,29 +62,29 @@ class _Turn:
         self._mine = secrets.token_hex(16).encode()
 
     def take(self) -> bool:
-        """Whether nobody else has it."""
+        """Try to take the lock; whether that succeeded."""
         return bool(self._redis.set(self.key, self._mine, nx=True, px=_LOCK_MS))
 
     def keep(self) -> None:
-        """Say that this publisher is still there.
+        """Renew the lock.
 
         Raises:
-            Unavailable: another one has taken over.
+            Unavailable: another publisher holds it.
         """
         if self._redis.get(self.key) != self._mine or not self._redis.pexpire(self.key, _LOCK_MS):
             raise Unavailable(f"another publisher has taken over {self._name}; the live index is untouched")
 
     def check(self, watching: Any) -> None:
-        """Look once more, now that a change of the key would end the transaction.
+        """Check the lock again after WATCH: from here on, a change of the lock aborts the transaction.
 
         Raises:
-            Unavailable: another one has taken over.
+            Unavailable: another publisher holds it.
         """
         if watching.get(self.key) != self._mine:
             raise Unavailable(f"another publisher has taken over {self._name}; the live index is untouched")
 
     def end(self) -> None:
-        """Let others publish; whose turn it is by now is left alone."""
+        """Release the lock, unless it is another publisher's by now."""
         try:
             with self._redis.pipeline(transaction=True) as together:
                 together.watch(self.key)  # type: ignore[no-untyped-call]
@@ -101,10 +101,10 @@ class IndexStore:
 
     Args:
         url: ``redis://`` or ``rediss://``, with user, password and TLS options as redis-py reads them.
-        name: of the index.
+        name: the index's name in Redis.
 
     Raises:
-        ConfigurationError: the URL is none.
+        ConfigurationError: the URL is malformed.
     """
 
     def __init__(self, url: str, name: str) -> None:
@@ -113,7 +113,7 @@ class IndexStore:
         try:
             self._redis = redis.Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
         except ValueError:
-            # Not what the library says of it: that may hold the password.
+            # redis-py's own message may contain the password.
             raise ConfigurationError(f"{self.origin}: not a Redis URL; give redis://USER:PASSWORD@HOST:PORT") from None
 
     def publish(
@@ -126,11 +126,11 @@ class IndexStore:
     ) -> str:
         """Upload an index and, with ``promote``, make it live; returns its version.
 
-        Another publisher is waited for. Until the last moment the live version stays what it was.
+        Waits while another publisher is at work. The live version changes only in the last step.
 
         Raises:
             ConfigurationError: the index is damaged.
-            Unavailable: Redis is not there or refuses, or another publisher takes longer than ``patience_s``.
+            Unavailable: Redis cannot be reached or refuses, or another publisher takes longer than ``patience_s``.
         """
         manifest = read_manifest(folder)
         verify(folder, manifest)
@@ -146,10 +146,10 @@ class IndexStore:
         return version
 
     def versions(self) -> list[Published]:
-        """All versions that are there whole, the live one first.
+        """All versions with a valid manifest, the live one first.
 
         Raises:
-            Unavailable: Redis is not there or refuses.
+            Unavailable: Redis cannot be reached or refuses.
         """
         with self._speaking():
             live = self.live()
@@ -160,25 +160,25 @@ class IndexStore:
                 try:
                     found.append(Published(version=version, manifest=self.manifest(version), live=version == live))
                 except ConfigurationError as error:
-                    # Forgotten meanwhile, or damaged: no reason not to show the others.
+                    # Deleted meanwhile, or damaged: the others are still listed.
                     log.warning("left out: %s", error)
         return sorted(found, key=lambda each: not each.live)
 
     def live(self) -> str | None:
-        """The live version, if there is one.
+        """The live version; None if no version is live.
 
         Raises:
-            Unavailable: Redis is not there or refuses.
+            Unavailable: Redis cannot be reached or refuses.
         """
         with self._speaking():
             found = self._redis.get(self._key("live"))
             return None if found is None else self._text(found)
 
     def history(self) -> list[str]:
-        """The live version and those before it that are kept.
+        """The live version and its kept predecessors, latest first.
 
         Raises:
-            Unavailable: Redis is not there or refuses.
+            Unavailable: Redis cannot be reached or refuses.
         """
         with self._speaking():
             entries = cast(list[Any], self._redis.lrange(self._key("history"), 0, _VERSIONS_KEPT - 1))
@@ -189,7 +189,7 @@ class IndexStore:
 
         Raises:
             ConfigurationError: there is no such version, or it is damaged.
-            Unavailable: Redis is not there or refuses.
+            Unavailable: Redis cannot be reached or refuses.
         """
         with self._speaking():
             text = self._redis.get(self._key("manifest", version))
@@ -205,18 +205,18 @@ class IndexStore:
 
         Raises:
             ConfigurationError: there is no such version, or it is damaged.
-            Unavailable: Redis is not there or refuses, or somebody is publishing.
+            Unavailable: Redis cannot be reached or refuses, or another publisher is at work.
         """
         with self._speaking(), self._publishing(_TIMEOUT_S) as turn:
             self.manifest(version)
             self._make_live(version, turn)
 
     def rollback(self) -> str:
-        """Make live again what was live before; returns its version.
+        """Make the previously live version live again; returns it.
 
         Raises:
-            ConfigurationError: nothing was.
-            Unavailable: Redis is not there or refuses, or somebody is publishing.
+            ConfigurationError: there is none, or it is damaged.
+            Unavailable: Redis cannot be reached or refuses, or another publisher is at work.
         """
         with self._speaking(), self._publishing(_TIMEOUT_S) as turn:
             history = self.history()
@@ -227,11 +227,11 @@ class IndexStore:
         return history[1]
 
     def delete(self, version: str) -> None:
-        """Delete a version that is not in use, such as one that was published and never made live.
+        """Delete a version that is not live.
 
         Raises:
-            ConfigurationError: it is the live one, or there is none such.
-            Unavailable: Redis is not there or refuses, or somebody is publishing.
+            ConfigurationError: it is live, or there is no such version.
+            Unavailable: Redis cannot be reached or refuses, or another publisher is at work.
         """
         with self._speaking(), self._publishing(_TIMEOUT_S):
             if version == self.live():
@@ -242,16 +242,16 @@ class IndexStore:
             self._forget(version)
 
     def fetch(self, version: str, cache: Path) -> Path:
-        """The folder of a version, downloaded into ``cache`` if it is not there yet, and verified.
+        """Download a version into ``cache`` unless it is there, and verify it; returns its folder.
 
         Raises:
-            ConfigurationError: a piece is missing, cut off or altered.
-            Unavailable: Redis is not there or refuses.
+            ConfigurationError: there is no such version, or a part of it is missing, cut off or altered.
+            Unavailable: Redis cannot be reached or refuses.
         """
         folder = cache / version
         if is_whole(folder, version):
             return folder
-        # What lies there is of no use, and would be in the way.
+        # Whatever is there is damaged, and os.replace needs an empty place.
         shutil.rmtree(folder, ignore_errors=True)
         manifest = self.manifest(version)
         partial = cache / f"{version}.{os.getpid()}.{secrets.token_hex(4)}{PARTIAL}"
@@ -264,7 +264,7 @@ class IndexStore:
             try:
                 os.replace(partial, folder)
             except OSError:
-                # Another replica on this machine was faster.
+                # Another replica on this machine may have been faster.
                 if not is_whole(folder, version):
                     raise
         finally:
@@ -272,20 +272,23 @@ class IndexStore:
         return folder
 
     def last_change(self) -> str:
-        """Where the stream of changes ends.
+        """Id of the last entry in the stream of changes; "0" if it is empty.
 
         Raises:
-            Unavailable: Redis is not there or refuses.
+            Unavailable: Redis cannot be reached or refuses.
         """
         with self._speaking():
             latest = cast(list[Any], self._redis.xrevrange(self._key("changes"), count=1))
         return self._text(latest[0][0]) if latest else "0"
 
     def wait_for_change(self, after: str, seconds: float) -> str | None:
-        """Wait for a change behind ``after``, for so long; returns where the stream ends then, None without a change.
+        """Wait up to ``seconds`` (at most 2.5) for a change after the entry ``after``.
+
+        Returns:
+            The id of the latest entry; None if nothing changed.
 
         Raises:
-            Unavailable: Redis is not there or refuses.
+            Unavailable: Redis cannot be reached or refuses.
         """
         with self._speaking():
             block = int(1000 * min(seconds, _TIMEOUT_S / 2))
@@ -296,13 +299,12 @@ class IndexStore:
         return self._text(entries[-1][0])
 
     def close(self) -> None:
-        """Disconnect."""
         self._redis.close()
 
     def _make_live(self, version: str, turn: _Turn) -> None:
         history = self._key("history")
         with self._redis.pipeline(transaction=True) as together:
-            # Nothing happens if somebody else is publishing by now.
+            # The transaction fails if another publisher has taken the lock by now.
             turn.keep()
             together.watch(turn.key)  # type: ignore[no-untyped-call]
             turn.check(together)
@@ -317,13 +319,13 @@ class IndexStore:
         self._redis.ltrim(history, 0, _VERSIONS_KEPT - 1)
 
     def _forget(self, version: str) -> None:
-        # Without its manifest a version is not there any more: whoever fetches it now is told so.
+        # The manifest goes first: without it the version does not exist, and a fetch in progress fails with an error.
         self._redis.delete(self._key("manifest", version))
         for key in self._redis.scan_iter(self._key("part", version, "*"), count=1000):
             self._redis.delete(key)
 
     def _sweep(self, version: str) -> None:
-        """Delete what interrupted publishers have left, but for what this one can use."""
+        """Delete the pieces that interrupted publishers left, except those of ``version``."""
         for key in self._redis.scan_iter(self._key("part", "*"), count=1000):
             owner = self._text(key).removeprefix(self._key("part", "")).partition(":")[0]
             if owner != version and not self._redis.exists(self._key("manifest", owner)):
@@ -350,7 +352,7 @@ class IndexStore:
 
     @contextmanager
     def _publishing(self, patience_s: float) -> Iterator[_Turn]:
-        """Be the only publisher."""
+        """Hold the publisher lock during the block."""
         turn = _Turn(self._redis, self._key("publisher"), self._name)
         deadline = time.monotonic() + patience_s
         while not turn.take():
@@ -371,7 +373,7 @@ class IndexStore:
         except redis.exceptions.RedisError as error:
             raise Unavailable(f"{self.origin}: {error}") from error
         except TypeError as error:
-            # Options of the URL are looked at no sooner than this.
+            # redis-py reads the options of the URL only when it connects.
             raise ConfigurationError(f"{self.origin}: an option of the URL is unknown ({error})") from error
 
     def _key(self, *parts: str) -> str:

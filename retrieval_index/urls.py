@@ -1,4 +1,4 @@
-"""Redis URLs, as they may be shown: where they lead, and nothing that could be a secret."""
+"""Redis URLs without secrets, for messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ def without_password(url: str) -> str:
     """Scheme, host, port and database of a URL."""
     try:
         parts = urlsplit(url)
-        # What is odd about a URL is most often a password that should have been escaped.
+        # An odd URL most often holds a password that was not escaped.
         if parts.hostname is None or parts.fragment or "@" in parts.path:
             raise ValueError
         host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname

@@ -1,8 +1,8 @@
 """The semantic look-up: what followed the corpus positions whose hidden states are nearest to the text's.
 
-Neighbours are sought over the target's own states, as in kNN-LM (Khandelwal et al., ICLR 2020), here only to draft. Entry
-``i`` of the FAISS index is the normalised state that the target had after token ``i``; beside it lie the tokens. A document
-ends in a token that does not exist, with a state of zeros, so that nothing runs over its end.
+Neighbours are searched over the target's own states, as in kNN-LM (Khandelwal et al., ICLR 2020), here only for drafting.
+Entry ``i`` of the FAISS index is the normalised state of the target after token ``i``; a second file holds the tokens. Each
+document is followed by the token ``END`` with a state of zeros, so that no continuation crosses into the next document.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from retrieval_index.manifest import END, STATES, TOKENS
 from speculation.errors import ConfigurationError
 from speculation.messages import Continuation
 
-# FAISS's own guidelines: exact up to here, inverted lists with a byte a number up to there, products of codebooks above.
+# Limits from FAISS's guidelines: exact search below the first, inverted lists with one byte per number below the second,
+# product quantisation above.
 _EXACT_UP_TO = 20_000
 _BYTES_UP_TO = 2_000_000
-# Numbers of a state that share a codebook.
+# Numbers of a state per codebook.
 _PRODUCT = 8
 _TRAINED_ON = 64
 _PROBED = 16
@@ -31,7 +32,7 @@ _CHUNK = 65_536
 
 
 def kind_for(count: int, width: int) -> str:
-    """FAISS's name of the index for ``count`` states of ``width`` numbers."""
+    """FAISS's factory string for ``count`` states of ``width`` numbers."""
     if count < _EXACT_UP_TO:
         return "SQfp16"
     lists = int(4 * math.sqrt(count))
@@ -54,13 +55,13 @@ def build(states: NDArray[np.float16], tokens: NDArray[np.uint32], folder: Path)
 
 
 class StateIndex:
-    """A built index; inverted lists are mapped into memory, an exact index is read.
+    """A built index. Inverted lists are mapped into memory; an exact index is read.
 
     Attributes:
-        width: numbers of a state.
+        width: numbers in a state.
 
     Raises:
-        ConfigurationError: the files are none, or do not belong together.
+        ConfigurationError: the files cannot be read, or do not belong together.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -77,16 +78,16 @@ class StateIndex:
             held = self._index.invlists
             lists = None if held is None else faiss.downcast_InvertedLists(held)
             if isinstance(lists, faiss.OnDiskInvertedLists):
-                # Sixteen threads that read ahead would only be in the way of the target's.
+                # FAISS's read-ahead threads would compete with the target's threads.
                 lists.prefetch_nthread = 0
 
     def look_up(self, state: NDArray[np.float32], last: int, max_continuations: int, max_length: int) -> list[Continuation]:
-        """What followed the positions nearest to ``state`` ([width]), nearest first.
+        """What followed the positions whose states are nearest to ``state`` ([width]), nearest first.
 
         Args:
-            last: the token that was chosen from it; where another one followed in the corpus, it says nothing.
+            last: the text's token after ``state``; positions that another token followed in the corpus are skipped.
         """
-        # A search is a millisecond's work, and this is a setting of the thread that searches.
+        # A search takes about a millisecond, and FAISS keeps this setting per thread.
         faiss.omp_set_num_threads(1)
         _, found = self._index.search(_normalised(state[None]), _NEIGHBOURS)
         return self._continuations(found[0], last, max_continuations, max_length)
@@ -96,7 +97,7 @@ class StateIndex:
     ) -> list[Continuation]:
         counted: dict[tuple[int, ...], int] = {}
         for position in positions:
-            # FAISS says -1 where it has found fewer.
+            # FAISS fills missing results with -1.
             here = self._tokens[position : position + 2 + max_length] if position >= 0 else self._tokens[:0]
             if len(here) < 2 or here[0] == END or here[1] != last:
                 continue

@@ -1,7 +1,7 @@
-"""A model's generation_config.json: what its requests get that do not say, and what happens to its logits.
+"""Reads a model's generation_config.json: defaults for its requests, and the processing of its logits.
 
-Read without transformers, so that a check before the start takes no time. As transformers has it: where there is no such
-file, config.json may hold the same fields; null is unset; what is not a token of the model ends nothing.
+It is read without transformers, so that a check before the start takes no time. As in transformers: without this file,
+config.json may hold the same fields; null means unset; an end-of-text id outside the vocabulary ends nothing.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from speculation.errors import ConfigurationError
 from speculation.types import SamplingDefaults
 
 FILE = "generation_config.json"
-# ``generate`` keeps so many likeliest tokens where a file asks for sampling and does not say how many.
+# ``generate``'s top_k where a file asks for sampling and does not set it.
 _TOP_K = 50
-# Fields of ``SamplingDefaults`` that the file calls otherwise.
+# Fields of ``SamplingDefaults`` that have another name in the file.
 _CALLED = {"max_tokens": "max_new_tokens", "min_tokens": "min_new_tokens", "stop": "stop_strings"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelProcessors:
-    """What happens to logits besides what requests can ask for; names and meanings are transformers'.
+    """Processing of logits that requests cannot ask for; names and meanings are transformers'.
 
-    ``top_h``, ``typical_p``, ``epsilon_cutoff`` and ``eta_cutoff`` count for sampled tokens alone.
+    ``top_h``, ``typical_p``, ``epsilon_cutoff`` and ``eta_cutoff`` apply to sampled tokens only.
     """
 
     sequence_bias: tuple[tuple[tuple[int, ...], float], ...] = ()
@@ -52,7 +52,7 @@ class ModelProcessors:
 
     @property
     def shown(self) -> tuple[tuple[str, str], ...]:
-        """Name and value, as JSON, shortened to a thousand characters, of each that is on."""
+        """Name and JSON value (at most a thousand characters) of each processor that is on."""
         return tuple(
             (entry.name, _shortened(json.dumps(getattr(self, entry.name)), 1000))
             for entry in fields(self)
@@ -62,11 +62,13 @@ class ModelProcessors:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationConfig:
-    """What was read.
+    """The content of a generation config.
 
     Attributes:
-        eos_token_ids: the model's end-of-text tokens, those within its vocabulary.
-        notes: what was passed over, in sentences for the log.
+        eos_token_ids: the model's end-of-text tokens that are in its vocabulary.
+        defaults: values for fields that a request leaves out.
+        processors: processing of logits.
+        notes: sentences for the log about fields without effect.
     """
 
     eos_token_ids: frozenset[int] = frozenset()
@@ -82,10 +84,10 @@ def read_generation_config(
 
     Args:
         model: the model's folder.
-        choice: "auto": the model's own; "none": of the model's own only the end-of-text tokens; otherwise a folder that has
-            another generation_config.json, or such a file. Where that names no end-of-text tokens, the model's own count.
-        override: fields that count instead of the file's; None as a value unsets one.
-        vocab_size: None: ids are not compared with it.
+        choice: "auto": the model's own file; "none": only the end-of-text tokens of the model's own file; otherwise another
+            generation_config.json, or a folder that has one. If that names no end-of-text tokens, the model's own apply.
+        override: fields that replace those of the file; None unsets a field.
+        vocab_size: token ids must be below it; None: not checked.
 
     Raises:
         ConfigurationError: the file cannot be read, or asks for what cannot be honoured; one line that names the field.
@@ -107,7 +109,7 @@ def read_generation_config(
 
 
 def _of_model(model: Path) -> tuple[str, dict[str, Any]]:
-    """Where the fields stand, and the fields."""
+    """Path of the file with the fields, and the fields."""
     file = model / FILE
     if file.is_file():
         return str(file), read_json(file)
@@ -125,7 +127,7 @@ def _of_another(choice: str) -> tuple[str, dict[str, Any]]:
 
 
 def _of_model_config(file: Path) -> dict[str, Any]:
-    """Older models have the fields among those of the model; where it is one of several parts, that part's count, too."""
+    """Older models hold the fields in config.json. If the language model is one of several parts, its part applies, too."""
     if not file.is_file():
         return {}
     content = read_json(file)
@@ -179,7 +181,7 @@ def _defaults(source: str, found: Mapping[str, Any]) -> SamplingDefaults:
     names = {entry.name: _CALLED.get(entry.name, entry.name) for entry in fields(SamplingDefaults)}
     values = {name: found[called] for name, called in names.items() if called in found}
     values.pop("temperature", None)
-    # Whether a model's requests are sampled, do_sample says alone.
+    # Only do_sample decides whether a model's requests are sampled.
     if found.get("do_sample"):
         values = {"top_k": _TOP_K, **values, "temperature": found.get("temperature", 1.0)}
         if values["temperature"] < limits.MIN_TEMPERATURE:
@@ -191,7 +193,7 @@ def _defaults(source: str, found: Mapping[str, Any]) -> SamplingDefaults:
 
 
 def _check(source: str, asked: Mapping[str, Any], processors: ModelProcessors, vocab_size: int | None) -> None:
-    """What several fields say together, and the vocabulary."""
+    """Check fields against each other and against the vocabulary."""
     forced = {
         "forced_bos_token_id": () if processors.forced_bos_token_id is None else (processors.forced_bos_token_id,),
         "forced_eos_token_id": processors.forced_eos_token_id,

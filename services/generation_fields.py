@@ -1,7 +1,7 @@
-"""Every field of a model's generation_config.json, and what becomes of it: honoured, harmless, or refused with the reason.
+"""Every field of generation_config.json and its treatment: honoured, harmless, or refused with a reason.
 
-The names are those of transformers' ``GenerationConfig``; tests/unit/test_generation_config.py compares them with what is
-installed. Honoured means: what transformers' ``generate`` does with one prompt, one answer and one beam.
+The names are those of transformers' ``GenerationConfig``; tests/unit/test_generation_config.py compares them with the
+installed version. Honoured means: as in transformers' ``generate`` with one prompt, one answer and one beam.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ Parser = Callable[[Any], Any]
 
 
 class Unfit(ValueError):
-    """A value that a field cannot have; the message says what it must be."""
+    """A field has a value that it cannot have; the message says what is allowed."""
 
 
-# What needs no answer here, and why.
+# Fields without effect here, and why.
 HARMLESS: dict[str, str] = {
     **dict.fromkeys(("early_stopping", "length_penalty", "num_beam_groups", "diversity_penalty"), "concerns beams alone"),
     **dict.fromkeys(
@@ -51,7 +51,7 @@ HARMLESS: dict[str, str] = {
 _ONE_ANSWER = "a request gets one answer, decoded without beams"
 _ELSEWHERE = "transformers leaves this way of decoding to code from the hub"
 
-# What cannot be honoured: which values ask for nothing, and why the others are refused.
+# Fields that cannot be honoured: a test for the values that ask for nothing, and why all others are refused.
 REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "num_beams": (lambda value: value == 1, _ONE_ANSWER),
     "num_return_sequences": (lambda value: value == 1, _ONE_ANSWER),
@@ -65,13 +65,13 @@ REFUSED: dict[str, tuple[Callable[[Any], bool], str]] = {
     "token_healing": (lambda value: value is False, "prompts are taken as they are"),
     "is_assistant": (lambda value: value is False, "the model is served as the target"),
     "force_bos_token_to_be_generated": (lambda value: value is False, "say forced_bos_token_id"),
-    # These are arguments of generate; it refuses them in this file as well.
+    # Arguments of ``generate``, which refuses them in this file, too.
     **dict.fromkeys(
         (
             "logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "synced_gpus", "assistant_model",
             "streamer", "negative_prompt_ids", "negative_prompt_attention_mask",
         ),
-        (lambda value: False, "it is no part of a generation config"),
+        (lambda value: False, "it does not belong in a generation config"),
     ),
 }  # fmt: skip
 
@@ -97,7 +97,7 @@ def _whole(low: int, high: int = 2**31 - 1) -> Parser:
 
 def _number(low: float, high: float, *, above_low: bool = False) -> Parser:
     def parse(value: Any) -> float:
-        # A number that is no number, or an integer too large for one, fails the comparison.
+        # NaN fails the comparison, and so does an integer that is too large.
         fits = (_is_whole(value) or isinstance(value, float)) and low <= value <= high and not (above_low and value == low)
         if not fits:
             span = f"above {low:g}, at most {high:g}" if above_low else f"from {low:g} to {high:g}"
@@ -121,7 +121,7 @@ def _id_or_ids(value: Any) -> tuple[int, ...]:
 
 
 def _eos(value: Any) -> tuple[int, ...]:
-    """Ids that are no token's end nothing, in generate too; so negative ones pass."""
+    """Ids outside the vocabulary end nothing, as in ``generate``; so negative ones are allowed."""
     listed = [value] if _is_whole(value) else value
     if not isinstance(listed, list) or not all(map(_is_whole, listed)):
         raise Unfit("must be a token id, or a list of token ids")
@@ -168,10 +168,10 @@ def _strings(value: Any) -> tuple[str, ...]:
     return tuple(listed)
 
 
-# What is honoured, and the values that a field can have.
+# Fields that are honoured, and their parsers.
 HONOURED: dict[str, Parser] = {
     "eos_token_id": _eos,
-    # What requests may say as well: defaults of theirs.
+    # Defaults for fields of a request.
     "do_sample": _truth,
     "temperature": _number(0, limits.MAX_TEMPERATURE),
     "top_k": _whole(0),
@@ -183,7 +183,7 @@ HONOURED: dict[str, Parser] = {
     "min_new_tokens": _whole(0),
     "min_length": _whole(0),
     "stop_strings": _strings,
-    # What happens to logits besides.
+    # Processing of logits.
     "sequence_bias": _biases,
     "encoder_repetition_penalty": _number(0, 10, above_low=True),
     "no_repeat_ngram_size": _whole(0),

@@ -13,9 +13,9 @@ _CPU_QUOTA = _CGROUP / "cpu.max"
 
 
 def cores() -> int:
-    """Processor cores that this process may use, within the share that a container gives it."""
+    """Processor cores that this process may use, within the limit of its container."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    # Where there is no such limit, the file is missing, or says "max".
+    # Without a limit the file is missing or says "max".
     with contextlib.suppress(OSError, ValueError):
         quota, period = _CPU_QUOTA.read_text().split()
         allowed = min(allowed, max(1, int(quota) // int(period)))
@@ -23,13 +23,13 @@ def cores() -> int:
 
 
 def cache_folder() -> Path:
-    """Where this user's programs keep what they can make again."""
+    """Folder of this user for files that can be made again."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "outrider"
 
 
 @functools.cache
 def processor_flags() -> frozenset[str]:
-    """What the processor says it can do, as Linux calls it; nothing where nobody says."""
+    """Features of the processor by their Linux names; empty where /proc/cpuinfo does not list them."""
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return frozenset(next(line for line in lines if line.startswith("flags")).partition(":")[2].split())
@@ -37,14 +37,14 @@ def processor_flags() -> frozenset[str]:
 
 
 def free_memory() -> float:
-    """Bytes that processes may still take, within the limits that a container sets."""
+    """Bytes of memory that can still be allocated, within the limits of the container."""
     import psutil
 
     free = float(psutil.virtual_memory().available)
-    # Where there is no such limit, the file is missing, or says "max".
+    # Without a limit the file is missing or says "max".
     with contextlib.suppress(OSError, ValueError):
         used = int((_CGROUP / "memory.current").read_text())
-        # Files that were read count as used, until somebody needs the room.
+        # Cached file pages count as used, but are given up when memory is needed.
         lines = (_CGROUP / "memory.stat").read_text().splitlines()
         used -= sum(int(line.split()[1]) for line in lines if line.startswith("inactive_file "))
         free = min(free, int((_CGROUP / "memory.max").read_text()) - used)
@@ -52,7 +52,7 @@ def free_memory() -> float:
 
 
 def processor() -> str:
-    """The processor's name; platform.processor() knows none on many a Linux."""
+    """The processor's name. platform.processor() is empty on many Linux systems."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))

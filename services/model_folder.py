@@ -1,7 +1,7 @@
-"""A model's folder, as every service reads it: whatever is wrong with it becomes one line, which says where and what.
+"""Reads a model's folder for every service: any fault in it becomes one line that says where and what.
 
-Folders come from anywhere, and what libraries raise of a damaged one is anything, many lines of it. ``reading`` is the one
-place where that becomes ``ConfigurationError``.
+Folders come from anywhere, and libraries raise all kinds of exceptions with many lines for a damaged one. ``reading`` is the
+one place that turns them into ``ConfigurationError``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from speculation.errors import ConfigurationError, OutriderError
 
 log = logging.getLogger(__name__)
 
-# How the pointers begin that git-lfs leaves where it has not fetched the file.
+# First bytes of the pointer that git-lfs leaves in place of a file that was not fetched.
 LFS = b"version https://git-lfs"
 _LONGEST = 400
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
-# Their text alone says what is wrong; of the others the class is half of it.
+# The text of these exceptions is enough; for all others the class is shown, too.
 _TELLING = (OSError, ValueError, RuntimeError, NotImplementedError)
 _ALSO_TELLING = (
     "Exception",
@@ -34,20 +34,20 @@ _ALSO_TELLING = (
 
 @contextmanager
 def reading(what: str) -> Iterator[None]:
-    """For a block that makes something of a model's files.
+    """Wraps a block that reads a model's files.
 
     Args:
         what: the step, to follow "cannot": ``load the model at FOLDER``.
 
     Raises:
-        ConfigurationError: whatever the block raised, but for errors that were raised on purpose.
+        ConfigurationError: the block raised anything but an ``OutriderError``, which passes unchanged.
     """
     try:
         yield
     except OutriderError:
         raise
     except BaseException as error:
-        # Libraries written in Rust panic with an exception of their own, which is no Exception.
+        # PanicException, which libraries written in Rust raise, is not an Exception.
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         log.debug("cannot %s", what, exc_info=error)
@@ -55,7 +55,7 @@ def reading(what: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """What an error says, on one line of at most some 400 characters."""
+    """The message of an error on one line of at most 400 characters."""
     text = " ".join(_COLOURS.sub("", str(error)).split())
     if not text:
         return type(error).__name__
@@ -68,10 +68,10 @@ def read_json(file: Path, of: str = "model") -> dict[str, Any]:
     """The object in a JSON file of a model's folder.
 
     Args:
-        of: what the file is a part of, for the error.
+        of: what the file belongs to, for the error.
 
     Raises:
-        ConfigurationError: there is none; says why.
+        ConfigurationError: the file cannot be read, or holds no JSON object; says why.
     """
     where = f"cannot load the {of} at {file.parent}: {file.name}"
     try:
@@ -92,27 +92,28 @@ def read_json(file: Path, of: str = "model") -> dict[str, Any]:
 
 
 def _kind(value: object) -> str:
-    """A JSON value's kind in words."""
+    """The kind of a JSON value, in words."""
     if value is None or isinstance(value, bool):
         return json.dumps(value)
     return "a list" if isinstance(value, list) else "text" if isinstance(value, str) else "a number"
 
 
 def text_config(config: dict[str, Any]) -> dict[str, Any]:
-    """The language model's part of ``config.json``: the whole of it, where the model is nothing else."""
+    """The language model's part of ``config.json``; all of it, if the model has no other part."""
     text = config.get("text_config")
     return text if isinstance(text, dict) else config
 
 
 def check_vocabulary(folder: Path, largest: int) -> None:
-    """Check that the model has an embedding of every ordinary token. (Of tokens that were added, some models have none:
-    such a token is refused with the request that holds it.)
+    """Check that the model has an embedding for every token of the tokeniser's own vocabulary.
+
+    Some models have no embedding for added tokens; a request that contains such a token is refused.
 
     Args:
-        largest: id of the tokeniser's own vocabulary.
+        largest: largest id in the tokeniser's own vocabulary.
 
     Raises:
-        ConfigurationError: the tokeniser is another model's.
+        ConfigurationError: the tokeniser belongs to another model.
     """
     file = folder / "config.json"
     if not file.is_file():

@@ -1,12 +1,11 @@
-"""The walk: which drafted tokens the target would have said itself.
+"""The acceptance walk: how many drafted tokens the target would have chosen itself.
 
-Glossary: the *pending* token is the last committed one, whose key and value are not computed yet; it is the tree's root.
-*Accepted* tokens are nodes that hold what the target chose. The *bonus* token is the target's choice after the last
-accepted node: every pass yields it, so a pass over an empty tree is plain decoding.
+Glossary: the *pending* token is the last committed one; its key and value are not computed yet, and it is the tree's root.
+*Accepted* tokens are nodes whose token is the target's choice. The *bonus* token is the target's choice after the last
+accepted node: every pass yields one, so a pass over an empty tree is plain decoding.
 
-The choice at a node depends on the path to it, on the seed and on the position, never on which other nodes there are.
-That is the whole proof of losslessness: a tree decides how many of the target's own tokens
-are at hand after one pass, not which ones they are.
+The choice at a node depends on its path, the seed and the position, never on which other nodes exist. This is the whole
+proof of losslessness: a tree decides how many of the target's tokens one pass yields, not which ones.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from speculation.types import FinishReason, SamplingParams, TokenTree
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accepted:
-    """``tokens`` are those of ``path`` plus the bonus token, unless generation ended inside the path."""
+    """The tokens that a pass commits: those of ``path`` and the bonus token, unless generation ended within the path."""
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -29,12 +28,12 @@ class Accepted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopRule:
-    """When generation ends, asked after every single token, so that nothing beyond the end is ever committed.
+    """Decides when generation ends. It is asked after every single token, so that nothing beyond the end is committed.
 
     Attributes:
-        stop_token_ids: tokens that end it, the model's own among them unless they are ignored.
+        stop_token_ids: tokens that end generation, including the model's own unless they are ignored.
         generated: tokens of the answer so far.
-        room: most tokens that the answer may have (max_tokens, or what the context leaves).
+        room: most tokens that the answer may have: max_tokens, or what the context leaves.
     """
 
     stop_token_ids: frozenset[int]
@@ -42,24 +41,24 @@ class StopRule:
     room: int
 
     def after(self, tokens: list[int]) -> FinishReason | None:
-        """Whether generation ends with the last of ``tokens``, which follow the answer so far."""
+        """Why generation ends with the last of ``tokens``, which follow the answer so far; None if it goes on."""
         if tokens[-1] in self.stop_token_ids:
             return FinishReason.STOP
         return FinishReason.LENGTH if self.generated + len(tokens) >= self.room else None
 
 
 def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
-    """All tokens that end a request with ``params``."""
+    """All tokens that end a request with these ``params``."""
     return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
 
 
 def walk(tree: TokenTree, choose_at: Callable[[int], int], stop: StopRule) -> Accepted:
     """Follow the target's choices down the tree.
 
-    With noise keyed by position this is the coupling of Daliri, Musco, Suresh (arXiv 2408.07978), on trees.
+    With noise keyed by position this is the coupling of Daliri, Musco and Suresh (arXiv 2408.07978), applied to trees.
 
     Args:
-        choose_at: the target's token after a node (``ROOT``: after the pending token). Asked only for visited nodes.
+        choose_at: the target's choice after a node (``ROOT``: after the pending token). Called for visited nodes only.
     """
     below = children(tree)
     node = ROOT

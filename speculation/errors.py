@@ -3,15 +3,15 @@
 ::
 
     OutriderError
-    ├── InvalidArgument           a field of the request is wrong: names the field, its value and what is allowed
+    ├── InvalidArgument           a field of the request is wrong; names the field, its value and what is allowed
     │   ├── PromptTooLong         the prompt does not fit into the context
     │   ├── MalformedTree         a drafter sent something that is not a token tree
     │   └── NotFound              no such model
-    ├── ConfigurationError        a setting is wrong, found at start
-    ├── Unauthenticated           no API key, or not one of ours
+    ├── ConfigurationError        a setting is wrong; raised at start
+    ├── Unauthenticated           no API key, or an unknown one
     ├── ResourceExhausted         the queue is full; says when to retry
     ├── Unavailable               a component is starting, stopping or gone
-    │   └── TargetLost            a part of the target died: it is built anew
+    │   └── TargetLost            a part of the target died; it is rebuilt
     ├── DeadlineExceeded          the caller's deadline has passed
     ├── Cancelled                 the caller went away
     └── Internal                  a bug of ours
@@ -23,7 +23,7 @@ from __future__ import annotations
 
 
 class OutriderError(Exception):
-    """Root of all errors raised on purpose; ``str(error)`` is fit for the user's eyes."""
+    """Root of all errors raised on purpose; ``str(error)`` may be shown to users."""
 
 
 class InvalidArgument(OutriderError):
@@ -32,7 +32,7 @@ class InvalidArgument(OutriderError):
     Attributes:
         field: the field's name, as the request spells it.
         value: its value, shortened to 80 characters.
-        allowed: what would have been right.
+        allowed: which values are allowed.
     """
 
     def __init__(self, field: str, value: object, allowed: str) -> None:
@@ -44,7 +44,7 @@ class InvalidArgument(OutriderError):
         super().__init__(f"{field} is {self.value}: must be {allowed}")
 
     def __reduce__(self) -> tuple[type[InvalidArgument], tuple[str, str, str]]:
-        """Survive a trip between processes with all parts."""
+        """Pickle by the arguments of ``__init__``."""
         return type(self), (self.field, self.value, self.allowed)
 
 
@@ -53,11 +53,11 @@ class PromptTooLong(InvalidArgument):
 
 
 class MalformedTree(InvalidArgument):
-    """A draft that breaks the rules of ``TokenTree``."""
+    """A draft breaks the rules of ``TokenTree``."""
 
 
 class ConfigurationError(OutriderError):
-    """A setting is wrong; the message says which and what to do."""
+    """A setting is wrong; the message names it and says what to do."""
 
 
 class Unauthenticated(OutriderError):
@@ -69,7 +69,7 @@ class NotFound(InvalidArgument):
 
 
 class ResourceExhausted(OutriderError):
-    """No room for one more request just now.
+    """No room for another request at the moment.
 
     Attributes:
         retry_after_s: seconds after which a retry makes sense.
@@ -80,7 +80,7 @@ class ResourceExhausted(OutriderError):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[type[ResourceExhausted], tuple[str, float]]:
-        """Survive a trip between processes with all parts."""
+        """Pickle by the arguments of ``__init__``."""
         return type(self), (str(self), self.retry_after_s)
 
 
@@ -89,7 +89,7 @@ class Unavailable(OutriderError):
 
 
 class TargetLost(Unavailable):
-    """A part of the target has died, or holds other tokens than the rest: it must be built anew."""
+    """A part of the target has died, or disagrees with the rest on what was committed. The target must be rebuilt."""
 
 
 class DeadlineExceeded(OutriderError):
@@ -101,4 +101,4 @@ class Cancelled(OutriderError):
 
 
 class Internal(OutriderError):
-    """A bug of ours. The message says nothing of the inside; the log does."""
+    """A bug in Outrider. The message says nothing about the cause; the log does."""

@@ -1,4 +1,4 @@
-"""Bounds on what one request or one draft may hold. The protos state the same numbers."""
+"""Limits on one request and one draft. The protos state the same numbers."""
 
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.001, 100.0
 MAX_STOP_STRINGS = 16

@@ -1,7 +1,7 @@
 """Philox4x32-10, the counter-based generator of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC'11).
 
-A random number is a pure function of (seed, stream, position, index): no state to carry, lose or share, so a replayed,
-migrated or re-ordered step draws the same numbers.
+A random number is a pure function of (seed, stream, position, index). There is no state to carry, lose or share, so a step
+that is replayed, migrated or reordered draws the same numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MASK32 = 0xFFFFFFFF
 
 
 class NoiseStream(enum.IntEnum):
-    """What the numbers are for; streams of one seed are independent."""
+    """What the numbers are used for; the streams of a seed are independent."""
 
     CHOICE = 0
     ACCEPT = 1
@@ -47,18 +47,19 @@ def philox4x32(counters: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
 
 
 def uniforms(seed: int, stream: NoiseStream, position: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
-    """One number in (0, 1) for each index (a token id, or an ordinal), 32 bits of randomness each.
+    """One number in (0, 1) with 32 random bits for each index (a token id or an ordinal).
 
     Args:
         indices: [n], each below 2^34.
 
     Returns:
-        [n]; the number at an index does not depend on which other indices are asked for.
+        [n]. The number at an index does not depend on the other indices.
     """
     wanted = indices >> 2
     first = int(wanted.min()) if len(indices) else 0
     span = int(wanted.max()) - first + 1 if len(indices) else 0
-    # A dense set (the whole vocabulary) shares each block among four lanes; a sparse one (top-k) computes its own.
+    # Four indices share a block. A dense set (the whole vocabulary) computes each block once; a sparse one (top-k) computes
+    # one block per index.
     dense = span <= len(indices)
     blocks = np.arange(first, first + span) if dense else wanted
     counters = np.zeros((4, len(blocks)), dtype=np.uint64)

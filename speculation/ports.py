@@ -49,7 +49,7 @@ class Rows:
         tokens: the chain's tokens, then the nodes'.
         parents: one entry per node; -1 is the chain's last token.
         logits: how many of the last rows need logits.
-        features: whether ``Target.features`` will be asked for of these rows.
+        layers: whose hidden states ``Target.features`` will be asked for, of any of these rows; as in ``Features``.
     """
 
     session_id: str
@@ -57,7 +57,7 @@ class Rows:
     tokens: tuple[int, ...]
     parents: tuple[int, ...] = ()
     logits: int
-    features: bool = False
+    layers: tuple[int, ...] = ()
 
     @property
     def chain(self) -> int:
@@ -128,10 +128,19 @@ class Target(Protocol):
         """
         ...
 
-    def features(self, session_id: str, rows: Sequence[int]) -> Features:
-        """What the output layer read, in the session's pass just finished, at ``rows``: indices into its tokens.
+    def check_layers(self, layers: Sequence[int]) -> None:
+        """Check that hidden states of these layers can be had; see ``Rows.layers``.
 
-        Asked for by ``Rows.features``, and only of rows with logits.
+        Raises:
+            InvalidArgument: of one they cannot; says which, and what is allowed.
+        """
+        ...
+
+    def features(self, session_id: str, rows: Sequence[int]) -> Features:
+        """Hidden states of ``Rows.layers``, side by side, in the session's pass just finished.
+
+        Args:
+            rows: indices into its tokens, of positions that follow each other: of its chain, then of an accepted path.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""A rolling 64-bit hash of a token prefix, so that a draft says in 16 bytes what it grows from."""
+"""A rolling 64-bit hash of a token prefix, by which a draft names the prefix that it continues."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _MASK = (1 << 64) - 1
 
 
 def extend_hash(prefix_hash: int, tokens: Iterable[int]) -> int:
-    """The hash of a prefix with hash ``prefix_hash`` followed by ``tokens`` (FNV-1a over whole token ids)."""
+    """The hash of a prefix, whose own hash is ``prefix_hash``, followed by ``tokens`` (FNV-1a over whole token ids)."""
     for token in tokens:
-        # The +1 and the shift keep token 0 and high bits from being lost: FNV's own step only moves bits upward.
+        # FNV's own step moves bits upward only. The +1 makes token 0 count, the shift brings high bits back down.
         prefix_hash = ((prefix_hash ^ (token + 1)) * _PRIME) & _MASK
         prefix_hash ^= prefix_hash >> 29
     return prefix_hash

@@ -1,12 +1,12 @@
-"""The classic rule, for drafts sampled from a known q: accept with probability min(1, p/q), else draw from the residual.
+"""Rejection sampling for drafts drawn from a known q: accept with probability min(1, p/q), otherwise draw from the residual.
 
-Chain: Leviathan et al. 2023 (algorithm 1), Chen et al. 2023 (algorithm 2). Several children of a node: one after the other,
-each against the residual that the rejections before it left (SpecInfer, Miao et al. 2023; recursive rejection sampling).
+For a chain: Leviathan et al. 2023 (algorithm 1), Chen et al. 2023 (algorithm 2). Several children of a node are tried in
+turn, each against the residual that the earlier rejections left (SpecInfer, Miao et al. 2023; recursive rejection sampling).
 A node without a proposal is deterministic: its q is one-hot, so it is accepted with probability p(token), and a rejection
 sets that probability to zero.
 
-p is the target's processed distribution, q the draft's. Lossless in distribution; unlike under the walk, which tokens come
-out depends on what was drafted.
+p is the target's processed distribution, q the draft distribution. The rule is lossless in distribution, but unlike with the
+acceptance walk, the tokens of one answer depend on what was drafted.
 """
 
 from __future__ import annotations
@@ -28,29 +28,27 @@ Distribution = NDArray[np.float64]
 
 
 class Randomness(Protocol):
-    """Where the rule's chances come from; an enumeration in the tests tries all of them."""
+    """The source of randomness of the rule. The tests enumerate all outcomes through it."""
 
     def coin(self, probability: float, position: int, ordinal: int) -> bool:
-        """True with ``probability`` (1 if above); ``ordinal`` counts the coins of a position."""
+        """True with ``probability`` (always, if that is above 1); ``ordinal`` numbers the coins of one position."""
         ...
 
     def draw(self, p: Distribution, position: int) -> int:
-        """An index, with the probabilities ``p``."""
+        """An index drawn with the probabilities ``p``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class SeededRandomness:
-    """A pure function of the request's seed and the position."""
+    """Implements ``Randomness`` as a pure function of the request's seed and the position."""
 
     seed: int
 
     def coin(self, probability: float, position: int, ordinal: int) -> bool:
-        """See ``Randomness``."""
         return bool(uniforms(self.seed, NoiseStream.ACCEPT, position, np.array([ordinal]))[0] < probability)
 
     def draw(self, p: Distribution, position: int) -> int:
-        """See ``Randomness``."""
         with np.errstate(divide="ignore"):
             return sample(np.log(p), self.seed, NoiseStream.RESIDUAL, position)
 
@@ -65,8 +63,8 @@ def accept(
     """Walk down the tree by rejection sampling.
 
     Args:
-        target_at: p after a node (``ROOT``: after the pending token), [vocabulary], with sum 1.
-        length: tokens committed so far; the first token decided here has this position.
+        target_at: p after a node (``ROOT``: after the pending token), [vocabulary] with sum 1.
+        length: number of committed tokens, which is the position of the first token decided here.
     """
     below = children(tree)
     node = ROOT
@@ -89,7 +87,7 @@ def accept(
 def _try_children(
     tree: TokenTree, siblings: list[int], p: Distribution, randomness: Randomness, position: int
 ) -> tuple[int | None, Distribution]:
-    """The first sibling that passes, and the distribution that the rejections left."""
+    """The first sibling that is accepted, or None; and the distribution that the rejections left."""
     for ordinal, child in enumerate(siblings):
         q = _proposal(tree, child, len(p))
         token = tree.tokens[child]
@@ -100,9 +98,9 @@ def _try_children(
 
 
 def residual(p: Distribution, q: Distribution) -> Distribution:
-    """norm([p - q]+): what is left to draw from after a rejection.
+    """norm([p - q]+): the distribution to draw from after a rejection.
 
-    Where rounding leaves nothing (p equal to q, which a rejection in exact arithmetic excludes), p itself.
+    In exact arithmetic no rejection happens where p equals q. If rounding leaves nothing all the same, the result is p.
     """
     rest = np.maximum(p - q, 0.0)
     total = float(rest.sum())

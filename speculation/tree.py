@@ -1,4 +1,4 @@
-"""Token trees: check, build, merge, prune, and what a forward pass needs to know of them."""
+"""Token trees: validate, build, merge, prune, and the relations between nodes."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _validate_proposals(tree: TokenTree, vocab_size: int) -> None:
 
 
 def children(tree: TokenTree) -> dict[int, list[int]]:
-    """Children that may be accepted, for every node that has any and for ``ROOT``; elder siblings first."""
+    """Children of every node and of ``ROOT``, earlier siblings first. Probes are left out: they can never be accepted."""
     probes = set(tree.probes)
     result: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents):
@@ -80,7 +80,7 @@ def children(tree: TokenTree) -> dict[int, list[int]]:
 
 
 def depths(tree: TokenTree) -> list[int]:
-    """Distance of each node from the last committed token: 1 for its children."""
+    """Depth of each node; children of the root have depth 1."""
     result: list[int] = []
     for parent in tree.parents:
         result.append(1 if parent == ROOT else result[parent] + 1)
@@ -97,7 +97,7 @@ def path_to(tree: TokenTree, node: int) -> tuple[int, ...]:
 
 
 def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:
-    """[nodes, nodes]: entry (i, j) says whether j is i or an ancestor of i."""
+    """[nodes, nodes]: entry (i, j) is true if j is i or an ancestor of i."""
     mask = np.eye(len(parents), dtype=np.bool_)
     for node, parent in enumerate(parents):
         if parent != ROOT:
@@ -106,7 +106,7 @@ def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:
 
 
 def chain(tokens: Sequence[int], source: str, scores: Sequence[float] = ()) -> TokenTree:
-    """The tree without branches."""
+    """A tree without branches."""
     return TokenTree(
         tokens=tuple(tokens),
         parents=tuple(range(-1, len(tokens) - 1)),
@@ -218,9 +218,9 @@ def follow(tree: TokenTree, tokens: Sequence[int]) -> int:
 
 
 def descend(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
-    """What is left of a tree when ``tokens`` have been committed: what hangs below them, or None if the tree went elsewhere.
+    """The part of a tree below the path ``tokens``, after these have been committed; None if the tree has no such path.
 
-    Scores become those of the paths that remain. Probes stay behind: they were made for another position.
+    A score becomes the probability of the rest of its path. Probes are dropped: they were made for another position.
     """
     below = children(tree)
     node, score = ROOT, 1.0

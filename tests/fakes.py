@@ -140,11 +140,15 @@ class ToyTarget:
     def forget(self, tenant: str) -> None:
         self.forgotten.append(tenant)
 
+    def check_layers(self, layers: Sequence[int]) -> None:
+        pass
+
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
         """Two numbers a row: the token at the row, and how many rows the pass had."""
         tokens = self._last[session_id].tokens
         data = struct.pack(f"<{2 * len(rows)}e", *(number for row in rows for number in (tokens[row], len(tokens))))
-        return Features(data=data, rows=len(rows), width=2, dtype="float16")
+        start = self._last[session_id].context + rows[0]
+        return Features(data=data, rows=len(rows), width=2, dtype="float16", start=start)
 
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
         self.threads.add(threading.current_thread().name)

@@ -10,12 +10,12 @@ import transformers
 from transformers import AutoModelForCausalLM, GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 
-# The value that transformers' own documentation uses.
+# The value used in transformers' documentation.
 _LOOKUP_TOKENS = 10
 
 
 class _Arrivals(BaseStreamer):  # type: ignore[misc]
-    """Notes when how many tokens came; of a batch, those of its first row."""
+    """Records when tokens arrive; for a batch, those of its first row."""
 
     def __init__(self) -> None:
         self.start = time.perf_counter()
@@ -23,18 +23,18 @@ class _Arrivals(BaseStreamer):  # type: ignore[misc]
         self._prompt = True
 
     def put(self, value: torch.Tensor) -> None:
-        """The prompt first, then what each pass gave."""
+        """The first call brings the prompt, each later one the tokens of a pass."""
         if self._prompt:
             self._prompt = False
             return
         self.seen.append((time.perf_counter() - self.start, value.shape[-1] if value.dim() > 1 else 1))
 
     def end(self) -> None:
-        """Nothing is left to do."""
+        """Required by ``BaseStreamer``."""
 
 
 class Peer:
-    """One loaded model for all of transformers' ways to decode.
+    """One loaded model for all of transformers' decoding methods; see ``worker.py`` for the interface.
 
     Raises:
         OSError: the model cannot be read.
@@ -52,15 +52,14 @@ class Peer:
         eos = self._model.generation_config.eos_token_id
         self._eos: set[int] = set(eos if isinstance(eos, list) else [eos] if eos is not None else [])
         self._pad = min(self._eos, default=0)
-        # What a request leaves open, ``generate`` takes from here.
+        # ``generate`` takes unset parameters from here, so the model's own defaults must go.
         self._model.generation_config = GenerationConfig()
 
     def versions(self) -> dict[str, str]:
-        """What runs."""
         return {"transformers": transformers.__version__, "torch": torch.__version__}
 
     def run(self, contestant: str, load: dict[str, Any]) -> dict[str, Any]:
-        """Answer in batches of ``concurrency``: generate() knows no continuous batching."""
+        """Answer in static batches of ``concurrency``: ``generate`` has no continuous batching."""
         start = time.perf_counter()
         answers: list[dict[str, Any]] = []
         size = load["concurrency"]
@@ -89,7 +88,7 @@ class Peer:
         return answers
 
     def _config(self, temperature: float, max_tokens: int, seed: int) -> GenerationConfig:
-        """What was asked for and nothing else: a model's own file may bring penalties that nobody asked for."""
+        """The requested parameters only: the model's own file may contain penalties."""
         common = {"max_new_tokens": max_tokens, "eos_token_id": sorted(self._eos), "pad_token_id": self._pad}
         if temperature == 0:
             return GenerationConfig(do_sample=False, **common)
@@ -113,7 +112,7 @@ class Peer:
         return {"logits": row[ids].tolist()}
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """Nothing to release."""
 
 
 def _first(arrivals: list[tuple[float, int]], tokens: int) -> list[tuple[float, int]]:

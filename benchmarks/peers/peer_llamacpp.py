@@ -1,6 +1,6 @@
-"""llama.cpp's own server, through xllamacpp: continuous batching over slots, on a GGUF file.
+"""llama.cpp's server, through xllamacpp: continuous batching over slots, on a GGUF file.
 
-It is asked over HTTP, as its users ask it: xllamacpp's calls within the process return text and no token ids.
+It is called over HTTP, as its users do: xllamacpp's calls within the process return text but no token ids.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Any
 
 import xllamacpp
 
-# A token in the middle of a character is counted by the server, but its id is never streamed.
+# Stands for a token that ends within a character: the server counts it but never streams its id.
 _UNKNOWN = -1
-# Slots get room in such steps, so that the server is not started anew for every longer prompt.
+# The room of a slot grows in steps of this size, so that a longer prompt rarely restarts the server.
 _ROOM = 1024
 _WARNINGS = 2
 
 
 class Peer:
-    """A GGUF file behind a server with as many slots as requests come at once."""
+    """A GGUF file behind a server with one slot per concurrent request; see ``worker.py`` for the interface."""
 
     def __init__(self, spec: dict[str, Any]) -> None:
         self._spec = spec
@@ -31,13 +31,13 @@ class Peer:
         self._serve(1, _ROOM)
 
     def versions(self) -> dict[str, str]:
-        """What runs, and which instructions it was compiled for: PyPI's wheels leave out the newest."""
+        """Also names the instruction sets it was compiled for: the wheels on PyPI leave out the newest."""
         words = xllamacpp.get_system_info().replace("|", " ").replace(" = ", "=").split()
         built_for = "/".join(word.removesuffix("=1") for word in words if word.endswith("=1"))
         return {"xllamacpp": xllamacpp.__version__, "built for": built_for}
 
     def run(self, contestant: str, load: dict[str, Any]) -> dict[str, Any]:
-        """Answer ``concurrency`` requests at a time, batched continuously."""
+        """Answer ``concurrency`` requests at a time, with continuous batching."""
         at_once = load["concurrency"]
         self._serve(at_once, max(len(request["prompt"]) for request in load["requests"]) + load["max_tokens"])
         with ThreadPoolExecutor(at_once) as pool:
@@ -51,10 +51,10 @@ class Peer:
         self._server = None
 
     def _serve(self, slots: int, room: int) -> None:
-        """A server with so many slots and room for so many tokens in each; the one that runs, if it will do."""
+        """Make sure that a server with this many slots runs, each with room for ``room`` tokens."""
         if self._server is not None and slots == self._slots and room <= self._room:
             return
-        # Two models at once might not fit into memory.
+        # Two models might not fit into memory.
         self.close()
         self._slots, self._room = slots, -(-room // _ROOM) * _ROOM
         params = xllamacpp.CommonParams()
@@ -63,7 +63,7 @@ class Peer:
         params.n_ctx = slots * self._room
         params.cpuparams.n_threads = params.cpuparams_batch.n_threads = self._spec["threads"]
         params.n_gpu_layers = 0 if self._spec["device"] == "cpu" else -1
-        # Repeats ask the same prompts again: what is measured is the engine, not its memory of the last repeat.
+        # Repeats send the same prompts; a prefix cache would answer them from the last repeat.
         params.cache_prompt = False
         params.cache_ram_mib = 0
         params.verbosity = _WARNINGS
@@ -82,10 +82,10 @@ class Peer:
         return {"tokens": tokens, "arrivals": arrivals}
 
     def _stream(self, body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-        """What the server says, as it comes.
+        """The server's events as they arrive.
 
         Raises:
-            RuntimeError: it refuses, or breaks off.
+            RuntimeError: the server refuses or breaks off.
         """
         connection = http.client.HTTPConnection(self._server.listening_address.removeprefix("http://"))
         try:
@@ -95,7 +95,7 @@ class Peer:
                 raise RuntimeError(f"the server says {reply.status}: {reply.read(300).decode(errors='replace')}")
             for line in reply:
                 kind, _, data = line.partition(b": ")
-                # Anything else separates events, or keeps the connection alive.
+                # Other lines separate events or keep the connection alive.
                 if kind in (b"data", b"error"):
                     chunk = json.loads(data)
                     if kind == b"error" or "error" in chunk:
@@ -106,12 +106,12 @@ class Peer:
 
 
 def _body(request: dict[str, Any], load: dict[str, Any]) -> dict[str, Any]:
-    """Every sampler but the one that is wanted is switched off: the default ones would cut the distribution."""
+    """Names the only sampler to use: the default ones would truncate the distribution."""
     greedy = load["temperature"] == 0
     return {
         "prompt": request["prompt"],
         "n_predict": load["max_tokens"],
-        # The likeliest token without a look at the others is how it decodes greedily the fastest.
+        # top_k = 1 is the fastest way to decode greedily.
         "samplers": ["top_k"] if greedy else ["temperature"],
         "top_k": 1,
         "temperature": load["temperature"],

@@ -1,4 +1,4 @@
-"""Outrider itself: every strategy on one engine, its components in one process or on a local Ray behind gRPC."""
+"""Outrider itself: all strategies on one engine, in one process or on a local Ray with gRPC."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ Counts = dict[str, Any]
 
 
 class _Engine(Protocol):
-    """What a topology must do."""
+    """One topology."""
 
     async def stats(self) -> Counts:
-        """``services.verifier.engine.stats.LoopStats`` as plain objects."""
+        """``services.verifier.engine.stats.LoopStats`` as a JSON object."""
         ...
 
     def answer(self, strategy: str, request: Counts, load: Counts) -> AsyncIterator[tuple[tuple[int, ...], Counts | None]]:
-        """Token ids as they come, and last the request's counts."""
+        """Token ids as they arrive, and finally the request's counts."""
         ...
 
 
 class Peer:
-    """The pipeline.
+    """The whole pipeline; see ``worker.py`` for the interface.
 
     Raises:
-        ConfigurationError: settings or model do not work.
+        ConfigurationError: the settings or the model are unusable.
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:
@@ -47,13 +47,12 @@ class Peer:
         self._stack = AsyncExitStack()
         opening: AbstractAsyncContextManager[_Engine] = _in_process(settings, model)
         if spec.get("on") == "ray":
-            # Nobody but this process is to reach it. Serve's calls at start and end want a thread without an event loop.
+            # Only this process may reach the server. Serve's calls at start and end need a thread without an event loop.
             private = settings.model_copy(update={"server": ServerSettings(port=0)})
             opening = _on_ray(self._outer.enter_context(on_ray.running_on_ray(private, model)))
         self._engine: _Engine = self._runner.run(self._stack.enter_async_context(opening))
 
     def versions(self) -> dict[str, str]:
-        """What runs."""
         return {
             "outrider": version("outrider-server"),
             "torch": version("torch"),
@@ -77,7 +76,7 @@ class Peer:
         try:
             answers = await asyncio.gather(*tasks)
         finally:
-            # Where one fails, the others must not go on into the next contestant's time.
+            # If one request fails, the others must not run on into the next contestant's measurement.
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -97,7 +96,6 @@ class Peer:
         return {"tokens": tokens, "arrivals": arrivals, **counts}
 
     def close(self) -> None:
-        """Stop the pipeline."""
         self._runner.run(self._stack.aclose())
         self._runner.close()
         self._outer.close()
@@ -113,7 +111,7 @@ class _InProcess:
     async def answer(
         self, strategy: str, request: Counts, load: Counts
     ) -> AsyncIterator[tuple[tuple[int, ...], Counts | None]]:
-        # What was asked for and nothing else, whatever the model's own file says.
+        # The requested parameters only, not the model's defaults.
         sampling = RequestedSampling(
             temperature=load["temperature"],
             max_tokens=load["max_tokens"],
@@ -169,7 +167,7 @@ async def _on_ray(address: str) -> AsyncIterator[_Engine]:
 
 
 def difference(after: Any, before: Any) -> Any:
-    """What a nested record of counts gained."""
+    """The increase of every count in a nested dictionary."""
     if isinstance(after, dict):
         return {
             key: difference(value, before.get(key, {} if isinstance(value, dict) else 0)) for key, value in after.items()

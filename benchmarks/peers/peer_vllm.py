@@ -1,4 +1,4 @@
-"""vLLM's asynchronous engine: plain, n-gram speculation, suffix decoding."""
+"""vLLM's asynchronous engine: plain decoding, n-gram speculation, suffix decoding."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ import time
 from typing import Any
 
 _SPECULATION: dict[str, dict[str, Any]] = {
-    # vLLM's own documented values.
+    # Values from vLLM's documentation.
     "vllm_ngram": {"method": "ngram", "num_speculative_tokens": 5, "prompt_lookup_max": 4, "prompt_lookup_min": 2},
     "vllm_suffix": {"method": "suffix", "num_speculative_tokens": 16},
 }
 
-# Its processes do not end when they are told to, and are killed then, however long they are given.
+# vLLM's processes do not end when asked to, however long one waits; after this time they are killed.
 _SHUTDOWN_TIMEOUT_S = 1.0
 
 
 class Peer:
-    """One engine: vLLM fixes how it speculates at start, so each of its ways is a process of its own."""
+    """One engine; see ``worker.py`` for the interface.
+
+    vLLM fixes the speculation method at start, so each method needs a process.
+    """
 
     def __init__(self, spec: dict[str, Any]) -> None:
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
@@ -26,7 +29,7 @@ class Peer:
         on_cpu = spec["device"] == "cpu"
         if on_cpu:
             os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")
-            # By itself it would leave a core to its scheduler, and lose more by that on a small machine than it gains.
+            # By default vLLM reserves a core for its scheduler, which costs more than it gains on a small machine.
             cores = sorted(os.sched_getaffinity(0))[: spec["threads"]]
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", ",".join(map(str, cores)))
         import vllm
@@ -38,10 +41,10 @@ class Peer:
             model=spec["model_path"],
             dtype=spec["dtype"],
             max_model_len=spec["max_model_len"],
-            # Repeats ask the same prompts again: what is measured is the engine, not its memory of the last repeat.
+            # Repeats send the same prompts; a prefix cache would answer them from the last repeat.
             enable_prefix_caching=False,
             disable_log_stats=True,
-            # Nothing is compiled for the CPU, but preparing for it takes two minutes.
+            # On the CPU nothing is compiled, but preparing for it takes two minutes.
             enforce_eager=on_cpu,
             speculative_config=_SPECULATION.get(spec["contestant"]),
         )
@@ -54,13 +57,12 @@ class Peer:
         return engine.from_engine_args(arguments)
 
     def versions(self) -> dict[str, str]:
-        """What runs."""
         import torch
 
         return {"vllm": self._version, "torch": torch.__version__}
 
     def run(self, contestant: str, load: dict[str, Any]) -> dict[str, Any]:
-        """Answer ``concurrency`` requests at a time, batched continuously."""
+        """Answer ``concurrency`` requests at a time, with continuous batching."""
         return self._runner.run(self._run(load))
 
     async def _run(self, load: dict[str, Any]) -> dict[str, Any]:
@@ -75,7 +77,7 @@ class Peer:
         try:
             answers = await asyncio.gather(*tasks)
         finally:
-            # Where one fails, the others must not go on into the next contestant's time.
+            # If one request fails, the others must not run on into the next contestant's measurement.
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -104,8 +106,8 @@ class Peer:
         return {"tokens": tokens, "arrivals": arrivals}
 
     def close(self) -> None:
-        """Stop the engine's own processes."""
+        """Stop the engine's processes."""
         self._engine.shutdown(timeout=_SHUTDOWN_TIMEOUT_S)
-        # Its finaliser calls what the interpreter has taken down by then, if it is left to the end.
+        # At interpreter exit its finaliser would call modules that are gone already.
         self._engine = None
         self._runner.close()

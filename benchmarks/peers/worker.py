@@ -1,8 +1,8 @@
-"""A contestant's own process: reads orders as JSON lines on stdin, answers on stdout.
+"""A contestant's own process: reads orders as JSON lines from stdin, writes replies to stdout.
 
-Runs as a script in the peer's environment, ``python worker.py MODULE``, and therefore needs nothing but Python. MODULE is a
-file beside this one with a class ``Peer``: ``Peer(spec)`` loads the model, ``versions()`` names what runs,
-``run(contestant, load)`` answers a load, ``close()`` lets go.
+It runs as a script in the peer's environment, ``python worker.py MODULE``, and needs only Python itself. MODULE is a file
+beside this one with a class ``Peer``: ``Peer(spec)`` loads the model, ``versions()`` returns package versions,
+``run(contestant, load)`` answers a load, and ``close()`` releases everything.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 def main() -> None:
     """Serve orders until stdin ends."""
     _die_with_parent()
-    # Libraries print where they like: what they print goes to the log, the answers have a descriptor of their own.
+    # Libraries may print to stdout: that goes to the log, and replies use a descriptor of their own.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     peer: Any = None
@@ -45,7 +45,7 @@ def main() -> None:
 
 
 def _die_with_parent() -> None:
-    """On Linux. Between orders this process is stopped, and would never notice that its stdin has ended."""
+    """Linux only. Between orders this process is stopped with SIGSTOP and would not notice that its stdin has ended."""
     if sys.platform == "linux":
         pr_set_pdeathsig = 1
         ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGKILL)

@@ -1,1 +1,1 @@
-"""Retrieval: serves one index, and changes to another version without missing a look-up."""
+"""The retrieval service: serves one index, and switches to another version without interrupting look-ups."""

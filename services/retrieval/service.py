@@ -1,7 +1,7 @@
-"""The retrieval service: one index in use at a time, exchanged in one assignment.
+"""The retrieval service: one index in use at a time, replaced by a single assignment.
 
-A new live version is fetched, verified and mapped beside the old one, which answers meanwhile. A version that is damaged, or
-made for another tokenizer, is refused and told of; the old one goes on. Redis may vanish: what is loaded stays.
+A new live version is fetched, verified and mapped while the old one answers. A version that is damaged, or built for another
+tokenizer, is refused and logged, and the old one stays in use. If Redis goes away, the loaded version stays in use, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from speculation.messages import RetrievalQuery, Retrieved
 
 log = logging.getLogger(__name__)
 
-# How long one look at the stream of changes lasts, and how long to leave a Redis alone that does not answer.
+# Seconds of one wait for a change, and of the pauses between attempts while Redis does not answer.
 _WATCH_S = 2.0
 _RETRY_FIRST_S, _RETRY_MOST_S = 0.5, 30.0
 _LAST_LIVE = "last-live"
@@ -32,8 +32,8 @@ class RetrievalService:
     """Implements ``speculation.ports.Retriever``.
 
     Attributes:
-        refused: why the live version is not the one in use; None where it is.
-        switches: how often another version came into use.
+        refused: why the live version is not in use; None if it is.
+        switches: how many times a new version came into use.
     """
 
     def __init__(self, config: RetrievalConfig) -> None:
@@ -46,7 +46,7 @@ class RetrievalService:
 
     @property
     def version(self) -> str | None:
-        """Of the index in use."""
+        """Version of the index in use; None before one is loaded."""
         return None if self._index is None else self._index.manifest.version
 
     async def start(self) -> None:
@@ -65,7 +65,6 @@ class RetrievalService:
             self._watching = asyncio.create_task(self._follow(self._store), name="index-changes")
 
     async def stop(self) -> None:
-        """Let go of everything."""
         if self._watching is not None:
             self._watching.cancel()
             await asyncio.gather(self._watching, return_exceptions=True)
@@ -73,11 +72,10 @@ class RetrievalService:
             self._store.close()
 
     async def retrieve(self, query: RetrievalQuery) -> Retrieved:
-        """See ``Retriever``."""
         return self.look_up([query])[0]
 
     def look_up(self, queries: Sequence[RetrievalQuery]) -> list[Retrieved]:
-        """Answer several queries from one and the same version.
+        """Answer several queries, all from the same version.
 
         Raises:
             Unavailable: no index is loaded yet.
@@ -93,7 +91,7 @@ class RetrievalService:
         while True:
             try:
                 if seen is None:
-                    # Where the stream ends is read before the live version, so that no change falls between the two.
+                    # The end of the stream is read before the live version, so that no change in between is missed.
                     latest: str | None = await asyncio.to_thread(store.last_change)
                 else:
                     latest = await asyncio.to_thread(store.wait_for_change, seen, _WATCH_S)
@@ -133,7 +131,7 @@ class RetrievalService:
         manifest = store.manifest(version)
         config, origin = self._config, f"{version} at {store.origin}"
         check_index(manifest, config.tokenizer_sha256, origin, semantic=config.state_width is not None)
-        # What is fetched is verified: large indexes need not be read once more.
+        # fetch has verified the files, so a large index is not read again.
         index = Index(store.fetch(version, cache), manifest, config.state_width)
         try:
             write_whole(cache / _LAST_LIVE, version.encode())
@@ -143,23 +141,23 @@ class RetrievalService:
         return index
 
     def _use_last(self, store: IndexStore) -> None:
-        """Without Redis at start: the version that was live when it was last seen."""
+        """If Redis cannot be reached at start: serve the version that was live last."""
         try:
             version = (self._cache(store) / _LAST_LIVE).read_text()
             index = self._open(self._cache(store) / Path(version).name)
             if index.manifest.version != version:
-                raise ValueError(f"{index.manifest.version} lies where {version} should")
+                raise ValueError(f"{index.manifest.version} is in the place of {version}")
         except (OSError, ValueError, OutriderError) as error:
             log.debug("no index from earlier: %s", error)
             return
         self._index = index
-        log.error("Redis is not there; serving version %s, live when it last was", version)
+        log.error("Redis cannot be reached; serving version %s, which was live last", version)
 
     def _open(self, folder: Path) -> Index:
         return open_index(folder, self._config.tokenizer_sha256, self._config.state_width)
 
     def _cache(self, store: IndexStore) -> Path:
-        """Of one index in one Redis: what another Redis calls by the same name is something else."""
+        """The folder depends on the Redis server, too: another server may use the same name for another index."""
         where = hashlib.sha256(store.origin.encode()).hexdigest()[:12]
         return self._config.cache_dir / f"{self._config.name}-{where}"
 

@@ -1,4 +1,4 @@
-"""One answer in the making: tokens in, text out, statistics kept, stop strings found."""
+"""One answer in progress: tokens go in; text, statistics and stop strings come out."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from speculation.types import FinishReason, SpeculationStats
 
 
 class Answer:
-    """Token by token: a stop string inside an accepted block ends text, token ids, log-probabilities and counts alike.
+    """Handles tokens one by one, so that a stop string within a step's tokens ends text, token ids, log-probabilities and
+    counts at the same token.
 
     Attributes:
-        stop_string: the stop string that was found, if one was.
+        stop_string: the stop string that ended the answer, if one did.
     """
 
     def __init__(self, request: GenerationRequest, detokenizer: Detokenizer, arrived_at: float) -> None:
@@ -31,7 +32,7 @@ class Answer:
         self.stop_string: str | None = None
 
     def add(self, progress: Progress) -> TextChunk:
-        """Take one step's tokens, up to where a stop string is complete."""
+        """Take the tokens of one step; those after a completed stop string are dropped."""
         if self._first_token_at is None:
             self._first_token_at = time.perf_counter()
         text, taken = "", 0
@@ -53,14 +54,14 @@ class Answer:
         return TextChunk(text=text, token_ids=progress.token_ids[:taken], logprobs=progress.logprobs[:taken])
 
     def rest(self) -> str:
-        """Text that was held back until the end was known."""
+        """Text that was held back because a stop string might have begun in it. Called once, at the end."""
         if self.stop_string is not None:
             return ""
         found = self._stops.push(self._detokenizer.flush())
         return found.text + self._stops.flush()
 
     def complete(self, reason: FinishReason, model: str) -> Completion:
-        """The terminal message."""
+        """The final message of the answer."""
         now = time.perf_counter()
         stop: str | int | None = self.stop_string
         if stop is None and reason is FinishReason.STOP:

@@ -9,7 +9,12 @@ from services.router.strategies import StrategyConfig
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RouterConfig:
-    """A router: the model's tokeniser, and the default strategy."""
+    """Settings of one router.
+
+    Attributes:
+        model_path: folder of the model whose tokeniser is used.
+        strategy: settings of the strategies.
+    """
 
     model_path: str
     strategy: StrategyConfig = field(default_factory=StrategyConfig)

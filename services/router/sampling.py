@@ -1,4 +1,4 @@
-"""What a request leaves open is filled in: here, once, and for everything behind the router."""
+"""Completes the sampling parameters of a request: once, and for everything behind the router."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from speculation.errors import InvalidArgument
 from speculation.messages import VerifierCard
 from speculation.types import DEFAULT_MAX_TOKENS, SamplingDefaults, SamplingParams
 
-# Of a model's defaults, those that stand for a request's field as they are.
+# Defaults of a model that fill the request's field of the same name unchanged.
 _PLAIN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop")
 
 
 def complete_sampling(asked: RequestedSampling, card: VerifierCard, prompt_length: int) -> SamplingParams:
-    """``asked``, then what the model's generation config says, then what holds for all; and a seed where none is given.
+    """The sampling parameters: first those of the request, then the model's generation config, then Outrider's defaults.
+
+    A request without a seed gets a random one.
 
     Args:
-        prompt_length: tokens; below the card's ``max_model_len``.
+        prompt_length: tokens of the prompt; below the card's ``max_model_len``.
 
     Raises:
-        InvalidArgument: the answer that is asked for does not fit; names the field.
+        InvalidArgument: the requested answer does not fit into the context; names the field.
     """
     defaults = SamplingDefaults() if asked.ignore_generation_config else card.defaults
     room = card.max_model_len - prompt_length
@@ -31,7 +33,7 @@ def complete_sampling(asked: RequestedSampling, card: VerifierCard, prompt_lengt
     if asked.min_tokens is not None and asked.min_tokens > max_tokens == room:
         raise InvalidArgument("min_tokens", asked.min_tokens, f"at most {max_tokens}: {left}")
     given = {name: getattr(defaults, name) for name in _PLAIN if getattr(defaults, name) not in (None, ())}
-    # What a model says of lengths gives way to the length that is asked for, as in transformers.
+    # The requested length overrides the model's lengths, as in transformers.
     lengths = {"max_tokens": max_tokens, "min_tokens": min(_fewest(defaults, prompt_length), max_tokens)}
     return SamplingParams(**{"seed": secrets.randbits(63), **given, **lengths, **asked.given, "max_tokens": max_tokens})
 

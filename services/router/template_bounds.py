@@ -1,7 +1,9 @@
-"""jinja2's sandbox with bounds: a chat template takes seconds at most, and makes texts of megabytes at most.
+"""jinja2's sandbox with limits on time and size: a chat template runs for seconds at most and makes megabytes of text at
+most.
 
-The sandbox keeps a template from reaching what is not its own; it does not keep it from looping for hours or from doubling a
-text forty times. Here every loop, call and sum looks at the clock, and whatever makes texts longer is asked how long first.
+The sandbox keeps a template away from everything that is not its own, but it does not stop a template that loops for hours
+or doubles a text forty times. Here every loop, call and sum checks the clock, and whatever makes texts longer checks the
+length first.
 """
 
 from __future__ import annotations
@@ -19,36 +21,40 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.visitor import NodeTransformer
 
-# Characters of a text, entries of a list: twice what a request can hold.
+# Characters of a text, entries of a list; twice what a request can hold.
 MOST = 8 << 20
 MOST_SECONDS = 5.0
 _MOST_BITS = 4096
-# A width of millions in a format.
+# A width of a million or more in a format string.
 _WIDE = re.compile(r"\d{7}")
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """A sandbox whose templates are rendered within ``limited``.
+    """A sandbox whose templates are rendered through ``limited``.
 
     Raises:
-        SecurityError: from a template that breaks a bound.
+        SecurityError: a template exceeds a limit.
     """
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        # Nonsense of any length.
+        # lipsum makes text of any length.
         del self.globals["lipsum"]
         self.filters = {name: self._checked(made) for name, made in self.filters.items()}
         self._clock = threading.local()
 
     def add_filter(self, name: str, made: Callable[..., Any]) -> None:
-        """Give templates another filter, with the same bounds."""
+        """Add a filter for templates, with the same limits."""
         self.filters[name] = self._checked(made)
 
     def limited(self, render: Callable[[], str]) -> str:
-        """What ``render`` gives, if it gives it in time."""
+        """The result of ``render``.
+
+        Raises:
+            SecurityError: ``render`` exceeds a limit; the time is ``MOST_SECONDS``.
+        """
         self._clock.ends_at = time.monotonic() + MOST_SECONDS
         try:
             return render()
@@ -56,7 +62,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             del self._clock.ends_at
 
     def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Of whatever a template calls."""
+        """Check every call of a template."""
         self.look_at_clock()
         owner = getattr(function, "__self__", None)
         if isinstance(owner, (str, bytes, int)):
@@ -65,7 +71,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _bounded(super().call(context, function, *args, **kwargs))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """Of whatever a template adds, multiplies or formats."""
+        """Check every operator in ``intercepted_binops``."""
         self.look_at_clock()
         if operator == "*":
             _check_product(left, right)
@@ -77,14 +83,14 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return _bounded(super().call_binop(context, operator, left, right))
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
-        """Of a text's ``format``."""
+        """Check every ``str.format``."""
         wrapped = super().wrap_str_format(value)
         if wrapped is None:
             return None
         _check_format(value.__self__)
 
         def formatted(*args: Any, **kwargs: Any) -> str:
-            # A width may be among them.
+            # Arguments can be widths.
             _check_numbers((*args, *kwargs.values()))
             return wrapped(*args, **kwargs)
 
@@ -92,7 +98,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:
-        """What a template, a macro or a block has written."""
+        """Join the output of a template, a macro or a block."""
         taken, length = [], 0
         for piece in pieces:
             length += len(piece)
@@ -101,18 +107,20 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return "".join(taken)
 
     def counted(self, items: Iterable[Any]) -> Iterator[Any]:
-        """Of a loop."""
+        """The items of a loop, with a look at the clock before each."""
         for item in items:
             self.look_at_clock()
             yield item
 
     def joined(self, *parts: Any) -> str:
-        """What ``~`` makes."""
+        """The result of ``~``."""
         self.look_at_clock()
         return self.concat(map(str, parts))
 
     def look_at_clock(self) -> None:
-        """Whether there is time left; there always is outside of ``limited``."""
+        """Raises:
+        SecurityError: the time of ``limited`` is over. Outside of ``limited`` there is no limit.
+        """
         if time.monotonic() > getattr(self._clock, "ends_at", float("inf")):
             raise SecurityError(f"the chat template takes more than {MOST_SECONDS:g} seconds")
 
@@ -122,11 +130,11 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def _checked(self, made: Callable[..., Any]) -> Callable[..., Any]:
-        # jinja2 reads from attributes, which are copied, what a filter wants to be given first.
+        # jinja2 reads from a filter's attributes, which functools.wraps copies, whether it wants the context or environment.
         @functools.wraps(made)
         def checked(*args: Any, **kwargs: Any) -> Any:
             self.look_at_clock()
-            # What it works on comes behind what it is told of its surroundings.
+            # The filter's input follows the context or environment, if it gets one.
             owner, *rest = args[1:] if isinstance(args[0], (Context, Environment, nodes.EvalContext)) else args
             _check_numbers((*rest, *kwargs.values()))
             if isinstance(owner, str) and made.__name__ == "do_format":
@@ -138,7 +146,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
 
 class _Guards(NodeTransformer):
-    """Sends loops and ``~`` through the environment."""
+    """Routes loops and ``~`` through the environment."""
 
     def visit_For(self, node: nodes.For) -> nodes.For:  # jinja2 finds it by this name
         self.generic_visit(node)
@@ -168,7 +176,7 @@ def _bounded(value: Any) -> Any:
 
 
 def _check_numbers(values: Iterable[Any]) -> None:
-    """Widths, counts and the like."""
+    """Check integers that may be widths or counts."""
     for value in values:
         if isinstance(value, int):
             _check(value, MOST)
@@ -187,12 +195,12 @@ def _check_product(left: Any, right: Any) -> None:
 
 
 def _check_growth(owner: object, method: str, args: Sequence[Any]) -> None:
-    """Methods of texts, and filters, whose result may be as long as the product of what they are given."""
+    """Check string methods and filters whose result may be as long as the product of their inputs."""
     if method == "replace" and isinstance(owner, str) and len(args) >= 2:
         times = len(owner) // max(1, len(str(args[0]))) + 1
         _check(len(owner) + times * len(str(args[1])), 2 * MOST)
     elif method == "join":
-        # A text joins others; a filter joins what it is given.
+        # str.join joins its argument; the filter joins its input.
         between, parts = (owner, args[:1]) if isinstance(owner, str) else (args[0] if args else "", (owner,))
         for listed in parts:
             if isinstance(listed, (list, tuple)):

@@ -1,7 +1,6 @@
-"""A model's chat template, rendered as transformers renders it, without transformers.
+"""Renders a model's chat template as transformers does, without transformers.
 
-Templates come with models from elsewhere: they are programs of others, and run in jinja2's sandbox alone, bounded in time
-and length.
+Templates come with models from elsewhere and are foreign programs. They run in jinja2's sandbox, limited in time and length.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ class ChatTemplate:
     """A compiled template.
 
     Args:
-        source: Jinja, as models carry it.
-        tokens: special tokens by name, such as bos_token, that the template may name.
+        source: Jinja source, as models carry it.
+        tokens: special tokens that the template may use, by name, such as bos_token.
 
     Raises:
-        jinja2.TemplateSyntaxError: the template is none.
+        jinja2.TemplateSyntaxError: the source is not a valid template.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
@@ -38,15 +37,15 @@ class ChatTemplate:
             self._template = self._environment.from_string(source)
         except jinja2.TemplateError:
             raise
-        except Exception as error:  # Python's own compiler sees what jinja2 made of it
+        except Exception as error:  # jinja2 compiles to Python, whose compiler may fail, too
             raise jinja2.TemplateSyntaxError(_said_by(error), 1) from error
         self._tokens = dict(tokens)
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """The conversation as text, up to where the assistant's answer begins.
+        """The conversation as text, up to the point where the assistant's answer begins.
 
         Raises:
-            jinja2.TemplateError: the template refuses the conversation, fails on it, or tries what the sandbox forbids.
+            jinja2.TemplateError: the template rejects the conversation, fails on it, or does what the sandbox forbids.
         """
         given = {"messages": [dict(message) for message in messages], "tools": None, "documents": None}
         try:
@@ -73,14 +72,14 @@ def _environment() -> BoundedEnvironment:
 
 
 class _GenerationBlocks(Extension):
-    """``{% generation %}`` marks the assistant's words for training; here it only holds them."""
+    """``{% generation %}`` marks the assistant's text for training; here it only outputs its content."""
 
     tags = {"generation"}  # noqa: RUF012  # jinja2 declares it so
 
     def parse(self, parser: Parser) -> nodes.Node | list[nodes.Node]:
         line = next(parser.stream).lineno
         body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-        # A scope of its own, as the call block has that transformers makes of it.
+        # transformers makes it a call block, too, which has a scope of its own.
         return nodes.CallBlock(self.call_method("_said"), [], [], body).set_lineno(line)
 
     def _said(self, caller: Any) -> Any:
@@ -94,7 +93,7 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Unlike jinja2's own filter this one escapes nothing for HTML."""
+    """Unlike jinja2's own filter, this one does not escape HTML."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 
@@ -107,7 +106,7 @@ def _now(form: str) -> str:
 
 
 class _Dict:
-    """``dict`` without the attributes of a class, by which a template could leave the sandbox."""
+    """``dict`` without the attributes of a class, through which a template could leave the sandbox."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
         return dict(*args, **kwargs)
@@ -117,7 +116,7 @@ class _Dict:
 
 
 class _PublicNamespace(Namespace):
-    """A namespace that takes no name with an underscore before it."""
+    """A namespace that rejects names with a leading underscore."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # so that `namespace(self=...)` works, as in jinja2
         self, rest = args[0], args[1:]

@@ -1,7 +1,7 @@
-"""A model's tokenizer from ``tokenizer.json`` alone, where that gives what transformers would.
+"""A model's tokenizer from ``tokenizer.json`` alone, for models where this gives the same result as transformers.
 
-transformers builds some tokenizers anew from the file's vocabulary, and adds tokens that only other files name. Such models
-are left to it: ``open_file`` gives None for them, and never a tokenizer that might differ.
+transformers rebuilds some tokenizers from the file's vocabulary, and adds tokens that only other files name. For such models
+``open_file`` returns None, never a tokenizer that might differ.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from tokenizers import Tokenizer
 from services.model_folder import check_vocabulary, read_json, reading
 from services.router.templates import ChatTemplate
 
-# Classes by which transformers takes the file as it is. LlamaTokenizer is one where the file works on bytes.
+# With these classes transformers uses the file unchanged; with LlamaTokenizer only if the file works on bytes.
 _PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
 _LLAMA_CLASSES = ("LlamaTokenizer", "LlamaTokenizerFast")
-# Types of model for which transformers overrules the class or repairs the file.
+# Model types for which transformers overrides the class or repairs the file.
 _SPECIAL_TYPES = (
     "hyperclovax_vision_v2", "qwen2", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen4_exp", "siglip2",
     "ministral", "ministral3", "mistral", "mistral3", "mixtral", "pixtral", "voxtral",
 )  # fmt: skip
-# Settings of which any makes a tokenizer do something that its file does not say.
+# Each of these settings makes a tokenizer do something that its file does not say.
 _UNKNOWN_SETTINGS = (
     "auto_map",
     "fast_tokenizer_files",
@@ -39,7 +39,7 @@ class FileTokenizer:
     """Implements ``services.router.tokens.Backend`` on the ``tokenizers`` library."""
 
     def __init__(self, tokenizer: Tokenizer, template: ChatTemplate | None) -> None:
-        # What the file says of lengths is for training.
+        # The file's truncation and padding are settings for training.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
@@ -48,15 +48,12 @@ class FileTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """See ``Backend``."""
         return self._template is not None
 
     def encode(self, text: str) -> Sequence[int]:
-        """See ``Backend``."""
         return self._tokenizer.encode(text, add_special_tokens=True).ids
 
     def encode_chat(self, conversation: Sequence[Mapping[str, str]]) -> Sequence[int]:
-        """See ``Backend``."""
         assert self._template is not None
         text = self._template.render(conversation)
         # The template writes the special tokens itself.
@@ -64,21 +61,19 @@ class FileTokenizer:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """See ``Backend``."""
         return self._special_ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """See ``Backend``."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """What ``tokenizer`` leaves out of a text."""
+    """Ids of the special tokens, which ``decode`` leaves out of a text."""
     return frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
 
 
 def open_file(folder: Path) -> FileTokenizer | None:
-    """The tokenizer in ``folder``; None where only transformers knows what it does.
+    """The tokenizer in ``folder``; None if only transformers knows how it behaves.
 
     Raises:
         ConfigurationError: a file is damaged; names it.
@@ -103,10 +98,10 @@ def open_file(folder: Path) -> FileTokenizer | None:
 
 
 def _is_plain(content: dict[str, Any], settings: dict[str, Any], model: dict[str, Any]) -> bool:
-    """Whether transformers takes the file as it is."""
+    """Whether transformers uses the file unchanged."""
     if any(settings.get(name) for name in _UNKNOWN_SETTINGS) or model.get("model_type") in _SPECIAL_TYPES:
         return False
-    # The cleaning of spaces does nothing to BPE.
+    # With BPE, transformers ignores clean_up_tokenization_spaces.
     if settings.get("clean_up_tokenization_spaces") and content.get("model", {}).get("type") != "BPE":
         return False
     name = settings.get("tokenizer_class")
@@ -119,8 +114,8 @@ def _works_on_bytes(content: dict[str, Any]) -> bool:
 
 
 def _adds_nothing(folder: Path, content: dict[str, Any], settings: dict[str, Any]) -> bool:
-    """Whether every token that other files name is in the tokenizer's own file, with the same properties."""
-    # Old files, which count where the newer one says nothing.
+    """Whether every token named in other files is in tokenizer.json, with the same properties."""
+    # Older files, which apply only if tokenizer_config.json has no added_tokens_decoder.
     older = any((folder / name).is_file() for name in ("added_tokens.json", "special_tokens_map.json"))
     if older and "added_tokens_decoder" not in settings:
         return False
@@ -131,7 +126,7 @@ def _adds_nothing(folder: Path, content: dict[str, Any], settings: dict[str, Any
             return False
         if any(entry.get(field) != known[field] for field in _ADDED_FIELDS):
             return False
-    # Padding in the file names a token as well.
+    # The padding settings in the file name a token, too.
     if content.get("padding") and "pad_token" not in settings:
         return False
     return all(name in own for name in _named_tokens(settings))
@@ -148,20 +143,23 @@ def _named_tokens(settings: dict[str, Any]) -> Iterator[str | None]:
 
 
 def _special_tokens(settings: dict[str, Any]) -> dict[str, str]:
-    """Those that a template may name."""
+    """Special tokens that a template may use, by name."""
     found = {name: _text_of(settings[name]) for name in _NAMED if settings.get(name) is not None}
     return {name: text for name, text in found.items() if text is not None}
 
 
 def _text_of(token: object) -> str | None:
-    """A token as settings spell it: text, or an object around it."""
+    """The text of a token in the settings, where it is a string or an ``AddedToken`` object; None: neither."""
     if isinstance(token, dict):
         token = token.get("content") if token.get("__type") == "AddedToken" else None
     return token if isinstance(token, str) else None
 
 
 def _template_of(folder: Path, settings: dict[str, Any]) -> object:
-    """The chat template's text; a file of its own goes before the settings. None: there is none. Anything else: unclear."""
+    """The source of the chat template; a file of its own takes precedence over the settings.
+
+    None: there is no template. Any other value that is not text: only transformers knows which template applies.
+    """
     if any((folder / "additional_chat_templates").glob("*.jinja")):
         return False
     own = folder / "chat_template.jinja"

@@ -1,4 +1,4 @@
-"""A model's tokenizer through transformers: for models whose ``tokenizer.json`` alone does not say what it does."""
+"""A model's tokenizer through transformers, for models whose ``tokenizer.json`` alone does not define its behaviour."""
 
 from __future__ import annotations
 
@@ -44,16 +44,13 @@ class TransformersTokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        """See ``Backend``."""
         return self._template is not None
 
     def encode(self, text: str) -> Sequence[int]:
-        """See ``Backend``."""
         ids: Sequence[int] = self._tokenizer(text)["input_ids"]
         return ids
 
     def encode_chat(self, conversation: Sequence[Mapping[str, str]]) -> Sequence[int]:
-        """See ``Backend``."""
         assert self._template is not None
         # The template writes the special tokens itself.
         ids: Sequence[int] = self._tokenizer(self._template.render(conversation), add_special_tokens=False)["input_ids"]
@@ -61,9 +58,7 @@ class TransformersTokenizer:
 
     @property
     def special_ids(self) -> frozenset[int]:
-        """See ``Backend``."""
         return self._special_ids
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """See ``Backend``."""
         return str(self._tokenizer.decode(tokens, skip_special_tokens=True))

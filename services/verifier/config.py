@@ -33,6 +33,9 @@ class TargetConfig:
         enable_prefix_caching: requests of one tenant share the cache of what they begin with.
         stages: processes that the layers are split over.
         stage_host: where the stages find each other: the address of one of this machine's interfaces.
+        pass_timeout_s: a pass that takes longer hangs, and the target is built anew. Generous, since one that is merely slow
+            would fail again and again: 256 rows of a prompt take a model of 8 billion parameters most of a minute on two
+            cores. A stage that dies is noticed at once.
         generation_config: whose generation_config.json counts; see ``read_generation_config``.
         override_generation_config: fields that count instead of that file's.
     """
@@ -49,6 +52,7 @@ class TargetConfig:
     enable_prefix_caching: bool = True
     stages: int = 1
     stage_host: str = "127.0.0.1"
+    pass_timeout_s: float = 120.0
     generation_config: str = "auto"
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
 

@@ -1,4 +1,4 @@
-"""Measurements kept for the next start on the same machine: a file each, named by everything that they depend on."""
+"""Measurements kept for the next start on the same machine: one file each, named after everything they depend on."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ Measured = TypeVar("Measured")
 
 
 def digest_of(model_path: str) -> str:
-    """What tells a model from others of other sizes."""
+    """Hash of the model's config.json; the path itself if there is no such file."""
     file = Path(model_path) / "config.json"
     return hashlib.sha256(file.read_bytes()).hexdigest() if file.is_file() else model_path
 
 
 def latest(folder: Path, **about: object) -> Any:
-    """What was measured last, of whatever fits ``about``; None if nothing was."""
+    """The latest measurement whose ``about`` contains these entries; None if there is none."""
     with contextlib.suppress(OSError):
         for file in sorted(folder.glob("*.json"), key=lambda file: file.stat().st_mtime, reverse=True):
             with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -35,11 +35,11 @@ def latest(folder: Path, **about: object) -> Any:
 
 
 class Kept:
-    """One measurement's file.
+    """The file of one measurement.
 
     Args:
         folder: None: nothing is kept.
-        about: what the measurement depends on, as JSON has it, the format's number among it.
+        about: what the measurement depends on, as JSON, including the version of its format.
     """
 
     def __init__(self, folder: Path | None, about: Mapping[str, Any]) -> None:
@@ -48,7 +48,7 @@ class Kept:
         self._file = None if folder is None else folder / f"{name}.json"
 
     def read(self, parse: Callable[[Any], Measured]) -> Measured | None:
-        """What ``parse`` makes of what was kept; None if there is nothing, or it is damaged."""
+        """``parse`` of the kept measurement; None if there is none, or it is damaged."""
         if self._file is None or not self._file.is_file():
             return None
         try:
@@ -61,7 +61,7 @@ class Kept:
             return None
 
     def write(self, measured: object) -> None:
-        """Keep it; a folder that cannot be written to is no failure."""
+        """Keep ``measured``. A folder that cannot be written to is only logged."""
         if self._file is None:
             return
         try:

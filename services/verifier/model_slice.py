@@ -22,6 +22,7 @@ from services.verifier.attention.recording import record
 from services.verifier.attention.tiled import TiledPass
 from services.verifier.config import TargetConfig
 from services.verifier.graphs import Graphs
+from services.verifier.hidden_states import HiddenStates
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.loading import adapters
 from services.verifier.loading.adapters import inputs_of
@@ -32,7 +33,6 @@ from services.verifier.native.layer_kernel import fuse
 from services.verifier.native.library import library
 from speculation.errors import ConfigurationError
 from speculation.ports import Rows
-from speculation.types import Features
 
 log = logging.getLogger(__name__)
 
@@ -52,7 +52,8 @@ class ModelSlice:
         torch.set_num_threads(config.threads or max(1, cores() // config.stages))
         self.is_first, self.is_last = stage == 0, stage == config.stages - 1
         self.device = torch.device(config.device)
-        layers = split_layers(config)[stage]
+        shares = split_layers(config)
+        layers = shares[stage]
         self.model: PreTrainedModel = load_whole(config) if config.stages == 1 else load_layers(config, layers)
         self.model.eval().requires_grad_(False)
         # The largest tree that a step may check lies behind the tokens, so that a full-length request fits too.
@@ -68,13 +69,11 @@ class ModelSlice:
                 if parameter.is_floating_point() and type(parameter.data) is torch.Tensor:
                     parameter.data = parameter.data.to(self.dtype)
         self.hidden_size: int = self.model.config.get_text_config().hidden_size
+        head = self.model.get_output_embeddings() if self.is_last else None
+        self.hidden_states = HiddenStates(self.model, layers, shares[-1].stop, head)
         self._calls = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
         self.pool = KVPool(calls, rows=rows, dtype=self.dtype, device=self.device)
-        # What the output layer read in the last pass: [1, rows asked for or more, hidden size].
-        self._read = torch.empty(1, 0, self.hidden_size)
-        if self.is_last:
-            self.model.get_output_embeddings().register_forward_pre_hook(self._note_read)
         kernels = library(self.choice.instructions) if self.choice.instructions else None
         self._kernel = native_attention.kernel_for(kernels, self.pool)
         self._graphs = self._captured() if self.device.type == "cuda" and self.dtype != torch.float32 else None
@@ -86,7 +85,7 @@ class ModelSlice:
         if not self.is_first:
             entering = torch.randn(1, _TRIAL_ROWS, self.hidden_size, dtype=self.dtype, device=self.device)
         try:
-            return record(self.model, entering, longest)
+            return self.hidden_states.find_layers(lambda: record(self.model, entering, longest), _TRIAL_ROWS)
         except Exception as error:
             # Architectures that were never tried may fail at anything.
             reason = str(error) if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {error}"
@@ -100,12 +99,12 @@ class ModelSlice:
         owner = "fusing"
         self.pool.assign(owner, [0], 1)
         tokens = tuple(range(1, _TRIAL_ROWS + 1))
-        hidden = None if self.is_first else torch.randn(_TRIAL_ROWS, self.hidden_size)
+        entering = torch.tensor(tokens) if self.is_first else torch.randn(_TRIAL_ROWS, self.hidden_size)
 
         def trial_pass() -> Running:
             batch = [Rows(session_id=owner, context=0, tokens=tokens, logits=1)]
             running = Running(native_attention.lay_out(kernel, self.pool, batch, 0), self._calls)
-            self._decode(running, list(tokens), hidden)
+            self._decode(running, entering)
             return running
 
         try:
@@ -117,60 +116,72 @@ class ModelSlice:
         log.info("%d layers in one call each%s", done, f"; others not: {reason}" if reason else "")
 
     @torch.inference_mode()
-    def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None) -> torch.Tensor:
-        """One pass through the slice.
+    def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None = None) -> torch.Tensor:
+        """One pass through the stage's layers.
 
         Args:
             hidden: [rows, hidden size], what the stage before has made of them; None for the first.
+            earlier: see ``HiddenStates.kept``.
 
         Returns:
-            [rows, hidden size] for the next stage; from the last one [rows asked for, vocabulary] logits in float32. On the
-            CPU.
+            On the stage's device: [rows, hidden size] for the next stage; from the last one [rows chosen after, vocabulary],
+            logits in float32.
 
         Raises:
             ValueError: a tree has more than ``MAX_NODES`` nodes.
         """
         self.pool.clean()
-        # What the output layer reads is not kept by captured passes.
-        graphs = None if any(rows.features for rows in batch) else self._graphs
-        if graphs is not None and (captured := graphs.run(batch, hidden)) is not None:
-            return captured[_wanted_rows(batch)].float().cpu() if self.is_last else captured.cpu()
+        made = self._replay(batch, hidden)
+        if made is None:
+            made = self._launch(batch, hidden, earlier)
+        return made.float() if self.is_last else made
+
+    def _replay(self, batch: Sequence[Rows], hidden: torch.Tensor | None) -> torch.Tensor | None:
+        """The pass by a captured graph; None: it is larger than any, or is asked for what graphs do not keep."""
+        if self._graphs is None or any(rows.layers for rows in batch):
+            return None
+        made = self._graphs.run(batch, hidden)
+        return made[_rows_chosen(batch)] if made is not None and self.is_last else made
+
+    def _launch(self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None) -> torch.Tensor:
+        """The pass kernel by kernel: its rows laid out as they come, padded to the fewest that a layer may get."""
         tokens = [token for rows in batch for token in rows.tokens]
         padding = max(0, self._min_rows - len(tokens))
         running = Running(self._lay_out(batch, padding), self._calls)
-        given = None if hidden is None else nn.functional.pad(hidden.to(self.device), (0, 0, 0, padding))
-        if not self.is_last:
-            return self._decode(running, tokens + [0] * padding, given)[: len(tokens)].cpu()
-        wanted = _wanted_rows(batch)
-        # No fewer rows than a layer may get, in the output layer as well.
-        kept = wanted + [len(tokens) + padding - 1] * max(0, self._min_rows - len(wanted))
-        with answering(running):
-            logits: torch.Tensor = self.model(
-                **self._inputs(self.model, running, tokens + [0] * padding, given),
-                logits_to_keep=torch.tensor(kept, device=self.device),
-            ).logits[0, : len(wanted)]
-        return logits.float().cpu()
+        if hidden is None:
+            entering = torch.tensor(tokens + [0] * padding, device=self.device)
+        else:
+            entering = nn.functional.pad(hidden.to(self.device), (0, 0, 0, padding))
+        if self.is_last:
+            return self._logits(running, entering, batch, earlier)
+        with self.hidden_states.kept(batch, 0, earlier):
+            return self._decode(running, entering)[: len(tokens)]
 
-    def _decode(self, running: Running, tokens: list[int], hidden: torch.Tensor | None) -> torch.Tensor:
-        """[rows, hidden size], what the layers make of the tokens, or of the hidden states of the stage before."""
+    def _decode(self, running: Running, entering: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden size], what the layers make of token ids, [rows], or of the stage before's hidden states."""
+        decoder = self.model.get_decoder()
         with answering(running):
-            decoder = self.model.get_decoder()
-            made: torch.Tensor = decoder(**self._inputs(decoder, running, tokens, hidden)).last_hidden_state[0]
+            made: torch.Tensor = decoder(**self._inputs(decoder, running.laid_out, entering)).last_hidden_state[0]
         return made
 
-    def _inputs(self, module: nn.Module, running: Running, tokens: list[int], hidden: torch.Tensor | None) -> dict[str, Any]:
-        own = {**inputs_of(module, running.laid_out.positions[None]), "use_cache": False}
-        if hidden is None:
-            return {**own, "input_ids": torch.tensor([tokens], device=self.device)}
-        return {**own, "inputs_embeds": hidden[None]}
+    def _logits(
+        self, running: Running, entering: torch.Tensor, batch: Sequence[Rows], earlier: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[rows chosen after, vocabulary], by the layers and the output layer."""
+        chosen = _rows_chosen(batch)
+        # No fewer rows than a layer may get, in the output layer as well.
+        needed = chosen + [len(entering) - 1] * max(0, self._min_rows - len(chosen))
+        with answering(running), self.hidden_states.kept(batch, len(needed), earlier) as others:
+            found = self.model(
+                **self._inputs(self.model, running.laid_out, entering),
+                logits_to_keep=torch.tensor(needed + others, device=self.device),
+            )
+        made: torch.Tensor = found.logits[0, : len(chosen)]
+        return made
 
-    def features(self, rows: Sequence[int]) -> Features:
-        """What the output layer read in the last pass, of these among its rows with logits; in float16."""
-        read = self._read[0, list(rows)].to("cpu", torch.float16).numpy()
-        return Features(data=read.astype("<f2").tobytes(), rows=len(rows), width=self.hidden_size, dtype="float16")
-
-    def _note_read(self, module: nn.Module, given: tuple[torch.Tensor, ...]) -> None:
-        self._read = given[0]
+    def _inputs(self, module: nn.Module, laid_out: attention.Pass, entering: torch.Tensor) -> dict[str, Any]:
+        name = "input_ids" if self.is_first else "inputs_embeds"
+        return {**inputs_of(module, laid_out.positions[None]), "use_cache": False, name: entering[None]}
 
     def _captured(self) -> Graphs:
         """Passes whose shapes depend on their bucket alone: every row's logits are computed, wanted or not."""
@@ -178,10 +189,8 @@ class ModelSlice:
         module = self.model if self.is_last else self.model.get_decoder()
 
         def run(laid_out: attention.Pass, given: torch.Tensor) -> torch.Tensor:
-            inputs = inputs_of(module, laid_out.positions[None])
-            inputs["input_ids" if self.is_first else "inputs_embeds"] = given[None]
             with answering(Running(laid_out, self._calls)):
-                found = module(**inputs, use_cache=False)
+                found = module(**self._inputs(module, laid_out, given))
             made: torch.Tensor = found.logits[0] if self.is_last else found.last_hidden_state[0]
             return made
 
@@ -198,14 +207,14 @@ class ModelSlice:
         return TiledPass(self.pool, batch, padding)
 
 
-def _wanted_rows(batch: Sequence[Rows]) -> list[int]:
-    """Indices of the rows whose logits are asked for."""
-    wanted: list[int] = []
+def _rows_chosen(batch: Sequence[Rows]) -> list[int]:
+    """Indices of the rows that the target chooses after."""
+    chosen: list[int] = []
     end = 0
     for rows in batch:
         end += len(rows.tokens)
-        wanted += range(end - rows.logits, end)
-    return wanted
+        chosen += range(end - rows.logits, end)
+    return chosen
 
 
 def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:

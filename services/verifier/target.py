@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 
 import torch
@@ -16,12 +15,13 @@ from services.verifier.arithmetic.kernels import Choice
 from services.verifier.arithmetic.parameters import inexact
 from services.verifier.choosing.processors import build_pipeline
 from services.verifier.config import TargetConfig
+from services.verifier.exactness import is_exact
 from services.verifier.guard import check_slice
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.kv_cache.tiles import TileAllocator
 from services.verifier.loading.load_model import check_files, check_memory, read_config, split_layers
 from services.verifier.model_slice import ModelSlice
-from services.verifier.stages.upstream import Launch, Upstream
+from services.verifier.stages.upstream import Launch, earlier_stages
 from speculation.acceptance import stop_token_ids
 from speculation.choose import LogitsPipeline
 from speculation.errors import ConfigurationError
@@ -69,17 +69,11 @@ class TransformersTarget:
         # What each session that shares has computed and kept; its rows in the pass under way, or in the last one.
         self._tokens: dict[str, list[int]] = {}
         self._rows: dict[str, Rows] = {}
-        self._finished: Sequence[Rows] = ()
-        self._upstream: Upstream | None = None
-        self.exact = False
         self._build()
 
     def _build(self, part: ModelSlice | None = None) -> None:
         config = self._config
-        if config.stages > 1:
-            if self._launch is None:
-                raise ConfigurationError(f"stages is {config.stages}: nothing here starts processes for them")
-            self._upstream = Upstream(config, self._launch)
+        self._earlier = earlier_stages(config, self._launch)
         try:
             # What this process holds is not lost with another one.
             if part is None:
@@ -89,12 +83,15 @@ class TransformersTarget:
             self._part = part
             self.pool.clear()
             self.tiles = TileAllocator(self.pool.total_tiles)
-            if self._upstream is not None:
-                self._upstream.join()
-            self._measure()
+            self._earlier.join()
+            self.exact = is_exact(self)
         except BaseException:
             self.shutdown()
             raise
+        # The other stages' modules are like these.
+        blamed = [] if self.exact else inexact(part.model) or ["no layer is known for it"]
+        reservation = f" up to near ties ({', '.join(blamed)})" if blamed else ""
+        log.info("a token's logits do not depend%s on what shares its pass", reservation)
 
     @property
     def device(self) -> torch.device:
@@ -120,8 +117,7 @@ class TransformersTarget:
             return False
         tiles = self.tiles.tiles_of(session_id)
         self.pool.assign(session_id, tiles, len(tiles) - shared)
-        if self._upstream is not None:
-            self._upstream.orders.open(session_id, shared, tiles)
+        self._earlier.open(session_id, shared, tiles)
         if tenant is not None:
             self._tokens[session_id] = list(given.tokens[: shared * TILE])
         return True
@@ -131,8 +127,7 @@ class TransformersTarget:
         taken = self.tiles.grow(session_id, rows)
         if taken:
             self.pool.assign(session_id, taken, len(taken))
-            if self._upstream is not None:
-                self._upstream.orders.grow(session_id, taken)
+            self._earlier.grow(session_id, taken)
         return taken is not None
 
     def computed(self, session_id: str) -> int:
@@ -145,8 +140,7 @@ class TransformersTarget:
         self.pool.forget(session_id)
         self._tokens.pop(session_id, None)
         self._rows.pop(session_id, None)
-        if self._upstream is not None:
-            self._upstream.orders.close(session_id)
+        self._earlier.close(session_id)
 
     def forget(self, tenant: str) -> None:
         """See ``Target``."""
@@ -155,8 +149,7 @@ class TransformersTarget:
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
         """See ``Target``."""
         self.pool.move(session_id, [context + row for row in rows], context)
-        if self._upstream is not None:
-            self._upstream.orders.keep(session_id, context, rows)
+        self._earlier.keep(session_id, context, rows)
         tokens = self._tokens.get(session_id)
         if tokens is not None:
             computed = self._rows[session_id].tokens
@@ -165,26 +158,27 @@ class TransformersTarget:
 
     def begin(self, batch: Sequence[Rows]) -> None:
         """See ``Target``."""
-        if self._upstream is not None:
-            self._upstream.begin(batch)
+        self._earlier.begin(batch)
         self._under_way.append(batch)
         self._rows.update((rows.session_id, rows) for rows in batch)
 
     def finish(self) -> list[torch.Tensor]:
         """See ``Target``."""
+        batch = self._under_way[0]
+        return list(torch.split(self.end_pass().cpu(), [rows.logits for rows in batch]))
+
+    def end_pass(self) -> torch.Tensor:
+        """The oldest pass's logits, on the last stage's device: [rows chosen after, vocabulary], float32."""
         batch = self._under_way.popleft()
-        hidden = self._upstream.finish(self._part.hidden_size, self._part.dtype) if self._upstream is not None else None
-        logits = self._part.run(batch, hidden)
-        self._finished = batch
-        return list(torch.split(logits, [rows.logits for rows in batch]))
+        return self._part.run(batch, *self._earlier.finish(self._part))
+
+    def check_layers(self, layers: Sequence[int]) -> None:
+        """See ``Target``."""
+        self._part.hidden_states.check(layers)
 
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
-        """See ``Target``; float16."""
-        computed = self._rows[session_id]
-        # Only rows with logits were read by the output layer, those of the pass's requests one after the other.
-        before = sum(other.logits for other in takewhile(lambda other: other is not computed, self._finished))
-        without = len(computed.tokens) - computed.logits
-        return self._part.features([before + row - without for row in rows])
+        """See ``Target``."""
+        return self._part.hidden_states.features(self._rows[session_id], rows)
 
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
         """``begin`` and ``finish``."""
@@ -201,49 +195,12 @@ class TransformersTarget:
 
     def shutdown(self) -> None:
         """See ``Target``."""
-        if self._upstream is not None:
-            self._upstream.stop()
-            self._upstream = None
+        self._earlier.stop()
 
     def pipeline(self, params: SamplingParams, prompt_length: int) -> LogitsPipeline | None:
         """See ``Target``."""
         stop_ids = stop_token_ids(params, self.eos_token_ids)
         return build_pipeline(params, prompt_length=prompt_length, stop_ids=stop_ids, model=self.generation.processors)
-
-    def _measure(self) -> None:
-        """Whether a row's logits are the same bits alone, in a chunk, in a tree and beside another request."""
-        text = tuple(at % self.vocab_size for at in range(1, 13))
-
-        def computed(*batch: Rows) -> torch.Tensor:
-            """Logits of the last request's rows; the chains of all are kept."""
-            made = self.forward(batch)[-1]
-            for rows in batch:
-                self.keep(rows.session_id, rows.context, range(rows.chain))
-            return made
-
-        def rows(name: str, start: int, end: int, logits: int) -> Rows:
-            return Rows(session_id=name, context=start, tokens=text[start:end], logits=logits)
-
-        names = ("alone", "beside", "other")
-        for name in names:
-            self.open(name, 2 * len(text))
-        try:
-            alone = [computed(rows("alone", 0, 9, 9))]
-            alone += [computed(rows("alone", at, at + 1, 1)) for at in range(9, 12)]
-            beside = [computed(rows("beside", 0, 4, 4))]
-            beside += [computed(rows("other", 0, 7, 1), rows("beside", 4, 9, 5))]
-            nodes, parents = (text[9], 1, text[10], 2, text[11]), (-1, -1, 0, 1)
-            tree = Rows(session_id="beside", context=9, tokens=nodes, parents=parents, logits=len(nodes))
-            beside += [computed(rows("other", 7, 12, 1), tree)[[0, 2, 4]]]
-        finally:
-            for name in names:
-                self.close(name)
-        self.exact = torch.equal(torch.cat(beside), torch.cat(alone))
-        # The other stages' modules are like these.
-        blamed = (
-            "" if self.exact else f" up to near ties ({', '.join(inexact(self._part.model)) or 'no layer is known for it'})"
-        )
-        log.info("a token's logits do not depend%s on what shares its pass", blamed)
 
 
 def _check_device(config: TargetConfig) -> None:

@@ -31,9 +31,10 @@ from services.machine import cores
 from services.router.strategies import STRATEGIES
 from services.verifier.config import Dtype, TargetConfig
 from services.verifier.guard import check_slice
+from services.verifier.loading.adapters import inputs_of
 from services.verifier.model_slice import ModelSlice
 from services.verifier.target import TransformersTarget
-from speculation.errors import ConfigurationError
+from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.messages import Draft, DraftFailure
 from speculation.ports import Rows
 from speculation.prefix import EMPTY_HASH, extend_hash
@@ -75,6 +76,7 @@ class Outcome:
         near_ties: answers that left transformers' where two tokens were equally likely up to rounding.
         stages: why its layers cannot be split over stages; empty: they can.
         dtypes: those it is served in; others are missing.
+        layers: why hidden states can be had of the last layer alone; empty: of every layer.
     """
 
     refusal: str = ""
@@ -83,6 +85,7 @@ class Outcome:
     near_ties: int = 0
     stages: str = ""
     dtypes: tuple[Dtype, ...] = ()
+    layers: str = ""
 
 
 @torch.no_grad()
@@ -252,6 +255,36 @@ def stages(config: TargetConfig, target: TransformersTarget) -> str:
     return ""
 
 
+@torch.no_grad()
+def hidden_states(target: TransformersTarget, model: PreTrainedModel) -> str:
+    """Why hidden states can be had of the last layer alone; empty: of every layer; all are transformers' own."""
+    count = model.config.get_text_config().num_hidden_layers
+    source = random.Random(3)
+    text = tuple(source.randrange(1, target.vocab_size) for _ in range(40))
+    layers, reason = (*range(count - 1), -1), ""
+    try:
+        target.check_layers(layers)
+    except InvalidArgument as error:
+        layers, reason = (-1,), str(error)
+    assert target.open("hidden", 48)
+    target.forward([Rows(session_id="hidden", context=0, tokens=text, logits=1, layers=layers)])
+    features = target.features("hidden", range(len(text)))
+    target.close("hidden")
+    ours = torch.frombuffer(bytearray(features.data), dtype=torch.float16).reshape(len(text), len(layers), -1).float()
+    read: list[torch.Tensor] = []
+    hook = model.get_output_embeddings().register_forward_pre_hook(lambda _, given: read.append(given[0]))
+    positions = inputs_of(model, torch.arange(len(text))[None])
+    states = model(torch.tensor([text]), **positions, output_hidden_states=True, use_cache=False).hidden_states
+    hook.remove()
+    # Theirs begin with the embeddings.
+    theirs = [read[0] if layer == -1 else states[layer + 1] for layer in layers]
+    for layer, right, found in zip(layers, theirs, ours.unbind(1), strict=True):
+        # In float16, and computed in another order: some experts are chosen by a hair.
+        if not float((found - right[0]).norm() / right.norm()) < 2e-3:
+            raise AssertionError(f"other hidden states of layer {layer}")
+    return reason
+
+
 async def outcome(model_type: str, folder: Path) -> Outcome:
     """Make a tiny model of the type, and see.
 
@@ -272,7 +305,14 @@ async def outcome(model_type: str, folder: Path) -> Outcome:
         wrong, ties = await difference(target, model)
         if wrong:
             return Outcome(wrong=wrong)
-        return Outcome(exact=bits(target), near_ties=ties, stages=stages(config, target), dtypes=tuple(dtypes(config)))
+        layers = hidden_states(target, model)
+        return Outcome(
+            exact=bits(target),
+            near_ties=ties,
+            stages=stages(config, target),
+            dtypes=tuple(dtypes(config)),
+            layers=layers,
+        )
     except Exception as error:
         return Outcome(wrong=f"{type(error).__name__}: {error}")
 
@@ -302,6 +342,7 @@ tests/lossless/test_architectures.py holds it to what it sees, and to the types 
   decoding say the same under every seed; `up to near ties` that they are the same up to rounding, so that two tokens
   that are equally likely up to the last bits may be swapped. In float32, with our own kernels.
 - **stages**: whether the layers can be split over processes.
+- **layers**: of which layers drafters can be given hidden states: of all by their number, or of the last alone.
 - **dtypes**: what `verifier.dtype` may be.
 
 What would be needed for the others:
@@ -316,19 +357,20 @@ What would be needed for the others:
 - *Sparse and compressed attention* (indexers, compressed keys) chooses what a row sees by the keys of all rows; the pool
   would have to hold the indexers' keys as well, and the choice would have to be the same in a tree.
 
-| type | served | bits | stages | dtypes |
-|---|---|---|---|---|
+| type | served | bits | stages | layers | dtypes |
+|---|---|---|---|---|---|
 """
 
 
 def row(model_type: str, found: Outcome) -> str:
     """The type's line of docs/models.md."""
     if found.wrong:
-        return f"| {model_type} | **wrong: {found.wrong}** | | | |"
+        return f"| {model_type} | **wrong: {found.wrong}** | | | | |"
     if found.refusal:
-        return f"| {model_type} | no: {found.refusal.replace('|', '/')} | | | |"
+        return f"| {model_type} | no: {found.refusal.replace('|', '/')} | | | | |"
     bits = "exact" if found.exact else "up to near ties"
-    return f"| {model_type} | yes | {bits} | {'no' if found.stages else 'yes'} | {', '.join(found.dtypes)} |"
+    stages, layers = "no" if found.stages else "yes", "last" if found.layers else "all"
+    return f"| {model_type} | yes | {bits} | {stages} | {layers} | {', '.join(found.dtypes)} |"
 
 
 def _row_of(model_type: str) -> str:

@@ -116,10 +116,10 @@ def lineup(tiny_model: Path) -> Iterator[DirectLineup]:
 def slow_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     run = ModelSlice.run
 
-    def slow(self: ModelSlice, batch: Sequence[Rows], hidden: torch.Tensor | None) -> torch.Tensor:
+    def slow(self: ModelSlice, batch: Sequence[Rows], *entering: torch.Tensor | None) -> torch.Tensor:
         rows = sum(len(rows.tokens) for rows in batch if rows.context)
         time.sleep(SECONDS_PER_PASS + SECONDS_PER_ROW * rows)
-        return run(self, batch, hidden)
+        return run(self, batch, *entering)
 
     monkeypatch.setattr(ModelSlice, "run", slow)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,8 +22,9 @@ from services.router import strategies as known
 from services.verifier.config import TargetConfig
 from services.verifier.loading.load_model import split_layers
 from services.verifier.native.library import library
+from services.verifier.stages.orders import Op, Orders, read_orders
 from services.verifier.stages.process import spec_from_json, spec_to_json
-from services.verifier.stages.upstream import Op, Orders, StageSpec, read_orders
+from services.verifier.stages.upstream import StageSpec
 from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError, TargetLost
 from speculation.ports import Rows
@@ -114,7 +116,7 @@ def test_orders_survive_the_way() -> None:
     orders.keep("b", 3, [0, 2])
     batch = (
         Rows(session_id="b", context=3, tokens=(1, 2, 3), parents=(-1, 0), logits=2),
-        Rows(session_id="a", context=64, tokens=(8,), logits=1),
+        Rows(session_id="a", context=64, tokens=(8,), logits=1, layers=(2, -1)),
     )
     orders.run(batch)
     orders.close("b")
@@ -122,9 +124,9 @@ def test_orders_survive_the_way() -> None:
     read = list(read_orders(orders.take().tolist()))
     assert [op for op, _, _ in read] == [Op.OPEN, Op.OPEN, Op.GROW, Op.KEEP, Op.PASS, Op.CLOSE]
     assert [arguments for _, arguments, _ in read] == [(0, 1, 4, 5), (1, 0, 7), (1, 9), (1, 3, 0, 2), (), (1,)]
-    assert [(rows.session_id, rows.context, rows.tokens, rows.parents) for rows in read[4][2]] == [
-        ("1", 3, (1, 2, 3), (-1, 0)),
-        ("0", 64, (8,), ()),
+    assert [(rows.session_id, rows.context, rows.tokens, rows.parents, rows.layers) for rows in read[4][2]] == [
+        ("1", 3, (1, 2, 3), (-1, 0), ()),
+        ("0", 64, (8,), (), (2, -1)),
     ]
     for broken in ([99], [Op.KEEP, 1, 2, 3, 0], [Op.PASS, 1, 0]):
         with pytest.raises(ValueError):
@@ -195,9 +197,39 @@ def test_a_pass_that_fails_in_a_stage_fails_alone(split: TransformersTarget, who
     assert torch.equal(passes(split), whole)
 
 
+def stage_processes() -> list[psutil.Process]:
+    """Those that this process has started, the first stage first."""
+    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in alive if "services.verifier.stages.process" in child.cmdline()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("frozen", [0, 1])
+def test_a_stage_that_hangs_is_lost_after_the_pass_timeout(model: Path, whole: torch.Tensor, frozen: int) -> None:
+    others = stage_processes()
+    target = TransformersTarget(config(model, 3, pass_timeout_s=2.0), launch_child)
+    try:
+        started = [process for process in stage_processes() if process not in others]
+        assert target.open("a", 100)
+        target.forward([Rows(session_id="a", context=0, tokens=(1, 2, 3), logits=1)])
+        target.keep("a", 0, [0, 1, 2])
+        os.kill(started[frozen].pid, signal.SIGSTOP)
+        target.begin([Rows(session_id="a", context=3, tokens=(4,), logits=1)])
+        start = time.monotonic()
+        with pytest.raises(TargetLost, match=r"stage 1 has not answered for 2 s \(pass_timeout_s\)"):
+            target.finish()
+        assert 2 <= time.monotonic() - start < 10
+        target.recover()
+        # Neither the one that hung nor those that waited for it are left.
+        assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in started)
+        assert torch.equal(passes(target), whole)
+    finally:
+        target.shutdown()
+
+
 @asynccontextmanager
-async def served(model: Path, stages: int) -> AsyncIterator[Pipeline]:
-    async with pipeline(model, f"verifier.stages={stages}") as running:
+async def served(model: Path, stages: int, *flags: str) -> AsyncIterator[Pipeline]:
+    async with pipeline(model, f"verifier.stages={stages}", *flags) as running:
         yield running
 
 
@@ -226,16 +258,16 @@ async def test_every_strategy_says_the_same(model: Path) -> None:
 
 
 @pytest.mark.slow
-async def test_a_stage_that_is_killed_comes_back_and_no_token_is_lost(model: Path) -> None:
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
+async def test_a_stage_that_is_gone_comes_back_and_no_token_is_lost(model: Path, fault: signal.Signals) -> None:
     async with pipeline(model) as running:
         wanted = [await ask(running, "prompt_lookup", number) for number in range(3)]
-    async with served(model, 2) as running:
-        alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
-        children = [child for child in alive if "services.verifier.stages.process" in child.cmdline()]
+    async with served(model, 2, "verifier.pass_timeout_s=3") as running:
+        children = stage_processes()
         asked = [asyncio.create_task(ask(running, "prompt_lookup", number)) for number in range(3)]
         while not running.verifier.loop.running:
             await asyncio.sleep(0.005)
-        os.kill(children[-1].pid, signal.SIGKILL)
+        os.kill(children[-1].pid, fault)
         assert await asyncio.gather(*asked) == wanted
         assert running.verifier.healthy
         assert (await running.verifier.describe()).free_blocks == (await running.verifier.describe()).total_blocks

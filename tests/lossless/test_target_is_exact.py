@@ -84,7 +84,7 @@ def test_features_are_what_the_output_layer_reads(tiny_model: Path, target: Tran
     head = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).get_output_embeddings()
     for name in ("plain", "tree"):
         assert target.open(name, 40)
-    tree = Rows(session_id="tree", context=0, tokens=tuple(text[:9]), parents=(-1, 0, -1, 2), logits=5, features=True)
+    tree = Rows(session_id="tree", context=0, tokens=tuple(text[:9]), parents=(-1, 0, -1, 2), logits=5, layers=(-1,))
     _, logits = target.forward([chunk("plain", 0, text[20:27], 3), tree])
     wanted = [4, 7, 8]
     features = target.features("tree", wanted)

@@ -93,11 +93,23 @@ def test_states_of_another_model_are_refused(tmp_path: Path) -> None:
     for state in (
         features(np.zeros(8, dtype=np.float16)),
         features(STATES[0], STATES[1]),
-        Features(data=bytes(32), rows=1, width=16, dtype="bfloat16"),
+        Features(data=bytes(64), rows=1, width=16, dtype="float32"),
     ):
         found_nothing, fine = index.look_up([replace(query, state=state), query])
         assert not found_nothing.continuations
         assert fine.continuations
+
+
+def test_states_of_a_model_that_computes_in_bfloat16_find_the_same(tmp_path: Path) -> None:
+    build(tmp_path, ["qabcd", "xabcd", "xaXYZ", "qaLMN"], semantic=True)
+    index = open_index(tmp_path, state_width=16)
+    query = asking("x", "a")
+    state = torch.from_numpy(STATES[ord("x")]).bfloat16()
+    data = state.view(torch.int16).numpy().astype("<i2").tobytes()
+    rounded = replace(query, state=Features(data=data, rows=1, width=16, dtype="bfloat16"))
+    wanted, made = (found(answer.continuations) for answer in index.look_up([query, rounded]))
+    assert made == wanted == {"bcd": 2, "XYZ": 1, "LMN": 1}
+    assert list(made) == list(wanted)
 
 
 def test_an_index_built_anew_without_states_has_none(tmp_path: Path) -> None:

@@ -1,1 +1,1 @@
-"""Linear layers, experts and parameters whose results do not depend on what shares a pass."""
+"""Linear layers, experts and parameters whose results do not depend on the other rows of a pass."""

@@ -1,10 +1,10 @@
-"""Weights that give a row the same result whatever rows are beside it, wherever a model multiplies by them.
+"""Weights whose products give a row the same result whatever the other rows are, wherever a model multiplies by them.
 
-Most models multiply in layers, which can be replaced. Experts of a mixture, routers and others multiply by parameters of
-their own, in classes that differ from model to model; what they call does not: ``functional.linear``, ``@``, ``bmm``, on a
-parameter or on a part of it. So the parameter is replaced, by a tensor that has shape, strides and place, but no numbers.
-The first product with it, or with a part of it, shows how it is used: it is then cut into matrices of that shape, packed
-like any linear layer. What is never multiplied, or otherwise than by rows, stays as it was loaded.
+Most products are computed by layers, which can be replaced. Experts, routers and others multiply by parameters of their own,
+in classes that differ from model to model. What they call is always the same, though: ``functional.linear``, ``@``, ``bmm``,
+on a parameter or a part of it. So the parameter is replaced by a tensor with shape, strides and offset but without numbers.
+The first product with it, or with a part of it, shows how it is used. It is then cut into matrices of that shape, which are
+packed like any linear layer. A parameter that is never multiplied, or not row by row, stays as it was loaded.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _Function = Callable[..., Any]
 
 
 class PackedLinear(nn.Module):
-    """A linear layer whose weights are packed: a row's result does not depend on the rows beside it.
+    """A linear layer with packed weights: a row's result does not depend on the other rows.
 
     Attributes:
-        min_rows: how few rows that holds for.
+        min_rows: the smallest number of rows for which that holds.
     """
 
     min_rows = 1
@@ -37,7 +37,7 @@ class PackedLinear(nn.Module):
         """[outputs, inputs], for modules that multiply by it themselves.
 
         Raises:
-            AttributeError: the bias is a part of the layer's product.
+            AttributeError: the layer has a bias, which is part of its product.
         """
         if self._bias is not None:
             raise AttributeError("a packed layer with a bias has no weight of its own")
@@ -46,20 +46,21 @@ class PackedLinear(nn.Module):
         return ExactWeight.whole(Numbers(owner=type(self).__name__, shape=shape, form=form, packed=[self]))
 
 
-# From weight, [outputs, inputs], and bias.
+# Takes the weight, [outputs, inputs], and the bias.
 MakePacked = Callable[[torch.Tensor, torch.Tensor | None], PackedLinear]
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class Numbers:
-    """A parameter's numbers: as they were loaded, from the first product on in packed matrices.
+    """The numbers of a parameter: as loaded until the first product, then in packed matrices.
 
     Attributes:
-        owner: the class of the module that it belongs to.
-        stored: of ``shape``, float32 or a shorter type, on the CPU; None once they are packed.
-        make: packs a matrix.
-        form: outputs, inputs, and whether inputs come first, of the matrices that it is made of, one after the other.
-        inexact: functions that multiplied by them otherwise than by rows.
+        owner: class of the module that the parameter belongs to.
+        stored: tensor of ``shape`` on the CPU, in float32 or a shorter type; None once packed.
+        make: packs one matrix.
+        form: outputs and inputs of the packed matrices, and whether inputs come first in the parameter.
+        packed: the packed matrices, in the order of the parameter.
+        inexact: functions that multiplied by the parameter in another way than row by row.
     """
 
     owner: str
@@ -75,7 +76,7 @@ class Numbers:
         if self.stored is None:
             assert self.form is not None
             _, inputs, inputs_first = self.form
-            # Ones times a number, and zeros, are that number.
+            # A product with the identity gives the exact numbers back.
             columns = [packed(torch.eye(max(inputs, packed.min_rows), inputs))[:inputs] for packed in self.packed]
             self.stored = torch.stack([one if inputs_first else one.T for one in columns]).reshape(self.shape)
         elif self.stored.dtype != torch.float32:
@@ -83,10 +84,10 @@ class Numbers:
         return self.stored
 
     def product(self, rows: torch.Tensor, weight: torch.Tensor) -> torch.Tensor | None:
-        """[..., inputs] to [..., outputs]; None: these cannot be multiplied row by row.
+        """[..., inputs] to [..., outputs]; None: the product cannot be computed row by row.
 
         Args:
-            weight: [outputs, inputs], a view that says where in the parameter it lies.
+            weight: [outputs, inputs], a view whose strides and offset say which part of the parameter it is.
         """
         outputs, inputs = weight.shape
         inputs_first = weight.stride() == (1, outputs)
@@ -104,7 +105,7 @@ class Numbers:
         return made.view(*rows.shape[:-1], outputs)
 
     def _pack(self, form: tuple[int, int, bool]) -> bool:
-        """Pack all matrices of the parameter; False: they are of another form, or it is not made of such."""
+        """Pack all matrices of the parameter; False: it has been packed in another form, or cannot be cut like this."""
         if self.form is None:
             assert self.stored is not None and self.make is not None
             outputs, inputs, inputs_first = form
@@ -117,18 +118,18 @@ class Numbers:
 
 
 class ExactWeight(torch.Tensor):
-    """A parameter, or a view of one: where it lies, not what it holds."""
+    """A parameter or a view of one: it has a shape, strides and an offset, but no numbers."""
 
     numbers: Numbers
 
     @classmethod
     def whole(cls, numbers: Numbers) -> ExactWeight:
-        """All of them."""
+        """The whole parameter."""
         return cls.at(torch.empty(numbers.shape, dtype=torch.float32, device="meta"), numbers)
 
     @classmethod
     def at(cls, place: torch.Tensor, numbers: Numbers) -> ExactWeight:
-        """``place``: on the meta device, with the shape and strides, and where it begins."""
+        """A view of the parameter. ``place`` is a tensor on the meta device with the shape, strides and offset."""
         made: ExactWeight = torch.Tensor._make_subclass(cls, place)
         made.numbers = numbers
         return made
@@ -137,7 +138,7 @@ class ExactWeight(torch.Tensor):
     def __torch_function__(
         cls, func: _Function, types: Sequence[type], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """What is called with one of them; the signature is torch's."""
+        """Called by torch for every function with an ExactWeight among its arguments; the signature is torch's."""
         kwargs = kwargs or {}
         with torch._C.DisableTorchFunctionSubclass():
             handler = _HANDLERS.get(func)
@@ -161,7 +162,7 @@ def _weights(given: Any) -> Iterator[ExactWeight]:
 
 
 def _plain(given: Any) -> Any:
-    """With the numbers in the place of their places."""
+    """The arguments with real numbers in place of ExactWeights."""
     if isinstance(given, ExactWeight):
         return given.numbers.plain().as_strided(given.shape, given.stride(), given.storage_offset())
     if isinstance(given, dict):
@@ -174,7 +175,7 @@ def _is_weight(given: object, dimensions: int) -> bool:
 
 
 def _linear(_: _Function, rows: Any, weight: Any, bias: Any = None) -> Any:
-    """As ``functional.linear``."""
+    """``functional.linear``."""
     if not _is_weight(weight, 2) or isinstance(rows, ExactWeight) or rows.shape[-1] != weight.shape[1]:
         return NotImplemented
     made = weight.numbers.product(rows, weight)
@@ -184,7 +185,7 @@ def _linear(_: _Function, rows: Any, weight: Any, bias: Any = None) -> Any:
 
 
 def _matmul(func: _Function, first: Any, second: Any) -> Any:
-    """As ``torch.matmul``, of rows and a matrix, of a matrix and columns, or of as many matrices of rows as there are."""
+    """``torch.matmul`` of rows and a matrix, of a matrix and columns, or of equally many batches of rows and matrices."""
     if _is_weight(second, 2):
         return _linear(func, first, _moved(second.t(), second))
     if _is_weight(first, 2) and not isinstance(second, ExactWeight):
@@ -202,7 +203,7 @@ def _bmm(func: _Function, rows: Any, weights: Any) -> Any:
     if not _is_weight(weights, 3) or isinstance(rows, ExactWeight) or rows.shape[:1] != weights.shape[:1] or rows.dim() != 3:
         return NotImplemented
     made = rows.new_zeros(*rows.shape[:2], weights.shape[2])
-    # Where all experts are given all rows, those that are not theirs are zeros, and stay so.
+    # Some models give every expert all rows, with zeros for those of other experts; zero rows are skipped.
     given = rows.any(-1)
     for number in given.any(-1).nonzero().flatten().tolist():
         product = _matmul(func, rows[number][given[number]], _moved(weights[number], weights))
@@ -224,7 +225,7 @@ def _moved(place: torch.Tensor, of: ExactWeight) -> ExactWeight:
 
 
 def _view(func: _Function, weight: Any, *args: Any, **kwargs: Any) -> Any:
-    """A part of it, or another order of its dimensions."""
+    """A part of the parameter, or another order of its dimensions."""
     if not isinstance(weight, ExactWeight) or next(_weights((args, kwargs)), None) is not None:
         return NotImplemented
     made = func(weight, *args, **kwargs)
@@ -243,7 +244,7 @@ def _item(func: _Function, weight: Any, index: Any) -> Any:
 
 
 def _same(func: _Function, weight: Any, *args: Any, **kwargs: Any) -> Any:
-    """A conversion to what it is."""
+    """A conversion that changes nothing."""
     if not isinstance(weight, ExactWeight):
         return NotImplemented
     made = func(torch.empty(0), *args, **kwargs)
@@ -279,6 +280,6 @@ _HANDLERS: dict[_Function, _Function] = {
     **dict.fromkeys([*_getters("shape", "dtype", "ndim", "requires_grad", "layout"), _T.storage_offset], _about),
     **dict.fromkeys(_getters("device"), _device),
 }
-# What sums up products, by any name that torch has for it.
+# All of torch's names for functions that sum up products.
 _PRODUCTS = {"linear", "matmul", "mm", "bmm", "addmm", "__matmul__", "__rmatmul__", "einsum", "tensordot", "mv", "addmv"}
 _PRODUCTS |= {"dot", "vdot", "inner", "baddbmm", "addbmm", "bilinear", "grouped_mm", "_grouped_mm", "conv1d", "conv2d"}

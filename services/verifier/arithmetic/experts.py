@@ -1,8 +1,8 @@
-"""Mixtures of experts through transformers' experts interface: the rows of each expert in one product.
+"""Mixtures of experts through transformers' experts interface: one product for all rows of an expert.
 
-A row's experts are added up in the order of their numbers, which is the row's alone; that their products do not depend on
-how many rows share an expert is up to the weights (``ExactWeight``). Mixtures that do not go through the interface multiply
-by such weights in their own loops.
+The results of a row's experts are added in the order of the experts' numbers, so the sum depends on the row alone. That a
+product does not depend on how many rows share an expert is ensured by the weights (``ExactWeight``). Mixtures that do not
+use the interface multiply by such weights in their own loops.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ NAME = "outrider"
 
 
 def experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor) -> torch.Tensor:
-    """What transformers' experts classes compute; the signature is transformers'.
+    """Compute what transformers' experts classes compute; the signature is transformers'.
 
     Args:
         hidden_states: [rows, hidden size].
-        top_k_index: [rows, experts of a row].
-        top_k_weights: as ``top_k_index``.
+        top_k_index: [rows, experts per row], the number of each expert.
+        top_k_weights: [rows, experts per row].
 
     Returns:
         [rows, hidden size].
@@ -38,12 +38,12 @@ def experts(self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, t
     if self.has_post_expert_norm:
         made = self.post_expert_norm(made)
     made = made * top_k_weights.flatten()[by_expert, None]
-    # A row's experts are added one after the other, by their numbers, as transformers' own loop does.
+    # Added in the order of the experts' numbers, as in transformers' own loop.
     return torch.zeros_like(hidden_states).index_add_(0, rows, made.to(hidden_states.dtype))
 
 
 def _products(module: Any, name: str, rows: torch.Tensor, counts: list[int]) -> torch.Tensor:
-    """``counts`` rows for each expert, [rows, inputs], times their expert's weights: [rows, outputs]."""
+    """[rows, outputs]: the rows, [rows, inputs], sorted by expert with ``counts`` for each, times their expert's weights."""
     weight, bias = getattr(module, name), getattr(module, f"{name}_bias") if module.has_bias else None
     made = []
     for number, given in enumerate(torch.split(rows, counts)):
@@ -54,9 +54,9 @@ def _products(module: Any, name: str, rows: torch.Tensor, counts: list[int]) -> 
 
 
 def use(model: nn.Module) -> None:
-    """Let every layer of ``model`` that goes through the interface be computed by ``experts``."""
+    """Let ``experts`` compute every layer of ``model`` that uses the interface."""
     ALL_EXPERTS_FUNCTIONS.register(NAME, experts)
     for module in model.modules():
-        # What transformers' decorator leaves on a module.
+        # Attributes that transformers' decorator sets on a module.
         if hasattr(module, "_apply_gate") and hasattr(module, "is_transposed"):
             module.config._experts_implementation = NAME  # type: ignore[union-attr]

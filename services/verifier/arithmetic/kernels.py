@@ -1,8 +1,8 @@
-"""Which kernels compute a model's linear layers on this CPU: the fastest of those that are exact, by measurement.
+"""Chooses the kernels for a model's linear layers on this CPU: the fastest exact ones, by measurement.
 
-Candidates are our own kernels, over float32 weights and over the weights as they are stored, and oneDNN's. For every shape
-of layer they are timed over as many rows as decoding, trees and prompts bring, and checked: a row's bits must not depend on
-the rows beside it. torch's own layers, which are not exact, are timed to compare with: what transformers would take.
+Candidates are our own kernels, over float32 weights and over weights as stored, and oneDNN's. They are timed for every shape
+of layer, over as many rows as decoding, trees and prompts bring, and checked: a row's bits must not depend on the other
+rows. torch's own layers, which transformers would use, are not exact; they are timed for comparison.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ log = logging.getLogger(__name__)
 ROWS = (1, 8, 64, 256)
 
 Run = Callable[[torch.Tensor], torch.Tensor]
-# How many products there are of so many outputs and inputs, stored as what, by one of so many experts.
+# Number of products by (outputs, inputs, stored type, experts).
 Shapes = Mapping[tuple[int, int, str, int], int]
-# To how many experts a mixture sends a row: two to eight.
+# Experts per row that are assumed; mixtures use two to eight.
 _CHOSEN = 4
 _REPEATS = 5
-# A larger layer costs as much more as it is larger: a part of it is timed.
+# The time of a layer is proportional to its size, so only a part of a larger one is timed.
 _MOST_WEIGHTS = 2**22
 _FORMAT = 1
 _CLEARLY = 0.8
-# Models with fewer weights are done before anything could be timed.
+# Smaller models are so fast that timing is not worth it.
 _TOO_SMALL = 2**22
 
 
@@ -54,10 +54,11 @@ class Choice:
 
     Attributes:
         linears: ``native`` (our own kernels), ``onednn`` or ``torch``.
-        instructions: what our kernels, which also compute attention, are compiled for: avx512, avx2, neon; or nothing.
-        weights: what they are multiplied from: ``float32`` or ``as_stored``.
-        milliseconds: of all layers together, by candidate, for each count of ``ROWS``.
-        digest: of the kernels; tables of costs made with others say nothing.
+        instructions: instruction set of our kernels, which also compute attention: avx512, avx2, neon, or empty.
+        weights: ``float32`` or ``as_stored``.
+        digest: identifies the compiled kernels; cost tables measured with others do not apply.
+        milliseconds: for all layers together, by candidate, for each number of rows in ``ROWS``.
+        reason: a sentence for the log.
     """
 
     linears: str
@@ -69,21 +70,22 @@ class Choice:
 
     @property
     def about(self) -> list[str]:
-        """What a pass's cost depends on."""
+        """What the cost of a pass depends on."""
         return [self.linears, self.instructions, self.weights, self.digest]
 
     @property
     def min_rows(self) -> int:
-        """How few rows a layer may get."""
-        # With a single row, oneDNN and torch take another kernel, with other rounding.
+        """The smallest number of rows that a layer may get."""
+        # For a single row, oneDNN and torch use another kernel, which rounds differently.
         return 1 if self.linears == "native" else 2
 
 
 def choose_kernels(model: nn.Module, config: TargetConfig) -> Choice:
-    """The choice that the settings leave, from an earlier start's file or by measurement, which takes about a second.
+    """The best choice that the settings allow: from the file of an earlier start, or by measurement, which takes about a
+    second.
 
     Raises:
-        ConfigurationError: what the settings name cannot be had here.
+        ConfigurationError: the kernels named in the settings are not available here.
     """
     kernels = _native(config)
     candidates = _candidates(model, config, kernels)
@@ -102,7 +104,7 @@ def choose_kernels(model: nn.Module, config: TargetConfig) -> Choice:
 
 
 def maker(choice: Choice, dtype: str = "float32") -> MakeLinear | None:
-    """What makes a layer of the chosen kind; None: layers stay torch's."""
+    """Makes a layer of the chosen kind; None: the layers stay torch's."""
     if choice.linears == "native":
         kernels = library(choice.instructions)
         assert kernels is not None
@@ -113,7 +115,7 @@ def maker(choice: Choice, dtype: str = "float32") -> MakeLinear | None:
 def _in_form(weight: Weight, choice: Choice, dtype: str) -> Weight:
     if dtype == "int8":
         return quantized(as_float(weight))
-    # Half precision is not read by the kernels; its numbers are exact in float32.
+    # The kernels do not read float16, whose numbers are exact in float32.
     kept = isinstance(weight, StoredBlocks) or weight.dtype == torch.bfloat16
     return weight if choice.weights == "as_stored" and kept else as_float(weight)
 
@@ -131,7 +133,7 @@ def _native(config: TargetConfig) -> Library | None:
 
 
 def _candidates(model: nn.Module, config: TargetConfig, kernels: Library | None) -> list[Choice]:
-    """What the settings allow, and this machine has; the first one is taken where nothing is measured."""
+    """What the settings allow and this machine has. Without a measurement the first one is used."""
     found: list[Choice] = []
     compiled: dict[str, Any] = {} if kernels is None else {"instructions": kernels.name, "digest": kernels.digest}
     if kernels is not None:
@@ -144,7 +146,7 @@ def _candidates(model: nn.Module, config: TargetConfig, kernels: Library | None)
     elif config.weights == "as_stored" or config.dtype == "int8":
         key = "weights is as_stored" if config.weights == "as_stored" else "dtype is int8"
         raise ConfigurationError(f"verifier.{key}: on a CPU that needs a C compiler (cc); use float32")
-    # Only ours read what is stored otherwise.
+    # Only our kernels read other stored types.
     if config.weights != "as_stored" and config.dtype != "int8" and config.kernels in ("auto", "onednn"):
         available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         if available and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
@@ -155,7 +157,7 @@ def _candidates(model: nn.Module, config: TargetConfig, kernels: Library | None)
 
 
 def _shapes(model: nn.Module) -> Shapes:
-    """Of every product that the linear layers are, and what is multiplied without one."""
+    """The shapes of all products of linear layers and of parameters."""
     layers = [list(layers.values()) for _, layers in products(model)]
     found = Counter(
         (sum(one.out_features for one in some), some[0].in_features, stored_as(some[0].weight), 1) for some in layers
@@ -187,13 +189,13 @@ def _measured(candidates: Sequence[Choice], shapes: Shapes) -> Choice:
             if not _is_exact(layer, inputs, choice.min_rows):
                 inexact.add(_name(choice))
         for index, rows in enumerate(ROWS):
-            # Of experts, those that are hit multiply a share of the rows each.
+            # Each expert that is chosen multiplies its share of the rows.
             hit = min(experts, rows * _CHOSEN)
             given = rows if experts == 1 else -(-rows * _CHOSEN // experts)
             for name, seconds in _seconds(makers, given, inputs).items():
                 totals[name][index] += 1e3 * seconds * count * hit * outputs / part
     exact = [choice for choice in candidates if _name(choice) not in inexact] or [Choice(linears="torch")]
-    # Neighbours in a cluster should choose alike, so the first one, ours, stays unless another is clearly faster.
+    # Machines of a cluster should choose alike, so the first candidate stays unless another is clearly faster.
     best = exact[0]
     for other in exact[1:]:
         if _score(totals[_name(other)]) < _CLEARLY * _score(totals[_name(best)]):
@@ -206,12 +208,12 @@ def _measured(candidates: Sequence[Choice], shapes: Shapes) -> Choice:
 
 
 def _score(milliseconds: Sequence[float]) -> float:
-    """Geometric mean: every count of rows weighs the same, whatever it costs."""
+    """Geometric mean, in which every number of rows has the same weight."""
     return math.prod(milliseconds) ** (1 / len(milliseconds))
 
 
 def _sample(outputs: int, inputs: int, kind: str) -> Weight:
-    """Weights of a shape and type; what they are changes no time."""
+    """Random weights of a shape and type; their values do not change the time."""
     weight = torch.randn(outputs, inputs)
     if kind in ("float32", "bfloat16", "float16"):
         return weight.to(getattr(torch, kind))
@@ -235,7 +237,7 @@ def _is_exact(layer: nn.Module, inputs: int, min_rows: int) -> bool:
 
 
 def _seconds(makers: Mapping[str, Run], rows: int, inputs: int) -> dict[str, float]:
-    """The shortest of several times for each: by turns, so that what else the machine does meets all of them."""
+    """The shortest of several times for each. They take turns, so that disturbances on the machine affect all of them."""
     given, best = torch.randn(rows, inputs), dict.fromkeys(makers, math.inf)
     for _ in range(1 + _REPEATS):
         for name, run in makers.items():
@@ -259,12 +261,12 @@ def _about(config: TargetConfig, shapes: Shapes, kernels: Library | None) -> dic
 
 
 def _known(content: Mapping[str, Any], candidates: Sequence[Choice]) -> Choice:
-    """What an earlier start has chosen.
+    """The choice of an earlier start.
 
     Raises:
-        ValueError: it cannot be had here.
+        ValueError: it is not available here.
     """
     choice = Choice(**content)
     if _name(choice) not in {_name(candidate) for candidate in candidates}:
-        raise ValueError(f"{_name(choice)} cannot be had here")
+        raise ValueError(f"{_name(choice)} is not available here")
     return choice

@@ -1,10 +1,10 @@
-"""Linear layers whose weights are packed once, when the model is loaded: by our own kernels, or else in oneDNN's layout.
+"""Linear layers whose weights are packed once, when the model is loaded, for our own kernels or in oneDNN's layout.
 
-Two gains on a CPU. Speed: torch's default repacks the weights at every call, which makes 2 to 16 rows cost twice what one
-row costs. Exactness: a row's result does not depend, bit for bit, on how many other rows share the pass, so a token checked
-in a tree sees the very numbers that it would have seen alone (docs/log.md, 2026-11-21).
+This has two gains on a CPU. Speed: torch repacks the weights at every call, which makes 2 to 16 rows cost twice as much as
+one. Exactness: a row's result is bit for bit independent of how many other rows share the pass, so a token that is verified
+in a tree gets the same numbers as alone (docs/log.md, 2026-11-21).
 
-Layers that are asked the same thing one after the other (query, key and value; gate and up) share one product.
+Layers that are called one after the other with the same input (query, key and value; gate and up) share one product.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from services.verifier.arithmetic.exact_weights import PackedLinear
 from services.verifier.arithmetic.stored_blocks import StoredBlocks, StoredLinear, Weight, alike, joined
 from speculation.errors import ConfigurationError
 
-# From weight and bias.
+# Takes weight and bias.
 MakeLinear = Callable[[Weight, torch.Tensor | None], PackedLinear]
 
-# What is packed.
+# Layers that are packed.
 Linear = nn.Linear | StoredLinear
 
-# Row count that the packed layout is laid out for; any number of rows works.
+# Number of rows for which the packed layout is optimised; any number works.
 _TYPICAL_ROWS = 16
 
 # Children of one module that are called in this order with the same input.
@@ -34,14 +34,14 @@ _SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def as_float(weight: Weight) -> torch.Tensor:
-    """[outputs, inputs] in float32."""
+    """The weight in float32, [outputs, inputs]."""
     return weight.float() if isinstance(weight, StoredBlocks) else weight.detach().float()
 
 
 class OneDnnLinear(PackedLinear):
-    """Drop-in for ``nn.Linear`` in inference: float32, CPU."""
+    """Replaces ``nn.Linear`` for inference in float32 on a CPU."""
 
-    # With a single row, oneDNN takes another kernel, with other rounding.
+    # For a single row, oneDNN uses another kernel, which rounds differently.
     min_rows = 2
 
     def __init__(self, weight: Weight, bias: torch.Tensor | None) -> None:
@@ -57,7 +57,7 @@ class OneDnnLinear(PackedLinear):
 
 
 class Shared:
-    """One product for several layers; remembers it from the first of them to the last."""
+    """One product for several layers. Its result is kept from the call of the first layer to that of the last."""
 
     def __init__(self, sizes: Sequence[int], packed: nn.Module) -> None:
         self.sizes = list(sizes)
@@ -66,7 +66,7 @@ class Shared:
         self._results: tuple[torch.Tensor, ...] = ()
 
     def result(self, rows: torch.Tensor, index: int) -> torch.Tensor:
-        """Layer ``index``'s share of the product."""
+        """Layer ``index``'s part of the product."""
         if self._input is not rows:
             self._input, self._results = rows, self.packed(rows).split(self.sizes, dim=-1)
         result = self._results[index]
@@ -76,7 +76,7 @@ class Shared:
 
 
 class SharedLinear(nn.Module):
-    """Drop-in for one of several ``nn.Linear`` that are given the same input."""
+    """Replaces one of several ``nn.Linear`` layers that get the same input."""
 
     def __init__(self, shared: Shared, index: int, in_features: int) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class SharedLinear(nn.Module):
 
 
 def quantize(model: nn.Module) -> None:
-    """Give every ``nn.Linear`` of a model on a GPU int8 weights, by torchao.
+    """Give every ``nn.Linear`` of a model on a GPU int8 weights, with torchao.
 
     Raises:
         ConfigurationError: torchao is not installed.
@@ -103,7 +103,7 @@ def quantize(model: nn.Module) -> None:
 
 
 def as_linears(model: nn.Module) -> None:
-    """Turn every ``Conv1D`` (GPT-2's linear layer, its inputs first) below ``model`` into an ``nn.Linear``."""
+    """Replace every ``Conv1D`` in ``model`` (GPT-2's linear layer with transposed weights) by an ``nn.Linear``."""
     for parent in model.modules():
         for name, child in parent.named_children():
             if type(child) is Conv1D:
@@ -114,7 +114,7 @@ def as_linears(model: nn.Module) -> None:
 
 
 def pack_linears(model: nn.Module, make: MakeLinear) -> int:
-    """Replace every linear layer below ``model``; returns how many."""
+    """Replace every linear layer in ``model`` by a packed one; returns their number."""
     replaced = 0
     for parent, layers in list(products(model)):
         linears = list(layers.values())
@@ -130,7 +130,7 @@ def pack_linears(model: nn.Module, make: MakeLinear) -> int:
 
 
 def products(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Linear]]]:
-    """The linear layers below ``model``: a parent, and one child, or several that can share a product, by name."""
+    """Groups of linear layers in ``model`` that can share a product, most of them of one layer: (parent, layers by name)."""
     for parent in model.modules():
         children = {name: child for name, child in parent.named_children() if _is_linear(child)}
         for names in _SIBLINGS:

@@ -1,4 +1,4 @@
-"""Which parameters of a model its modules multiply by themselves, and what is multiplied in no known order."""
+"""Finds the parameters by which modules multiply themselves, and the modules whose products are not exact."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch import nn
 
 from services.verifier.arithmetic.exact_weights import ExactWeight, MakePacked, Numbers
 
-# Their parameters are looked up in, or slid over what is given.
+# Modules that look up rows or convolve, rather than multiply by a matrix.
 _OTHER = (nn.Embedding, nn.modules.conv._ConvNd)
 
 
 def multiplied(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
-    """Those that may be multiplied by: module, name, and matrices, [..., outputs, inputs] or [..., inputs, outputs].
+    """Parameters that a module may multiply by: (module, name, matrices [..., outputs, inputs] or [..., inputs, outputs]).
 
-    Those of torch's own linear layers are not among them.
+    Those of torch's own linear layers are left out.
     """
     for module in model.modules():
         if type(module) is nn.Linear or isinstance(module, _OTHER):
@@ -28,13 +28,13 @@ def multiplied(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]
 
 
 def pack_parameters(model: nn.Module, make: MakePacked, make_single: MakePacked) -> int:
-    """Let them be packed when they are first multiplied by; returns how many there may be.
+    """Replace these parameters by ``ExactWeight``, which packs them at their first product; returns their number.
 
     Args:
-        make: packs one of several matrices, an expert's.
-        make_single: packs a matrix that stands alone, a router's.
+        make: packs one of several matrices, as of an expert.
+        make_single: packs a single matrix, as of a router.
     """
-    # A parameter may have several places.
+    # Several modules may share a parameter.
     made: dict[int, ExactWeight] = {}
     for module, name, parameter in list(multiplied(model)):
         weight = made.get(id(parameter))
@@ -49,9 +49,9 @@ def pack_parameters(model: nn.Module, make: MakePacked, make_single: MakePacked)
 
 
 def inexact(model: nn.Module) -> list[str]:
-    """Classes of modules whose products depend, in their last bits, on the rows beside a row; known after a first pass.
+    """Classes of modules whose products depend, in their last bits, on the other rows. Known only after a first pass.
 
-    (Products of what a pass has computed, with one another, are not seen here.)
+    Products of two computed tensors are not detected.
     """
     found: set[str] = set()
     for module in model.modules():

@@ -1,9 +1,9 @@
-"""Sigmoid, SiLU and their like on a CPU, so that a row's result does not depend on the rows beside it.
+"""Sigmoid, SiLU and similar functions on a CPU, with results that do not depend on the other rows.
 
-torch computes them a few vectors at a time. What is left over, at the end of a tensor and of each thread's part of it, it
-computes number by number, by another exponential function, whose last bit may differ. Which numbers those are depends on how
-many rows there are. Here nothing is left over. Models call these functions anywhere in their own code, so it is torch's own
-functions for CPUs that are replaced, each by itself over more numbers.
+torch computes these functions a few vectors at a time. The remainder at the end of a tensor, and of each thread's part, is
+computed number by number with another exponential function, whose last bit may differ. Which numbers are in the remainder
+depends on the number of rows. Here the tensor is padded so that there is no remainder. Models call these functions anywhere
+in their code, so torch's own CPU functions are replaced.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from typing import Any
 
 import torch
 
-# What torch computes at a time: two vectors, at most 32 numbers each.
+# torch computes two vectors at a time, of at most 32 numbers each.
 _AT_A_TIME = 64
-# What one thread computes by itself: more numbers are shared, in parts of so many or more.
+# Up to this many numbers are computed by one thread (torch's grain size); more are split among threads.
 _ALONE = 2**15
-# gelu: as many parts as there are threads.
+# gelu splits more numbers than this into as many parts as there are threads.
 _ALONE_IN_GELU = 2**14
 
 _FUNCTIONS = ("sigmoid", "silu", "gelu", "softplus", "mish", "elu", "pow.Tensor_Scalar")
-# Nothing but products, and a root that is rounded as it should be.
+# These powers need only products, divisions and a correctly rounded root.
 _EXACT_POWERS = (-2, -1, -0.5, 0, 0.5, 1, 2, 3)
 
 
 @functools.cache
 def fill_vectors() -> torch.library.Library:
-    """From now on, torch's activations on CPUs are computed in whole vectors, in this process."""
+    """Replace torch's activation functions on CPUs in this process. Lasts as long as the returned library."""
     library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
-        # That a function is replaced is what is wanted.
+        # The replacement is intended.
         warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
         for name in _FUNCTIONS:
             library.impl(name, functools.partial(_filled, name), "CPU")  # type: ignore[no-untyped-call]
-    # They last as long as it does.
+    # The replacements last as long as this object.
     return library
 
 
 def _filled(name: str, given: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-    """The function ``name`` of ``given``, of any shape; other arguments are numbers or names."""
+    """The function ``name`` of ``given``, which has any shape; the other arguments are numbers or names."""
     function, _, overload = name.partition(".")
     into = getattr(getattr(torch.ops.aten, function), f"{overload}_out" if overload else "out")
     if function == "pow" and (not given.is_floating_point() or args[0] in _EXACT_POWERS):
@@ -60,7 +60,7 @@ def _filled(name: str, given: torch.Tensor, *args: Any, **kwargs: Any) -> torch.
 
 
 def _room(count: int, of_gelu: bool) -> int:
-    """The next size from ``count`` on of which every thread gets whole vectors."""
+    """The smallest size of at least ``count`` with which every thread gets whole vectors."""
     threads, room = torch.get_num_threads(), count
     while True:
         parts = (threads if room > _ALONE_IN_GELU else 1) if of_gelu else min(threads, -(-room // _ALONE))

@@ -27,7 +27,7 @@ def check_request(request: GenerationRequest, target: Target) -> None:
     """Check what only a target can know.
 
     Raises:
-        InvalidArgument: no prompt, or a token id outside the vocabulary; names the field.
+        InvalidArgument: no prompt, a token id outside the vocabulary, or a layer that there is not; names the field.
         PromptTooLong: nothing could follow the prompt.
     """
     prompt, most, vocab = request.prompt, target.max_model_len, target.vocab_size
@@ -44,6 +44,7 @@ def check_request(request: GenerationRequest, target: Target) -> None:
         for token in ids:
             if not 0 <= token < vocab:
                 raise InvalidArgument(name, token, f"token ids below {vocab}")
+    target.check_layers(request.plan.observe_layers)
 
 
 class LiveRequest:

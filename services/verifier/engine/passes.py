@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import StepTimes
@@ -110,22 +110,16 @@ def _verified(session: LiveRequest, chain: int) -> bool:
 
 
 def _part(session: LiveRequest, chain: int, tree: TokenTree) -> Part:
-    end = session.computed + chain
+    end, plan = session.computed + chain, session.request.plan
     rows = Rows(
         session_id=session.id,
         context=session.computed,
         tokens=(*session.tokens[session.computed : end], *tree.tokens),
         parents=tree.parents,
         logits=1 + len(tree) if _verified(session, chain) else 0,
-        features=_observed(session, chain),
+        layers=plan.observe_layers if plan.observe_prompt or _verified(session, chain) else (),
     )
     return Part(session=session, rows=rows, tree=tree)
-
-
-def _observed(session: LiveRequest, chain: int) -> bool:
-    """Whether hidden states of the pass are wanted."""
-    plan = session.request.plan
-    return bool(plan.observe_layers) and (plan.observe_prompt or _verified(session, chain))
 
 
 def load_of(parts: Sequence[Part]) -> Load:
@@ -152,7 +146,7 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
                 with times.measure("choose"):
                     part.verdict = verify(part.session, part.tree, part_logits)
                 rows += [part.rows.chain + node for node in part.verdict.accepted_path]
-            if part.rows.features:
+            if part.rows.layers:
                 _observe(target, part, rows)
         except Exception as error:
             part.error = error
@@ -165,8 +159,6 @@ def _observe(target: Target, part: Part, rows: Sequence[int]) -> None:
     """Take the hidden states of the rows that are kept: those from which the tokens were chosen, and the prompt's before."""
     chosen = part.rows.chain - 1 if part.verdict is not None else part.rows.chain
     if part.session.request.plan.observe_prompt and chosen:
-        features = target.features(part.session.id, rows[:chosen])
-        part.prompt_features = replace(features, start=part.rows.context)
+        part.prompt_features = target.features(part.session.id, rows[:chosen])
     if part.verdict is not None:
-        features = target.features(part.session.id, rows[chosen:])
-        part.verdict = with_features(part.verdict, replace(features, start=part.rows.context + chosen))
+        part.verdict = with_features(part.verdict, target.features(part.session.id, rows[chosen:]))

@@ -1,1 +1,1 @@
-"""From files to a model that is served exactly, or a refusal that says why."""
+"""Loads a model that can be served exactly from its files, or refuses it with a reason."""

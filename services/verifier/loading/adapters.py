@@ -1,7 +1,7 @@
-"""Architectures whose attention layers do not call transformers' attention interface: what makes them call ours.
+"""Adapters for architectures whose attention layers do not call transformers' attention interface.
 
-An adapter computes queries, keys and values as the architecture does, with the module's own layers, and hands them to
-``attend``. It stands in for a method of the module, on the model that is served alone.
+An adapter computes queries, keys and values as the architecture does, with the module's own layers, and passes them to
+``attend``. It replaces a method of the module, only on the model that is served.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ from services.verifier.attention.masks import Sight
 
 
 def register() -> None:
-    """Let architectures be built that choose a class by the name of the attention."""
+    """Allow our attention in architectures that choose a class by the name of the attention."""
     falcon.FALCON_ATTENTION_CLASSES[NAME] = falcon.FalconAttention
     gptj.GPTJ_ATTENTION_CLASSES[NAME] = gptj.GPTJAttention
     gpt_neo.GPT_NEO_ATTENTION_CLASSES[NAME] = gpt_neo.GPTNeoSelfAttention
 
 
 def install(model: nn.Module, positions: int, device: torch.device) -> None:
-    """Adapt the model's attention layers where they need it; before its linear layers are replaced.
+    """Adapt the attention layers that need it. Must run before the linear layers are replaced.
 
     Args:
-        positions: of the longest request that may come.
+        positions: length of the longest possible request, in tokens.
         device: where the model will be.
     """
     biases: dict[type[nn.Module], Bias | None] = {}
     for module in model.modules():
         if type(module) is falcon.FalconLinear:
-            # The same product, in a class of its own.
+            # A subclass that computes the same product.
             module.__class__ = nn.Linear
         if (adapter := _ADAPTERS.get(type(module))) is None:
             continue
         name, method, bias_of = adapter
         if bias_of is not None and type(module) not in biases:
-            # All layers add the same.
+            # The bias is the same in all layers.
             biases[type(module)] = bias_of(module, positions, device)
         module.outrider_bias = biases.get(type(module))  # type: ignore[assignment]
         setattr(module, name, MethodType(method, module))
@@ -58,13 +58,14 @@ def install(model: nn.Module, positions: int, device: torch.device) -> None:
 def exact_attention(config: PreTrainedConfig) -> str:
     """Which of transformers' own attentions computes what the model means.
 
-    Eager, but for falcon's alibi: eager attention of transformers 5.23 adds it twice, the others and the paper once.
+    This is eager attention, except for falcon with alibi: there, eager attention of transformers 5.23 adds the bias twice,
+    while the other implementations and the paper add it once.
     """
     return "sdpa" if config.model_type == "falcon" and config.alibi else "eager"
 
 
 def inputs_of(module: nn.Module, positions: torch.Tensor) -> dict[str, Any]:
-    """What a model, or its decoder, takes besides its tokens or hidden states; ``positions`` is [1, rows]."""
+    """Further inputs of a model or decoder besides tokens or hidden states; ``positions`` is [1, rows]."""
     forward = module.forward
     return {"position_ids": positions} if _takes_positions(getattr(forward, "__func__", forward)) else {}
 
@@ -78,7 +79,7 @@ def _takes_positions(forward: Callable[..., Any]) -> bool:
 def _attend(
     module: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: object, scale: float
 ) -> torch.Tensor:
-    """[1, rows, heads * size] from [1, heads, rows, size] each."""
+    """[1, rows, heads * size] from query, key and value, [1, heads, rows, size] each."""
     made, _ = attend(module, query, key, value, mask, scaling=scale, outrider_bias=module.outrider_bias)
     return made.flatten(2)
 
@@ -100,7 +101,7 @@ def _falcon_bias(module: Any, positions: int, device: torch.device) -> Bias | No
     if not module.config.alibi:
         return None
     seen = torch.ones(1, positions, dtype=torch.int64, device=device)
-    # Of keys before they are scaled.
+    # falcon adds the bias before it scales the scores.
     alibi = falcon.build_alibi_tensor(seen, module.num_heads, torch.float32)[:, 0]
     return Bias(table=alibi * module.inv_norm_factor)
 
@@ -117,14 +118,14 @@ def _falcon(
     query, key, value = (each.transpose(1, 2) for each in heads)
     if self.outrider_bias is None:
         query, key = falcon.apply_rotary_pos_emb(query, key, *position_embeddings)
-    # Of the newer decoder, heads that share a key come with a copy each.
+    # In the newer decoder, a shared key is repeated for each of its heads.
     share = key.shape[1] // self.num_kv_heads
     made = _attend(self, query, key[:, ::share], value[:, ::share], attention_mask, self.inv_norm_factor)
     return self.dense(made), None
 
 
 def _mpt_bias(module: Any, positions: int, device: torch.device) -> Bias:
-    # By distance: the last column is that of the query's own position.
+    # The bias depends on the distance; the last column is for the query's own position.
     table = mpt.build_mpt_alibi_tensor(module.n_heads, positions, device=device)[:, 0]
     return Bias(table=table.flip(1).float().contiguous(), by_distance=True)
 
@@ -139,7 +140,7 @@ def _mpt(self: Any, hidden_states: torch.Tensor, *, attention_mask: object, **_:
 
 def _mpt_model(self: Any, input_ids: torch.Tensor | None = None, **given: Any) -> Any:
     if self.config._attn_implementation == NAME:
-        # It converts its mask, even where none is made; one that is there already is handed on.
+        # MptModel converts its mask even if it has made none; a mask that is given is passed on.
         given["attention_mask"] = torch.zeros(1, 1, 1, 1, device=self.device)
     return mpt.MptModel.forward(self, input_ids, **given)
 
@@ -147,7 +148,7 @@ def _mpt_model(self: Any, input_ids: torch.Tensor | None = None, **given: Any) -
 def _gptj(
     self: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: object = None
 ) -> tuple[torch.Tensor, None]:
-    # Codegen turns queries and keys in float32, and keeps keys in the type of its values.
+    # Codegen rotates queries and keys in float32, and caches keys in the type of the values.
     query, key = query.to(value.dtype), key.to(value.dtype)
     made, _ = attend(self, query, key, value, attention_mask, scaling=1 / float(self.scale_attn))
     return made.transpose(1, 2), None
@@ -162,7 +163,7 @@ def _gpt_neo(
     return made.transpose(1, 2), None
 
 
-# Of each class of modules, which method is replaced, by what, and what the module adds to scores.
+# By class of module: the method to replace, its replacement, and what gives the bias that the module adds to scores.
 _ADAPTERS: dict[type[nn.Module], tuple[str, Callable[..., Any], Callable[[Any, int, torch.device], Bias | None] | None]] = {
     bloom.BloomAttention: ("forward", _bloom, _bloom_bias),
     falcon.FalconAttention: ("forward", _falcon, _falcon_bias),

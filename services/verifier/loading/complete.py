@@ -1,4 +1,4 @@
-"""Whether a loaded model is what its files hold: no weight made up, none left out, all of them numbers."""
+"""Checks that a loaded model is what its files hold: no weight invented, none left out, all of them finite."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ log = logging.getLogger(__name__)
 
 
 def refuse_incomplete(model: PreTrainedModel, info: Mapping[str, Any], folder: Path) -> None:
-    """Refuse what transformers has loaded only in part.
+    """Refuse a model that transformers has loaded only in part.
 
     Args:
-        info: what ``from_pretrained`` gives for ``output_loading_info``. It leaves out what the architecture says may be
-            missing, or superfluous: tied weights, and buffers that older versions stored.
+        info: the ``output_loading_info`` of ``from_pretrained``. It omits what the architecture declares as optional or
+            superfluous: tied weights, and buffers that older versions stored.
 
     Raises:
-        ConfigurationError: weights would be random, or of another shape, or are not used.
+        ConfigurationError: a weight would be random, has another shape, or is not used.
     """
     if info["missing_keys"]:
         raise missing(model, info["missing_keys"], folder)
@@ -57,13 +57,13 @@ def mismatched(
 
 
 def refuse_unused(model: PreTrainedModel, names: Collection[str], folder: Path) -> None:
-    """Refuse weights that belong to the model, but have no place in it. Other heads beside it are harmless.
+    """Refuse weights that belong to the model but have no place in it. Weights of other heads beside it are harmless.
 
     Args:
-        names: of the weights that were not used.
+        names: the weights that were not used.
 
     Raises:
-        ConfigurationError: its configuration is of another model.
+        ConfigurationError: the configuration describes another model.
     """
     base: torch.nn.Module = getattr(model, model.base_model_prefix, model)
     parts = {name for name, _ in (*model.named_children(), *base.named_children())} | {model.base_model_prefix}
@@ -72,20 +72,20 @@ def refuse_unused(model: PreTrainedModel, names: Collection[str], folder: Path) 
     if own:
         raise ConfigurationError(
             f"cannot load the model at {folder}: its files hold {own[0]}{_and_others(len(own))}, for which "
-            f"{type(model).__name__} has no place by its configuration: it would be another model without them"
+            f"{type(model).__name__} has no place by its configuration: without them it would be another model"
         )
     if names:
         log.info("not used: %s%s", min(names), _and_others(len(names)))
 
 
 def refuse_nonsense(model: PreTrainedModel, folder: Path) -> None:
-    """Refuse weights that are no numbers: damaged files have them.
+    """Refuse infinite weights and NaN, which damaged files contain.
 
     Raises:
         ConfigurationError: names the weight.
     """
     for name, parameter in model.named_parameters():
-        # A sum is not finite if one of its parts is not; the reverse is looked at closely.
+        # Quick test first: the sum is not finite if a weight is not. Finite weights may overflow it, so the rest is checked.
         if parameter.is_floating_point() and not torch.isfinite(parameter.sum()) and not torch.isfinite(parameter).all():
             raise _nonsense(name, folder)
     for name, module in model.named_modules():
@@ -95,7 +95,7 @@ def refuse_nonsense(model: PreTrainedModel, folder: Path) -> None:
 
 @contextmanager
 def without_report() -> Iterator[None]:
-    """Keep transformers from printing its own table of what is missing: one line follows, which says it."""
+    """Keep transformers from printing its table of missing weights: our error says the same in one line."""
     logger = logging.getLogger("transformers.modeling_utils")
     before = logger.level
     logger.setLevel(logging.ERROR)
@@ -107,7 +107,7 @@ def without_report() -> Iterator[None]:
 
 def _nonsense(name: str, folder: Path) -> ConfigurationError:
     return ConfigurationError(
-        f"cannot load the model at {folder}: {name} holds values that are infinite, or no numbers; fetch the files again"
+        f"cannot load the model at {folder}: {name} holds infinite values or NaN; fetch the files again"
     )
 
 

@@ -1,7 +1,7 @@
-"""A GGUF file as a model folder: configuration, tokeniser, and the weights under transformers' names.
+"""Unpacks a GGUF file into a model folder: configuration, tokeniser, and the weights under transformers' names.
 
-Blocks that the kernels can read stay as they are; only their rows may change places, where the file's format has them in
-another order than transformers. Everything else becomes float32. Names and orders are transformers' own.
+Blocks that the kernels can read are kept; only their rows may be reordered, where GGUF orders them differently from
+transformers. All other weights become float32. Names and orders come from transformers' own tables.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _UNREAD = "which transformers does not read from GGUF: use the model's safetenso
 
 
 def unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
-    """Write ``gguf`` to ``folder``.
+    """Write the model in ``gguf`` to ``folder``. ``say`` is told which weights cannot be kept as stored.
 
     Raises:
-        ConfigurationError: its model cannot be served, or lacks weights.
-        Exception: whatever libraries raise of a damaged file.
+        ConfigurationError: the model cannot be served, or lacks weights.
+        Exception: anything that libraries raise for a damaged file.
     """
     source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
     try:
         config = AutoConfig.from_pretrained(**source)
     except OSError as error:
-        # transformers speaks of a JSON file here.
+        # transformers' own message speaks of a JSON file.
         raise ValueError("its fields cannot be read: one is no text in UTF-8, or of another type than it should") from error
     refuse_unsupported(config.to_dict(), gguf)
     reader = GGUFReader(gguf)
@@ -46,7 +46,7 @@ def unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
         raise ValueError("it names no architecture")
     _refuse_unread_fields(reader, architecture.contents(), config.get_text_config())
     if is_gguf_arch_supported(architecture.contents()):
-        # transformers knows these by another way, which gives whole tensors only.
+        # transformers loads these architectures by another path, which gives only dequantised tensors.
         say(f"{gguf.name}: weights of {architecture.contents()} become float32, they cannot be kept as stored")
         whole, info = AutoModelForCausalLM.from_pretrained(
             **source, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
@@ -65,7 +65,7 @@ def unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
             if name in weights and tuple(weights[name].shape) != tuple(parameter.shape):
                 raise mismatched(name, weights[name].shape, parameter.shape, gguf)
         save_blocks(weights, folder)
-        # What made the file is of no interest.
+        # Without fields about the origin of the file.
         config.architectures = [type(model).__name__]
         config.save_pretrained(folder)
         model.generation_config.save_pretrained(folder)
@@ -73,10 +73,10 @@ def unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> None:
 
 
 def _refuse_unread_fields(reader: GGUFReader, architecture: str, config: Any) -> None:
-    """Refuse what transformers passes over in silence, and would then compute without.
+    """Refuse a file with fields that transformers ignores although they change the computation.
 
     Raises:
-        ValueError: the file says more of its positions than the configuration that was made of it.
+        ValueError: the file scales positions or has a sliding window, and the configuration made from it does not.
     """
     rope = getattr(config, "rope_parameters", None) or {}
     scaling = reader.get_field(f"{architecture}.rope.scaling.type")
@@ -89,10 +89,10 @@ def _refuse_unread_fields(reader: GGUFReader, architecture: str, config: Any) ->
 
 
 def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[str], None]) -> dict[str, Weight]:
-    """All weights, by transformers' names."""
+    """All weights by transformers' names."""
     processor = TENSOR_PROCESSORS.get(architecture, TensorProcessor)(config=model.config.to_dict())
     names = get_gguf_hf_weights_map(model, processor)
-    # Experts and the like are not given back but entered here.
+    # The processor returns no experts and the like; it enters them here.
     entered: dict[str, Any] = {"tensors": {}}
     found: dict[str, Weight] = {}
     checked: dict[str, bool] = {}
@@ -108,7 +108,7 @@ def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[s
             blocks, name = process(tensor.data, tensor.name)
             pattern = re.sub(r"\d+", "N", tensor.name)
             if pattern not in checked:
-                # Whether blocks may be moved like whole tensors is tried on one layer of each kind.
+                # Reordering blocks must give the same as reordering the tensor; this is tested on one layer of each kind.
                 whole, _ = process(dequantize(tensor.data, tensor.tensor_type), tensor.name)
                 checked[pattern] = np.array_equal(dequantize(blocks, tensor.tensor_type), whole)
             if checked[pattern] and name is not None:
@@ -117,7 +117,7 @@ def _weights(reader: GGUFReader, model: Any, architecture: str, say: Callable[[s
                 continue
         whole, name = process(dequantize(tensor.data, tensor.tensor_type), tensor.name)
         if name is None:
-            # Entered.
+            # It is in ``entered``.
             continue
         if name not in names and not np.array_equal(whole, np.ones_like(whole)):
             raise ValueError(f"it holds {name}, {_UNREAD}")

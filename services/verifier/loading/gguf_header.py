@@ -1,7 +1,7 @@
-"""What a GGUF file says of itself, read without numpy, torch or a weight: enough to refuse what cannot be unpacked.
+"""Reads the header of a GGUF file without numpy, torch or a weight: enough to refuse what cannot be unpacked.
 
-The format: magic, version, counts of tensors and of fields; the fields, each a key, a type and a value; the tensors, each a
-name, its dimensions, its type and where its data begins; the data (github.com/ggml-org/ggml, docs/gguf.md).
+The format: magic, version, number of tensors, number of fields; the fields, each a key, a type and a value; the tensors,
+each a name, dimensions, a type and an offset; the data (github.com/ggml-org/ggml, docs/gguf.md).
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from services.verifier.loading.known_types import known_gguf_architectures, tran
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
-# Bytes of a field's value, by the number of its type.
+# Bytes of a field's value by its type number.
 _SCALARS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _NUMBERS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 10: "<Q", 11: "<q"}
 _TEXT, _LIST = 8, 9
 _ARCHITECTURE = b"general.architecture"
 _ALIGNMENT = b"general.alignment"
-# Numbers in a block and its bytes, by the number of a tensor's type; what the gguf package has in GGML_QUANT_SIZES.
+# (numbers per block, bytes per block) by a tensor's type number; equals GGML_QUANT_SIZES of the gguf package.
 _BLOCKS = {
     0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40), 10: (256, 84),
     11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292), 16: (256, 66), 17: (256, 74),
@@ -33,20 +33,20 @@ _BLOCKS = {
     40: (64, 36), 41: (128, 18),
 }  # fmt: skip
 _MOST_DIMENSIONS = 4
-# Of files that hold a part of a model each.
+# Field of files that each hold a part of the model.
 _SPLIT = b"split.count"
 _LAYERS = b".block_count"
 _LAYER = re.compile(rb"^blk\.(\d+)\.")
 
 
 def check(path: Path) -> str:
-    """Check that a file is a whole GGUF file, of an architecture that transformers reads.
+    """Check that a file is a complete GGUF file of an architecture that transformers reads.
 
     Returns:
-        its architecture.
+        Its architecture.
 
     Raises:
-        ConfigurationError: it is not; says what it is, or what is wrong.
+        ConfigurationError: it is not; says what is wrong.
     """
     with reading(f"unpack {path}"), path.open("rb") as file:
         start = file.read(len(LFS))
@@ -77,13 +77,13 @@ def _check(data: mmap) -> str:
 
 
 def _plain(name: str) -> str:
-    """llama.cpp and transformers write names with other dashes."""
+    """llama.cpp and transformers use different dashes in names."""
     return name.replace("-", "").replace("_", "")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Header:
-    """``end`` is where the last tensor's data ends; ``parts`` how many files the model lies in."""
+    """``end`` is where the last tensor's data ends; ``parts`` is the number of files of the model."""
 
     architecture: str
     parts: int
@@ -91,7 +91,7 @@ class _Header:
 
 
 class _Reader:
-    """Reads one value after the other; ``struct.error`` at the end of the file."""
+    """Reads values one after the other; ``struct.error`` or ``IndexError`` at the end of the file."""
 
     def __init__(self, data: mmap, at: int) -> None:
         self._data = data
@@ -150,7 +150,7 @@ def _read(data: mmap) -> _Header:
         raise ValueError("it names no architecture")
     if numbers[_ALIGNMENT] < 1:
         raise ValueError(f"general.alignment is {numbers[_ALIGNMENT]}: must be a number from 1 on")
-    # One by one: a damaged count is larger than the file.
+    # Read one by one, since a damaged count may exceed the file.
     names, ends = set(), [0]
     for _ in range(tensors):
         name, end = _tensor(reader)
@@ -166,7 +166,7 @@ def _read(data: mmap) -> _Header:
 
 
 def _tensor(reader: _Reader) -> tuple[bytes, int]:
-    """A tensor's name, and where its data ends, from where the data begin."""
+    """The name of a tensor, and where its data ends, relative to the start of all data."""
     name, count = reader.text(), reader.number("<I")
     if not 1 <= count <= _MOST_DIMENSIONS:
         raise ValueError(f"it is damaged: tensor {name[:60].decode('utf-8', 'replace')!r} has {count} dimensions")

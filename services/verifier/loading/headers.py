@@ -1,4 +1,4 @@
-"""Whether a model's files are all there and whole: by their headers, without torch, without reading a weight."""
+"""Checks by their headers that a model's weight files are complete, without torch and without reading a weight."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from services.model_folder import LFS, one_line, read_json
 from speculation.errors import ConfigurationError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-# Beside it lie configuration and tokeniser, as in any folder. In its metadata, ``kinds`` is a JSON object: the GGUF type and
-# the inputs of every weight that is kept in blocks.
+# Weights unpacked from a GGUF file, beside configuration and tokeniser. In its metadata, ``kinds`` is a JSON object
+# with the GGUF type and the number of inputs of every weight that is kept in blocks.
 BLOCKS_FILE = "blocks.safetensors"
 
-# Longest header that the safetensors library takes.
+# Longest header that the safetensors library accepts.
 _MOST_HEADER = 100_000_000
-# Types of numbers that become a model's own.
+# Types that are converted to the model's type.
 _FLOATS = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}
-# Those of what a model computes anew, and of blocks; any others are weights that somebody has quantised.
+# Types of buffers that a model recomputes (_COMPUTED) and of blocks; other weights of these types are quantised.
 _WHOLE = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2, "U8": 1, "BOOL": 1}
 _COMPUTED = ("position_ids", "token_type_ids", "attn.bias", "attention.bias", "masked_bias", "num_batches_tracked")
 _LAYER = re.compile(r"^(?:(?:model|transformer|decoder|language_model|text_model)\.)*(?:layers|h|blocks)\.(\d+)\.")
@@ -31,30 +31,30 @@ _BIN = ("pytorch_model.bin", "pytorch_model.bin.index.json", "pytorch_model.pt",
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tensor:
-    """A tensor of a safetensors file, as its header has it."""
+    """A tensor as described in the header of a safetensors file."""
 
     dtype: str
     shape: tuple[int, ...]
 
     @property
     def numbers(self) -> int:
-        """How many."""
+        """How many numbers it has."""
         return math.prod(self.shape)
 
     @property
     def bytes_each(self) -> int:
-        """Of a number."""
+        """Bytes per number; 1 for an unknown type."""
         return _FLOATS.get(self.dtype) or _WHOLE.get(self.dtype, 1)
 
 
 def layer_of(name: str) -> int | None:
-    """The number of the layer that a weight belongs to, by its name."""
+    """The layer that a weight belongs to by its name; None: no layer."""
     found = _LAYER.match(name)
     return None if found is None else int(found[1])
 
 
 def check_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Check that the weights are all there.
+    """Check that all weights are there.
 
     Args:
         config: the model's ``config.json``.
@@ -63,7 +63,7 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
         All tensors by name.
 
     Raises:
-        ConfigurationError: a file is missing, cut off, or none; a layer is missing. Names it.
+        ConfigurationError: a file is missing, cut off or no safetensors file, or a layer is missing; names it.
     """
     if (folder / "adapter_config.json").is_file():
         raise ConfigurationError(
@@ -90,10 +90,10 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
 
 
 def weight_files(folder: Path) -> dict[Path, frozenset[str]]:
-    """The safetensors files of a model, each with the names that the index says are in it (none where there is no index).
+    """The safetensors files of a model, each with the weights that the index assigns to it (none without an index).
 
     Raises:
-        ConfigurationError: they are not there.
+        ConfigurationError: files are missing, or the index is malformed.
     """
     if (folder / SINGLE).is_file():
         return {folder / SINGLE: frozenset()}
@@ -105,7 +105,7 @@ def weight_files(folder: Path) -> dict[Path, frozenset[str]]:
         raise ConfigurationError(f"{where} has no weight_map, an object from weights to files")
     by_file: dict[Path, set[str]] = {}
     for name, file in places.items():
-        # Only files of this folder: a name could lead anywhere.
+        # Only names of files in this folder: another path could lead anywhere.
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise ConfigurationError(f"{where} has {name} in {str(file)[:80]!r}: must be a safetensors file beside it")
         by_file.setdefault(folder / file, set()).add(name)
@@ -117,7 +117,7 @@ def weight_files(folder: Path) -> dict[Path, frozenset[str]]:
 
 
 def _instead(folder: Path) -> str:
-    """What there is, where it could be made use of."""
+    """What the folder holds instead, with advice on how to use it."""
     if pickled := next((name for name in _BIN if (folder / name).is_file()), None):
         return (
             f", but {pickled}, which is never opened, since it can hold programs: convert it to safetensors "
@@ -131,10 +131,10 @@ def _instead(folder: Path) -> str:
 
 
 def read_header(file: Path) -> dict[str, Tensor]:
-    """The header of a safetensors file: eight bytes of length, then JSON.
+    """The tensors in the header of a safetensors file (eight bytes of length, then JSON), by name.
 
     Raises:
-        ConfigurationError: it is none, or the file does not hold what the header says.
+        ConfigurationError: the header is malformed, or the file has another size than it says.
     """
     try:
         with file.open("rb") as opened:
@@ -172,7 +172,7 @@ def read_header(file: Path) -> dict[str, Tensor]:
 
 
 def _tensor(entry: Any, damaged: str) -> tuple[Tensor, int, int]:
-    """An entry of the header, and where its bytes begin and end."""
+    """A tensor from its entry in the header, and where its bytes begin and end."""
     fields: Any = [entry.get(key) for key in ("dtype", "shape", "data_offsets")] if isinstance(entry, dict) else [None] * 3
     dtype, shape, places = fields
     numbers = [*shape, *places] if isinstance(shape, list) and isinstance(places, list) and len(places) == 2 else [-1]
@@ -186,7 +186,7 @@ def _tensor(entry: Any, damaged: str) -> tuple[Tensor, int, int]:
 
 
 def _check_places(places: Iterable[tuple[int, int, str]], damaged: str) -> int:
-    """Check that tensors lie one behind the other; returns where the last one ends."""
+    """Check that the tensors follow one another without gaps; returns where the last one ends."""
     at = 0
     for begin, end, name in sorted(places):
         if begin != at or end < begin:
@@ -205,7 +205,7 @@ def _check_types(folder: Path, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _check_layers(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Check that there is something of each layer. What exactly a layer consists of is known when the model is built."""
+    """Check that every layer has at least one weight. The exact list is known only when the model is built."""
     there = {number for name in tensors if (number := layer_of(name)) is not None}
     count = next(_layer_counts(config), None)
     if not there or count is None or there.issuperset(range(min(count, len(there) + 1))):

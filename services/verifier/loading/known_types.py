@@ -1,7 +1,7 @@
-"""Which types of model the installed transformers knows, and what it makes of them.
+"""The model types that the installed transformers knows.
 
-Read from its source, since importing it takes seconds and ``outrider plan`` shall not: tables of names, which are literals
-there. Where a release keeps them elsewhere, nothing is known beforehand, and loading the model tells.
+They are read from literal tables in its source, because importing it takes seconds that ``outrider plan`` should not spend.
+If a release keeps the tables elsewhere, nothing is known in advance, and loading the model decides.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ class KnownTypes:
     """Values of ``model_type`` in ``config.json``.
 
     Attributes:
-        all: every one.
-        causal: those with a causal language model.
-        masked: those with a masked one; many have both, and a setting tells which is meant.
+        all: all known types.
+        causal: types with a causal language model.
+        masked: types with a masked language model; many have both, and a setting chooses.
         seq2seq: encoder-decoders.
-        multimodal: those that take pictures or sound beside text.
+        multimodal: types that take images or sound beside text.
     """
 
     all: frozenset[str]
@@ -36,7 +36,7 @@ class KnownTypes:
 
 @cache
 def known_types() -> KnownTypes | None:
-    """Those of the installed transformers; None: they cannot be told."""
+    """The types of the installed transformers; None: unknown."""
     found: dict[str, frozenset[str]] = {}
     for file in ("auto_mappings.py", "configuration_auto.py", "modeling_auto.py"):
         for name, types in _tables(f"models/auto/{file}"):
@@ -55,7 +55,7 @@ def known_types() -> KnownTypes | None:
 
 @cache
 def known_gguf_architectures() -> frozenset[str]:
-    """Values of ``general.architecture`` in a GGUF file that transformers reads; empty: they cannot be told."""
+    """Values of ``general.architecture`` in GGUF files that transformers reads; empty: unknown."""
     names = ("GGUF_CONFIG_MAPPING", "GGUF_ARCHS")
     files = ("integrations/ggml.py", "integrations/gguf/gguf_conversion_mapping.py")
     found = [types for file in files for name, types in _tables(file) if name in names]
@@ -63,12 +63,12 @@ def known_gguf_architectures() -> frozenset[str]:
 
 
 def transformers_version() -> str:
-    """For sentences about what it knows."""
+    """Name and version for error messages."""
     return f"transformers {version('transformers')}"
 
 
 def _tables(file: str) -> Iterator[tuple[str, frozenset[str]]]:
-    """The names of a source file's tables, and the keys that are text in each."""
+    """Name and string keys of every table in a source file."""
     spec = find_spec("transformers")
     folders = spec.submodule_search_locations if spec is not None else None
     for folder in folders or ():
@@ -84,7 +84,7 @@ def _tables(file: str) -> Iterator[tuple[str, frozenset[str]]]:
 
 
 def _updated(call: ast.Call) -> str | None:
-    """The table that ``TABLE.update(...)`` adds to."""
+    """The table that ``TABLE.update(...)`` extends; None for any other call."""
     function = call.func
     if isinstance(function, ast.Attribute) and function.attr == "update" and isinstance(function.value, ast.Name):
         return function.value.id
@@ -92,7 +92,7 @@ def _updated(call: ast.Call) -> str | None:
 
 
 def _keys(value: ast.expr) -> Iterator[str]:
-    """Keys of a dictionary's literal, of ``OrderedDict([(key, ...), ...])``, or of one wrapped in another."""
+    """String keys of a dictionary literal, of ``OrderedDict([(key, ...), ...])``, or of one nested in another call."""
     if isinstance(value, ast.Dict):
         entries = list(value.keys)
     elif isinstance(value, ast.List):

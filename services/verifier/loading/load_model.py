@@ -1,4 +1,4 @@
-"""A model's weights from its folder: all of them, or those of a few layers."""
+"""Loads a model's weights from its folder: all of them, or those of a few layers."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 
 def load_dtype(config: TargetConfig) -> torch.dtype:
-    """What weights are loaded as: those that become int8 as they are stored."""
+    """The type in which weights are loaded; weights that become int8 are loaded in their stored type."""
     if config.dtype == "int8":
         return read_config(config).dtype or torch.float32
     loaded: torch.dtype = getattr(torch, config.dtype)
@@ -63,10 +63,10 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
             attn_implementation=attention.NAME,
             trust_remote_code=False,
             use_safetensors=True,
-            # They are refused by name.
+            # refuse_incomplete refuses them by name.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            # Read apart, and differently: see services/generation_config.py.
+            # Read elsewhere, see services/generation_config.py.
             generation_config=GenerationConfig(),
         )
         refuse_incomplete(model, info, folder)
@@ -76,13 +76,13 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
 
 
 def _keeps_stored(config: TargetConfig) -> bool:
-    """Whether linear layers may keep weights in the form of the files: our kernels alone read those."""
+    """Whether linear layers may keep weights as stored in the files, which only our kernels can read."""
     wanted = config.weights != "float32" and config.dtype == "float32" and config.device == "cpu"
     return wanted and config.kernels not in ("onednn", "torch") and library(config.kernels) is not None
 
 
 def _stored_in_halves(config: TargetConfig) -> bool:
-    """Whether there are bfloat16 weights under the model's own names, which need not become float32."""
+    """Whether the files hold bfloat16 weights under the model's own names, which need not become float32."""
     if not _keeps_stored(config) or read_config(config).dtype != torch.bfloat16:
         return False
     with WeightFiles(Path(config.model_path)) as files:
@@ -91,14 +91,14 @@ def _stored_in_halves(config: TargetConfig) -> bool:
 
 
 def _load_as_stored(config: TargetConfig) -> PreTrainedModel:
-    """The whole model from weights that go by the names of its own; its linear layers as they are stored.
+    """The whole model from files that use its own names; linear layers keep their weights as stored.
 
     Raises:
-        ConfigurationError: a weight is missing, or of another shape.
+        ConfigurationError: a weight is missing, or has another shape.
     """
     folder = Path(config.model_path)
     with reading(f"load the model at {folder}"):
-        # Buffers are computed, not stored.
+        # Buffers are computed, not stored, so they must not be on the meta device.
         with init_empty_weights(include_buffers=False):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
                 read_config(config), dtype=load_dtype(config), attn_implementation=attention.NAME
@@ -111,7 +111,7 @@ def _load_as_stored(config: TargetConfig) -> PreTrainedModel:
 
 
 def check_files(config: TargetConfig) -> None:
-    """Check that configuration and weights are there, whole, and of a model that can be served, as far as headers tell.
+    """Check by their headers that configuration and weights are complete, and that the model can be served.
 
     Raises:
         ConfigurationError: says what is wrong, and where.
@@ -125,25 +125,25 @@ def read_config(config: TargetConfig) -> PreTrainedConfig:
     """The model's own configuration.
 
     Raises:
-        ConfigurationError: there is none, or it is of an architecture that is not known or cannot be served; says why.
+        ConfigurationError: it is missing, or its architecture is unknown or cannot be served; says why.
     """
     folder = Path(config.model_path)
-    with reading(f"make sense of {folder / 'config.json'}"):
+    with reading(f"interpret {folder / 'config.json'}"):
         check_config(folder)
         found: PreTrainedConfig = AutoConfig.from_pretrained(config.model_path, trust_remote_code=False)
-        # With all that config.json leaves out.
+        # Checked again with the defaults that config.json leaves out.
         refuse_unsupported(found.to_dict(), folder)
     return found
 
 
 def check_memory(config: TargetConfig) -> None:
-    """Whether the model fits, as it is configured.
+    """Check that the configured model fits into memory.
 
     Raises:
-        ConfigurationError: it does not; says what would.
+        ConfigurationError: it does not; says what would fit.
     """
     free = available_bytes(torch.device(config.device))
-    # Stages that find each other on loopback share this machine.
+    # Stages connected over loopback share this machine.
     here = config.stages if ipaddress.ip_address(config.stage_host).is_loopback else 1
     check_fits(config, shape_of(config), free / here)
 
@@ -152,11 +152,11 @@ def shape_of(config: TargetConfig) -> Shape:
     """What the model's size depends on.
 
     Raises:
-        ConfigurationError: there is no model.
+        ConfigurationError: there is no such model.
     """
     skeleton = _build(config)
     text = skeleton.config.get_text_config()
-    # Of an architecture without a list of layers, all counts as outside of them.
+    # Without a list of layers, all parameters count as outside of layers.
     layers = getattr(skeleton.get_decoder(), "layers", nn.ModuleList())
     embeddings = text.vocab_size * text.hidden_size
     total = sum(parameter.numel() for parameter in skeleton.parameters())
@@ -164,7 +164,7 @@ def shape_of(config: TargetConfig) -> Shape:
     return Shape(
         layers=max(1, len(layers)),
         per_layer=in_layers // max(1, len(layers)),
-        # A tied output layer is packed apart from the embeddings.
+        # A tied output layer is packed separately from the embeddings.
         others=total - in_layers + (embeddings if text.tie_word_embeddings else 0),
         embeddings=embeddings,
         stored_bytes=(skeleton.config.dtype or torch.float32).itemsize,
@@ -174,7 +174,7 @@ def shape_of(config: TargetConfig) -> Shape:
 
 
 def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
-    """Of a parameter in the files, where linear layers keep what they have there."""
+    """Bytes per parameter in the files, if linear layers keep their weights as stored; otherwise None."""
     folder = Path(config.model_path)
     if not _keeps_stored(config) or not ((folder / BLOCKS_FILE).is_file() or _stored_in_halves(config)):
         return None
@@ -183,13 +183,14 @@ def _kept_bytes(config: TargetConfig, parameters: int) -> float | None:
 
 
 def _cache_values(skeleton: PreTrainedModel, config: TargetConfig) -> int:
-    """Numbers that a token has in the key-value pool: of every attention call its keys, its values and a column of ones.
+    """Numbers per token in the key-value pool: for each attention call its keys, its values and a column of ones.
 
-    Few architectures cannot run without weights; of those, an estimate: as many key-value heads as there are queries.
+    A few architectures cannot run without weights. For those the result is an estimate: as many key-value heads as query
+    heads.
     """
     text = skeleton.config.get_text_config()
     adapters.install(skeleton, config.kv_cache_tokens, skeleton.device)
-    # Others ask which experts tokens choose, which a skeleton does not know.
+    # Other implementations read which experts the tokens choose, which a skeleton does not know.
     skeleton.set_experts_implementation("batched_mm")
     try:
         tokens = torch.ones(1, 8, dtype=torch.int64, device=skeleton.device)
@@ -201,7 +202,7 @@ def _cache_values(skeleton: PreTrainedModel, config: TargetConfig) -> int:
 
 
 def split_layers(config: TargetConfig) -> list[range]:
-    """Each stage's layers. The output layer counts for as many layers as it has weights of.
+    """The layers of each pipeline stage. The output layer counts as many layers as its weights amount to.
 
     Raises:
         ConfigurationError: there are more stages than layers.
@@ -215,7 +216,7 @@ def split_layers(config: TargetConfig) -> list[range]:
     decoder = _skeleton(config).get_decoder()
     head = text.vocab_size * text.hidden_size / sum(parameter.numel() for parameter in decoder.layers[0].parameters())
     share = (count + head) / config.stages
-    # Whatever the output layer weighs, every stage gets a layer.
+    # Every stage gets a layer, however large the output layer is.
     ends = [
         min(max(round(share * (stage + 1)), stage + 1), count - (config.stages - 1 - stage))
         for stage in range(config.stages)
@@ -225,12 +226,12 @@ def split_layers(config: TargetConfig) -> list[range]:
 
 
 def load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
-    """A model that holds ``layers`` alone; the embeddings come before the first layer, the output layer behind the last.
+    """A model with ``layers`` only; the first stage also has the embeddings, the last one the output layer.
 
     No other weight is read.
 
     Raises:
-        ConfigurationError: the model cannot be split like that; says why.
+        ConfigurationError: the model cannot be split; says why.
     """
     check_files(config)
     with reading(f"load the model at {config.model_path}"):
@@ -240,7 +241,7 @@ def load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
 def _load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
     model, folder = _skeleton(config), Path(config.model_path)
     with WeightFiles(folder) as files:
-        # Names that the model does not have are often names of its own in another form.
+        # A name that the model does not have is often a weight in another layout.
         _check_names(model, files.names, config)
     decoder, text = model.get_decoder(), model.config.get_text_config()
     first, last = layers.start == 0, layers.stop == len(decoder.layers)
@@ -256,7 +257,7 @@ def _load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
     dtype = load_dtype(config)
     _read_weights(model, config, f"{model.base_model_prefix}.layers.", layers.start)
     refuse_nonsense(model, folder)
-    # Computed, not stored: made again, since a skeleton computes nothing.
+    # Rebuilt, since a skeleton has not computed it and files do not store it.
     decoder.rotary_emb = type(decoder.rotary_emb)(text)
     hollow = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
     if hollow:
@@ -268,10 +269,10 @@ def _load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
 
 
 def _check_names(model: PreTrainedModel, names: Set[str], config: TargetConfig) -> None:
-    """Check that the files have the weights under the names that the whole model has for them.
+    """Check that the files name all weights as the whole model does.
 
     Raises:
-        ConfigurationError: they have not; transformers would rename, join or split them when it loads the whole.
+        ConfigurationError: they do not, so transformers would rename, join or split weights when it loads the whole model.
     """
     wanted = model.state_dict().keys() - model.all_tied_weights_keys.keys()
     if others := sorted(wanted - names):
@@ -286,7 +287,7 @@ def _skeleton(config: TargetConfig) -> PreTrainedModel:
     """The model without weights.
 
     Raises:
-        ConfigurationError: it is not built like those that can be split.
+        ConfigurationError: its structure cannot be split.
     """
     model = _build(config)
     decoder = model.get_decoder()
@@ -315,10 +316,10 @@ def _build(config: TargetConfig) -> PreTrainedModel:
 
 
 def _read_weights(model: PreTrainedModel, config: TargetConfig, layer_prefix: str, offset: int) -> None:
-    """Read what the skeleton still has from the files, by its name in the whole model; its layers begin at ``offset``.
+    """Load the weights that the skeleton still has, by their names in the whole model; its first layer is number ``offset``.
 
     Raises:
-        ConfigurationError: a weight is missing, or of another shape.
+        ConfigurationError: a weight is missing, or has another shape.
     """
     folder, tied = Path(config.model_path), model.all_tied_weights_keys
     state: dict[str, torch.Tensor] = {}
@@ -342,12 +343,12 @@ def _read_weights(model: PreTrainedModel, config: TargetConfig, layer_prefix: st
             state[name] = _as_tensor(weight, name, model, config)
     if lacking:
         raise missing(model, lacking, folder)
-    # Layers whose weights lie in blocks have none of torch's any more.
+    # Layers with weights in blocks have no torch weight any more, so strict loading would fail.
     model.load_state_dict(state, assign=True, strict=False)
 
 
 def _linear(model: PreTrainedModel, weight_name: str) -> tuple[nn.Module, str] | None:
-    """Parent and name of the linear layer that has the weight; None: it belongs to something else."""
+    """Parent and name of the linear layer that has the weight; None: it is not the weight of a linear layer."""
     if not weight_name.endswith(".weight"):
         return None
     parent_name, _, own = weight_name.removesuffix(".weight").rpartition(".")
@@ -356,7 +357,7 @@ def _linear(model: PreTrainedModel, weight_name: str) -> tuple[nn.Module, str] |
 
 
 def _make_room(model: PreTrainedModel, name: str, weight: StoredBlocks) -> bool:
-    """Put a layer there that keeps its weight in blocks; False: it is none that could."""
+    """Replace the layer by one that keeps its weight in blocks; False: it is not a linear layer."""
     if (place := _linear(model, name)) is None:
         return False
     parent, own = place
@@ -374,7 +375,7 @@ def _as_tensor(weight: Weight, name: str, model: PreTrainedModel, config: Target
 
 @torch.inference_mode()
 def _check_passes_through(model: PreTrainedModel, dtype: torch.dtype) -> None:
-    """Hidden states must enter and leave the layers as they are: some models scale them before the first one.
+    """Check that hidden states enter and leave the layers unchanged: some models scale them before the first layer.
 
     Raises:
         ConfigurationError: they do not.

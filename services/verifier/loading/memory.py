@@ -1,4 +1,4 @@
-"""Whether a target fits into memory, found before its weights are read."""
+"""Checks before loading whether a target fits into memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _GIB = 2**30
 
 
 def arithmetic_dtype(config: TargetConfig) -> torch.dtype:
-    """Of hidden states and cache."""
+    """The type of hidden states and of the key-value cache."""
     if config.dtype == "int8":
         return torch.float32 if config.device == "cpu" else torch.bfloat16
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -24,10 +24,16 @@ def arithmetic_dtype(config: TargetConfig) -> torch.dtype:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Shape:
-    """What a model's size depends on: parameters in its layers and outside of them, and a token's part of the cache.
+    """What a model's size depends on.
 
-    ``embeddings`` are among ``others``: of them a pass reads its tokens' rows alone. ``stored_bytes`` has a parameter in the
-    model's files; ``kept_bytes`` has one of a linear layer that keeps its weights in that form, None where none does.
+    Attributes:
+        layers: number of layers.
+        per_layer: parameters in one layer.
+        others: parameters outside of the layers, including the embeddings.
+        embeddings: parameters of the embeddings, of which a pass reads only its tokens' rows.
+        stored_bytes: bytes per parameter in the model's files.
+        cache_values_per_token: numbers per token in the key-value pool.
+        kept_bytes: bytes per parameter of a linear layer that keeps its weights as stored; None: no layer does.
     """
 
     layers: int
@@ -39,32 +45,32 @@ class Shape:
     kept_bytes: float | None = None
 
     def weights(self, config: TargetConfig) -> float:
-        """Bytes of the largest stage's weights, while they are loaded."""
+        """Bytes of the largest stage's weights during loading."""
         layers = self.per_layer * -(-self.layers // config.stages)
         if self.kept_bytes is not None:
             return (layers + self.others - self.embeddings) * self.kept_bytes + self.embeddings * 4
-        # What becomes int8 is loaded as it is stored.
+        # Weights that become int8 are loaded in their stored type.
         size = max(_BYTES[config.dtype], self.stored_bytes) if config.dtype == "int8" else _BYTES[config.dtype]
         return (layers + self.others) * size
 
     def read_per_pass(self, config: TargetConfig) -> float:
-        """Bytes of weights that all stages together read in a pass."""
+        """Bytes of weights that all stages together read in one pass."""
         read = self.per_layer * self.layers + self.others - self.embeddings
         return read * (_BYTES[config.dtype] if self.kept_bytes is None else self.kept_bytes)
 
     def cache(self, config: TargetConfig) -> float:
-        """Bytes of the largest stage's cache."""
+        """Bytes of the largest stage's key-value cache."""
         return self.cache_values_per_token * config.kv_cache_tokens * arithmetic_dtype(config).itemsize / config.stages
 
 
 def check_fits(config: TargetConfig, shape: Shape, available: float) -> None:
-    """Compare.
+    """Check that the largest stage fits.
 
     Args:
-        available: bytes, for one stage.
+        available: bytes for one stage.
 
     Raises:
-        ConfigurationError: it does not fit; says what would.
+        ConfigurationError: it does not fit; says which settings would.
     """
 
     def fits(other: TargetConfig) -> bool:
@@ -92,5 +98,5 @@ def check_fits(config: TargetConfig, shape: Shape, available: float) -> None:
 
 
 def available_bytes(device: torch.device) -> float:
-    """Free memory of a device, or of this machine within the limits that a container sets."""
+    """Free memory of a GPU, or of this machine within the limits of its container."""
     return float(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else free_memory()

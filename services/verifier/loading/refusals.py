@@ -1,7 +1,7 @@
-"""Which models are refused for what their configuration says, with the reason: before a weight is read, without torch.
+"""Refuses models by their configuration, with a reason, before a weight is read and without torch.
 
-``outrider plan`` asks for ``config.json`` as it lies in the folder; the verifier asks again for what transformers makes of
-it, which leaves nothing out. What only shows when a model computes is found when it is loaded.
+``outrider plan`` checks ``config.json`` as it is in the folder; the verifier checks again what transformers makes of it,
+which includes all defaults. What shows only when a model computes is found while it is loaded.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from speculation.errors import ConfigurationError
 
 Config = Mapping[str, Any]
 
-# The decoder's half of one has a causal language model in transformers.
+# transformers has a causal language model for the decoder of each.
 _ENCODER_DECODERS = (
     "bart", "bigbird_pegasus", "blenderbot", "blenderbot-small", "marian", "mbart", "mvp", "pegasus", "plbart", "prophetnet",
     "trocr", "whisper",
@@ -27,15 +27,15 @@ _RECURRENT = (
     "mamba2", "minimax", "nemotron_h", "olmo_hybrid", "qwen3_5", "qwen3_5_moe", "qwen3_5_moe_text", "qwen3_5_text",
     "qwen3_next", "qwen4_exp", "qwen4_exp_text", "recurrent_gemma", "rwkv", "xlstm", "zamba", "zamba2", "zaya",
 )  # fmt: skip
-# Layers of these types, as configurations call them in ``layer_types`` and by older names.
+# Types of recurrent layers, as ``layer_types`` and its older forms name them.
 _RECURRENT_LAYERS = ("linear_attention", "conv", "hybrid", "hybrid_sliding", "mamba", "mamba2", "recurrent", "short_conv")
 _ATTENDING_LAYERS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
-# Models that see what follows unless ``is_decoder`` is set, which it is not by default.
+# These models attend to later positions unless ``is_decoder`` is set; by default it is not.
 _MASKED = (
     "bert", "big_bird", "camembert", "data2vec-text", "electra", "ernie", "megatron-bert", "reformer", "rembert", "roberta",
     "roberta-prelayernorm", "roc_bert", "roformer", "xlm-roberta", "xlm-roberta-xl", "xmod",
 )  # fmt: skip
-# Sizes, by the names that configurations use.
+# Fields that must be positive integers.
 _COUNTS = (
     "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim",
     "intermediate_size", "max_position_embeddings", "n_embd", "n_layer", "n_head", "n_positions", "d_model", "n_layers",
@@ -43,12 +43,12 @@ _COUNTS = (
 )  # fmt: skip
 _WINDOWS = ("sliding_window", "attention_chunk_size")
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
-# Settings that would have transformers load something else than the folder's usual files, or compute by other code.
+# Settings with which transformers would load other files than the usual ones, or run other code.
 _ELSEWHERE = ("transformers_weights", "fusion_config", "distributed_config")
 
 
 def check_config(folder: Path) -> dict[str, Any]:
-    """A model's configuration, as it lies in its folder.
+    """A model's config.json.
 
     Raises:
         ConfigurationError: it cannot be read, or the model cannot be served; says why.
@@ -59,13 +59,13 @@ def check_config(folder: Path) -> dict[str, Any]:
 
 
 def refuse_unsupported(config: Config, folder: Path) -> None:
-    """Refuse what cannot be served, or would be computed without an error, but not as the model means it.
+    """Refuse models that cannot be served, or that would compute something else than the model means without an error.
 
     Args:
-        config: ``config.json``, or all of what transformers makes of it.
+        config: ``config.json``, or the whole configuration that transformers makes of it.
 
     Raises:
-        ConfigurationError: names the model's type or the setting, and what it would need.
+        ConfigurationError: names the model type or the setting, and what it would need.
     """
     for rule in _RULES:
         reason = rule(config)
@@ -74,7 +74,7 @@ def refuse_unsupported(config: Config, folder: Path) -> None:
 
 
 def _parts(config: Config) -> Iterator[tuple[str, Config]]:
-    """The configuration, and that of the language model in it where it is one of several; before each what to call it."""
+    """The configuration and, if there is one, its language model's; each after the prefix of its fields."""
     yield "", config
     text = config.get("text_config")
     if isinstance(text, Mapping):
@@ -178,7 +178,7 @@ def _attention(config: Config) -> str | None:
 
 
 def _shapes(config: Config) -> str | None:
-    """Of the configuration itself."""
+    """Check the types of the fields that the other rules read."""
     for name in ("text_config", "auto_map"):
         if not isinstance(config.get(name), Mapping | None):
             return f"{name} is {str(config[name])[:40]!r} in config.json: must be an object"
@@ -223,7 +223,7 @@ def _positions(config: Config) -> str | None:
                 return f"{prefix}{name} is {str(given)[:40]!r} in config.json: must be an object with a rope_type"
             for rope in (given, *(value for value in given.values() if isinstance(value, Mapping))):
                 if "longrope" in str(rope.get("rope_type", rope.get("type", ""))):
-                    # transformers chooses its factors by the longest position of the pass.
+                    # transformers chooses the factors by the longest position in the pass.
                     return (
                         f"models with longrope positions ({prefix}{name}) are not supported: their factors change with the "
                         "longest request of a pass, so one request would change another's tokens"

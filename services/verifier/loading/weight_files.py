@@ -1,4 +1,4 @@
-"""A model folder's weights by name: safetensors as they are published, or ``blocks.safetensors``, made of a GGUF file."""
+"""A model folder's weights by name, from published safetensors or from ``blocks.safetensors``, unpacked from a GGUF file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from services.verifier.loading.headers import BLOCKS_FILE, read_header, weight_f
 
 
 class WeightFiles:
-    """The open files of a folder, for a ``with`` block.
+    """The open weight files of a folder, for a ``with`` block.
 
     Raises:
-        ConfigurationError: there are none, or they are damaged; names the file.
+        ConfigurationError: a file is missing or damaged; names it.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -48,16 +48,16 @@ class WeightFiles:
 
     @property
     def paths(self) -> set[Path]:
-        """Of all files."""
+        """Paths of all files."""
         return set(self._files.values())
 
     @property
     def names(self) -> Set[str]:
-        """Of all weights."""
+        """Names of all weights."""
         return self._files.keys()
 
     def get(self, name: str) -> Weight:
-        """A weight as it is stored; the same object each time."""
+        """A weight as stored; the same object at every call."""
         if name not in self._read:
             tensor: torch.Tensor = self._open(self._files[name]).get_tensor(name)
             kind = self._kinds.get(name)
@@ -71,7 +71,7 @@ class WeightFiles:
         return {name: file for file in weight_files(folder) for name in self._open(file).keys()}  # noqa: SIM118
 
     def _read_kinds(self, file: Path) -> dict[str, tuple[str, int]]:
-        """Type and inputs of each weight that lies in blocks."""
+        """Type and number of inputs of each weight that is kept in blocks."""
         tensors = read_header(file)
         kinds = json.loads((self._open(file).metadata() or {}).get("kinds", "null"))
         if not isinstance(kinds, dict):

@@ -1,1 +1,1 @@
-"""Kernels of our own for float32 on a CPU, compiled when a target is loaded."""
+"""Native float32 kernels for CPUs, compiled when a target is loaded."""

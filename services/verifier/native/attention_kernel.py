@@ -1,4 +1,4 @@
-"""Tree attention on a CPU by a kernel of our own; see tree_attention.c."""
+"""Tree attention on a CPU with a native kernel; see tree_attention.c."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from services.verifier.native.library import Library
 from speculation.ports import Rows
 from speculation.tree import ROOT
 
-# As in the source.
+# Must equal the constants in vectors.h and tree_attention.c.
 _COLUMNS = 16
 _LARGEST_HEAD = 512
-# Queries (a row under one head) that share what is read of a tile. More need more memory than a core's own cache has.
+# Queries (a row under one head) that share the reads of a tile. More would not fit into a core's own cache.
 _BLOCK_QUERIES = 24
 
 _INTEGERS = ("rows", "blocks", "slots", "scratch_per_thread", "threads")
@@ -34,7 +34,7 @@ class _Layout(ctypes.Structure):
 
 
 class AttentionLayer(ctypes.Structure):
-    """As in tree_attention.h."""
+    """The struct in tree_attention.h."""
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("query", "key", "value")],
@@ -46,7 +46,7 @@ class AttentionLayer(ctypes.Structure):
 
 
 class Kernel:
-    """The compiled kernel."""
+    """The compiled attention kernel."""
 
     def __init__(self, library: Library) -> None:
         self.library = library
@@ -56,7 +56,7 @@ class Kernel:
 
 
 def kernel_for(kernels: Library | None, pool: KVPool) -> Kernel | None:
-    """The kernel for the calls that a pool is for; None where it cannot be had."""
+    """The kernel for the pool's attention calls; None if it is not available or cannot compute them."""
     if kernels is None or pool.device.type != "cpu" or pool.dtype != torch.float32:
         return None
     sizes = {size for call in pool.calls for size in (call.key_size, call.value_size)}
@@ -65,25 +65,23 @@ def kernel_for(kernels: Library | None, pool: KVPool) -> Kernel | None:
 
 @dataclass(kw_only=True, slots=True)
 class NativePass:
-    """What one forward pass needs besides its token ids; implements ``attention.Pass``.
+    """Inputs of one forward pass besides its token ids; implements ``attention.Pass``.
 
     Attributes:
-        positions: [rows], of each row in its own request.
+        positions: [rows], int64, the position of each row in its own request.
+        held: tensors that ``layout`` points to.
     """
 
     kernel: Kernel
     pool: KVPool
     positions: torch.Tensor
     layout: _Layout
-    # What ``layout`` points to.
     held: list[torch.Tensor] = field(default_factory=list)
     _rooms: dict[tuple[int, ...], list[torch.Tensor]] = field(default_factory=dict)
 
     def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """See ``attention.Pass``.
-
-        Raises:
-            NotImplementedError: a tensor is of another type: the kernel sees memory.
+        """Raises:
+        NotImplementedError: a tensor is not float32.
         """
         query, key, value = (_rows_whole(tensor) for tensor in (query, key, value))
         out = query.new_empty(query.shape[1], query.shape[0], value.shape[2])
@@ -97,7 +95,7 @@ class NativePass:
         return out
 
     def layer(self, call: Call) -> AttentionLayer:
-        """What the kernel needs of a call, but for its queries, keys, values and room for what comes out."""
+        """The arguments of the kernel for a call, without queries, keys, values and output."""
         made = AttentionLayer(
             keys=self.pool.keys[call.entry].data_ptr(),
             values=self.pool.values[call.entry].data_ptr(),
@@ -118,7 +116,7 @@ class NativePass:
         return made
 
     def room(self, widths: tuple[int, ...]) -> list[torch.Tensor]:
-        """Buffers of [rows, width] each, the same for all layers."""
+        """Buffers, [rows, width] each, that all layers share."""
         if widths not in self._rooms:
             self._rooms[widths] = [torch.empty(len(self.positions), width) for width in widths]
         return self._rooms[widths]
@@ -131,7 +129,7 @@ def _rows_whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def lay_out(kernel: Kernel, pool: KVPool, batch: Sequence[Rows], padding: int) -> NativePass:
-    """Lay out ``batch``, followed by ``padding`` rows that belong to nobody."""
+    """Lay out ``batch``, followed by ``padding`` rows that belong to no request."""
     tables = _Tables()
     for rows in batch:
         tables.add(rows, pool.tiles_of(rows.session_id))
@@ -156,7 +154,7 @@ def lay_out(kernel: Kernel, pool: KVPool, batch: Sequence[Rows], padding: int) -
 
 
 class _Tables:
-    """The kernel's tables, as they grow; names as in the source."""
+    """The kernel's tables, named as in tree_attention.c."""
 
     def __init__(self) -> None:
         self.tiles: list[int] = []
@@ -169,13 +167,13 @@ class _Tables:
         self._requests: list[int] = []
 
     def add(self, rows: Rows, owned: list[int]) -> None:
-        """One request's rows."""
+        """Add the rows of one request."""
         self._requests.append(len(self.position))
         count, end = len(rows.tokens), rows.context + rows.chain
         if rows.context + count > len(owned) * TILE:
             raise IndexError(f"{rows.session_id} owns {len(owned)} tiles: not enough for {rows.context + count} rows")
         self.row_tiles += [len(self.tiles)] * count
-        # As far as the rows reach: a request may own many more.
+        # Only the tiles that the rows reach; a request may own more.
         self.tiles += owned[: (rows.context + count - 1) // TILE + 1]
         self.own_slot += range(rows.context, rows.context + count)
         self.position += range(rows.context, end)
@@ -189,7 +187,7 @@ class _Tables:
             self.position.append(end + len(paths[-1]) - 1)
 
     def block_rows(self, most: int) -> list[int]:
-        """Where blocks of at most ``most`` neighbouring rows of one request begin, and where the last one ends."""
+        """First rows of blocks of at most ``most`` neighbouring rows of one request, and the end of the last block."""
         ends = [*self._requests[1:], len(self.position)]
         starts = [row for start, end in zip(self._requests, ends, strict=True) for row in range(start, end, most)]
         return [*starts, len(self.position)]

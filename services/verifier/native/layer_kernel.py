@@ -1,7 +1,7 @@
-"""Whole decoder layers of the Llama kind by one call each; see layer.c.
+"""Whole decoder layers of the Llama kind, each in one call of a native kernel; see layer.c.
 
-Which layers are of that kind is not known from their class but seen: a layer's parts have the usual names, and what the
-kernel computes of a trial pass is what the layer itself has computed.
+Whether a layer is of this kind is not decided by its class, but tested: its parts have the usual names, and in a trial pass
+the kernel computes the same as the layer itself.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from services.verifier.native.attention_kernel import AttentionLayer, NativePass
 from services.verifier.native.library import Library
 from services.verifier.native.linear_kernel import PANEL, LinearStruct, NativeLinear
 
-# The kernel reads whole vectors of the widest kind.
+# Sizes must be whole vectors of the widest instruction set.
 _COLUMNS = 16
-# What rounding in another order may change of a hidden state, relative to its size.
+# Relative difference of hidden states that another order of rounding may cause.
 _TOLERANCE = 1e-4
-# What a layer may be given that it does not need: the pass knows positions and what sees what.
+# Arguments of a layer that the kernel does not need: the pass knows positions and masks.
 _IGNORED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "cache_position"}
 
 
@@ -56,13 +56,13 @@ class _Room(ctypes.Structure):
     ]
 
 
-# Runs the model over a few rows, in the pass that it returns.
+# Runs the model over a few rows and returns the pass in which it ran.
 TrialPass = Callable[[], Running]
 
 
 @dataclass(kw_only=True, slots=True)
 class Trial:
-    """What a layer was given in a trial pass, and what it has made of it."""
+    """What a layer received in a trial pass, and its output."""
 
     given: tuple[Any, ...]
     named: dict[str, Any]
@@ -70,7 +70,7 @@ class Trial:
 
 
 class FusedLayer:
-    """A layer's ``forward`` by the kernel.
+    """A layer's ``forward``, computed by the kernel.
 
     Raises:
         ValueError: the layer is of another kind; says what differs.
@@ -95,7 +95,7 @@ class FusedLayer:
         gate_up, gates = _parts(mlp, {"gate_proj": intermediate, "up_proj": intermediate})
         norms = [_norm(layer, name) for name in ("input_layernorm", "post_attention_layernorm")]
         norms += [_norm(attention, name) if hasattr(attention, name) else _Norm() for name in ("q_norm", "k_norm")]
-        # They own what the struct points to.
+        # Owners of the memory that the struct points to.
         self._held = [layer, out, down, *projections, *gates]
         self._layer = _DecoderLayer(
             *norms, query_key_value, gate_up, out.struct, down.struct, hidden, intermediate, query_heads, kv_heads, size
@@ -110,7 +110,7 @@ class FusedLayer:
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         **_ignored: object,
     ) -> torch.Tensor:
-        """[1, rows, hidden size] to the same."""
+        """Hidden states, [1, rows, hidden size], to the same shape."""
         running = asked()
         assert isinstance(running, Running) and isinstance(running.laid_out, NativePass)
         laid_out = running.laid_out
@@ -132,13 +132,14 @@ class FusedLayer:
 
 
 def fuse(kernels: Library, layers: nn.ModuleList, trial_pass: TrialPass, calls: Calls) -> tuple[int, str]:
-    """Let the kernel compute the layers that it can.
+    """Let the kernel compute all layers that it can.
 
     Args:
-        calls: how the layers call attention.
+        trial_pass: runs the model once, so that each layer can be compared with the kernel.
+        calls: the attention calls of the layers.
 
     Returns:
-        How many layers it computes, and why it does not compute the first of the others.
+        The number of layers that it computes, and why it does not compute the first of the others.
     """
     reason = ""
     done = 0
@@ -169,14 +170,14 @@ def _tried(kernels: Library, layer: nn.Module, trial: Trial | None, calls: Calls
 
 
 def _watched(layers: nn.ModuleList, trial_pass: TrialPass) -> tuple[Sequence[Trial | None], Running]:
-    """What each layer is given and makes in a trial pass."""
+    """What each layer receives and returns in a trial pass."""
     trials: dict[int, Trial] = {}
     hooks = []
 
     def note(number: int) -> Callable[..., None]:
         def hook(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], made: object) -> None:
             if isinstance(made, torch.Tensor):
-                # Later layers may overwrite what they were given.
+                # Later layers may overwrite their inputs.
                 kept = tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in given)
                 trials[number] = Trial(given=kept, named=named, made=made.clone())
 
@@ -193,10 +194,10 @@ def _watched(layers: nn.ModuleList, trial_pass: TrialPass) -> tuple[Sequence[Tri
 
 
 def _only_call(layer: nn.Module, calls: Calls) -> Call:
-    """The layer's one attention call, from where such layers have it."""
+    """The layer's attention call, which must be the only one and belong to ``self_attn``."""
     own = [call for module in layer.modules() for call in calls.get(module, ())]
     if len(own) != 1 or calls.get(_part(layer, "self_attn")) != tuple(own):
-        raise ValueError("it calls attention otherwise than once")
+        raise ValueError("it does not call attention exactly once")
     return own[0]
 
 
@@ -208,7 +209,9 @@ def _part(module: nn.Module, name: str) -> nn.Module:
 
 
 def _parts(module: nn.Module, widths: dict[str, int]) -> tuple[_Parts, list[NativeLinear]]:
-    """The products that children with so many outputs are, and where their results lie: one product's, or their own each."""
+    """The products of the children with these numbers of outputs, and where their results begin: one shared product, or one
+    each.
+    """
     children = {name: _part(module, name) for name in widths}
     shared = [child.shared.packed for child in children.values() if isinstance(child, SharedLinear)]
     if len(shared) == len(children) and len({id(one) for one in shared}) == 1:

@@ -1,7 +1,7 @@
-"""Compiles the kernels with the machine's own C compiler, once, and loads them.
+"""Compiles the kernels once with the machine's C compiler, and loads them.
 
-What was compiled is kept in the user's cache folder, which nobody else may write to; the name of a file there stands for
-what it was made of: sources, flags, compiler, processor.
+Compiled libraries are kept in the user's cache folder, which nobody else may write to. The name of a file is a digest of
+what it was made from: sources, flags, compiler, processor.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ log = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
 _SOURCES = ("linear.c", "layer.c", "tree_attention.c", "check.c")
-# Contraction is off: what is a fused multiply-add says so, or compilers and processors would round differently.
+# Contraction is off: fused multiply-adds are written explicitly, or compilers and processors would round differently.
 _FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-fPIC")
 _FLAGS_OF = {
     "avx512": ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma", "-mf16c"),
     "avx2": ("-mavx2", "-mfma", "-mf16c"),
     "neon": ("-march=armv8-a",),
 }
-# What /proc/cpuinfo calls what they need.
+# Required processor features, by their names in /proc/cpuinfo.
 _NEEDS = {
     "avx512": {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma", "f16c"},
     "avx2": {"avx2", "fma", "f16c"},
     "neon": set[str](),
 }
 _MACHINES = {"avx512": ("x86_64", "AMD64"), "avx2": ("x86_64", "AMD64"), "neon": ("aarch64", "arm64")}
-# The child must live long enough to load a library, on a machine that is busy.
+# Enough for the child to load a library on a busy machine.
 _CHECK_S = 60
 _COMPILE_S = 300
 _CHECK = "import ctypes, os, sys; sys.exit(0 if ctypes.CDLL(sys.argv[1], os.RTLD_LAZY).outrider_check() == 1 else 9)"
@@ -52,8 +52,9 @@ class Library:
     """Compiled kernels.
 
     Attributes:
-        name: of the instruction set: avx512, avx2 or neon.
-        digest: of what they were made of.
+        name: instruction set: avx512, avx2 or neon.
+        digest: hash of sources, flags, compiler and processor.
+        functions: the loaded library.
     """
 
     name: str
@@ -62,19 +63,19 @@ class Library:
 
 
 def instruction_sets() -> list[str]:
-    """Those that this processor says it has, the widest vectors first."""
+    """Instruction sets that this processor reports, widest vectors first."""
     flags = processor_flags()
     fitting = [name for name, machines in _MACHINES.items() if platform.machine() in machines]
-    # Where nothing says what the processor has, running a few instructions will.
+    # If features are unknown, all candidates are returned, and a test run decides.
     return [name for name in fitting if not flags or _NEEDS[name] <= flags]
 
 
 @functools.cache
 def library(name: str = "auto") -> Library | None:
-    """The kernels; None where they cannot be had, which the log explains: slower layers of torch's do the same then.
+    """The kernels; None if they are not available, which the log explains. torch's slower layers are used then.
 
     Args:
-        name: of an instruction set, or ``auto``: the first one that can be compiled and that runs.
+        name: an instruction set, or ``auto``: the first one that can be compiled and runs.
     """
     names = instruction_sets() if name == "auto" else [name]
     if not names:
@@ -88,11 +89,11 @@ def library(name: str = "auto") -> Library | None:
 
 
 def _load(name: str) -> Library:
-    """Load what an earlier start has left, or compile.
+    """Load the library that an earlier start compiled, or compile it.
 
     Raises:
-        OSError: there is no compiler, or what it makes cannot be loaded or run here.
-        SubprocessError: it hangs.
+        OSError: there is no compiler, or the compiled library cannot be loaded or run here.
+        SubprocessError: the compiler or the test run hangs.
     """
     command = os.environ.get("CC", "cc")
     compiler = shutil.which(command)
@@ -112,7 +113,7 @@ def _load(name: str) -> Library:
 
 
 def _digest(name: str, compiler: str) -> str:
-    """Of everything that what is compiled depends on."""
+    """Hash of everything that the compiled library depends on."""
     stat = os.stat(compiler)
     parts = [name, *_FLAGS, *_FLAGS_OF[name], compiler, str(stat.st_size), str(stat.st_mtime_ns), processor()]
     parts += [",".join(sorted(processor_flags()))]
@@ -121,7 +122,7 @@ def _digest(name: str, compiler: str) -> str:
 
 
 def _private_folder() -> Path | None:
-    """Where compiled kernels are kept: a folder of ours that nobody else can write to, since what lies there is run."""
+    """The folder for compiled kernels; None unless only this user can write to it, since its content is executed."""
     folder = cache_folder() / "kernels"
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -135,7 +136,7 @@ def _private_folder() -> Path | None:
 
 
 def _compile(compiler: str, flags: Sequence[str], folder: Path) -> Path:
-    """Compile all sources, side by side, to one library in ``folder``."""
+    """Compile all sources in parallel to one library in ``folder``."""
 
     def compile_one(source: str) -> str:
         made = str(folder / f"{source}.o")
@@ -144,17 +145,17 @@ def _compile(compiler: str, flags: Sequence[str], folder: Path) -> Path:
 
     with ThreadPoolExecutor() as pool:
         objects = list(pool.map(compile_one, _SOURCES))
-    # Linked without an OpenMP library: they shall run in torch's team, two teams would fight for the cores.
+    # Linked without an OpenMP library, so that the kernels use torch's threads; two pools would compete for the cores.
     made = folder / "kernels.so"
     _run([compiler, "-shared", "-nostdlib", "-Wl,-z,lazy", *objects, "-o", str(made)])
     return made
 
 
 def _check_runs(made: Path) -> None:
-    """A processor that lacks an instruction kills whoever meets it: that shall be a child of ours.
+    """Run the library in a child process, because a missing instruction kills the process that meets it.
 
     Raises:
-        OSError: what was compiled does not run here, or computes something else.
+        OSError: the library does not run here, or computes something else.
     """
     done = subprocess.run([sys.executable, "-I", "-S", "-c", _CHECK, str(made)], timeout=_CHECK_S, check=False)
     if done.returncode:

@@ -1,4 +1,4 @@
-"""Linear layers on a CPU by a kernel of our own; see linear.c."""
+"""Linear layers on a CPU with a native kernel; see linear.c."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from services.verifier.arithmetic.exact_weights import PackedLinear
 from services.verifier.arithmetic.stored_blocks import BLOCK, StoredBlocks, Weight
 from services.verifier.native.library import Library
 
-# As in the source.
+# Must equal the constants in vectors.h and linear.c.
 PANEL = 32
 _TYPES = {"float32": 0, "bfloat16": 1, "Q8_0": 2, "Q4_0": 3, "Q4_1": 4}
-# Bytes that a block takes for each of its outputs.
+# Bytes of a block, per output.
 _BLOCK_BYTES = {"bfloat16": 64, "Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
 
 
 class LinearStruct(ctypes.Structure):
-    """As in linear.h."""
+    """The struct in linear.h."""
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("weights", "bias")],
@@ -28,10 +28,10 @@ class LinearStruct(ctypes.Structure):
 
 
 class NativeLinear(PackedLinear):
-    """Drop-in for ``nn.Linear`` in inference: float32 sums, CPU. A row's result does not depend on the other rows.
+    """Replaces ``nn.Linear`` for inference on a CPU, with sums in float32. A row's result does not depend on the other rows.
 
     Args:
-        weight: float32, bfloat16, or blocks; kept as it is.
+        weight: float32, bfloat16 or blocks; kept in its type.
     """
 
     def __init__(self, kernels: Library, weight: Weight, bias: torch.Tensor | None) -> None:
@@ -42,7 +42,7 @@ class NativeLinear(PackedLinear):
         self._kernel.restype = None
         self.stored_as = weight.kind if isinstance(weight, StoredBlocks) else str(weight.dtype).removeprefix("torch.")
         self._panels = -(-self.out_features // PANEL)
-        # Blocks are whole: inputs that fill none get zeros beside their rows, which change no sum.
+        # Inputs are padded with zeros to whole blocks, which changes no sum.
         self._missing_inputs = 0 if self.stored_as == "float32" else -self.in_features % BLOCK
         self._bias = None
         if bias is not None:
@@ -81,7 +81,7 @@ class NativeLinear(PackedLinear):
         """[..., in_features] to [..., out_features].
 
         Raises:
-            ValueError: other rows; the kernel sees memory, not shapes.
+            ValueError: rows of another shape or type, which the kernel itself could not notice.
         """
         if rows.shape[-1] != self.in_features or rows.dtype != torch.float32:
             raise ValueError(f"rows are {tuple(rows.shape)} {rows.dtype}: must be [..., {self.in_features}] float32")

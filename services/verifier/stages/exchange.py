@@ -20,8 +20,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 
 from speculation.errors import ConfigurationError, TargetLost
 
-# A pass that takes longer than this has lost a stage. One that has died is noticed at once; this is for one that hangs.
-_PASS_TIMEOUT = timedelta(minutes=10)
+# Of a stage that is not the verifier's: it waits for orders for as long as nobody asks anything. Should the verifier or
+# another stage die, it notices at once; should one hang, the verifier ends all of them.
 _IDLE_TIMEOUT = timedelta(days=365)
 _JOIN_TIMEOUT = timedelta(seconds=60)
 _POLL_S = 0.05
@@ -50,6 +50,7 @@ class Exchange:
 
     def __init__(self, store: TCPStore, rank: int, size: int, timeout: timedelta) -> None:
         self.rank, self.size = rank, size
+        self._timeout = timeout
         # Its own methods are missing in torch's types.
         self._group: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
 
@@ -68,12 +69,15 @@ class Exchange:
         """Fill ``tensor``.
 
         Raises:
-            TargetLost: the other side is gone, or takes longer than any pass.
+            TargetLost: the other side is gone, or takes longer than a pass may.
         """
+        start = time.monotonic()
         try:
             self._group.recv([tensor], rank, 0).wait()
         except RuntimeError as error:
-            raise TargetLost(f"stage {rank} does not answer") from error
+            waited = timedelta(seconds=time.monotonic() - start)
+            late = f"has not answered for {self._timeout.total_seconds():g} s (pass_timeout_s)"
+            raise TargetLost(f"stage {rank} {late if waited >= self._timeout else 'is gone'}") from error
 
 
 class Meeting:
@@ -86,11 +90,12 @@ class Meeting:
             host, self.port, None, True, _JOIN_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
         )
 
-    def join(self, size: int, alive: Callable[[int], bool]) -> Exchange:
+    def join(self, size: int, alive: Callable[[int], bool], timeout_s: float) -> Exchange:
         """Wait until every stage has loaded its layers, however long that takes.
 
         Args:
             alive: whether a stage's process still runs.
+            timeout_s: longest that a pass may take; a stage that is waited for longer is lost.
 
         Raises:
             ConfigurationError: a stage says that it cannot serve; with its reason.
@@ -105,7 +110,7 @@ class Meeting:
                 if reason := self._store.get(f"ready/{rank}").decode():
                     raise ConfigurationError(f"stage {rank}: {reason}")
             _choose_interface(self.host, self.port)
-            return Exchange(self._store, size - 1, size, _PASS_TIMEOUT)
+            return Exchange(self._store, size - 1, size, timedelta(seconds=timeout_s))
         except RuntimeError as error:
             raise TargetLost("a stage has died while the stages were finding each other") from error
 

@@ -17,8 +17,10 @@ from services.verifier.config import TargetConfig
 from services.verifier.guard import check_slice
 from services.verifier.kv_cache.pool import TILE
 from services.verifier.model_slice import ModelSlice
+from services.verifier.stages.activations import Activations, Health, receive_activations, send_activations
 from services.verifier.stages.exchange import Exchange, attend_meeting
-from services.verifier.stages.upstream import FIRST, Health, Op, StageSpec, read_orders, receive_hidden, send_hidden
+from services.verifier.stages.orders import Op, read_orders
+from services.verifier.stages.upstream import StageSpec
 from speculation.errors import ConfigurationError, Internal, TargetLost
 from speculation.ports import Rows
 
@@ -71,16 +73,15 @@ class Stage:
 
     def _pass(self, batch: tuple[Rows, ...]) -> None:
         """One pass; whatever happens, the next stage is told."""
-        health, made = Health.FINE, None
+        health, made = Health.FINE, Activations()
         try:
-            hidden = None
-            if self._exchange.rank != FIRST:
-                count = sum(len(rows.tokens) for rows in batch)
-                hidden = receive_hidden(self._exchange, count, self._part.hidden_size, self._part.dtype)
+            entering = Activations()
+            if not self._part.is_first:
+                entering = receive_activations(self._exchange, self._part, batch)
             for rows in batch:
                 if self._lengths.get(rows.session_id) != rows.context:
                     raise TargetLost(f"{self._lengths.get(rows.session_id)} tokens committed here, {rows.context} there")
-            made = self._part.run(batch, hidden)
+            made = Activations(self._part.run(batch, *entering), self._part.hidden_states.handed_on(batch))
         except TargetLost as error:
             log.error("stage %d disagrees: %s", self._exchange.rank, error)
             health = Health.DISAGREES
@@ -89,7 +90,7 @@ class Stage:
         except Exception:
             log.exception("a pass failed in stage %d", self._exchange.rank)
             health = Health.FAILED
-        send_hidden(self._exchange, health, made)
+        send_activations(self._exchange, health, made)
 
 
 def serve(spec: StageSpec) -> None:

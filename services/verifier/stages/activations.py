@@ -1,0 +1,73 @@
+"""What one pipeline stage hands to the next with a pass: activations, behind a header that says how the pass went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from services.verifier.stages.exchange import Exchange
+from speculation.errors import Internal, TargetLost
+from speculation.ports import Rows
+
+if TYPE_CHECKING:
+    from services.verifier.model_slice import ModelSlice
+
+
+class Activations(NamedTuple):
+    """What enters a stage's layers.
+
+    Attributes:
+        hidden: [rows, hidden size], what the stage before has made of the pass; None: there is none, tokens enter.
+        kept: [layers, rows asked for, hidden size], of earlier stages' layers that requests ask for; None: nobody does.
+    """
+
+    hidden: torch.Tensor | None = None
+    kept: torch.Tensor | None = None
+
+
+class Health(IntEnum):
+    """How a pass went in a stage and in those before it."""
+
+    FINE = 0
+    FAILED = 1
+    DISAGREES = 2
+
+
+def send_activations(exchange: Exchange, health: Health, made: Activations) -> None:
+    """Hand a pass on to the next stage; nothing but the header where it has failed.
+
+    Raises:
+        TargetLost: the next stage is gone.
+    """
+    exchange.send(torch.tensor([health, 0 if made.hidden is None else len(made.hidden)]), exchange.rank + 1).wait()
+    for tensor in made:
+        if tensor is not None:
+            exchange.send(tensor.cpu().contiguous(), exchange.rank + 1).wait()
+
+
+def receive_activations(exchange: Exchange, part: ModelSlice, batch: Sequence[Rows]) -> Activations:
+    """What the stage before ``part`` has made of a pass.
+
+    Raises:
+        Internal: it failed there.
+        TargetLost: the stages disagree, or the one before is gone.
+    """
+    header = torch.empty(2, dtype=torch.int64)
+    exchange.receive(header, exchange.rank - 1)
+    health, count = Health(int(header[0])), int(header[1])
+    if health is Health.FAILED:
+        raise Internal("a stage of the target failed; its log says why")
+    rows = sum(len(own.tokens) for own in batch)
+    if health is Health.DISAGREES or count != rows:
+        raise TargetLost("the stages of the target disagree on what was committed")
+    hidden = torch.empty(rows, part.hidden_size, dtype=part.dtype)
+    exchange.receive(hidden, exchange.rank - 1)
+    layers, asked = part.hidden_states.expected(batch)
+    if not layers:
+        return Activations(hidden)
+    kept = torch.empty(layers, asked, part.hidden_size, dtype=part.dtype)
+    exchange.receive(kept, exchange.rank - 1)
+    return Activations(hidden, kept)

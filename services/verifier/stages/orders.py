@@ -1,0 +1,111 @@
+"""Orders: what the verifier, which holds the last pipeline stage, tells every other stage, as numbers.
+
+One message goes before each pass, with all that was opened, kept and closed since the pass before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from enum import IntEnum
+from itertools import islice
+
+import torch
+
+from speculation.ports import Rows
+
+
+class Op(IntEnum):
+    """Orders: numbers follow, see ``Orders``."""
+
+    OPEN = 1
+    GROW = 2
+    KEEP = 3
+    CLOSE = 4
+    PASS = 5
+    STOP = 6
+
+
+class Orders:
+    """Orders on their way, as numbers. Sessions have numbers too: an id is text of any length."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+        self._sessions: dict[str, int] = {}
+        self._next = 0
+
+    def open(self, session_id: str, shared: int, tiles: Sequence[int]) -> None:
+        """A new session; its first ``shared`` tiles hold its tokens already."""
+        self._sessions[session_id] = self._next
+        self.numbers += (Op.OPEN, self._next, shared, len(tiles), *tiles)
+        self._next += 1
+
+    def grow(self, session_id: str, tiles: Sequence[int]) -> None:
+        """More tiles."""
+        self.numbers += (Op.GROW, self._sessions[session_id], len(tiles), *tiles)
+
+    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
+        """As in ``Target``."""
+        self.numbers += (Op.KEEP, self._sessions[session_id], context, len(rows), *rows)
+
+    def close(self, session_id: str) -> None:
+        """Unknown sessions are fine."""
+        number = self._sessions.pop(session_id, None)
+        if number is not None:
+            self.numbers += (Op.CLOSE, number)
+
+    def run(self, batch: Sequence[Rows]) -> None:
+        """A pass."""
+        self.numbers += (Op.PASS, len(batch))
+        for rows in batch:
+            self.numbers += (self._sessions[rows.session_id], rows.context)
+            self.numbers += (len(rows.tokens), len(rows.parents), len(rows.layers))
+            self.numbers += (*rows.tokens, *rows.parents, *rows.layers)
+
+    def take(self) -> torch.Tensor:
+        """All of them, as one tensor."""
+        numbers, self.numbers = self.numbers, []
+        return torch.tensor(numbers, dtype=torch.int64)
+
+
+Order = tuple[Op, tuple[int, ...], tuple[Rows, ...]]
+
+
+def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
+    """Orders from their numbers: (what, its arguments, the rows of a pass). Sessions are named by their numbers.
+
+    Raises:
+        ValueError: they are no orders.
+    """
+    stream = iter(numbers)
+
+    def some(count: int) -> tuple[int, ...]:
+        taken = tuple(islice(stream, count))
+        if len(taken) < count:
+            raise ValueError("an order ends too early")
+        return taken
+
+    for number in stream:
+        op = Op(number)
+        if op is Op.PASS:
+            batch = []
+            for _ in range(some(1)[0]):
+                session, context, tokens, parents, layers = some(5)
+                batch.append(
+                    Rows(
+                        session_id=str(session),
+                        context=context,
+                        tokens=some(tokens),
+                        parents=some(parents),
+                        logits=0,
+                        layers=some(layers),
+                    )
+                )
+            yield op, (), tuple(batch)
+        elif op in (Op.OPEN, Op.KEEP):
+            session, number, count = some(3)
+            yield op, (session, number, *some(count)), ()
+        elif op is Op.GROW:
+            session, count = some(2)
+            yield op, (session, *some(count)), ()
+        else:
+            yield op, some(1 if op is Op.CLOSE else 0), ()
