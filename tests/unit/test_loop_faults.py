@@ -17,7 +17,7 @@ from speculation.tree import chain
 from speculation.types import Plan
 from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, decoding, origin, request
 
-FLOOR_S = 0.1
+FLOOR_S = 0.75
 
 
 class HangingTarget(ToyTarget):
