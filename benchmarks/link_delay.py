@@ -103,6 +103,7 @@ async def measure(router: RouterService, stats: LoopStats, strategy: str, tokens
             input=(ChatMessage(role="user", content=prompt.turns[0]),),
             sampling=RequestedSampling(temperature=0, max_tokens=tokens, ignore_generation_config=True),
             strategy=strategy,
+            tenant="",
         )
         found = [
             token async for event in router.generate(request) if isinstance(event, TextChunk) for token in event.token_ids

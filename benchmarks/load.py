@@ -124,7 +124,7 @@ async def beside_a_long_prompt(settings: Settings, model: ResolvedModel, length:
             params = RequestedSampling(
                 temperature=0, max_tokens=tokens, ignore_eos=True, seed=0, ignore_generation_config=True
             )
-            request = ClientRequest(input=prompt, sampling=params, strategy=PLAIN)
+            request = ClientRequest(input=prompt, sampling=params, strategy=PLAIN, tenant="")
             async for event in pipeline.router.generate(request):
                 if isinstance(event, TextChunk) and event.token_ids:
                     into.append(time.perf_counter())

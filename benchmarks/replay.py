@@ -120,7 +120,7 @@ async def _replay_one(
     at, passes = len(trace.prompt), 0
     prefix_hash = extend_hash(EMPTY_HASH, tokens[:at])
     message: OpenSession | StepReport = OpenSession(
-        session_id=name, tokens=tokens[:at], prompt_length=at, sources=tuple(sources), max_nodes=max_nodes
+        session_id=name, tenant="", tokens=tokens[:at], prompt_length=at, sources=tuple(sources), max_nodes=max_nodes
     )
     while at < len(tokens):
         start = time.perf_counter()

@@ -300,7 +300,7 @@ def _check_request(settings: Settings, source: str | Sequence[Message], options:
     prompt, messages = (source, None) if isinstance(source, str) else (None, source)
     wire = build_request(prompt, messages, None, options)
     strategy = build.router_config(settings, ResolvedModel(name=settings.model, path=Path(settings.model))).strategy
-    make_plan(decode_request(wire, ""), strategy)
+    make_plan(decode_request(wire, tenant=None), strategy)
 
 
 def _credentials(api_key: str | None, tls: bool, root: Path | None) -> dict[str, Any]:

@@ -77,7 +77,8 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
         retrieval = RetrievalService(retrieval_config(settings, model))
     link = None if retrieval is None else InProcessRetrievalLink(retrieval)
     drafter = DrafterService(drafter_config(settings), link)
-    origins = [origin(settings, InProcessDraftLink(drafter))]
+    link_to_drafter = InProcessDraftLink(drafter, settings.drafter.session_silence_s)
+    origins = [origin(settings, link_to_drafter)]
     verifier = VerifierService(verifier_config(settings, model), origins, launch_child)
     try:
         router = RouterService(routing, InProcessVerifierLink(verifier))
@@ -281,9 +282,15 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
     """The router's part of ``settings``.
 
     Raises:
-        ConfigurationError: the default strategy does not exist, or hidden states are to be looked up without an index.
+        ConfigurationError: the default strategy does not exist, hidden states are to be looked up without an index, or
+            answers are to depend on drafters that are not trusted.
     """
     router = settings.router
+    if router.acceptance == "rejection" and not settings.drafter.trusted:
+        raise ConfigurationError(
+            "router.acceptance is rejection, but drafter.trusted is false: under this rule answers depend on what drafters "
+            "claim to have drawn from; use acceptance: walk"
+        )
     if settings.retrieval.semantic and not settings.retrieval.enabled:
         raise ConfigurationError(
             "retrieval.semantic is true, but there is no index: set retrieval.index or retrieval.redis_url"

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from cluster.names import API_KEY_VARIABLE
 from services.drafter.config import AnpdConfig, PromptLookupConfig, SpectraConfig, SuffixConfig
 from services.links.config import PublicServerConfig
+from services.links.open_sessions import SILENCE_S
 from services.machine import cache_folder
 from services.router.strategies import StrategyConfig
 from services.verifier.config import Dtype, Kernels, TargetConfig, Weights
@@ -177,6 +178,14 @@ class DrafterSettings(Placed):
         True, description="keep what is learnt of the sources' worth in cache_dir; it holds no text"
     )
     max_sessions: int = Field(1024, ge=1)
+    session_silence_s: float = Field(
+        SILENCE_S, ge=1, description="seconds after which the text of a request of which nothing is heard is let go of"
+    )
+    trusted: bool = Field(
+        True,
+        description="whether answers may depend on what a drafter says, as they do under `acceptance: rejection`; "
+        "false where its code, weights or machine are not yours",
+    )
     host: str = Field("127.0.0.1", description="interface on which the drafter serves the verifier")
 
 

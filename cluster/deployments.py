@@ -7,6 +7,7 @@ interface, without TLS, without our limits and without the callers' deadlines: d
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
 import logging
@@ -23,23 +24,25 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_current_placement_group
 
 from cluster import build
+from cluster.broadcast import tell_all
 from cluster.config import Placed, Settings
 from cluster.models import ResolvedModel
 from cluster.starting import START_FAILED
+from services.client_api import RouterPort
 from services.drafter.service import DrafterService
 from services.links import serialised
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
 from services.links.public_server import serve_public
 from speculation.errors import Internal, OutriderError, ResourceExhausted, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.messages import Finished, ForgetTenant, GenerationRequest, Progress, VerifierCard
 
 log = logging.getLogger(__name__)
 
 # Serve's own default, 5 at once per replica, would throttle: the verifier has its own queue.
 _ONGOING = 4096
-# Longest that the replicas may take to forget a tenant.
-_FORGET_S = 10.0
+# Seconds before a verifier that is not there yet is asked again.
+_ASK_AGAIN_S = 0.2
 
 
 @contextmanager
@@ -82,12 +85,18 @@ class DrafterDeployment(_Process):
                 await link.start()
             self._drafter = DrafterService(build.drafter_config(settings), link)
             host = settings.drafter.host
-            self._server, port = await serve_drafter(self._drafter, f"{host}:0", settings.internal_token)
+            self._server, port = await serve_drafter(
+                self._drafter, f"{host}:0", settings.internal_token, settings.drafter.session_silence_s
+            )
             self._address = f"{_reachable(host)}:{port}"
 
     async def address(self) -> str:
         """Where it answers."""
         return self._address
+
+    async def forget(self, tenant: str) -> None:
+        """See ``Drafter.forget``."""
+        await self._drafter.forget(ForgetTenant(tenant=tenant))
 
 
 @serve.deployment(name="retrieval", max_ongoing_requests=_ONGOING)
@@ -172,13 +181,15 @@ class VerifierDeployment(_Process):
 class RouterDeployment(_Process):
     """A router with the public gRPC server."""
 
-    async def __init__(self, settings: Settings, model: ResolvedModel, verifier: DeploymentHandle) -> None:  # type: ignore[misc]
+    async def __init__(  # type: ignore[misc]
+        self, settings: Settings, model: ResolvedModel, verifier: DeploymentHandle, drafter: DeploymentHandle
+    ) -> None:
         with _telling_why():
             from services.router.service import RouterService
 
-            router = RouterService(build.router_config(settings, model), ServeVerifierLink(verifier))
-            # Asking what is served waits for the verifier, so that the port opens when requests will be answered.
-            await router.models()
+            router = RouterService(build.router_config(settings, model), ServeVerifierLink(verifier, drafter))
+            # The port opens when requests will be answered.
+            await _answered(router)
             self._server = await serve_public(router, build.server_config(settings))
 
     async def address(self) -> str:
@@ -190,11 +201,23 @@ class RouterDeployment(_Process):
         await self._server.stop()
 
 
-class ServeVerifierLink:
-    """Implements ``speculation.ports.VerifierPort`` on a Serve handle."""
+async def _answered(router: RouterPort) -> None:
+    """Wait until a verifier says what is served: a model takes its time to load."""
+    while True:
+        try:
+            await router.models()
+            return
+        except Unavailable as error:
+            log.info("waiting for a verifier: %s", error)
+        await asyncio.sleep(_ASK_AGAIN_S)
 
-    def __init__(self, handle: DeploymentHandle) -> None:
+
+class ServeVerifierLink:
+    """Implements ``speculation.ports.VerifierPort`` on Serve handles; ``forget`` reaches the drafters as well."""
+
+    def __init__(self, handle: DeploymentHandle, drafters: DeploymentHandle) -> None:
         self._handle = handle
+        self._drafters = drafters
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         """See ``VerifierPort``."""
@@ -220,13 +243,13 @@ class ServeVerifierLink:
         return serialised.read_card(wire)
 
     async def forget(self, tenant: str) -> None:
-        """See ``VerifierPort``: every replica remembers."""
-        try:
-            await self._handle.broadcast("forget", tenant).results_async(timeout_s=_FORGET_S)
-        except TimeoutError:
-            raise Unavailable(f"a verifier has not answered for {_FORGET_S:g} s; try again") from None
-        except Exception as error:
-            raise _translate(error) from None
+        """See ``VerifierPort``: every replica remembers, also a drafter that no verifier is connected to any more.
+
+        The verifiers first: afterwards none of them tells a drafter anything more in the tenant's name.
+        """
+        told = [await tell_all(handle, "forget", tenant) for handle in (self._handle, self._drafters)]
+        if missed := [word for word in told if word is not None]:
+            raise Unavailable(f"{'; '.join(missed)}; try again")
 
 
 def _translate(error: Exception) -> OutriderError:
@@ -256,7 +279,7 @@ def application(settings: Settings, model: ResolvedModel) -> serve.Application:
         retrieval = _placed(RetrievalDeployment, settings.retrieval).bind(settings, model)
     drafter = _placed(DrafterDeployment, settings.drafter).bind(settings, retrieval)
     verifier = _placed(VerifierDeployment, settings.verifier).bind(settings, model, drafter)
-    return _placed(RouterDeployment, settings.router).bind(settings, model, verifier)
+    return _placed(RouterDeployment, settings.router).bind(settings, model, verifier, drafter)
 
 
 def _placed(deployment: Any, component: Placed) -> serve.Deployment:

@@ -68,7 +68,11 @@ class ChatMessage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientRequest:
-    """What a user asks for. ``input`` is text, a conversation or token ids; the router fills in what is left open."""
+    """What a user asks for. ``input`` is text, a conversation or token ids; the router fills in what is left open.
+
+    ``tenant`` and ``traceparent`` as in ``GenerationRequest``. ``request_id`` is what the user knows the request by:
+    any text, others may use the same; empty: the router draws one.
+    """
 
     input: str | tuple[ChatMessage, ...] | tuple[int, ...]
     sampling: RequestedSampling
@@ -76,7 +80,9 @@ class ClientRequest:
     strategy: str | None = None
     num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule | None = None
-    tenant: str = ""
+    tenant: str | None = None
+    request_id: str = ""
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +107,7 @@ class Timing:
 class Completion:
     """Ends an answer. ``stop`` is the stop string or stop token that did, if one did."""
 
+    request_id: str
     finish_reason: FinishReason
     stop: str | int | None
     prompt_token_ids: tuple[int, ...]

@@ -21,7 +21,6 @@ MAX_PUBLIC_MESSAGE_BYTES = 4 << 20
 MAX_DRAFT_MESSAGE_BYTES = 4 << 20
 MAX_VERIFY_MESSAGE_BYTES = 16 << 20
 
-MAX_FEATURE_LAYERS = 16
 MAX_FEATURE_WIDTH = 262_144
 # Of hidden states in one message: it holds a row of the greatest width in float32, and leaves room for a step's report.
 MAX_FEATURE_BYTES = 1 << 20

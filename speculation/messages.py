@@ -16,6 +16,12 @@ from speculation.types import (
     TokenTree,
 )
 
+
+def log_name(name: str, traceparent: str) -> str:
+    """How logs call a request or its session: so that whoever looks for its id or its trace finds the line."""
+    return f"{name} (trace {traceparent})" if traceparent else name
+
+
 # --- router -> verifier -------------------------------------------------------------------------------------------
 
 
@@ -23,7 +29,9 @@ from speculation.types import (
 class GenerationRequest:
     """A validated request in token ids, with its plan.
 
-    ``committed`` is what an earlier verifier has said already: the answer goes on behind it, as if nothing had happened.
+    ``request_id`` is no other live request's, and begins with what the user knows the request by. ``committed`` is what an
+    earlier verifier has said already: the answer goes on behind it, as if nothing had happened. What is computed and learnt
+    is shared with other requests of ``tenant``; None: with nobody. ``traceparent`` is of W3C Trace Context; empty: none.
     """
 
     request_id: str
@@ -31,7 +39,8 @@ class GenerationRequest:
     committed: tuple[int, ...] = ()
     sampling: SamplingParams
     plan: Plan
-    tenant: str = ""
+    tenant: str | None = None
+    traceparent: str = ""
 
 
 # --- verifier -> router -------------------------------------------------------------------------------------------
@@ -80,7 +89,10 @@ class VerifierCard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenSession:
-    """Starts a session, or starts it anew with all that is committed so far (late join)."""
+    """Starts a session, or starts it anew with all that is committed so far (late join).
+
+    ``tenant`` and ``traceparent`` as in ``GenerationRequest``.
+    """
 
     session_id: str
     tokens: tuple[int, ...]
@@ -88,7 +100,8 @@ class OpenSession:
     sources: tuple[str, ...]
     max_nodes: int
     temperature: float = 0.0
-    tenant: str = ""
+    tenant: str | None = None
+    traceparent: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,13 +163,15 @@ class RetrievalQuery:
     """The end of a text, oldest token first; at most ``max_continuations`` of at most ``max_length`` tokens are wanted.
 
     With ``state``, one row, what followed the nearest hidden states is wanted instead of what followed the same tokens.
-    ``suffix`` then ends in the token that was chosen from it.
+    ``suffix`` then ends in the token that was chosen from it. ``session_id`` and ``traceparent`` say who asks: for the log.
     """
 
     suffix: tuple[int, ...]
     max_continuations: int
     max_length: int
     state: Features | None = None
+    session_id: str = ""
+    traceparent: str = ""
 
 
 # --- retrieval -> drafter -----------------------------------------------------------------------------------------

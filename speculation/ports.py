@@ -12,7 +12,7 @@ Implementations live in ``services`` (the components), ``services/links`` (in-pr
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -67,10 +67,10 @@ class Rows:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prefix:
-    """What a request begins with, and whose it is: requests of one tenant may share what is computed of it."""
+    """What a request begins with, and whose it is: requests of one tenant share what is computed of it; None: of nobody."""
 
     tokens: Sequence[int]
-    tenant: str = ""
+    tenant: str | None = None
 
 
 class Target(Protocol):
@@ -210,7 +210,7 @@ class DraftLink(Protocol):
         ...
 
     def forget(self, message: ForgetTenant) -> None:
-        """Delete what is remembered of a tenant."""
+        """Delete what is remembered of a tenant. ``Forgotten`` comes back when that is done."""
         ...
 
     async def stop(self) -> None:
@@ -231,23 +231,21 @@ class Retriever(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes trees. One call at a time for each session; different sessions may interleave."""
+    """Proposes trees. One call at a time for each session, in order; those of different sessions side by side."""
 
-    @property
-    def looks_up(self) -> bool:
-        """Whether drafts wait for look-ups elsewhere, so that several are better asked for at once."""
+    async def open(self, message: OpenSession) -> Draft | DraftFailure | None:
+        """Start a session (anew, if it exists) and draft. None: whatever there is comes from ``further``."""
         ...
 
-    async def open(self, message: OpenSession) -> Draft | DraftFailure:
-        """Start a session (anew, if it exists) and draft."""
+    async def step(self, message: StepReport) -> Draft | DraftFailure | None:
+        """Learn what was committed and draft what may follow. None: see ``open``."""
         ...
 
-    def ahead(self, session_id: str) -> Sequence[Draft]:
-        """Drafts for the likeliest outcomes of the step that the last draft was for. None for unknown sessions."""
-        ...
+    def further(self, session_id: str) -> AsyncIterator[Draft]:
+        """What is ready later than the answer to the last call: other groups' drafts, and drafts made ahead.
 
-    async def step(self, message: StepReport) -> Draft | DraftFailure:
-        """Learn what was committed and draft what may follow."""
+        Left as soon as the session's next call is there. Nothing for unknown sessions.
+        """
         ...
 
     def features(self, message: FeatureChunk) -> None:
@@ -258,8 +256,11 @@ class Drafter(Protocol):
         """Forget a session; unknown ones are fine."""
         ...
 
-    def forget(self, message: ForgetTenant) -> None:
-        """Delete what is remembered of a tenant; unknown ones are fine."""
+    async def forget(self, message: ForgetTenant) -> None:
+        """Delete what is remembered of a tenant, and end its sessions; unknown ones are fine.
+
+        Returns when nothing is left.
+        """
         ...
 
 

@@ -200,10 +200,6 @@ class RandomDrafter:
         self.sources: dict[str, str] = {}
         self.forgotten: list[str] = []
 
-    @property
-    def looks_up(self) -> bool:
-        return False
-
     async def open(self, message: OpenSession) -> Draft | DraftFailure:
         self.sessions[message.session_id] = list(message.tokens)
         self.sources[message.session_id] = message.sources[0]
@@ -215,8 +211,9 @@ class RandomDrafter:
         self.sessions[message.session_id] += message.committed
         return await self._draft(message.session_id, message.max_nodes)
 
-    def ahead(self, session_id: str) -> list[Draft]:
-        return []
+    async def further(self, session_id: str) -> AsyncIterator[Draft]:
+        for draft in ():
+            yield draft
 
     def features(self, message: FeatureChunk) -> None:
         pass
@@ -224,7 +221,7 @@ class RandomDrafter:
     def close(self, message: CloseSession) -> None:
         self.sessions.pop(message.session_id, None)
 
-    def forget(self, message: ForgetTenant) -> None:
+    async def forget(self, message: ForgetTenant) -> None:
         self.forgotten.append(message.tenant)
 
     async def _draft(self, session_id: str, max_nodes: int) -> Draft | DraftFailure:
@@ -274,6 +271,7 @@ def request(name: str, prompt: Sequence[int], plan: Plan | None = None, **sampli
         prompt=tuple(prompt),
         sampling=SamplingParams(**sampling),  # type: ignore[arg-type]
         plan=plan or Plan(strategy="test", sources=("test",), max_nodes=6),
+        tenant="",
     )
 
 
@@ -294,7 +292,10 @@ async def decoding(
     """A running loop."""
     loop = DecodingLoop(
         target,
-        [link if isinstance(link, Origin) else origin(link, f"drafter {number}") for number, link in enumerate(links)],
+        [
+            link if isinstance(link, Origin) else origin(link, "the drafter" if number == 1 else f"drafter {number}")
+            for number, link in enumerate(links, 1)
+        ],
         budget or FixedBudget(max_nodes=6),
         LoopConfig(**config),  # type: ignore[arg-type]
         ThreadPoolExecutor(max_workers=1),

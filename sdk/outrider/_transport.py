@@ -7,7 +7,9 @@ from dataclasses import dataclass
 
 import grpc
 
-from outrider.errors import OutriderError, ResourceExhausted, Unavailable
+from outrider.errors import REQUEST_ID, InvalidArgument, OutriderError, ResourceExhausted, Unavailable
+
+Metadata = tuple[tuple[str, str], ...]
 
 MAX_BYTES = 4 << 20
 OPTIONS = [
@@ -36,9 +38,33 @@ class Retry:
         return max(wait, error.retry_after_s) if isinstance(error, ResourceExhausted) else wait
 
 
-def metadata(api_key: str | None) -> tuple[tuple[str, str], ...]:
+def metadata(api_key: str | None) -> Metadata:
     """The caller's credentials as call metadata."""
     return (("authorization", f"Bearer {api_key}"),) if api_key else ()
+
+
+def named(request_id: str | None, traceparent: str | None) -> Metadata:
+    """What a request is called, and the trace that it belongs to, as call metadata.
+
+    Raises:
+        InvalidArgument: they are none, or nothing that metadata can hold.
+    """
+    if request_id is not None and not (
+        isinstance(request_id, str) and 1 <= len(request_id) <= 128 and _printable(request_id)
+    ):
+        raise _refused("request_id", request_id, "1 to 128 printable ASCII characters")
+    if traceparent is not None and not (isinstance(traceparent, str) and _printable(traceparent)):
+        raise _refused("traceparent", traceparent, "printable ASCII characters, as in W3C Trace Context")
+    given = ((REQUEST_ID, request_id), ("traceparent", traceparent))
+    return tuple((key, value) for key, value in given if value is not None)
+
+
+def _printable(text: str) -> bool:
+    return text.isascii() and text.isprintable()
+
+
+def _refused(name: str, value: object, allowed: str) -> InvalidArgument:
+    return InvalidArgument(f"{name} is {value!r}: must be {allowed}", name, repr(value), allowed)
 
 
 def tls_credentials(root_certificates: bytes | None) -> grpc.ChannelCredentials:

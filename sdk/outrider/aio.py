@@ -12,7 +12,7 @@ import grpc
 import grpc.aio
 
 from outrider import _transport
-from outrider._transport import Retry
+from outrider._transport import Metadata, Retry
 from outrider.errors import InternalError, OutriderError, from_rpc
 from outrider.requests import Message, Options, build_request, join, read_chunk, read_models
 from outrider.types import Chunk, Generation, Model
@@ -81,10 +81,20 @@ class AsyncClient:
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
         timeout_s: float | None = None,
+        request_id: str | None = None,
+        traceparent: str | None = None,
         **options: Unpack[Options],
     ) -> Generation:
         """See ``Client.generate``."""
-        async with self.stream(prompt, messages=messages, token_ids=token_ids, timeout_s=timeout_s, **options) as stream:
+        async with self.stream(
+            prompt,
+            messages=messages,
+            token_ids=token_ids,
+            timeout_s=timeout_s,
+            request_id=request_id,
+            traceparent=traceparent,
+            **options,
+        ) as stream:
             async for _ in stream:
                 pass
         if stream.result is None:
@@ -98,11 +108,14 @@ class AsyncClient:
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
         timeout_s: float | None = None,
+        request_id: str | None = None,
+        traceparent: str | None = None,
         **options: Unpack[Options],
     ) -> AsyncStream:
         """See ``Client.stream``."""
         request = build_request(prompt, messages, token_ids, options)
-        return AsyncStream(self._pieces(request, timeout_s if timeout_s is not None else self._timeout_s))
+        metadata = (*self._metadata, *_transport.named(request_id, traceparent))
+        return AsyncStream(self._pieces(request, metadata, timeout_s if timeout_s is not None else self._timeout_s))
 
     async def models(self) -> list[Model]:
         """See ``Client.models``."""
@@ -132,13 +145,13 @@ class AsyncClient:
         await self.close()
 
     async def _pieces(
-        self, request: pb.GenerateRequest, timeout_s: float | None
+        self, request: pb.GenerateRequest, metadata: Metadata, timeout_s: float | None
     ) -> AsyncGenerator[Chunk | Generation, None]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         attempt = 1
         while True:
             chunks: list[Chunk] = []
-            attempt_pieces = self._attempt(request, deadline, chunks)
+            attempt_pieces = self._attempt(request, metadata, deadline, chunks)
             try:
                 async for piece in attempt_pieces:
                     yield piece
@@ -153,10 +166,10 @@ class AsyncClient:
             await asyncio.sleep(delay)
 
     async def _attempt(
-        self, request: pb.GenerateRequest, deadline: float | None, chunks: list[Chunk]
+        self, request: pb.GenerateRequest, metadata: Metadata, deadline: float | None, chunks: list[Chunk]
     ) -> AsyncGenerator[Chunk | Generation, None]:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-        call = self._stub.Generate(request, timeout=left, metadata=self._metadata)
+        call = self._stub.Generate(request, timeout=left, metadata=metadata)
         try:
             async for event in call:
                 if event.WhichOneof("event") == "complete":

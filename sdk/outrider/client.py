@@ -10,7 +10,7 @@ from typing import Unpack
 import grpc
 
 from outrider import _transport
-from outrider._transport import Retry
+from outrider._transport import Metadata, Retry
 from outrider.errors import InternalError, OutriderError, from_rpc
 from outrider.requests import Message, Options, build_request, join, read_chunk, read_models
 from outrider.types import Chunk, Generation, Model
@@ -87,18 +87,30 @@ class Client:
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
         timeout_s: float | None = None,
+        request_id: str | None = None,
+        traceparent: str | None = None,
         **options: Unpack[Options],
     ) -> Generation:
         """The whole answer to a text, a conversation (``[{"role": ..., "content": ...}]``) or token ids.
 
         Args:
             timeout_s: longest that the call may take.
+            request_id: what the request is called in the server's logs; the server draws one where nobody says.
+            traceparent: the trace that it belongs to, as in W3C Trace Context.
             options: see ``Options``.
 
         Raises:
             OutriderError: see ``outrider.errors``.
         """
-        with self.stream(prompt, messages=messages, token_ids=token_ids, timeout_s=timeout_s, **options) as stream:
+        with self.stream(
+            prompt,
+            messages=messages,
+            token_ids=token_ids,
+            timeout_s=timeout_s,
+            request_id=request_id,
+            traceparent=traceparent,
+            **options,
+        ) as stream:
             for _ in stream:
                 pass
         if stream.result is None:
@@ -112,11 +124,14 @@ class Client:
         messages: Sequence[Message] | None = None,
         token_ids: Sequence[int] | None = None,
         timeout_s: float | None = None,
+        request_id: str | None = None,
+        traceparent: str | None = None,
         **options: Unpack[Options],
     ) -> Stream:
         """Like ``generate``, piece by piece."""
         request = build_request(prompt, messages, token_ids, options)
-        return Stream(self._pieces(request, timeout_s if timeout_s is not None else self._timeout_s))
+        metadata = (*self._metadata, *_transport.named(request_id, traceparent))
+        return Stream(self._pieces(request, metadata, timeout_s if timeout_s is not None else self._timeout_s))
 
     def models(self) -> list[Model]:
         """What the server serves.
@@ -153,13 +168,15 @@ class Client:
     ) -> None:
         self.close()
 
-    def _pieces(self, request: pb.GenerateRequest, timeout_s: float | None) -> Iterator[Chunk | Generation]:
+    def _pieces(
+        self, request: pb.GenerateRequest, metadata: Metadata, timeout_s: float | None
+    ) -> Iterator[Chunk | Generation]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         attempt = 1
         while True:
             chunks: list[Chunk] = []
             try:
-                yield from self._attempt(request, deadline, chunks)
+                yield from self._attempt(request, metadata, deadline, chunks)
                 return
             except OutriderError as error:
                 attempt += 1
@@ -169,10 +186,10 @@ class Client:
             time.sleep(delay)
 
     def _attempt(
-        self, request: pb.GenerateRequest, deadline: float | None, chunks: list[Chunk]
+        self, request: pb.GenerateRequest, metadata: Metadata, deadline: float | None, chunks: list[Chunk]
     ) -> Iterator[Chunk | Generation]:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
-        call = self._stub.Generate(request, timeout=left, metadata=self._metadata)
+        call = self._stub.Generate(request, timeout=left, metadata=metadata)
         try:
             for event in call:
                 if event.WhichOneof("event") == "complete":

@@ -23,10 +23,17 @@ from google.protobuf.message import DecodeError
 from outrider.v1 import generation_pb2 as pb
 
 _DETAIL_KEY = "outrider-error-bin"
+REQUEST_ID = "x-request-id"
 
 
 class OutriderError(Exception):
-    """Root of all errors that the client raises."""
+    """Root of all errors that the client raises.
+
+    Attributes:
+        request_id: what the request is called in the server's logs; empty where it has not reached a server.
+    """
+
+    request_id: str = ""
 
 
 class InvalidArgument(OutriderError):
@@ -96,6 +103,14 @@ def from_rpc(error: grpc.RpcError, address: str) -> OutriderError:
     """The typed error for a failed call."""
     # What grpc raises is also a Call, though its types do not say so.
     call = cast(grpc.Call, error)
+    raised = _typed(call, address)
+    for key, value in call.initial_metadata() or ():
+        if key == REQUEST_ID:
+            raised.request_id = str(value)
+    return raised
+
+
+def _typed(call: grpc.Call, address: str) -> OutriderError:
     code, message = call.code(), call.details() or ""
     detail = _detail(call)
     if code in _WITH_FIELD:

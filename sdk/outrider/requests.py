@@ -195,6 +195,7 @@ def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
         prompt_token_ids=tuple(end.prompt_token_ids),
         seed=end.seed,
         model=end.model,
+        request_id=end.request_id,
     )
 
 

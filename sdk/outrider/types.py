@@ -70,7 +70,10 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """A whole answer. ``finish_reason`` is "stop" or "length"; ``stop`` is the stop string or stop token that ended it."""
+    """A whole answer. ``finish_reason`` is "stop" or "length"; ``stop`` is the stop string or stop token that ended it.
+
+    ``request_id`` is what the request is called in the server's logs.
+    """
 
     text: str
     token_ids: tuple[int, ...]
@@ -83,6 +86,7 @@ class Generation:
     prompt_token_ids: tuple[int, ...]
     seed: int
     model: str
+    request_id: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -28,6 +28,7 @@ class SuffixConfig:
     Attributes:
         depth: longest stretch of tokens that is counted.
         max_endings: endings of the text, of different lengths, that are followed at once.
+        max_tokens: of a request's own text, the latest, in which endings are looked for.
         max_cached_tokens: of earlier answers, for each tenant; 0: a request learns from itself alone, and nothing that a
             tenant was told is kept.
         cached_s: seconds after which an earlier answer is forgotten.
@@ -36,6 +37,7 @@ class SuffixConfig:
 
     depth: int = 16
     max_endings: int = 4
+    max_tokens: int = 65_536
     max_cached_tokens: int = 0
     cached_s: float = 3600.0
     max_tenants: int = 64

@@ -94,10 +94,10 @@ class Recycling:
 
     def open(self, message: OpenSession) -> RecyclingSession:
         """See ``WalkedSource``."""
-        table = self._tables.get(message.tenant)
-        if table is None:
-            table = self._tables[message.tenant] = _Table(self._config.max_entries)
-        self._tables.move_to_end(message.tenant)
+        table = _Table(self._config.max_entries)
+        if message.tenant is not None:
+            table = self._tables.setdefault(message.tenant, table)
+            self._tables.move_to_end(message.tenant)
         if len(self._tables) > self._config.max_tenants:
             self._tables.popitem(last=False)
         return RecyclingSession(table, self._warm, message.tokens)

@@ -6,8 +6,8 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass, replace
 
 from services.drafter.catalogue import check_names
 from services.drafter.config import DrafterConfig
@@ -24,6 +24,7 @@ from speculation.messages import (
     ForgetTenant,
     OpenSession,
     StepReport,
+    log_name,
 )
 from speculation.ports import Retriever
 from speculation.prefix import EMPTY_HASH, extend_hash
@@ -37,9 +38,11 @@ _SAVE_EVERY = 16
 
 @dataclass(kw_only=True, slots=True)
 class _Session:
+    tenant: str | None
     sources: Joined
     length: int
     prefix_hash: int
+    traceparent: str
     max_nodes: int = 0
     tree: TokenTree = EMPTY_TREE
 
@@ -60,11 +63,6 @@ class DrafterService:
         self.retrievals_missed = 0
 
     @property
-    def looks_up(self) -> bool:
-        """See ``Drafter``."""
-        return self._retriever is not None
-
-    @property
     def sessions(self) -> int:
         """Sessions that are open."""
         return len(self._sessions)
@@ -76,10 +74,16 @@ class DrafterService:
             joined = self._sources.open(message)
         except OutriderError as error:
             return DraftFailure(session_id=message.session_id, reason=str(error))
+        name = log_name(message.session_id, message.traceparent)
+        log.info("session %s: %d tokens, %s", name, len(message.tokens), ", ".join(message.sources))
         # Opened anew: what it learnt before is in the tokens that came with the message.
         self._sessions.pop(message.session_id, None)
         self._sessions[message.session_id] = _Session(
-            sources=joined, length=len(message.tokens), prefix_hash=extend_hash(EMPTY_HASH, message.tokens)
+            tenant=message.tenant,
+            sources=joined,
+            length=len(message.tokens),
+            prefix_hash=extend_hash(EMPTY_HASH, message.tokens),
+            traceparent=message.traceparent,
         )
         if len(self._sessions) > self._config.max_sessions:
             forgotten = next(iter(self._sessions))
@@ -101,8 +105,13 @@ class DrafterService:
         self._sessions.move_to_end(message.session_id)
         return await self._draft(message.session_id, message.max_nodes)
 
+    async def further(self, session_id: str) -> AsyncIterator[Draft]:
+        """See ``Drafter``: drafts for the likeliest outcomes of the step that the last draft was for."""
+        for draft in self.ahead(session_id):
+            yield draft
+
     def ahead(self, session_id: str) -> Sequence[Draft]:
-        """See ``Drafter``."""
+        """See ``further``."""
         session = self._sessions.get(session_id)
         if session is None or session.sources.blend is None or not self._config.draft_ahead:
             return ()
@@ -126,8 +135,11 @@ class DrafterService:
             if self._ended % _SAVE_EVERY == 0:
                 self._sources.save()
 
-    def forget(self, message: ForgetTenant) -> None:
+    async def forget(self, message: ForgetTenant) -> None:
         """See ``Drafter``."""
+        # First, since what closes may leave something behind. Requests under way are opened anew, in another name.
+        for session_id in [name for name, session in self._sessions.items() if session.tenant == message.tenant]:
+            self.close(CloseSession(session_id=session_id))
         self._sources.forget(message.tenant)
 
     def stop(self) -> None:
@@ -138,16 +150,17 @@ class DrafterService:
         start = time.perf_counter()
         session = self._sessions[session_id]
         # Together, so that they share a message.
-        await asyncio.gather(*(self._retrieve(wanting) for wanting in session.sources.retrieving))
+        await asyncio.gather(*(self._retrieve(session_id, wanting) for wanting in session.sources.retrieving))
         session.max_nodes = max_nodes
         session.tree = session.sources.session.draft(max_nodes)
         return self._message(session_id, session, session.tree, (), time.perf_counter() - start)
 
-    async def _retrieve(self, wanting: Retrieving) -> None:
+    async def _retrieve(self, session_id: str, wanting: Retrieving) -> None:
         """Give a source what the index finds, or nothing: a draft without is better than a late one."""
         query = wanting.query()
         if self._retriever is None or query is None:
             return
+        query = replace(query, session_id=session_id, traceparent=self._sessions[session_id].traceparent)
         try:
             async with asyncio.timeout(self._config.retrieval_deadline_s):
                 found = await self._retriever.retrieve(query)

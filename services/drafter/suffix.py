@@ -1,8 +1,9 @@
 """Suffix decoding: what followed the longest endings of the text, counted (Oliaro et al., SuffixDecoding, 2024).
 
-A trie holds every stretch of at most ``depth`` tokens with the number of times that it occurred: one for the request itself,
-one for earlier answers of its tenant. Where the text's ending occurs in a trie, the counts below say what came next, and how
-often. The longest ending that anything followed is asked first, then shorter ones.
+Every stretch of at most ``depth`` tokens is counted: those of the request itself, and those of earlier answers of its
+tenant. Where the text's ending has occurred before, the counts say what came next, and how often. The longest ending that
+anything followed is asked first, then shorter ones. Counting is done a piece at a time, the prompt's too: what is not yet
+counted is not found.
 """
 
 from __future__ import annotations
@@ -11,17 +12,16 @@ import time
 from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
-from services.drafter import trie
 from services.drafter.config import SuffixConfig
-from services.drafter.trie import Node, Stretch
+from services.drafter.suffix_automaton import BREAK, NOWHERE, Ending
+from services.drafter.suffix_memory import Memory
 from speculation.messages import OpenSession, StepReport
 
 NAME = "suffix"
 
-# Kinds of candidates: whose trie, how long the ending is, how often it was followed by this token, in which share of cases.
-_TRIES = ("own", "shared")
+# Kinds of candidates: whose text, how long the ending is, how often it was followed by this token, in which share of cases.
+_WHOSE = ("own", "shared")
 _LENGTHS = (1, 2, 3, 4, 6, 9, 13)
 _COUNTS = (1, 2, 4)
 _SHARES = (0.0, 0.2, 0.4, 0.7, 0.95)
@@ -30,19 +30,24 @@ _BY_LENGTH = (0.33, 0.5, 0.67, 0.72, 0.8, 0.85, 0.9)
 _BY_SHARE = (0.07, 0.25, 0.35, 0.65, 1.0)
 # Followers of one ending that are considered.
 _MOST_FOLLOWERS = 4
+# Tokens that one call counts: two or three milliseconds.
+_PIECE = 1024
+
+# Where the longest known endings of a text are: in the request itself, and in its tenant's answers.
+Place = tuple[Ending, Ending]
 
 
-def _kind(trie: str, length: int, count: int, share: int) -> str:
-    return f"{trie}:{_LENGTHS[length]}:{_COUNTS[count]}:{_SHARES[share]}"
+def _kind(whose: str, length: int, count: int, share: int) -> str:
+    return f"{whose}:{_LENGTHS[length]}:{_COUNTS[count]}:{_SHARES[share]}"
 
 
 _KINDS = [
     [[[_kind(t, x, c, s) for s in range(len(_SHARES))] for c in range(len(_COUNTS))] for x in range(len(_LENGTHS))]
-    for t in _TRIES
+    for t in _WHOSE
 ]
 PRIOR = {
     _kind(t, x, c, s): _BY_LENGTH[x] * _BY_SHARE[s]
-    for t in _TRIES
+    for t in _WHOSE
     for x in range(len(_LENGTHS))
     for c in range(len(_COUNTS))
     for s in range(len(_SHARES))
@@ -50,34 +55,35 @@ PRIOR = {
 
 
 class _Answers:
-    """All stretches of some texts; texts are taken out again, oldest first, when they are too many tokens or too old."""
+    """A tenant's earlier answers, the oldest forgotten first, when they are too many tokens or too old."""
 
     def __init__(self, config: SuffixConfig, clock: Callable[[], float]) -> None:
-        self.root = Node()
+        self.memory = Memory(config.depth, _MOST_FOLLOWERS)
         self._config = config
         self._clock = clock
-        self._texts: deque[tuple[float, tuple[int, ...]]] = deque()
+        # When each was given, its tokens, and the position behind it.
+        self._texts: deque[tuple[float, int, int]] = deque()
         self._tokens = 0
 
     def add(self, text: Sequence[int]) -> None:
-        """Count a whole text."""
-        kept = tuple(text[-self._config.max_cached_tokens :])
-        self._texts.append((self._clock(), kept))
+        """Remember a whole answer, its end where it is longer than all that may be kept."""
+        kept = text[-self._config.max_cached_tokens :]
+        self.memory.add((*kept, BREAK))
+        self._texts.append((self._clock(), len(kept), self.memory.end))
         self._tokens += len(kept)
-        trie.add(self.root, kept, self._config.depth)
         self.tidy()
 
     def tidy(self) -> None:
         """Forget what is too much or too old."""
         oldest_allowed = self._clock() - self._config.cached_s
         while self._texts and (self._tokens > self._config.max_cached_tokens or self._texts[0][0] < oldest_allowed):
-            _, oldest = self._texts.popleft()
-            self._tokens -= len(oldest)
-            trie.remove(self.root, oldest, self._config.depth)
+            _, tokens, end = self._texts.popleft()
+            self._tokens -= tokens
+            self.memory.forget(end)
 
 
 class Suffix:
-    """Source: see the module. The tries of tenants are apart."""
+    """Source: see the module. The answers of tenants are apart."""
 
     prior = PRIOR
 
@@ -88,14 +94,16 @@ class Suffix:
 
     def open(self, message: OpenSession) -> SuffixSession:
         """See ``WalkedSource``."""
-        answers = self._answers.get(message.tenant)
-        if answers is None:
-            answers = self._answers[message.tenant] = _Answers(self._config, self._clock)
-        self._answers.move_to_end(message.tenant)
+        answers = _Answers(self._config, self._clock)
+        if message.tenant is not None:
+            answers = self._answers.setdefault(message.tenant, answers)
+            self._answers.move_to_end(message.tenant)
         if len(self._answers) > self._config.max_tenants:
             self._answers.popitem(last=False)
+        left = _PIECE
         for each in self._answers.values():
             each.tidy()
+            left = each.memory.work(left)
         return SuffixSession(self._config, answers, message)
 
     def forget(self, tenant: str) -> None:
@@ -103,90 +111,76 @@ class Suffix:
         self._answers.pop(tenant, None)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where the endings of the text are, by length from 1, in the request's own trie and in its tenant's."""
-
-    own: Sequence[Stretch]
-    shared: Sequence[Stretch]
-
-
 class SuffixSession:
-    """One request's own trie, and where the text's endings are in it and in its tenant's."""
+    """One request's own text, and its tenant's answers."""
 
-    def __init__(self, config: SuffixConfig, shared: _Answers, message: OpenSession) -> None:
+    def __init__(self, config: SuffixConfig, answers: _Answers, message: OpenSession) -> None:
         self._config = config
-        self._shared = shared
-        self._own = Node()
-        self._text: list[int] = []
-        # Of the text's own endings those that occurred before: nothing followed the others yet.
-        self._repeated: list[Node] = []
-        self._place = Place((), ())
+        self._answers = answers
+        self._own = Memory(config.depth, _MOST_FOLLOWERS)
+        self._recent: deque[int] = deque(maxlen=config.depth)
         self._answer = list(message.tokens[message.prompt_length :])
-        for token in message.tokens:
-            self._extend(token)
+        self._read(message.tokens)
 
     def start(self) -> Place:
         """See ``PathSource``."""
-        return self._place
+        own = self._own.automaton
+        shared = self._answers.memory.automaton
+        return own.head if self._own.complete else own.find(self._recent), shared.find(self._recent)
 
     def follow(self, place: Place, token: int) -> Place | None:
         """See ``PathSource``."""
-        own = self._ends(self._own, place.own, token)
-        shared = self._ends(self._shared.root, place.shared, token)
-        return Place(own, shared) if own or shared else None
+        own = self._own.automaton.follow(place[0], token)
+        shared = self._answers.memory.automaton.follow(place[1], token)
+        return None if own == shared == NOWHERE else (own, shared)
 
     def candidates(self, place: Place) -> Iterator[tuple[int, str]]:
         """See ``PathSource``."""
+        memories = (self._own.automaton, self._answers.memory.automaton)
+        states = [state for state, _ in place]
+        followers: list[list[tuple[int, int, int]] | None] = [None, None]
         seen: set[int] = set()
         found = 0
         # Nothing is counted behind the longest stretch.
-        longest = min(max(len(place.own), len(place.shared)), self._config.depth - 1)
-        for length in range(longest, 0, -1):
+        for length in range(min(max(place[0][1], place[1][1]), self._config.depth - 1), 0, -1):
             size = bisect_right(_LENGTHS, length) - 1
-            for whose, ends in enumerate((place.own, place.shared)):
-                likeliest = trie.followers(ends[length - 1], _MOST_FOLLOWERS) if length <= len(ends) else ()
-                found += bool(likeliest)
-                for token, count, total in likeliest:
-                    if token not in seen:
-                        seen.add(token)
-                        share = bisect_right(_SHARES, count / total) - 1
-                        yield token, _KINDS[whose][size][bisect_right(_COUNTS, count) - 1][share]
+            for whose, automaton in enumerate(memories):
+                if length > place[whose][1]:
+                    continue
+                state = automaton.shortened(states[whose], length)
+                known = followers[whose]
+                # Endings of one state are followed alike.
+                if known is None or state != states[whose]:
+                    states[whose] = state
+                    known = followers[whose] = automaton.followers(state)
+                    for token, count, total in known:
+                        if token not in seen:
+                            seen.add(token)
+                            share = bisect_right(_SHARES, count / total) - 1
+                            yield token, _KINDS[whose][size][bisect_right(_COUNTS, count) - 1][share]
+                found += bool(known)
             if found >= self._config.max_endings:
                 return
 
     def observe(self, report: StepReport) -> None:
         """See ``PathSource``."""
-        for token in report.committed:
-            self._extend(token)
+        self._read(report.committed)
         self._answer += report.committed
 
     def close(self) -> None:
         """See ``PathSource``: the answer is remembered for the tenant's next requests, where that is asked for."""
         if self._config.max_cached_tokens and self._answer:
-            self._shared.add(self._answer)
+            self._answers.add(self._answer)
+            self._answers.memory.work(_PIECE)
             self._answer = []
 
-    def _ends(self, root: Node, ends: Sequence[Stretch], token: int) -> list[Stretch]:
-        found: list[Stretch] = []
-        for stretch in (root, *ends[: self._config.depth - 1]):
-            longer = trie.follow(stretch, token)
-            # Where an ending does not occur, no longer one does.
-            if longer is None:
-                break
-            found.append(longer)
-        return found
+    def count(self) -> bool:
+        """Count a piece more of what was put off; whether there is more. For when there is nothing else to do."""
+        self._answers.memory.work(self._own.work(_PIECE))
+        return not (self._own.idle and self._answers.memory.idle)
 
-    def _extend(self, token: int) -> None:
-        shared = self._ends(self._shared.root, self._place.shared, token)
-        self._text.append(token)
-        end, depth = len(self._text), self._config.depth
-        repeated: list[Node] = []
-        for length, node in enumerate((self._own, *self._repeated[: depth - 1]), 1):
-            child = node.next.get(token)
-            if child is None:
-                node.next[token] = (self._text, end)
-            else:
-                repeated.append(trie.again(node, token, child, deepest=length == depth))
-        self._repeated = repeated
-        self._place = Place(repeated, shared)
+    def _read(self, tokens: Sequence[int]) -> None:
+        self._own.add(tokens[-self._config.max_tokens :])
+        self._own.forget(self._own.end - self._config.max_tokens)
+        self._recent.extend(tokens[-self._config.depth :])
+        self.count()

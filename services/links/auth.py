@@ -37,7 +37,10 @@ def bearer_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
 
 
 def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """Who is calling: derived from the key, so that no caller can claim to be another. Empty without a key."""
+    """Who is calling: derived from the key, so that no caller can claim to be another.
+
+    All who call without a key are one, with an empty name: where there are no keys, a service has one user.
+    """
     key = bearer_of(metadata)
     return hash_key(key)[:16] if key else ""
 

@@ -24,8 +24,13 @@ def client_options(max_bytes: int) -> Options:
 
 
 def server_options(max_bytes: int) -> Options:
-    """Of a server: message size, no compression bombs, and leave for the clients' pings."""
+    """Of a server: message size, no compression bombs, leave for the clients' pings, and pings of its own.
+
+    A client whose machine is gone ends no stream: what is kept for it would be kept for ever.
+    """
     return [
+        ("grpc.keepalive_time_ms", 10_000),
+        ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", max_bytes),
         ("grpc.max_metadata_size", 16 << 10),

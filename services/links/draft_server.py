@@ -4,112 +4,193 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Coroutine
 
+from outrider.internal.v1 import drafting_pb2
+from services.links.call_queue import END, CallQueue
+from services.links.codec.drafting import encode_drafting_reply
+from services.links.codec.features import features_of, with_features
+from services.links.open_sessions import OpenSessions
 from speculation.messages import (
     CloseSession,
-    Draft,
     DraftFailure,
-    DraftingCall,
     DraftingReply,
     FeatureChunk,
     ForgetTenant,
     Forgotten,
     OpenSession,
     SessionCall,
+    StepReport,
 )
 from speculation.ports import Drafter
 
 log = logging.getLogger(__name__)
 
-# Ends a conversation.
-END = None
+# Calls that are answered at a time, and replies that wait to be read: whoever sends more waits.
+_MOST = 4096
 
 
-async def converse(drafter: Drafter, calls: asyncio.Queue[DraftingCall | None]) -> AsyncIterator[DraftingReply]:
-    """Answer calls in their order until ``END``; with nothing to answer, draft ahead for those who were answered last."""
-    ahead: dict[str, None] = {}
-    while True:
-        if ahead and calls.empty():
-            session_id = next(iter(ahead))
-            del ahead[session_id]
-            for draft in _ahead(drafter, session_id):
-                yield draft
-            # A call that came meanwhile goes first.
-            await asyncio.sleep(0)
-            continue
-        waiting = [await calls.get()]
-        # What was asked before a tenant is forgotten is answered before.
-        while not calls.empty() and not isinstance(waiting[-1], ForgetTenant):
-            waiting.append(calls.get_nowait())
-        for call in waiting:
-            if isinstance(call, FeatureChunk):
-                _take_features(drafter, call)
-        for together in _rounds([call for call in waiting if isinstance(call, SessionCall)]):
-            for answering in _answers(drafter, together):
-                reply = await answering
-                if isinstance(reply, Draft):
-                    ahead[reply.session_id] = None
-                if reply is not None:
-                    yield reply
-        if isinstance(last := waiting[-1], ForgetTenant) and _forget(drafter, last):
-            yield Forgotten(forget_id=last.forget_id)
-        if END in waiting:
+async def converse(drafter: Drafter, calls: CallQueue, silence_s: float) -> AsyncGenerator[DraftingReply, None]:
+    """Answer calls until ``END``: those of one session in their order, those of different ones side by side.
+
+    Whatever ends it, the sessions that it has opened are closed: whoever leaves it early closes it (``aclosing``).
+
+    Args:
+        silence_s: seconds after which a session of which nothing is said is closed.
+    """
+    conversation = _Conversation(drafter, silence_s)
+    listening = asyncio.create_task(conversation.listen(calls), name="drafting-calls")
+    watching = asyncio.create_task(conversation.watch(), name="silent-sessions")
+    try:
+        while (reply := await conversation.replies.get()) is not END:
+            yield reply
+    finally:
+        for task in (listening, watching):
+            task.cancel()
+        await asyncio.gather(listening, watching, return_exceptions=True)
+        await conversation.end()
+
+
+def encode_reply(reply: DraftingReply) -> drafting_pb2.DraftResponse:
+    """The message for ``reply``; what a drafter says that cannot be said in one concerns its session only."""
+    try:
+        return encode_drafting_reply(reply)
+    except (ValueError, TypeError):
+        if isinstance(reply, Forgotten):
+            raise
+        log.exception("a draft for %s cannot be sent", reply.session_id)
+        return encode_drafting_reply(_failure(reply.session_id))
+
+
+def _failure(session_id: str) -> DraftFailure:
+    return DraftFailure(session_id=session_id, reason="the drafter failed; its log says why")
+
+
+class _Conversation:
+    """A drafter as one verifier uses it. A drafter that raises has no draft: that is no reason to end the stream.
+
+    Attributes:
+        replies: what is to be said, then ``END``.
+    """
+
+    def __init__(self, drafter: Drafter, silence_s: float) -> None:
+        self._drafter = drafter
+        self._sessions = OpenSessions(drafter, silence_s)
+        self._room = asyncio.Semaphore(_MOST)
+        self._tasks: set[asyncio.Task[None]] = set()
+        # Of each session: what answers its last call, and what drafts further once that is done.
+        self._answering: dict[str, asyncio.Task[None]] = {}
+        self._further: dict[str, asyncio.Task[None]] = {}
+        self.replies: asyncio.Queue[DraftingReply | None] = asyncio.Queue(_MOST)
+
+    async def listen(self, calls: CallQueue) -> None:
+        """Answer calls until ``END``."""
+        try:
+            while (call := await calls.get()) is not END:
+                if isinstance(call, ForgetTenant):
+                    await self._forget(call)
+                else:
+                    await self._take(call)
+            await self._all_answered()
+        except Exception:
+            log.exception("a conversation with a verifier failed")
+        await self.replies.put(END)
+
+    async def watch(self) -> None:
+        """Close sessions of which nothing is said any more."""
+        pause_s = 0.0
+        while True:
+            await asyncio.sleep(pause_s)
+            pause_s = self._sessions.close_silent()
+
+    async def end(self) -> None:
+        """Close all sessions; first nobody may be opening one any more."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._sessions.close_all()
+
+    async def _take(self, call: SessionCall | FeatureChunk) -> None:
+        name = call.session_id
+        if isinstance(call, FeatureChunk):
+            await self._keep(call)
             return
+        if isinstance(call, StepReport) and name in self._answering and (features := features_of(call)) is not None:
+            # A drafter bounds what it keeps of them. Here they would pile up behind a slow answer.
+            await self._keep(FeatureChunk(session_id=name, features=features))
+            call = with_features(call, None)
+        await self._room.acquire()
+        # A draft that is still being made is for an earlier prefix.
+        if (further := self._further.pop(name, None)) is not None:
+            further.cancel()
+        task = self._answering[name] = self._begin(self._answer(call, self._answering.get(name)))
+        task.add_done_callback(lambda done: self._answered(name, done))
 
+    def _begin(self, doing: Coroutine[None, None, None]) -> asyncio.Task[None]:
+        task = asyncio.create_task(doing)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
-def _forget(drafter: Drafter, call: ForgetTenant) -> bool:
-    try:
-        drafter.forget(call)
-    except Exception:
-        log.exception("a tenant could not be forgotten")
-        return False
-    return True
+    def _answered(self, name: str, task: asyncio.Task[None]) -> None:
+        self._room.release()
+        if self._answering.get(name) is task:
+            del self._answering[name]
 
+    async def _keep(self, call: FeatureChunk) -> None:
+        # A session that was opened just now begins first.
+        await asyncio.sleep(0)
+        self._sessions.heard(call.session_id)
+        try:
+            self._drafter.features(call)
+        except Exception:
+            log.exception("hidden states of %s are lost", call.session_id)
 
-def _take_features(drafter: Drafter, call: FeatureChunk) -> None:
-    try:
-        drafter.features(call)
-    except Exception:
-        log.exception("hidden states of %s were lost", call.session_id)
+    async def _answer(self, call: SessionCall, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await asyncio.wait([before])
+        try:
+            reply = await self._reply(call)
+        except Exception:
+            log.exception("drafting failed for %s", call.session_id)
+            reply = _failure(call.session_id) if isinstance(call, OpenSession | StepReport) else None
+        if reply is not None:
+            await self.replies.put(reply)
+        wants = isinstance(call, OpenSession | StepReport) and not isinstance(reply, DraftFailure)
+        if wants and self._answering.get(call.session_id) is asyncio.current_task():
+            self._further[call.session_id] = self._begin(self._draft_further(call.session_id))
 
+    async def _reply(self, call: SessionCall) -> DraftingReply | None:
+        match call:
+            case OpenSession():
+                self._sessions.opened(call.session_id)
+                return await self._drafter.open(call)
+            case StepReport():
+                self._sessions.heard(call.session_id)
+                return await self._drafter.step(call)
+            case CloseSession():
+                self._sessions.close(call.session_id)
+        return None
 
-def _rounds(calls: Iterable[SessionCall]) -> list[list[SessionCall]]:
-    """Calls that are answered together, so that their look-ups share messages; those of one session one after the other."""
-    rounds: list[list[SessionCall]] = []
-    earlier: Counter[str] = Counter()
-    for call in calls:
-        number = earlier[call.session_id]
-        earlier[call.session_id] += 1
-        if number == len(rounds):
-            rounds.append([])
-        rounds[number].append(call)
-    return rounds
+    async def _draft_further(self, session_id: str) -> None:
+        try:
+            async for draft in self._drafter.further(session_id):
+                await self.replies.put(draft)
+        except Exception:
+            log.exception("drafting further failed for %s", session_id)
+        if self._further.get(session_id) is asyncio.current_task():
+            del self._further[session_id]
 
+    async def _all_answered(self) -> None:
+        while self._answering:
+            await asyncio.wait(list(self._answering.values()))
 
-def _ahead(drafter: Drafter, session_id: str) -> list[Draft]:
-    try:
-        return list(drafter.ahead(session_id))
-    except Exception:
-        log.exception("drafting ahead failed for %s", session_id)
-        return []
-
-
-def _answers(drafter: Drafter, calls: Sequence[SessionCall]) -> Iterable[Awaitable[DraftingReply | None]]:
-    """Together where they wait for look-ups; else one after the other, so that each reply leaves when it is there."""
-    if drafter.looks_up:
-        return [asyncio.create_task(_answer(drafter, call)) for call in calls]
-    return (_answer(drafter, call) for call in calls)
-
-
-async def _answer(drafter: Drafter, call: SessionCall) -> DraftingReply | None:
-    """Hand ``call`` to ``drafter``. A drafter that raises has no draft: that is no reason to end the stream."""
-    try:
-        if isinstance(call, CloseSession):
-            drafter.close(call)
-            return None
-        return await (drafter.open(call) if isinstance(call, OpenSession) else drafter.step(call))
-    except Exception:
-        log.exception("drafting failed for %s", call.session_id)
-        return DraftFailure(session_id=call.session_id, reason="the drafter failed; its log says why")
+    async def _forget(self, call: ForgetTenant) -> None:
+        # What was asked before a tenant is forgotten is answered before.
+        await self._all_answered()
+        try:
+            await self._drafter.forget(call)
+        except Exception:
+            log.exception("a tenant could not be forgotten")
+            return
+        await self.replies.put(Forgotten(forget_id=call.forget_id))

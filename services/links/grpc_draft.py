@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
@@ -14,18 +15,27 @@ import grpc.aio
 
 from outrider.internal.v1 import drafting_pb2, drafting_pb2_grpc
 from services.links.auth import bearer
+from services.links.call_queue import END, CallQueue
 from services.links.codec import drafting as codec
-from services.links.draft_server import END, converse
+from services.links.codec.features import in_messages
+from services.links.draft_server import converse, encode_reply
 from services.links.internal import serve_internal
+from services.links.open_sessions import SILENCE_S
 from services.links.reconnect import stay_connected
 from services.links.status import aborting
 from speculation import limits
-from speculation.messages import CloseSession, DraftingCall, FeatureChunk, ForgetTenant, Forgotten, OpenSession, StepReport
+from speculation.messages import (
+    CloseSession,
+    DraftingCall,
+    FeatureChunk,
+    ForgetTenant,
+    Forgotten,
+    OpenSession,
+    StepReport,
+)
 from speculation.ports import Drafter, DraftReceiver
 
 log = logging.getLogger(__name__)
-
-_OUTBOX = 4096
 
 
 class GrpcDraftLink:
@@ -40,13 +50,13 @@ class GrpcDraftLink:
         self._resolve = resolve
         self._metadata = bearer(token)
         self._talking: Any = None
-        self._outbox: asyncio.Queue[drafting_pb2.DraftRequest] | None = None
+        self._calls: CallQueue | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def connected(self) -> bool:
         """See ``DraftLink``."""
-        return self._outbox is not None
+        return self._calls is not None
 
     async def start(self, receiver: DraftReceiver) -> None:
         """See ``DraftLink``."""
@@ -85,36 +95,34 @@ class GrpcDraftLink:
 
     def _send(self, call: DraftingCall) -> None:
         # Without a connection there is nobody to tell: a drafter that comes back is told everything by on_connected.
-        if self._outbox is None:
-            return
-        try:
-            self._outbox.put_nowait(codec.encode_drafting_call(call))
-        except asyncio.QueueFull:
+        if self._calls is not None and not self._calls.push(call):
             log.warning("the drafter does not read what it is sent; connecting anew")
-            self._outbox = None
+            self._calls = None
             self._talking.cancel()
 
     async def _talk(self, channel: grpc.aio.Channel, receiver: DraftReceiver) -> None:
-        outbox: asyncio.Queue[drafting_pb2.DraftRequest] = asyncio.Queue(_OUTBOX)
-
-        async def requests() -> AsyncIterator[drafting_pb2.DraftRequest]:
-            while True:
-                yield await outbox.get()
-
-        replies = drafting_pb2_grpc.DraftingServiceStub(channel).Draft(requests(), metadata=self._metadata)
-        self._outbox, self._talking = outbox, replies
+        calls = CallQueue()
+        replies = drafting_pb2_grpc.DraftingServiceStub(channel).Draft(_requests(calls), metadata=self._metadata)
+        self._calls, self._talking = calls, replies
         try:
             receiver.on_connected()
             async for reply in replies:
                 receiver.on_reply(codec.decode_drafting_reply(reply))
         finally:
-            self._outbox = None
+            self._calls = None
             replies.cancel()
 
 
+async def _requests(calls: CallQueue) -> AsyncIterator[drafting_pb2.DraftRequest]:
+    while (call := await calls.get()) is not END:
+        for part in in_messages(call):
+            yield codec.encode_drafting_call(part)
+
+
 class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
-    def __init__(self, drafter: Drafter) -> None:
+    def __init__(self, drafter: Drafter, silence_s: float) -> None:
         self._drafter = drafter
+        self._silence_s = silence_s
         self._streams = itertools.count()
 
     async def Draft(
@@ -124,59 +132,39 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
     ) -> AsyncIterator[drafting_pb2.DraftResponse]:
         # Two verifiers may use one request id (a request that moved): sessions are kept apart by stream.
         prefix = f"{next(self._streams)}/"
-        opened: set[str] = set()
-        calls: asyncio.Queue[DraftingCall | None] = asyncio.Queue(_OUTBOX)
-        reading = asyncio.create_task(_read(request_iterator, prefix, opened, calls))
+        calls = CallQueue()
+        reading = asyncio.create_task(_read(request_iterator, prefix, calls))
         try:
-            async with aborting(context):
-                async for reply in converse(self._drafter, calls):
+            async with aborting(context), aclosing(converse(self._drafter, calls, self._silence_s)) as replies:
+                async for reply in replies:
                     if not isinstance(reply, Forgotten):
                         reply = replace(reply, session_id=reply.session_id.removeprefix(prefix))
-                    yield codec.encode_drafting_reply(reply)
+                    yield encode_reply(reply)
                 await reading
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
-            # A stream that is cancelled may leave in the queue what must not be lost.
-            while not calls.empty():
-                match calls.get_nowait():
-                    case CloseSession() as left:
-                        self._drafter.close(left)
-                    case ForgetTenant() as left:
-                        self._drafter.forget(left)
-            for session_id in opened:
-                self._drafter.close(CloseSession(session_id=session_id))
 
 
-async def _read(
-    requests: AsyncIterator[drafting_pb2.DraftRequest],
-    prefix: str,
-    opened: set[str],
-    calls: asyncio.Queue[DraftingCall | None],
-) -> None:
-    """Put a stream's calls into a queue, and its end."""
+async def _read(requests: AsyncIterator[drafting_pb2.DraftRequest], prefix: str, calls: CallQueue) -> None:
+    """Put a stream's calls into a queue, and its end. Where they are too many, whoever sends them waits."""
     try:
         async for wire in requests:
             call = codec.decode_drafting_call(wire)
-            if isinstance(call, ForgetTenant):
-                await calls.put(call)
-                continue
-            inner = replace(call, session_id=prefix + call.session_id)
-            if isinstance(call, CloseSession):
-                opened.discard(inner.session_id)
-            elif not isinstance(call, FeatureChunk):
-                opened.add(inner.session_id)
-            await calls.put(inner)
-    except Exception:
-        await calls.put(END)
-        raise
-    await calls.put(END)
+            await calls.put(call if isinstance(call, ForgetTenant) else replace(call, session_id=prefix + call.session_id))
+    finally:
+        calls.end()
 
 
-async def serve_drafter(drafter: Drafter, address: str, token: str | None = None) -> tuple[grpc.aio.Server, int]:
-    """Start a server for ``drafter`` at "host:port" (port 0: any) that asks for ``token``; returns it and its port."""
+async def serve_drafter(
+    drafter: Drafter, address: str, token: str | None = None, silence_s: float = SILENCE_S
+) -> tuple[grpc.aio.Server, int]:
+    """Start a server for ``drafter`` at "host:port" (port 0: any) that asks for ``token``; returns it and its port.
+
+    Args:
+        silence_s: seconds after which a session of which nothing is said is closed.
+    """
+    servicer = _DraftingServicer(drafter, silence_s)
     return await serve_internal(
-        lambda server: drafting_pb2_grpc.add_DraftingServiceServicer_to_server(_DraftingServicer(drafter), server),
-        address,
-        token,
+        lambda server: drafting_pb2_grpc.add_DraftingServiceServicer_to_server(servicer, server), address, token
     )

@@ -13,6 +13,7 @@ from services.links.channel import bind, client_options, make_server
 from services.links.codec import verification as codec
 from services.links.status import aborting, from_grpc
 from speculation import limits
+from speculation.errors import OutriderError, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
 
@@ -38,20 +39,28 @@ class GrpcVerifierLink:
     async def describe(self) -> VerifierCard:
         """See ``VerifierPort``."""
         try:
-            return codec.decode_card(await self._stub.Describe(verification_pb2.DescribeRequest()))
+            answer = await self._stub.Describe(verification_pb2.DescribeRequest(), timeout=limits.DESCRIBE_S)
         except grpc.aio.AioRpcError as error:
-            raise from_grpc(error) from error
+            raise _late(error, limits.DESCRIBE_S) from error
+        return codec.decode_card(answer)
 
     async def forget(self, tenant: str) -> None:
         """See ``VerifierPort``."""
         try:
-            await self._stub.Forget(codec.encode_forget(tenant))
+            await self._stub.Forget(codec.encode_forget(tenant), timeout=limits.FORGET_S)
         except grpc.aio.AioRpcError as error:
-            raise from_grpc(error) from error
+            raise _late(error, limits.FORGET_S) from error
 
     async def close(self) -> None:
         """Close the channel."""
         await self._channel.close()
+
+
+def _late(error: grpc.aio.AioRpcError, deadline_s: float) -> OutriderError:
+    """A deadline of ours is no fault of the caller's: another verifier, or the same one later, may answer."""
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+        return Unavailable(f"the verifier has not answered for {deadline_s:g} s; try again")
+    return from_grpc(error)
 
 
 class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):

@@ -1,15 +1,21 @@
-"""Links within one process. The same bytes as over gRPC: every message passes through the codec."""
+"""Links within one process. The same messages as over gRPC: everything passes through the codec, and nothing is copied
+that is large (hidden states)."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
 from outrider.internal.v1 import drafting_pb2, retrieval_pb2, verification_pb2
+from services.links.call_queue import CallQueue
 from services.links.codec import drafting as codec
 from services.links.codec import retrieval as retrieval_codec
 from services.links.codec import verification as verification_codec
-from services.links.draft_server import converse
+from services.links.codec.features import detach_data
+from services.links.draft_server import converse, encode_reply
+from services.links.open_sessions import SILENCE_S
 from speculation.messages import (
     CloseSession,
     DraftingCall,
@@ -26,24 +32,37 @@ from speculation.messages import (
 )
 from speculation.ports import Drafter, DraftReceiver, Retriever, VerifierPort
 
+log = logging.getLogger(__name__)
+
+# Before drafting that failed begins anew.
+_PAUSE_S = 0.1
+
 
 class InProcessDraftLink:
-    """Implements ``speculation.ports.DraftLink`` on a drafter in the same event loop."""
+    """Implements ``speculation.ports.DraftLink`` on a drafter in the same event loop.
 
-    def __init__(self, drafter: Drafter) -> None:
+    Where drafting fails, or falls too far behind, it begins anew, as a stream that breaks would.
+
+    Args:
+        silence_s: seconds after which a session of which nothing is said is closed.
+    """
+
+    def __init__(self, drafter: Drafter, silence_s: float = SILENCE_S) -> None:
         self._drafter = drafter
-        self._calls: asyncio.Queue[DraftingCall | None] = asyncio.Queue()
+        self._silence_s = silence_s
+        self._calls: CallQueue | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
     def connected(self) -> bool:
         """See ``DraftLink``."""
-        return self._task is not None and not self._task.done()
+        return self._calls is not None
 
     async def start(self, receiver: DraftReceiver) -> None:
         """See ``DraftLink``."""
-        self._task = asyncio.create_task(self._pump(receiver), name="in-process-drafts")
+        self._calls = CallQueue()
         receiver.on_connected()
+        self._task = asyncio.create_task(self._pump(receiver, self._calls), name="in-process-drafts")
 
     def open(self, message: OpenSession) -> None:
         """See ``DraftLink``."""
@@ -54,7 +73,7 @@ class InProcessDraftLink:
         self._send(message)
 
     def features(self, message: FeatureChunk) -> None:
-        """See ``DraftLink``."""
+        """See ``DraftLink``. Their bytes are handed over as they are: nothing copies them."""
         self._send(message)
 
     def close(self, message: CloseSession) -> None:
@@ -70,16 +89,45 @@ class InProcessDraftLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        self._calls = None
 
     def _send(self, call: DraftingCall) -> None:
-        wire = codec.encode_drafting_call(call).SerializeToString()
-        self._calls.put_nowait(codec.decode_drafting_call(drafting_pb2.DraftRequest.FromString(wire)))
+        calls = self._calls
+        # As over gRPC: whoever is not there is told everything by on_connected.
+        if calls is None:
+            return
+        try:
+            if calls.push(_through_codec(call)):
+                return
+            log.warning("the drafter does not keep up with what it is sent; starting it anew")
+        except Exception:
+            log.exception("a message to the drafter is lost; starting it anew")
+        self._calls = None
+        calls.abandon()
 
-    async def _pump(self, receiver: DraftReceiver) -> None:
-        async for reply in converse(self._drafter, self._calls):
-            wire = codec.encode_drafting_reply(reply).SerializeToString()
-            receiver.on_reply(codec.decode_drafting_reply(drafting_pb2.DraftResponse.FromString(wire)))
+    async def _pump(self, receiver: DraftReceiver, calls: CallQueue) -> None:
+        while True:
+            try:
+                async with aclosing(converse(self._drafter, calls, self._silence_s)) as replies:
+                    async for reply in replies:
+                        wire = encode_reply(reply).SerializeToString()
+                        receiver.on_reply(codec.decode_drafting_reply(drafting_pb2.DraftResponse.FromString(wire)))
+            except Exception:
+                log.exception("drafting in this process failed; starting anew")
+            self._calls = None
+            await asyncio.sleep(_PAUSE_S)
+            self._calls = calls = CallQueue()
+            try:
+                receiver.on_connected()
+            except Exception:
+                log.exception("drafting in this process does not start; trying again")
+                calls.abandon()
+
+
+def _through_codec(call: DraftingCall) -> DraftingCall:
+    bare, data = detach_data(call)
+    wire = codec.encode_drafting_call(bare).SerializeToString()
+    return codec.decode_drafting_call(drafting_pb2.DraftRequest.FromString(wire), data)
 
 
 class InProcessRetrievalLink:

@@ -30,8 +30,10 @@ _PLAIN_FIELDS = (
 )
 
 
-def decode_request(wire: pb.GenerateRequest, tenant: str) -> ClientRequest:
-    """A user's request.
+def decode_request(
+    wire: pb.GenerateRequest, *, tenant: str | None, request_id: str = "", traceparent: str = ""
+) -> ClientRequest:
+    """A user's request, and what its call's metadata say.
 
     Raises:
         InvalidArgument: no input, or a value outside its range; names the field.
@@ -47,6 +49,8 @@ def decode_request(wire: pb.GenerateRequest, tenant: str) -> ClientRequest:
         else None,
         acceptance=acceptance_rule(speculation.acceptance) if speculation.HasField("acceptance") else None,
         tenant=tenant,
+        request_id=request_id,
+        traceparent=traceparent,
     )
 
 
@@ -123,6 +127,7 @@ def _encode_completion(event: Completion) -> pb.Complete:
         prompt_token_ids=event.prompt_token_ids,
         seed=event.seed,
         model=event.model,
+        request_id=event.request_id,
     )
 
 

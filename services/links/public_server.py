@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -17,8 +18,11 @@ from services.links.auth import ApiKeyInterceptor, tenant_of
 from services.links.channel import bind, make_server
 from services.links.config import PublicServerConfig, check_server
 from services.links.public import decode_request, encode_event, encode_models
+from services.links.request_names import REQUEST_ID, request_id_of, traceparent_of
 from services.links.status import aborting
 from speculation import limits
+
+log = logging.getLogger(__name__)
 
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
 _HEALTH_PERIOD_S = 2.0
@@ -32,7 +36,14 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self, request: pb.GenerateRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[pb.GenerateResponse]:
         async with aborting(context):
-            events = self._router.generate(decode_request(request, tenant_of(context.invocation_metadata())))
+            metadata = context.invocation_metadata()
+            request_id = request_id_of(metadata)
+            # At once: an error, too, says whose it is.
+            await context.send_initial_metadata(((REQUEST_ID, request_id),))
+            asked = decode_request(
+                request, tenant=tenant_of(metadata), request_id=request_id, traceparent=traceparent_of(metadata)
+            )
+            events = self._router.generate(asked)
             try:
                 async for event in events:
                     yield encode_event(event)
@@ -76,7 +87,11 @@ class PublicServer:
     async def _follow_router(self) -> None:
         """SERVING exactly while requests would be answered."""
         while True:
-            ready = await self._router.ready()
+            try:
+                ready = await self._router.ready()
+            except Exception:
+                log.exception("whether requests would be answered cannot be told")
+                ready = False
             status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
             for service in (SERVICE, ""):
                 await self._health.set(service, status)

@@ -18,7 +18,7 @@ from retrieval_index.store import IndexStore
 from services.retrieval.config import RetrievalConfig
 from speculation.errors import ConfigurationError, OutriderError, Unavailable
 from speculation.files import write_whole
-from speculation.messages import RetrievalQuery, Retrieved
+from speculation.messages import RetrievalQuery, Retrieved, log_name
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +83,9 @@ class RetrievalService:
         index = self._index
         if index is None:
             raise Unavailable(f"no index is loaded: {self.refused or 'none is live yet'}")
+        if log.isEnabledFor(logging.DEBUG):
+            for query in queries:
+                log.debug("looked up for %s", log_name(query.session_id, query.traceparent))
         return index.look_up(queries)
 
     async def _follow(self, store: IndexStore) -> None:

@@ -15,12 +15,16 @@ class Answer:
     """Handles tokens one by one, so that a stop string within a step's tokens ends text, token ids, log-probabilities and
     counts at the same token.
 
+    Args:
+        request_id: what the user knows the request by.
+
     Attributes:
         stop_string: the stop string that ended the answer, if one did.
     """
 
-    def __init__(self, request: GenerationRequest, detokenizer: Detokenizer, arrived_at: float) -> None:
+    def __init__(self, request: GenerationRequest, request_id: str, detokenizer: Detokenizer, arrived_at: float) -> None:
         self._request = request
+        self._request_id = request_id
         self._detokenizer = detokenizer
         self._stops = StopStrings(request.sampling.stop)
         self._arrived_at = arrived_at
@@ -67,6 +71,7 @@ class Answer:
         if stop is None and reason is FinishReason.STOP:
             stop = self._last_token
         return Completion(
+            request_id=self._request_id,
             finish_reason=reason,
             stop=stop,
             prompt_token_ids=self._request.prompt,

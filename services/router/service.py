@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import time
 import uuid
 from collections.abc import AsyncGenerator
@@ -15,8 +16,9 @@ from services.router.config import RouterConfig
 from services.router.sampling import complete_sampling
 from services.router.strategies import check_default, make_plan, served
 from services.router.tokens import Tokens
+from speculation import limits
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, PromptTooLong, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard, log_name
 from speculation.ports import VerifierPort
 from speculation.types import FinishReason
 
@@ -43,10 +45,12 @@ class RouterService:
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         """See ``RouterPort``."""
         arrived_at = time.perf_counter()
+        if not request.request_id:
+            request = replace(request, request_id=uuid.uuid4().hex)
         card = await self._describe()
         # Long texts take their time: other requests are served meanwhile.
         inner = await asyncio.to_thread(self._prepare, request, card)
-        answer = Answer(inner, self._tokens.detokenizer(), arrived_at)
+        answer = Answer(inner, request.request_id, self._tokens.detokenizer(), arrived_at)
         events = self._verify(inner)
         try:
             async for event in events:
@@ -80,7 +84,8 @@ class RouterService:
             except Unavailable as error:
                 if delay_s is None:
                     raise
-                log.warning("request %s moves on after %d tokens: %s", request.request_id, len(committed), error)
+                name = log_name(request.request_id, request.traceparent)
+                log.warning("request %s moves on after %d tokens: %s", name, len(committed), error)
             finally:
                 await events.aclose()
             await asyncio.sleep(delay_s)
@@ -108,7 +113,7 @@ class RouterService:
     async def ready(self) -> bool:
         """See ``RouterPort``."""
         try:
-            self._card = await self._verifier.describe()
+            self._card = await self._ask()
         except OutriderError:
             return False
         return True
@@ -116,8 +121,15 @@ class RouterService:
     async def _describe(self) -> VerifierCard:
         # What a verifier serves does not change while it lives; its load is not asked for here.
         if self._card is None:
-            self._card = await self._verifier.describe()
+            self._card = await self._ask()
         return self._card
+
+    async def _ask(self) -> VerifierCard:
+        try:
+            async with asyncio.timeout(limits.DESCRIBE_S):
+                return await self._verifier.describe()
+        except TimeoutError:
+            raise Unavailable(f"the verifier has not answered for {limits.DESCRIBE_S:g} s; try again") from None
 
     def _prepare(self, request: ClientRequest, card: VerifierCard) -> GenerationRequest:
         if request.model is not None and request.model != card.model:
@@ -129,12 +141,16 @@ class RouterService:
             raise PromptTooLong(
                 "prompt", f"{len(prompt)} tokens", f"at most {most} tokens (max_model_len is {card.max_model_len})"
             )
+        # Others may call theirs the same, at the same verifier.
+        name = f"{request.request_id}.{secrets.token_hex(4)}"
+        log.info("request %s: %d tokens, strategy %s", log_name(name, request.traceparent), len(prompt), plan.strategy)
         return GenerationRequest(
-            request_id=uuid.uuid4().hex,
+            request_id=name,
             prompt=prompt,
             sampling=complete_sampling(request.sampling, card, len(prompt)),
             plan=plan,
             tenant=request.tenant,
+            traceparent=request.traceparent,
         )
 
     def _encode(self, source: str | tuple[ChatMessage, ...] | tuple[int, ...]) -> tuple[int, ...]:

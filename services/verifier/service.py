@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,7 +15,9 @@ from services.verifier.stages.upstream import Launch
 from services.verifier.target import TransformersTarget
 from speculation.budget import Budget, FixedBudget, MeasuredBudget
 from speculation.errors import Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard, log_name
+
+log = logging.getLogger(__name__)
 
 
 class VerifierService:
@@ -63,6 +66,8 @@ class VerifierService:
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         """See ``VerifierPort``."""
+        name, sampling = log_name(request.request_id, request.traceparent), request.sampling
+        log.info("request %s: %d tokens after %d", name, sampling.max_tokens, len(request.prompt) + len(request.committed))
         return self.loop.generate(request)
 
     async def forget(self, tenant: str) -> None:

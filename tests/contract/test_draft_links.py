@@ -12,7 +12,16 @@ from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
-from speculation.messages import CloseSession, DraftingReply, ForgetTenant, Forgotten, OpenSession, StepReport
+from speculation.messages import (
+    CloseSession,
+    Draft,
+    DraftFailure,
+    DraftingReply,
+    ForgetTenant,
+    Forgotten,
+    OpenSession,
+    StepReport,
+)
 from speculation.ports import Drafter, DraftLink
 from speculation.prefix import EMPTY_HASH, extend_hash
 from tests.fakes import RandomDrafter
@@ -35,16 +44,16 @@ class Recorder:
 
 
 @asynccontextmanager
-async def in_process(drafter: Drafter) -> AsyncIterator[tuple[DraftLink, Recorder]]:
-    link, recorder = InProcessDraftLink(drafter), Recorder()
+async def in_process(drafter: Drafter, silence_s: float = 60.0) -> AsyncIterator[tuple[DraftLink, Recorder]]:
+    link, recorder = InProcessDraftLink(drafter, silence_s), Recorder()
     await link.start(recorder)
     yield link, recorder
     await link.stop()
 
 
 @asynccontextmanager
-async def over_grpc(drafter: Drafter) -> AsyncIterator[tuple[DraftLink, Recorder]]:
-    server, port = await serve_drafter(drafter, "127.0.0.1:0")
+async def over_grpc(drafter: Drafter, silence_s: float = 60.0) -> AsyncIterator[tuple[DraftLink, Recorder]]:
+    server, port = await serve_drafter(drafter, "127.0.0.1:0", silence_s=silence_s)
 
     async def resolve() -> str:
         return f"127.0.0.1:{port}"
@@ -61,7 +70,9 @@ async def over_grpc(drafter: Drafter) -> AsyncIterator[tuple[DraftLink, Recorder
 def opening(
     name: str, tokens: tuple[int, ...], sources: tuple[str, ...] = ("prompt_lookup",), nodes: int = 4
 ) -> OpenSession:
-    return OpenSession(session_id=name, tokens=tokens, prompt_length=len(tokens), sources=sources, max_nodes=nodes)
+    return OpenSession(
+        session_id=name, tokens=tokens, prompt_length=len(tokens), sources=sources, max_nodes=nodes, tenant=""
+    )
 
 
 def report(name: str, before: tuple[int, ...], committed: tuple[int, ...]) -> StepReport:
@@ -96,7 +107,8 @@ async def many_sessions(link: DraftLink, recorder: Recorder) -> Observed:
         link.step(report(f"s{index}", (*TEXT, index), (1, 2)))
     for index in range(20):
         link.close(CloseSession(session_id=f"s{index}"))
-    return [await recorder.replies.get() for _ in range(40)]
+    # In order for each session; those of different ones side by side.
+    return sorted([await recorder.replies.get() for _ in range(40)], key=lambda reply: reply.session_id)
 
 
 async def unknown_source(link: DraftLink, recorder: Recorder) -> Observed:
@@ -134,6 +146,12 @@ async def a_forgotten_tenant(link: DraftLink, recorder: Recorder) -> Observed:
     link.open(opening("c", (1,), ("recycling",)))
     replies.append(await recorder.replies.get())
     assert [len(reply.tree) > 0 for reply in (replies[1], replies[-1])] == [True, False]
+    # What lived when its tenant was forgotten lives no more; what came later does.
+    link.step(report("a", TEXT, (4,)))
+    link.step(report("c", (1,), (4,)))
+    replies += sorted([await recorder.replies.get() for _ in range(2)], key=lambda reply: reply.session_id)
+    assert isinstance(replies[-2], DraftFailure) and replies[-2].reopen
+    assert isinstance(replies[-1], Draft)
     return replies
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -13,12 +14,14 @@ import pytest
 
 from retrieval_index.manifest import FILE
 from retrieval_index.store import IndexStore
+from services.drafter.config import DrafterConfig
+from services.drafter.service import DrafterService
 from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
 from services.links.in_process import InProcessRetrievalLink
 from services.retrieval.config import RetrievalConfig
 from services.retrieval.service import RetrievalService
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
-from speculation.messages import RetrievalQuery, Retrieved
+from speculation.messages import Draft, OpenSession, RetrievalQuery, Retrieved
 from speculation.ports import Retriever
 from speculation.types import Features
 from tests.indexes import STATES, TARGET, build, encode
@@ -103,6 +106,29 @@ async def test_both_links_answer_alike(tmp_path: Path) -> None:
         assert seen[0][0].continuations
         assert {bytes(hit.tokens).decode() for hit in seen[0][4].continuations} == {"X", "Y1", "Y2"}
         assert not seen[0][5].continuations
+
+
+async def test_who_asks_is_told_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    build(tmp_path / "i", ["abcdX"])
+    caplog.set_level(logging.DEBUG, "services.retrieval")
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    async with service(RetrievalConfig(folder=tmp_path / "i")) as running:
+        for number, link in enumerate(LINKS):
+            async with link(running) as retriever:
+                drafter = DrafterService(DrafterConfig(retrieval_deadline_s=5.0), retriever)
+                name = f"mine.{number}"
+                opening = OpenSession(
+                    session_id=name,
+                    tokens=tuple(encode("abcd")),
+                    prompt_length=4,
+                    sources=("retrieval",),
+                    max_nodes=4,
+                    traceparent=trace,
+                )
+                drafted = await drafter.open(opening)
+                assert isinstance(drafted, Draft)
+                assert bytes(drafted.tree.tokens).decode() == "X"
+            assert any(name in line and trace in line for line in caplog.messages)
 
 
 async def test_a_state_of_another_model_finds_nothing_and_harms_nobody(tmp_path: Path) -> None:

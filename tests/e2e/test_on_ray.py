@@ -91,6 +91,26 @@ def test_what_is_remembered_can_be_deleted(client: Client) -> None:
     assert third.token_ids == first.token_ids
 
 
+def test_forgetting_says_who_did_not_answer(service: Service, client: Client) -> None:
+    drafter = service.ask("drafter", "process_id")
+    os.kill(drafter, signal.SIGSTOP)
+    try:
+        with pytest.raises(outrider.Unavailable) as caught:
+            client.forget()
+    finally:
+        os.kill(drafter, signal.SIGCONT)
+    assert "1 of 1 verifier replicas did not answer" in str(caught.value)
+    assert "not all of 1 drafter replicas answered" in str(caught.value)
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            client.forget()
+            break
+        except outrider.Unavailable:
+            assert time.monotonic() < deadline
+    assert service.ask("drafter", "process_id") == drafter
+
+
 def test_errors_keep_their_kind_and_say_nothing_of_the_inside(client: Client) -> None:
     with pytest.raises(outrider.InvalidArgument) as caught:
         client.generate(PROMPT, stop_token_ids=[10**6])

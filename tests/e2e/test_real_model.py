@@ -34,6 +34,7 @@ async def answer(pipeline, strategy: str, text: str, **sampling: object) -> tupl
         input=(ChatMessage(role="user", content=text),),
         sampling=RequestedSampling(max_tokens=TOKENS, seed=5, **sampling),  # type: ignore[arg-type]
         strategy=strategy,
+        tenant="",
     )
     tokens: list[int] = []
     async for event in pipeline.router.generate(request):

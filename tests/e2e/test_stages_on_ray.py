@@ -34,7 +34,7 @@ def expected(tiny_model: Path) -> tuple[int, ...]:
 
     async def plain() -> tuple[int, ...]:
         params = RequestedSampling(max_tokens=200, ignore_eos=True, temperature=1.0, seed=9)
-        request = ClientRequest(input=tuple(ASKED["token_ids"]), sampling=params, strategy="autoregressive")
+        request = ClientRequest(input=tuple(ASKED["token_ids"]), sampling=params, strategy="autoregressive", tenant="")
         async with pipeline(tiny_model) as running:
             events = running.router.generate(request)
             return tuple([token async for event in events if isinstance(event, TextChunk) for token in event.token_ids])

@@ -236,7 +236,7 @@ async def served(model: Path, stages: int, *flags: str) -> AsyncIterator[Pipelin
 async def ask(running: Pipeline, strategy: str, number: int, **sampling: object) -> list[int]:
     prompt = tuple([40 + number, 41, 42] * 12)
     params = RequestedSampling(max_tokens=60, ignore_eos=True, seed=number, **sampling)  # type: ignore[arg-type]
-    request = ClientRequest(input=prompt, sampling=params, strategy=strategy)
+    request = ClientRequest(input=prompt, sampling=params, strategy=strategy, tenant="")
     events = running.router.generate(request)
     return [token async for event in events if isinstance(event, TextChunk) for token in event.token_ids]
 

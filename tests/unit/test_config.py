@@ -65,6 +65,9 @@ def test_settings_that_contradict_each_other() -> None:
         build.drafter_config(load(None, ["drafter.prompt_lookup_min=9"], {}))
     with pytest.raises(ConfigurationError, match="go together"):
         build.server_config(load(None, ["server.tls_key=/tmp/x"], {}))
+    flags = ["router.acceptance=rejection", "drafter.trusted=false"]
+    with pytest.raises(ConfigurationError, match=r"acceptance is rejection, but drafter.trusted is false"):
+        build.router_config(load(None, flags, {}), ResolvedModel(name="m", path=Path("m")))
     with pytest.raises(ConfigurationError, match="must be one of"):
         build.router_config(load(None, ["router.strategy=magic"], {}), ResolvedModel(name="m", path=Path("m")))
 

@@ -144,3 +144,17 @@ def test_special_tokens_between_the_bytes_of_a_character(tiny_model: Path) -> No
     detokenizer = tokens.detokenizer()
     first, *rest = tokens.encode("京")
     assert [detokenizer.push(token) for token in (first, 0, 0, *rest)][-1] == "京"
+
+
+@pytest.mark.parametrize("make", [byte_level, byte_fallback, word_pieces])
+@pytest.mark.parametrize("between", [1, 50])
+def test_special_tokens_between_others_cost_nothing_and_change_nothing(make: Callable[[], Tokenizer], between: int) -> None:
+    """They are no text: skipped ones do not widen what is decoded again with every token."""
+    made = make()
+    backend, plain = Counted(FileTokenizer(made, None)), Counted(FileTokenizer(made, None))
+    others = [token % made.get_vocab_size() for token in [*"京".encode(), 1, 2, 3] * 60]
+    special = made.token_to_id("</s>")
+    text = deltas(backend, [each for token in others for each in (*[special] * between, token)])
+    assert text == deltas(plain, others) == FileTokenizer(made, None).decode(others)
+    # Not one special token is decoded.
+    assert (backend.decoded, backend.longest) == (plain.decoded, plain.longest)

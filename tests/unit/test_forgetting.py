@@ -7,30 +7,17 @@ from dataclasses import replace
 
 import pytest
 
+from services.drafter.config import DrafterConfig
+from services.drafter.service import DrafterService
+from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
+from services.verifier.engine import forgetting as forgetting_module
+from services.verifier.engine.forgetting import Forgetting
 from speculation.errors import Unavailable
-from speculation.messages import Draft, DraftFailure, OpenSession
+from speculation.messages import Draft, DraftFailure, ForgetTenant, OpenSession
 from speculation.ports import DraftReceiver
+from speculation.types import Plan
 from tests.fakes import RandomDrafter, ToyTarget, collect, decoding, request
-
-
-async def test_a_drafter_that_returns_is_told_whom_to_forget() -> None:
-    drafter = RandomDrafter()
-    target = ToyTarget()
-    link = RejoiningLink(drafter)
-    async with decoding(target, link) as loop:
-        await loop.forget("one")
-        await loop.forget("two")
-        # An idle loop wakes for it.
-        async with asyncio.timeout(5):
-            while sorted(target.forgotten) != ["one", "two"] or drafter.forgotten != ["one", "two"]:
-                await asyncio.sleep(0.01)
-        link.reconnect()
-        async with asyncio.timeout(5):
-            while drafter.forgotten != ["one", "two"] * 2:
-                await asyncio.sleep(0.01)
-    with pytest.raises(Unavailable):
-        await loop.forget("three")
 
 
 class RejoiningLink(InProcessDraftLink):
@@ -39,6 +26,26 @@ class RejoiningLink(InProcessDraftLink):
     async def start(self, receiver: DraftReceiver) -> None:
         self.reconnect = receiver.on_connected
         await super().start(receiver)
+
+
+async def test_a_drafter_that_returns_is_told_whom_to_forget() -> None:
+    drafter = RandomDrafter()
+    target = ToyTarget()
+    link = RejoiningLink(drafter)
+    async with decoding(target, link) as loop:
+        # An idle loop wakes for it.
+        async with asyncio.timeout(5):
+            await loop.forget("one")
+            await loop.forget("two")
+        # Both have, when the answer comes.
+        assert target.forgotten == ["one", "two"]
+        assert drafter.forgotten == ["one", "two"]
+        link.reconnect()
+        async with asyncio.timeout(5):
+            while drafter.forgotten != ["one", "two"] * 2:
+                await asyncio.sleep(0.01)
+    with pytest.raises(Unavailable):
+        await loop.forget("three")
 
 
 @pytest.mark.parametrize("when", ["live", "waiting"])
@@ -70,3 +77,103 @@ async def test_what_is_under_way_leaves_nothing_to_a_forgotten_tenant(when: str)
     # What it has left under a name of its own goes with it.
     assert set(opened[1:]) <= set(target.forgotten)
     assert "one" not in opened[1:]
+
+
+class Answering:
+    """A way to a drafter that answers when it is told to."""
+
+    def __init__(self) -> None:
+        self.told: list[ForgetTenant] = []
+
+    def forget(self, message: ForgetTenant) -> None:
+        self.told.append(message)
+
+
+def forgetting_of_two() -> tuple[Forgetting, ToyTarget, Answering, Answering]:
+    target, first, second = ToyTarget(), Answering(), Answering()
+    return Forgetting(target, {"first": first, "second": second}), target, first, second  # type: ignore[dict-item]
+
+
+async def test_whoever_has_not_answered_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgetting_module, "_WITHIN_S", 0.05)
+    forgetting, target, first, second = forgetting_of_two()
+    with pytest.raises(Unavailable, match=r"^the target and first and second did not answer within 0.05 s; try again$"):
+        await forgetting.forget("one")
+    waiting = asyncio.create_task(forgetting.forget("one"))
+    await asyncio.sleep(0)
+    forgetting.between_passes()
+    assert target.forgotten == ["one"]
+    # Each is asked under a number of its own: what one has done, the other has not.
+    assert first.told[-1].forget_id != second.told[-1].forget_id
+    forgetting.answered(first.told[-1].forget_id)
+    forgetting.answered(10**6)
+    with pytest.raises(Unavailable, match=r"^second did not answer"):
+        await waiting
+
+
+async def test_a_drafter_that_returns_in_time_is_told_again_and_its_answer_counts() -> None:
+    forgetting, _, first, second = forgetting_of_two()
+    waiting = [asyncio.create_task(forgetting.forget("one")) for _ in range(2)]
+    await asyncio.sleep(0)
+    forgetting.between_passes()
+    forgetting.answered(first.told[-1].forget_id)
+    # What it was told before it went away nobody answers.
+    second.told.clear()
+    forgetting.connected("second")
+    assert [message.tenant for message in second.told] == ["one"]
+    forgetting.answered(second.told[-1].forget_id)
+    async with asyncio.timeout(1):
+        await asyncio.gather(*waiting)
+
+
+async def test_what_is_remembered_of_forgetting_is_bounded() -> None:
+    forgetting, _, first, _ = forgetting_of_two()
+    for number in range(1500):
+        forgetting.tell(f"tenant {number}")
+    first.told.clear()
+    forgetting.connected("first")
+    assert [message.tenant for message in first.told] == [f"tenant {number}" for number in range(1500 - 1024, 1500)]
+    assert len(forgetting._answers) == 2 * 1024
+
+
+async def test_a_verifier_whose_drafter_is_away_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forgetting_module, "_WITHIN_S", 0.3)
+    drafter, ports = DrafterService(DrafterConfig()), [1]
+
+    async def resolve() -> str:
+        return f"127.0.0.1:{ports[-1]}"
+
+    target, link = ToyTarget(), GrpcDraftLink(resolve)
+    async with decoding(target, link) as loop:
+        with pytest.raises(Unavailable, match="the drafter did not answer"):
+            await loop.forget("one")
+        # That much is done.
+        assert target.forgotten == ["one"]
+        server, port = await serve_drafter(drafter, "127.0.0.1:0")
+        ports.append(port)
+        async with asyncio.timeout(10):
+            while not link.connected:
+                await asyncio.sleep(0.01)
+            await loop.forget("one")
+    await server.stop(None)
+
+
+async def test_live_sessions_of_a_forgotten_tenant_leave_nothing_at_the_drafter() -> None:
+    """A request under way is drafted for anew in a name of its own, and what it had told before is gone."""
+    drafter, target = DrafterService(DrafterConfig()), ToyTarget()
+    target.delay_s = 0.005
+    plan = Plan(strategy="test", sources=("recycling",), max_nodes=6)
+    async with decoding(target, InProcessDraftLink(drafter)) as loop, asyncio.timeout(20):
+        wanted = replace(request("a", [1, 2, 3], plan, max_tokens=200, ignore_eos=True), tenant="one")
+        running = asyncio.create_task(collect(loop, wanted))
+        while loop.stats.drafts_used < 3:
+            await asyncio.sleep(0.005)
+        await loop.forget("one")
+        tokens, _, _ = await running
+        assert loop.stats.drafts_used > 20
+        # Nothing is known that was said in its name.
+        asked = OpenSession(
+            session_id="b", tenant="one", tokens=(3, tokens[0]), prompt_length=2, sources=("recycling",), max_nodes=6
+        )
+        draft = await drafter.open(asked)
+        assert isinstance(draft, Draft) and len(draft.tree) == 0

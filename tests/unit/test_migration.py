@@ -48,6 +48,7 @@ async def answer(router: RouterService, strategy: str, **sampling: object) -> tu
         input="the quick brown fox",
         sampling=RequestedSampling(max_tokens=50, seed=3, ignore_eos=True, **sampling),  # type: ignore[arg-type]
         strategy=strategy,
+        tenant="",
     )
     text, tokens = "", []
     async for event in router.generate(request):

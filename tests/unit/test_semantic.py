@@ -227,7 +227,7 @@ async def test_from_the_corpus_to_accepted_nodes(tiny_model: Path, tmp_path: Pat
 
     async def answer(running: Pipeline, strategy: str) -> tuple[list[int], Completion]:
         sampling = RequestedSampling(max_tokens=50, ignore_eos=True, temperature=0.9, seed=5)
-        wanted = ClientRequest(input=(40, 41, 42, 43), sampling=sampling, strategy=strategy)
+        wanted = ClientRequest(input=(40, 41, 42, 43), sampling=sampling, strategy=strategy, tenant="")
         events = [event async for event in running.router.generate(wanted)]
         assert isinstance(events[-1], Completion)
         return [token for event in events[:-1] for token in event.token_ids], events[-1]

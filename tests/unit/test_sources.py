@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from services.drafter import trie
 from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
 from services.drafter.config import RecyclingConfig, SuffixConfig
 from services.drafter.recycling import Recycling
 from services.drafter.source import PathSource
-from services.drafter.suffix import Suffix, SuffixSession
+from services.drafter.suffix import Suffix
 from speculation import successor_table as successors
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession, StepReport
@@ -21,7 +20,7 @@ from speculation.tree import chain, path_to, validate
 from speculation.types import Observation, TokenTree
 
 
-def opening(tokens: list[int], tenant: str = "t", prompt_length: int | None = None) -> OpenSession:
+def opening(tokens: list[int], tenant: str | None = "t", prompt_length: int | None = None) -> OpenSession:
     length = len(tokens) if prompt_length is None else prompt_length
     return OpenSession(session_id="s", tokens=tuple(tokens), prompt_length=length, sources=(), max_nodes=8, tenant=tenant)
 
@@ -119,11 +118,10 @@ def test_a_store_that_is_emptied_holds_nothing() -> None:
     for _ in range(200):
         answer(source, "t", [numbers.randrange(4) for _ in range(numbers.randint(1, 60))])
     (answers,) = source._answers.values()
-    counted = sum(count for _, count, _ in trie.followers(answers.root, 50))
-    assert 0 < counted <= 50
-    while answers._texts:
-        trie.remove(answers.root, answers._texts.popleft()[1], 6)
-    assert not answers.root.next
+    assert 0 < sum(count for _, count, _ in answers.memory.automaton.followers(0)) <= 50
+    answers._texts.clear()
+    answers.memory.forget(answers.memory.end)
+    assert answers.memory.automaton.states == 1
 
 
 def test_answers_grow_old() -> None:
@@ -138,7 +136,7 @@ def test_answers_grow_old() -> None:
     now[0] = 200.0
     # A tenant that has gone quiet is not remembered for longer.
     source.open(opening([1, 5, 6], "another"))
-    assert not source._answers["t"].root.next
+    assert source._answers["t"].memory.automaton.states == 1
 
 
 def test_tenants_that_are_idle_for_longest_are_forgotten() -> None:
@@ -147,65 +145,6 @@ def test_tenants_that_are_idle_for_longest_are_forgotten() -> None:
         answer(source, tenant, [5, 6, 7])
     assert len(draft(source.open(opening([5, 6], "c")), 3)) == 1
     assert len(draft(source.open(opening([5, 6], "a")), 3)) == 0
-
-
-def counted(root: trie.Node, stretch: list[int]) -> int:
-    """How often it occurred, as the trie has it."""
-    found: trie.Stretch | None = root
-    for token in stretch:
-        found = trie.follow(found, token) if found is not None else None
-    return 0 if found is None else found.count if isinstance(found, trie.Node) else 1
-
-
-def occurrences(texts: list[list[int]], stretch: list[int]) -> int:
-    size = len(stretch)
-    return sum(text[i : i + size] == stretch for text in texts for i in range(len(text) - size + 1))
-
-
-@pytest.mark.parametrize("depth", [1, 4, 16])
-@pytest.mark.parametrize("tokens", [2, 7, 60])
-def test_a_session_counts_every_stretch(depth: int, tokens: int) -> None:
-    numbers = random.Random(depth)
-    text = [numbers.randrange(tokens) for _ in range(90)]
-    session = suffix(depth=depth).open(opening(text))
-    assert isinstance(session, SuffixSession)
-    for length in range(1, depth + 1):
-        for start in range(len(text) - length + 1):
-            stretch = text[start : start + length]
-            assert counted(session._own, stretch) == occurrences([text], stretch)
-
-
-@pytest.mark.parametrize("depth", [1, 3, 8])
-def test_texts_come_and_go_and_every_stretch_of_the_rest_is_counted(depth: int) -> None:
-    numbers, root = random.Random(depth), trie.Node()
-    texts: list[list[int]] = []
-    for _ in range(60):
-        if texts and numbers.random() < 0.4:
-            trie.remove(root, texts.pop(0), depth)
-        else:
-            texts.append([numbers.randrange(3) for _ in range(numbers.randint(0, 12))])
-            trie.add(root, texts[-1], depth)
-        for length in range(1, depth + 1):
-            for stretch in {tuple(text[i : i + length]) for text in texts for i in range(len(text) - length + 1)}:
-                assert counted(root, list(stretch)) == occurrences(texts, list(stretch))
-        if texts:
-            total = sum(count for _, count, _ in trie.followers(root, 9))
-            assert total == sum(map(len, texts))
-        else:
-            assert not root.next
-
-
-def test_a_long_text_costs_a_few_entries_a_token() -> None:
-    numbers = random.Random(5)
-    words = [[numbers.randrange(5000) for _ in range(numbers.randint(1, 6))] for _ in range(800)]
-    text = [token for _ in range(4000) for token in numbers.choice(words)]
-    session = suffix().open(opening(text))
-    assert isinstance(session, SuffixSession)
-
-    def entries(node: trie.Node) -> int:
-        return len(node.next) + sum(entries(child) for child in node.next.values() if isinstance(child, trie.Node))
-
-    assert entries(session._own) < 4 * len(text)
 
 
 def test_recycling_follows_what_the_target_held_likely() -> None:
@@ -256,6 +195,19 @@ def test_a_tenant_can_be_forgotten_with_its_requests_under_way() -> None:
         assert paths(draft(under_way, 1)) == [(2,)]
         assert len(draft(source.open(opening([1], "one")), 4)) == 0
         assert paths(draft(source.open(opening([1], "two")), 1)) == [(2,)]
+
+
+def test_who_says_no_tenant_leaves_nothing_behind() -> None:
+    assert OpenSession(session_id="s", tokens=(1,), prompt_length=1, sources=(), max_nodes=8).tenant is None
+    answers, table = suffix(max_cached_tokens=100), Recycling(RecyclingConfig())
+    for source in (answers, table):
+        for _ in range(2):
+            assert len(draft(source.open(opening([1], None)), 4)) == 0
+            session = source.open(opening([1, 2, 3, 1, 2], None, prompt_length=1))
+            assert paths(draft(session, 1)) == [(3,)]
+            session.close()
+        assert len(draft(source.open(opening([1], "")), 4)) == 0
+    assert list(answers._answers) == list(table._tables) == [""]
 
 
 def test_longer_contexts_are_asked_first() -> None:

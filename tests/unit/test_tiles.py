@@ -11,6 +11,7 @@ import pytest
 from services.client_api import ClientRequest, RequestedSampling, TextChunk
 from services.verifier.kv_cache.pool import TILE
 from services.verifier.kv_cache.tiles import TileAllocator
+from speculation.ports import Prefix
 from tests.service import pipeline
 
 TEXT = list(range(3 * TILE + 10))
@@ -133,7 +134,7 @@ def test_any_order_of_requests_loses_no_tile() -> None:
     assert tiles.available == 16
 
 
-async def say(running: object, tenant: str, prompt: list[int]) -> list[int]:
+async def say(running: object, tenant: str | None, prompt: list[int]) -> list[int]:
     request = ClientRequest(
         input=tuple(prompt),
         sampling=RequestedSampling(max_tokens=30, ignore_eos=True, temperature=1.0, seed=4),
@@ -161,6 +162,24 @@ async def test_sharing_changes_no_token(tiny_model: Path, caching: bool) -> None
         told = await say(running, "a", onward)
         assert stats.prompt_tokens_cached - before == (3 * TILE if caching else 0)
         assert told == await say(running, "fresh", onward)
+
+
+async def test_who_says_no_tenant_shares_with_nobody(tiny_model: Path) -> None:
+    assert Prefix(tokens=(1,)).tenant is None
+    assert ClientRequest(input="x", sampling=RequestedSampling()).tenant is None
+    long = [5, 6, 7, 8, 9] * 40
+    async with pipeline(tiny_model) as running:
+        stats, tiles = running.verifier.loop.stats, running.verifier.loop._target.tiles
+        first = await say(running, None, long)
+        assert await say(running, None, long) == first
+        assert (stats.prompt_tokens_cached, tiles.cached) == (0, 0)
+        # Those who call without a key are one tenant, whose name is empty: a service without keys has one user.
+        assert await say(running, "", long) == first
+        assert stats.prompt_tokens_cached == 0
+        assert await say(running, "", long) == first
+        assert stats.prompt_tokens_cached == 3 * TILE
+        assert await say(running, None, long) == first
+        assert stats.prompt_tokens_cached == 3 * TILE
 
 
 async def test_a_small_cache_makes_requests_step_back_and_changes_no_token(tiny_model: Path) -> None:

@@ -42,7 +42,10 @@ Global___FinishReason: _TypeAlias = FinishReason  # noqa: Y015
 
 @_typing.final
 class GenerateRequest(_message.Message):
-    """A request is at most 4 MiB on the wire."""
+    """A request is at most 4 MiB on the wire. Call metadata may say what it is called, `x-request-id`: 1 to 128 printable ASCII
+    characters; and which trace it belongs to, `traceparent` as in W3C Trace Context. The answer's initial metadata says what it
+    is called, `x-request-id`, drawn where the caller did not say; so do the server's logs.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -490,6 +493,7 @@ class Complete(_message.Message):
     PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     MODEL_FIELD_NUMBER: _builtins.int
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
     finish_reason: Global___FinishReason.ValueType
     stop_string: _builtins.str
     """The stop string that ended the text, if one did."""
@@ -498,6 +502,8 @@ class Complete(_message.Message):
     seed: _builtins.int
     """The seed that was used, whether given or drawn."""
     model: _builtins.str
+    request_id: _builtins.str
+    """As in the initial metadata."""
     @_builtins.property
     def usage(self) -> Global___Usage: ...
     @_builtins.property
@@ -518,10 +524,11 @@ class Complete(_message.Message):
         prompt_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         seed: _builtins.int = ...,
         model: _builtins.str = ...,
+        request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_string", b"_stop_string", "_stop_token_id", b"_stop_token_id", "speculative_decoding", b"speculative_decoding", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_string", b"_stop_string", "_stop_token_id", b"_stop_token_id", "finish_reason", b"finish_reason", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "seed", b"seed", "speculative_decoding", b"speculative_decoding", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_string", b"_stop_string", "_stop_token_id", b"_stop_token_id", "finish_reason", b"finish_reason", "model", b"model", "prompt_token_ids", b"prompt_token_ids", "request_id", b"request_id", "seed", b"seed", "speculative_decoding", b"speculative_decoding", "stop_string", b"stop_string", "stop_token_id", b"stop_token_id", "timing", b"timing", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_string: _TypeAlias = _typing.Literal["stop_string"]  # noqa: Y015
     _WhichOneofArgType__stop_string: _TypeAlias = _typing.Literal["_stop_string", b"_stop_string"]  # noqa: Y015

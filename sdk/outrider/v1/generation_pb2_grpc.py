@@ -76,8 +76,9 @@ class GenerationServiceServicer:
 
     def Forget(self, request, context):
         """Deletes what the server remembers of the caller's requests to draft and to compute faster: answers, what followed
-        which token, computed prompts. The answer comes when all verifiers know; they forget before their next step, their
-        drafters as soon as they hear. Requests under way go on. Whose requests they are is told by the key sent with the call.
+        which token, computed prompts. The answer comes when every verifier and drafter has confirmed it; else the call fails
+        with UNAVAILABLE and says how many have not: try again. Requests under way go on. Whose requests they are is told by the
+        key sent with the call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

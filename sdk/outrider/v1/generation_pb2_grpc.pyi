@@ -44,8 +44,9 @@ class GenerationServiceStub:
     """Lists the models that this server serves and the strategies that each can use."""
     Forget: _grpc.UnaryUnaryMultiCallable[_generation_pb2.ForgetRequest, _generation_pb2.ForgetResponse]
     """Deletes what the server remembers of the caller's requests to draft and to compute faster: answers, what followed
-    which token, computed prompts. The answer comes when all verifiers know; they forget before their next step, their
-    drafters as soon as they hear. Requests under way go on. Whose requests they are is told by the key sent with the call.
+    which token, computed prompts. The answer comes when every verifier and drafter has confirmed it; else the call fails
+    with UNAVAILABLE and says how many have not: try again. Requests under way go on. Whose requests they are is told by the
+    key sent with the call.
     """
 
 @_typing.type_check_only
@@ -64,8 +65,9 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """Lists the models that this server serves and the strategies that each can use."""
     Forget: _aio.UnaryUnaryMultiCallable[_generation_pb2.ForgetRequest, _generation_pb2.ForgetResponse]  # type: ignore[assignment]
     """Deletes what the server remembers of the caller's requests to draft and to compute faster: answers, what followed
-    which token, computed prompts. The answer comes when all verifiers know; they forget before their next step, their
-    drafters as soon as they hear. Requests under way go on. Whose requests they are is told by the key sent with the call.
+    which token, computed prompts. The answer comes when every verifier and drafter has confirmed it; else the call fails
+    with UNAVAILABLE and says how many have not: try again. Requests under way go on. Whose requests they are is told by the
+    key sent with the call.
     """
 
 class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -99,8 +101,9 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.ForgetResponse, _abc.Awaitable[_generation_pb2.ForgetResponse]]:
         """Deletes what the server remembers of the caller's requests to draft and to compute faster: answers, what followed
-        which token, computed prompts. The answer comes when all verifiers know; they forget before their next step, their
-        drafters as soon as they hear. Requests under way go on. Whose requests they are is told by the key sent with the call.
+        which token, computed prompts. The answer comes when every verifier and drafter has confirmed it; else the call fails
+        with UNAVAILABLE and says how many have not: try again. Requests under way go on. Whose requests they are is told by the
+        key sent with the call.
         """
 
 def add_GenerationServiceServicer_to_server(servicer: GenerationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from outrider.internal.v1 import drafting_pb2
+from services.links.codec.features import decode_features, encode_features
 from services.links.codec.trees import check_size, decode_tree, encode_tree
 from speculation import limits
 from speculation.errors import InvalidArgument
@@ -21,9 +22,7 @@ from speculation.messages import (
     OpenSession,
     StepReport,
 )
-from speculation.types import Features, Observation
-
-_NUMBER_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+from speculation.types import Observation
 
 
 def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:
@@ -43,8 +42,11 @@ def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:
             return drafting_pb2.DraftRequest(forget=forget)
 
 
-def decode_drafting_call(wire: drafting_pb2.DraftRequest) -> DraftingCall:
+def decode_drafting_call(wire: drafting_pb2.DraftRequest, data: bytes | None = None) -> DraftingCall:
     """See ``encode_drafting_call``.
+
+    Args:
+        data: numbers of the hidden states, where they did not travel in the message.
 
     Raises:
         InvalidArgument: no event, or one that breaks a limit.
@@ -53,13 +55,13 @@ def decode_drafting_call(wire: drafting_pb2.DraftRequest) -> DraftingCall:
         case "open":
             return _decode_open(wire.open)
         case "step":
-            return _decode_step(wire.step)
+            return _decode_step(wire.step, data)
         case "close":
             return CloseSession(session_id=wire.close.session_id)
         case "forget":
             return ForgetTenant(tenant=wire.forget.tenant, forget_id=wire.forget.forget_id)
         case "features":
-            return FeatureChunk(session_id=wire.features.session_id, features=decode_features(wire.features.features))
+            return FeatureChunk(session_id=wire.features.session_id, features=decode_features(wire.features.features, data))
         case _:
             raise InvalidArgument("event", "unset", "open, step, close, features or forget")
 
@@ -73,6 +75,7 @@ def _encode_open(message: OpenSession) -> drafting_pb2.OpenSession:
         max_nodes=message.max_nodes,
         temperature=message.temperature,
         tenant=message.tenant,
+        traceparent=message.traceparent,
     )
 
 
@@ -87,7 +90,8 @@ def _decode_open(wire: drafting_pb2.OpenSession) -> OpenSession:
         sources=tuple(wire.sources),
         max_nodes=wire.max_nodes,
         temperature=wire.temperature,
-        tenant=wire.tenant,
+        tenant=wire.tenant if wire.HasField("tenant") else None,
+        traceparent=wire.traceparent,
     )
 
 
@@ -104,7 +108,7 @@ def _encode_step(message: StepReport) -> drafting_pb2.StepReport:
     )
 
 
-def _decode_step(wire: drafting_pb2.StepReport) -> StepReport:
+def _decode_step(wire: drafting_pb2.StepReport, data: bytes | None) -> StepReport:
     check_size("step.committed", len(wire.committed), limits.MAX_TREE_NODES + 1)
     check_size("step.max_nodes", wire.max_nodes, limits.MAX_TREE_NODES)
     return StepReport(
@@ -115,7 +119,7 @@ def _decode_step(wire: drafting_pb2.StepReport) -> StepReport:
         accepted_path=tuple(wire.accepted_path),
         max_nodes=wire.max_nodes,
         min_probability=wire.min_probability,
-        observation=_decode_observation(wire.observation) if wire.HasField("observation") else None,
+        observation=_decode_observation(wire.observation, data) if wire.HasField("observation") else None,
     )
 
 
@@ -129,44 +133,13 @@ def _encode_observation(observation: Observation) -> drafting_pb2.Observation:
     )
 
 
-def _decode_observation(wire: drafting_pb2.Observation) -> Observation:
-    features = decode_features(wire.features) if wire.HasField("features") else None
+def _decode_observation(wire: drafting_pb2.Observation, data: bytes | None) -> Observation:
+    features = decode_features(wire.features, data) if wire.HasField("features") else None
     return Observation(
         tree=decode_tree(wire.tree),
         top_ids=_decode_top_ids(wire.top_ids),
         probe_ids=_decode_top_ids(wire.probe_ids),
         features=features,
-    )
-
-
-def encode_features(features: Features) -> drafting_pb2.Features:
-    """Hidden states."""
-    return drafting_pb2.Features(
-        data=features.data,
-        rows=features.rows,
-        width=features.width,
-        dtype=features.dtype,
-        start=features.start,
-        layers=features.layers,
-    )
-
-
-def decode_features(wire: drafting_pb2.Features) -> Features:
-    """See ``encode_features``.
-
-    Raises:
-        InvalidArgument: there are not as many bytes as numbers.
-    """
-    if wire.dtype not in _NUMBER_BYTES:
-        raise InvalidArgument("features.dtype", wire.dtype, f"one of {', '.join(_NUMBER_BYTES)}")
-    if not wire.rows or not wire.width:
-        raise InvalidArgument("features", f"{wire.rows} x {wire.width}", "at least one row and one number")
-    expected = wire.rows * wire.width * _NUMBER_BYTES[wire.dtype]
-    if len(wire.data) != expected:
-        raise InvalidArgument("features.data", f"{len(wire.data)} bytes", f"{expected}: {wire.rows} x {wire.width} numbers")
-    check_size("features.layers", len(wire.layers), limits.MAX_LAYERS)
-    return Features(
-        data=wire.data, rows=wire.rows, width=wire.width, dtype=wire.dtype, start=wire.start, layers=tuple(wire.layers)
     )
 
 

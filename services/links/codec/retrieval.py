@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outrider.internal.v1 import retrieval_pb2
-from services.links.codec.drafting import decode_features, encode_features
+from services.links.codec.features import decode_features, encode_features
 from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import InvalidArgument
@@ -22,6 +22,8 @@ def encode_queries(batch_id: int, queries: Sequence[RetrievalQuery]) -> retrieva
                 max_continuations=query.max_continuations,
                 max_length=query.max_length,
                 state=None if query.state is None else encode_features(query.state),
+                session_id=query.session_id,
+                traceparent=query.traceparent,
             )
             for query in queries
         ],
@@ -45,6 +47,8 @@ def decode_queries(wire: retrieval_pb2.RetrieveRequest) -> list[RetrievalQuery]:
             max_continuations=query.max_continuations,
             max_length=query.max_length,
             state=decode_features(query.state) if query.HasField("state") else None,
+            session_id=query.session_id,
+            traceparent=query.traceparent,
         )
         for query in wire.queries
     ]

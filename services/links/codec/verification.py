@@ -54,6 +54,7 @@ def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequ
             observe_prompt=plan.observe_prompt,
         ),
         tenant=message.tenant,
+        traceparent=message.traceparent,
     )
 
 
@@ -69,7 +70,8 @@ def decode_generation(wire: verification_pb2.VerifyRequest) -> GenerationRequest
         committed=tuple(wire.committed_token_ids),
         sampling=_decode_sampling(wire.sampling),
         plan=_decode_plan(wire.plan),
-        tenant=wire.tenant,
+        tenant=wire.tenant if wire.HasField("tenant") else None,
+        traceparent=wire.traceparent,
     )
 
 
@@ -98,6 +100,7 @@ def _decode_plan(wire: verification_pb2.Plan) -> Plan:
     check_size("plan.sources", len(wire.sources), limits.MAX_SOURCES)
     check_size("plan.max_nodes", wire.max_nodes, limits.MAX_TREE_NODES)
     check_size("plan.observe_top_k", wire.observe_top_k, limits.MAX_TOP_IDS)
+    check_size("plan.observe_layers", len(wire.observe_layers), limits.MAX_LAYERS)
     return Plan(
         strategy=wire.strategy,
         sources=tuple(wire.sources),

@@ -214,6 +214,7 @@ class LiveRequest:
             max_nodes=self.max_nodes,
             temperature=self.request.sampling.temperature,
             tenant=self.tenant,
+            traceparent=self.request.traceparent,
         )
 
     def report(self, mailbox: Mailbox, verdict: Verdict, wanted: Wanted, *, asks: bool) -> StepReport:

@@ -288,5 +288,5 @@ class DecodingLoop:
     def _forget(self, live: LiveRequest) -> None:
         self._requests.forget(live)
         self._drafting.close(live)
-        if live.tenant != live.request.tenant:
+        if live.tenant is not None and live.tenant != live.request.tenant:
             self._forgetting.tell(live.tenant)

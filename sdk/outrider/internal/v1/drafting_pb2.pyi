@@ -100,6 +100,7 @@ class OpenSession(_message.Message):
     MAX_NODES_FIELD_NUMBER: _builtins.int
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     prompt_length: _builtins.int
     """How many of them are prompt."""
@@ -108,7 +109,9 @@ class OpenSession(_message.Message):
     temperature: _builtins.float
     """At which the target chooses: drafts are drawn from q at the same one."""
     tenant: _builtins.str
-    """Whose request it is: what sources remember of one tenant, no other sees."""
+    """Whose request it is: what sources remember of one tenant, no other sees. Unset: nothing is remembered of it."""
+    traceparent: _builtins.str
+    """As in W3C Trace Context; empty: none."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt and committed tokens. At most 1,048,576."""
@@ -126,13 +129,16 @@ class OpenSession(_message.Message):
         sources: _abc.Iterable[_builtins.str] | None = ...,
         max_nodes: _builtins.int = ...,
         temperature: _builtins.float = ...,
-        tenant: _builtins.str = ...,
+        tenant: _builtins.str | None = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "tenant", b"tenant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["max_nodes", b"max_nodes", "prompt_length", b"prompt_length", "session_id", b"session_id", "sources", b"sources", "temperature", b"temperature", "tenant", b"tenant", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "max_nodes", b"max_nodes", "prompt_length", b"prompt_length", "session_id", b"session_id", "sources", b"sources", "temperature", b"temperature", "tenant", b"tenant", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
+    _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant) -> _WhichOneofReturnType__tenant | None: ...
 
 Global___OpenSession: _TypeAlias = OpenSession  # noqa: Y015
 
@@ -265,8 +271,11 @@ class Features(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     LAYERS_FIELD_NUMBER: _builtins.int
     data: _builtins.bytes
+    """At most 1 MiB in one message."""
     rows: _builtins.int
+    """At least one. The last one's position is below 1,048,576."""
     width: _builtins.int
+    """Of all layers together, a multiple of their number; 1 to 262,144."""
     dtype: _builtins.str
     """"float32", "float16" or "bfloat16"."""
     start: _builtins.int
@@ -298,7 +307,8 @@ Global___Features: _TypeAlias = Features  # noqa: Y015
 @_typing.final
 class FeatureChunk(_message.Message):
     """Hidden states of committed positions: prompts, chunk by chunk as they are computed, and all that is kept where a drafter
-    joins late. Those of a step come with its report.
+    joins late. Those of a step come with its report; where they are too many for it, the first of them come before it in chunks.
+    A verifier whose drafter does not keep up leaves them out, the oldest first: positions may be missing.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -343,7 +353,7 @@ Global___CloseSession: _TypeAlias = CloseSession  # noqa: Y015
 
 @_typing.final
 class ForgetTenant(_message.Message):
-    """Deletes what is remembered of a tenant's requests."""
+    """Deletes what is remembered of a tenant's requests, and ends its sessions: their next steps are answered by "reopen"."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -48,7 +48,8 @@ class DraftingServiceServicer:
 
     def Draft(self, request_iterator, context):
         """The verifier opens, steps and closes sessions; the drafter answers with drafts, in any order, or with none. A
-        stream that ends closes its sessions. A message is at most 4 MiB.
+        stream that ends closes its sessions, and so does a session's silence, if it lasts: its next step is answered by "reopen".
+        A message is at most 4 MiB.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

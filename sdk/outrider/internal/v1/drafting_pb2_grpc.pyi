@@ -35,7 +35,8 @@ class DraftingServiceStub:
     def __new__(cls, channel: _aio.Channel) -> DraftingServiceAsyncStub: ...
     Draft: _grpc.StreamStreamMultiCallable[_drafting_pb2.DraftRequest, _drafting_pb2.DraftResponse]
     """The verifier opens, steps and closes sessions; the drafter answers with drafts, in any order, or with none. A
-    stream that ends closes its sessions. A message is at most 4 MiB.
+    stream that ends closes its sessions, and so does a session's silence, if it lasts: its next step is answered by "reopen".
+    A message is at most 4 MiB.
     """
 
 @_typing.type_check_only
@@ -45,7 +46,8 @@ class DraftingServiceAsyncStub(DraftingServiceStub):
     def __init__(self, channel: _aio.Channel) -> None: ...
     Draft: _aio.StreamStreamMultiCallable[_drafting_pb2.DraftRequest, _drafting_pb2.DraftResponse]  # type: ignore[assignment]
     """The verifier opens, steps and closes sessions; the drafter answers with drafts, in any order, or with none. A
-    stream that ends closes its sessions. A message is at most 4 MiB.
+    stream that ends closes its sessions, and so does a session's silence, if it lasts: its next step is answered by "reopen".
+    A message is at most 4 MiB.
     """
 
 class DraftingServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -58,7 +60,8 @@ class DraftingServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_drafting_pb2.DraftResponse], _abc.AsyncIterator[_drafting_pb2.DraftResponse]]:
         """The verifier opens, steps and closes sessions; the drafter answers with drafts, in any order, or with none. A
-        stream that ends closes its sessions. A message is at most 4 MiB.
+        stream that ends closes its sessions, and so does a session's silence, if it lasts: its next step is answered by "reopen".
+        A message is at most 4 MiB.
         """
 
 def add_DraftingServiceServicer_to_server(servicer: DraftingServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

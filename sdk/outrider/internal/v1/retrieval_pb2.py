@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from outrider.internal.v1 import drafting_pb2 as outrider_dot_internal_dot_v1_dot_drafting__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$outrider/internal/v1/retrieval.proto\x12\x14outrider.internal.v1\x1a#outrider/internal/v1/drafting.proto\"Q\n\x0fRetrieveRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x06\x12,\n\x07queries\x18\x02 \x03(\x0b\x32\x1b.outrider.internal.v1.Query\"\x84\x01\n\x05Query\x12\x0e\n\x06suffix\x18\x01 \x03(\r\x12\x19\n\x11max_continuations\x18\x02 \x01(\r\x12\x12\n\nmax_length\x18\x03 \x01(\r\x12\x32\n\x05state\x18\x04 \x01(\x0b\x32\x1e.outrider.internal.v1.FeaturesH\x00\x88\x01\x01\x42\x08\n\x06_state\"y\n\x10RetrieveResponse\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x06\x12-\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x1c.outrider.internal.v1.Answer\x12\x15\n\rindex_version\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"C\n\x06\x41nswer\x12\x39\n\rcontinuations\x18\x01 \x03(\x0b\x32\".outrider.internal.v1.Continuation\"C\n\x0c\x43ontinuation\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x14\n\x0cmatch_length\x18\x03 \x01(\r2q\n\x10RetrievalService\x12]\n\x08Retrieve\x12%.outrider.internal.v1.RetrieveRequest\x1a&.outrider.internal.v1.RetrieveResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n$outrider/internal/v1/retrieval.proto\x12\x14outrider.internal.v1\x1a#outrider/internal/v1/drafting.proto\"Q\n\x0fRetrieveRequest\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x06\x12,\n\x07queries\x18\x02 \x03(\x0b\x32\x1b.outrider.internal.v1.Query\"\xad\x01\n\x05Query\x12\x0e\n\x06suffix\x18\x01 \x03(\r\x12\x19\n\x11max_continuations\x18\x02 \x01(\r\x12\x12\n\nmax_length\x18\x03 \x01(\r\x12\x32\n\x05state\x18\x04 \x01(\x0b\x32\x1e.outrider.internal.v1.FeaturesH\x00\x88\x01\x01\x12\x12\n\nsession_id\x18\x05 \x01(\t\x12\x13\n\x0btraceparent\x18\x06 \x01(\tB\x08\n\x06_state\"y\n\x10RetrieveResponse\x12\x10\n\x08\x62\x61tch_id\x18\x01 \x01(\x06\x12-\n\x07\x61nswers\x18\x02 \x03(\x0b\x32\x1c.outrider.internal.v1.Answer\x12\x15\n\rindex_version\x18\x03 \x01(\t\x12\r\n\x05\x65rror\x18\x04 \x01(\t\"C\n\x06\x41nswer\x12\x39\n\rcontinuations\x18\x01 \x03(\x0b\x32\".outrider.internal.v1.Continuation\"C\n\x0c\x43ontinuation\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\r\n\x05\x63ount\x18\x02 \x01(\r\x12\x14\n\x0cmatch_length\x18\x03 \x01(\r2q\n\x10RetrievalService\x12]\n\x08Retrieve\x12%.outrider.internal.v1.RetrieveRequest\x1a&.outrider.internal.v1.RetrieveResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,13 +35,13 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_RETRIEVEREQUEST']._serialized_start=99
   _globals['_RETRIEVEREQUEST']._serialized_end=180
   _globals['_QUERY']._serialized_start=183
-  _globals['_QUERY']._serialized_end=315
-  _globals['_RETRIEVERESPONSE']._serialized_start=317
-  _globals['_RETRIEVERESPONSE']._serialized_end=438
-  _globals['_ANSWER']._serialized_start=440
-  _globals['_ANSWER']._serialized_end=507
-  _globals['_CONTINUATION']._serialized_start=509
-  _globals['_CONTINUATION']._serialized_end=576
-  _globals['_RETRIEVALSERVICE']._serialized_start=578
-  _globals['_RETRIEVALSERVICE']._serialized_end=691
+  _globals['_QUERY']._serialized_end=356
+  _globals['_RETRIEVERESPONSE']._serialized_start=358
+  _globals['_RETRIEVERESPONSE']._serialized_end=479
+  _globals['_ANSWER']._serialized_start=481
+  _globals['_ANSWER']._serialized_end=548
+  _globals['_CONTINUATION']._serialized_start=550
+  _globals['_CONTINUATION']._serialized_end=617
+  _globals['_RETRIEVALSERVICE']._serialized_start=619
+  _globals['_RETRIEVALSERVICE']._serialized_end=732
 # @@protoc_insertion_point(module_scope)

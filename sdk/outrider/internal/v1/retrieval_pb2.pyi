@@ -53,10 +53,15 @@ class Query(_message.Message):
     MAX_CONTINUATIONS_FIELD_NUMBER: _builtins.int
     MAX_LENGTH_FIELD_NUMBER: _builtins.int
     STATE_FIELD_NUMBER: _builtins.int
+    SESSION_ID_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     max_continuations: _builtins.int
     """At most 512."""
     max_length: _builtins.int
     """At most 64 tokens each."""
+    session_id: _builtins.str
+    """The session that asks, and its trace as in W3C Trace Context: for the log."""
+    traceparent: _builtins.str
     @_builtins.property
     def suffix(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The last tokens of the committed prefix, oldest first. At most 64."""
@@ -74,10 +79,12 @@ class Query(_message.Message):
         max_continuations: _builtins.int = ...,
         max_length: _builtins.int = ...,
         state: _drafting_pb2.Features | None = ...,
+        session_id: _builtins.str = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_state", b"_state", "state", b"state"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_state", b"_state", "max_continuations", b"max_continuations", "max_length", b"max_length", "state", b"state", "suffix", b"suffix"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_state", b"_state", "max_continuations", b"max_continuations", "max_length", b"max_length", "session_id", b"session_id", "state", b"state", "suffix", b"suffix", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__state: _TypeAlias = _typing.Literal["state"]  # noqa: Y015
     _WhichOneofArgType__state: _TypeAlias = _typing.Literal["_state", b"_state"]  # noqa: Y015

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'outrider/internal/v1/verification.proto\x12\x14outrider.internal.v1\"\xcc\x01\n\rVerifyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x36\n\x08sampling\x18\x03 \x01(\x0b\x32$.outrider.internal.v1.SamplingParams\x12(\n\x04plan\x18\x04 \x01(\x0b\x32\x1a.outrider.internal.v1.Plan\x12\x0e\n\x06tenant\x18\x05 \x01(\t\x12\x1b\n\x13\x63ommitted_token_ids\x18\x06 \x03(\r\"\xd4\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x1a\n\x12repetition_penalty\x18\x0b \x01(\x01\x12\x18\n\x10presence_penalty\x18\x0c \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x01\x12G\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x33.outrider.internal.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x12 \n\x18ignore_generation_config\x18\x10 \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\"\x9d\x01\n\x04Plan\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\x12\x12\n\nacceptance\x18\x04 \x01(\t\x12\x15\n\robserve_top_k\x18\x05 \x01(\r\x12\x16\n\x0eobserve_layers\x18\x07 \x03(\x11\x12\x16\n\x0eobserve_prompt\x18\x08 \x01(\x08J\x04\x08\x06\x10\x07\"\x81\x01\n\x0eVerifyResponse\x12\x32\n\x08progress\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.ProgressH\x00\x12\x32\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1e.outrider.internal.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x94\x01\n\x08Progress\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x35\n\x08logprobs\x18\x02 \x03(\x0b\x32#.outrider.internal.v1.TokenLogprobs\x12\x13\n\x0bnum_drafted\x18\x03 \x01(\r\x12\x18\n\x10\x61\x63\x63\x65pted_sources\x18\x04 \x03(\t\x12\x0f\n\x07queue_s\x18\x05 \x01(\x01\"Y\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0f\n\x07top_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\">\n\x08\x46inished\x12\x32\n\x06reason\x18\x01 \x01(\x0e\x32\".outrider.internal.v1.FinishReason\"\x11\n\x0f\x44\x65scribeRequest\"\x9b\x02\n\x10\x44\x65scribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x06 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x07 \x01(\r\x12\x38\n\x08\x64\x65\x66\x61ults\x18\x08 \x01(\x0b\x32&.outrider.internal.v1.SamplingDefaults\x12\x33\n\nprocessors\x18\t \x03(\x0b\x32\x1f.outrider.internal.v1.Processor\x12\x11\n\tbit_exact\x18\n \x01(\x08\"\xfc\x02\n\x10SamplingDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\rH\x06\x88\x01\x01\x12\x17\n\nmax_length\x18\x08 \x01(\rH\x07\x88\x01\x01\x12\x17\n\nmin_length\x18\t \x01(\rH\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\tB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_max_lengthB\r\n\x0b_min_length\"(\n\tProcessor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"\x1f\n\rForgetRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\x10\n\x0e\x46orgetResponse*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x9c\x02\n\x13VerificationService\x12U\n\x06Verify\x12#.outrider.internal.v1.VerifyRequest\x1a$.outrider.internal.v1.VerifyResponse0\x01\x12Y\n\x08\x44\x65scribe\x12%.outrider.internal.v1.DescribeRequest\x1a&.outrider.internal.v1.DescribeResponse\x12S\n\x06\x46orget\x12#.outrider.internal.v1.ForgetRequest\x1a$.outrider.internal.v1.ForgetResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\'outrider/internal/v1/verification.proto\x12\x14outrider.internal.v1\"\xf1\x01\n\rVerifyRequest\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x18\n\x10prompt_token_ids\x18\x02 \x03(\r\x12\x36\n\x08sampling\x18\x03 \x01(\x0b\x32$.outrider.internal.v1.SamplingParams\x12(\n\x04plan\x18\x04 \x01(\x0b\x32\x1a.outrider.internal.v1.Plan\x12\x13\n\x06tenant\x18\x05 \x01(\tH\x00\x88\x01\x01\x12\x1b\n\x13\x63ommitted_token_ids\x18\x06 \x03(\r\x12\x13\n\x0btraceparent\x18\x07 \x01(\tB\t\n\x07_tenant\"\xd4\x03\n\x0eSamplingParams\x12\x13\n\x0btemperature\x18\x01 \x01(\x01\x12\r\n\x05top_k\x18\x02 \x01(\r\x12\r\n\x05top_p\x18\x03 \x01(\x01\x12\r\n\x05min_p\x18\x04 \x01(\x01\x12\x0c\n\x04seed\x18\x05 \x01(\x06\x12\x12\n\nmax_tokens\x18\x06 \x01(\r\x12\x12\n\nmin_tokens\x18\x07 \x01(\r\x12\x0c\n\x04stop\x18\x08 \x03(\t\x12\x16\n\x0estop_token_ids\x18\t \x03(\r\x12\x12\n\nignore_eos\x18\n \x01(\x08\x12\x1a\n\x12repetition_penalty\x18\x0b \x01(\x01\x12\x18\n\x10presence_penalty\x18\x0c \x01(\x01\x12\x19\n\x11\x66requency_penalty\x18\r \x01(\x01\x12G\n\nlogit_bias\x18\x0e \x03(\x0b\x32\x33.outrider.internal.v1.SamplingParams.LogitBiasEntry\x12\x15\n\x08logprobs\x18\x0f \x01(\rH\x00\x88\x01\x01\x12 \n\x18ignore_generation_config\x18\x10 \x01(\x08\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0b\n\t_logprobs\"\x9d\x01\n\x04Plan\x12\x10\n\x08strategy\x18\x01 \x01(\t\x12\x0f\n\x07sources\x18\x02 \x03(\t\x12\x11\n\tmax_nodes\x18\x03 \x01(\r\x12\x12\n\nacceptance\x18\x04 \x01(\t\x12\x15\n\robserve_top_k\x18\x05 \x01(\r\x12\x16\n\x0eobserve_layers\x18\x07 \x03(\x11\x12\x16\n\x0eobserve_prompt\x18\x08 \x01(\x08J\x04\x08\x06\x10\x07\"\x81\x01\n\x0eVerifyResponse\x12\x32\n\x08progress\x18\x01 \x01(\x0b\x32\x1e.outrider.internal.v1.ProgressH\x00\x12\x32\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x1e.outrider.internal.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"\x94\x01\n\x08Progress\x12\x11\n\ttoken_ids\x18\x01 \x03(\r\x12\x35\n\x08logprobs\x18\x02 \x03(\x0b\x32#.outrider.internal.v1.TokenLogprobs\x12\x13\n\x0bnum_drafted\x18\x03 \x01(\r\x12\x18\n\x10\x61\x63\x63\x65pted_sources\x18\x04 \x03(\t\x12\x0f\n\x07queue_s\x18\x05 \x01(\x01\"Y\n\rTokenLogprobs\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x02\x12\x0f\n\x07top_ids\x18\x03 \x03(\r\x12\x14\n\x0ctop_logprobs\x18\x04 \x03(\x02\">\n\x08\x46inished\x12\x32\n\x06reason\x18\x01 \x01(\x0e\x32\".outrider.internal.v1.FinishReason\"\x11\n\x0f\x44\x65scribeRequest\"\x9b\x02\n\x10\x44\x65scribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x15\n\rmax_model_len\x18\x02 \x01(\r\x12\x12\n\nvocab_size\x18\x03 \x01(\r\x12\x0f\n\x07running\x18\x04 \x01(\r\x12\x0f\n\x07waiting\x18\x05 \x01(\r\x12\x13\n\x0b\x66ree_blocks\x18\x06 \x01(\r\x12\x14\n\x0ctotal_blocks\x18\x07 \x01(\r\x12\x38\n\x08\x64\x65\x66\x61ults\x18\x08 \x01(\x0b\x32&.outrider.internal.v1.SamplingDefaults\x12\x33\n\nprocessors\x18\t \x03(\x0b\x32\x1f.outrider.internal.v1.Processor\x12\x11\n\tbit_exact\x18\n \x01(\x08\"\xfc\x02\n\x10SamplingDefaults\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x17\n\nmax_tokens\x18\x06 \x01(\rH\x05\x88\x01\x01\x12\x17\n\nmin_tokens\x18\x07 \x01(\rH\x06\x88\x01\x01\x12\x17\n\nmax_length\x18\x08 \x01(\rH\x07\x88\x01\x01\x12\x17\n\nmin_length\x18\t \x01(\rH\x08\x88\x01\x01\x12\x0c\n\x04stop\x18\n \x03(\tB\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\r\n\x0b_max_tokensB\r\n\x0b_min_tokensB\r\n\x0b_max_lengthB\r\n\x0b_min_length\"(\n\tProcessor\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t\"\x1f\n\rForgetRequest\x12\x0e\n\x06tenant\x18\x01 \x01(\t\"\x10\n\x0e\x46orgetResponse*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x32\x9c\x02\n\x13VerificationService\x12U\n\x06Verify\x12#.outrider.internal.v1.VerifyRequest\x1a$.outrider.internal.v1.VerifyResponse0\x01\x12Y\n\x08\x44\x65scribe\x12%.outrider.internal.v1.DescribeRequest\x1a&.outrider.internal.v1.DescribeResponse\x12S\n\x06\x46orget\x12#.outrider.internal.v1.ForgetRequest\x1a$.outrider.internal.v1.ForgetResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,36 +33,36 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_FINISHREASON']._serialized_start=2122
-  _globals['_FINISHREASON']._serialized_end=2217
+  _globals['_FINISHREASON']._serialized_start=2159
+  _globals['_FINISHREASON']._serialized_end=2254
   _globals['_VERIFYREQUEST']._serialized_start=66
-  _globals['_VERIFYREQUEST']._serialized_end=270
-  _globals['_SAMPLINGPARAMS']._serialized_start=273
-  _globals['_SAMPLINGPARAMS']._serialized_end=741
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=680
-  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=728
-  _globals['_PLAN']._serialized_start=744
-  _globals['_PLAN']._serialized_end=901
-  _globals['_VERIFYRESPONSE']._serialized_start=904
-  _globals['_VERIFYRESPONSE']._serialized_end=1033
-  _globals['_PROGRESS']._serialized_start=1036
-  _globals['_PROGRESS']._serialized_end=1184
-  _globals['_TOKENLOGPROBS']._serialized_start=1186
-  _globals['_TOKENLOGPROBS']._serialized_end=1275
-  _globals['_FINISHED']._serialized_start=1277
-  _globals['_FINISHED']._serialized_end=1339
-  _globals['_DESCRIBEREQUEST']._serialized_start=1341
-  _globals['_DESCRIBEREQUEST']._serialized_end=1358
-  _globals['_DESCRIBERESPONSE']._serialized_start=1361
-  _globals['_DESCRIBERESPONSE']._serialized_end=1644
-  _globals['_SAMPLINGDEFAULTS']._serialized_start=1647
-  _globals['_SAMPLINGDEFAULTS']._serialized_end=2027
-  _globals['_PROCESSOR']._serialized_start=2029
-  _globals['_PROCESSOR']._serialized_end=2069
-  _globals['_FORGETREQUEST']._serialized_start=2071
-  _globals['_FORGETREQUEST']._serialized_end=2102
-  _globals['_FORGETRESPONSE']._serialized_start=2104
-  _globals['_FORGETRESPONSE']._serialized_end=2120
-  _globals['_VERIFICATIONSERVICE']._serialized_start=2220
-  _globals['_VERIFICATIONSERVICE']._serialized_end=2504
+  _globals['_VERIFYREQUEST']._serialized_end=307
+  _globals['_SAMPLINGPARAMS']._serialized_start=310
+  _globals['_SAMPLINGPARAMS']._serialized_end=778
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_start=717
+  _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_end=765
+  _globals['_PLAN']._serialized_start=781
+  _globals['_PLAN']._serialized_end=938
+  _globals['_VERIFYRESPONSE']._serialized_start=941
+  _globals['_VERIFYRESPONSE']._serialized_end=1070
+  _globals['_PROGRESS']._serialized_start=1073
+  _globals['_PROGRESS']._serialized_end=1221
+  _globals['_TOKENLOGPROBS']._serialized_start=1223
+  _globals['_TOKENLOGPROBS']._serialized_end=1312
+  _globals['_FINISHED']._serialized_start=1314
+  _globals['_FINISHED']._serialized_end=1376
+  _globals['_DESCRIBEREQUEST']._serialized_start=1378
+  _globals['_DESCRIBEREQUEST']._serialized_end=1395
+  _globals['_DESCRIBERESPONSE']._serialized_start=1398
+  _globals['_DESCRIBERESPONSE']._serialized_end=1681
+  _globals['_SAMPLINGDEFAULTS']._serialized_start=1684
+  _globals['_SAMPLINGDEFAULTS']._serialized_end=2064
+  _globals['_PROCESSOR']._serialized_start=2066
+  _globals['_PROCESSOR']._serialized_end=2106
+  _globals['_FORGETREQUEST']._serialized_start=2108
+  _globals['_FORGETREQUEST']._serialized_end=2139
+  _globals['_FORGETRESPONSE']._serialized_start=2141
+  _globals['_FORGETRESPONSE']._serialized_end=2157
+  _globals['_VERIFICATIONSERVICE']._serialized_start=2257
+  _globals['_VERIFICATIONSERVICE']._serialized_end=2541
 # @@protoc_insertion_point(module_scope)

@@ -71,7 +71,7 @@ class VerificationServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Forget(self, request, context):
-        """Deletes what is remembered of a tenant's requests, here and at the drafter.
+        """Deletes what is remembered of a tenant's requests, here and at the drafters. UNAVAILABLE says who has not confirmed it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -38,7 +38,7 @@ class VerificationServiceStub:
     Describe: _grpc.UnaryUnaryMultiCallable[_verification_pb2.DescribeRequest, _verification_pb2.DescribeResponse]
     """What the verifier serves and how busy it is."""
     Forget: _grpc.UnaryUnaryMultiCallable[_verification_pb2.ForgetRequest, _verification_pb2.ForgetResponse]
-    """Deletes what is remembered of a tenant's requests, here and at the drafter."""
+    """Deletes what is remembered of a tenant's requests, here and at the drafters. UNAVAILABLE says who has not confirmed it."""
 
 @_typing.type_check_only
 class VerificationServiceAsyncStub(VerificationServiceStub):
@@ -50,7 +50,7 @@ class VerificationServiceAsyncStub(VerificationServiceStub):
     Describe: _aio.UnaryUnaryMultiCallable[_verification_pb2.DescribeRequest, _verification_pb2.DescribeResponse]  # type: ignore[assignment]
     """What the verifier serves and how busy it is."""
     Forget: _aio.UnaryUnaryMultiCallable[_verification_pb2.ForgetRequest, _verification_pb2.ForgetResponse]  # type: ignore[assignment]
-    """Deletes what is remembered of a tenant's requests, here and at the drafter."""
+    """Deletes what is remembered of a tenant's requests, here and at the drafters. UNAVAILABLE says who has not confirmed it."""
 
 class VerificationServiceServicer(metaclass=_abc_1.ABCMeta):
     """Owns the target model and the decoding loop."""
@@ -77,6 +77,6 @@ class VerificationServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _verification_pb2.ForgetRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_verification_pb2.ForgetResponse, _abc.Awaitable[_verification_pb2.ForgetResponse]]:
-        """Deletes what is remembered of a tenant's requests, here and at the drafter."""
+        """Deletes what is remembered of a tenant's requests, here and at the drafters. UNAVAILABLE says who has not confirmed it."""
 
 def add_VerificationServiceServicer_to_server(servicer: VerificationServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -1,0 +1,55 @@
+"""Telling every replica of a deployment, and saying who did not answer."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from ray import serve
+from ray.exceptions import RayError
+from ray.serve.exceptions import DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from speculation import limits
+
+log = logging.getLogger(__name__)
+
+# In these states a replica holds nothing of any request.
+_EMPTY = ("STARTING", "STOPPED")
+
+
+async def tell_all(
+    handle: DeploymentHandle,
+    method: str,
+    *arguments: object,
+    within_s: float = limits.FORGET_S,
+) -> str | None:
+    """Call ``method`` of every replica; says who did not do it, None if all have.
+
+    Serve leaves out, without a word, replicas that it cannot reach just now and those that are about to stop: so they are
+    counted first.
+    """
+    name, total = handle.deployment_name, 0
+    try:
+        total = await asyncio.wait_for(_count(handle), within_s)
+        answers = await handle.broadcast(method, *arguments).results_async(timeout_s=within_s, return_exceptions=True)
+    except TimeoutError:
+        return f"not all of {total or 'the'} {name} replicas answered within {within_s:g} s"
+    except (DeploymentUnavailableError, RayError) as error:
+        log.warning("no %s can be told to %s: %s", name, method, error)
+        answers = []
+    failed = [answer for answer in answers if isinstance(answer, BaseException)]
+    for reason in failed:
+        log.warning("a %s did not %s: %s", name, method, reason)
+    total = max(total, len(answers), 1)
+    missed = total - (len(answers) - len(failed))
+    return f"{missed} of {total} {name} replicas did not answer" if missed else None
+
+
+async def _count(handle: DeploymentHandle) -> int:
+    """Replicas that may hold something of a request."""
+    status = await asyncio.to_thread(serve.status)
+    application = status.applications.get(handle.app_name)
+    deployment = None if application is None else application.deployments.get(handle.deployment_name)
+    states = {} if deployment is None else deployment.replica_states
+    return sum(number for state, number in states.items() if str(getattr(state, "value", state)) not in _EMPTY)

@@ -1,0 +1,111 @@
+"""Calls on their way to a drafter: in order, and bounded, however slow it is."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+
+from services.links.codec.features import features_of, with_features
+from speculation.messages import DraftingCall, StepReport
+
+log = logging.getLogger(__name__)
+
+# Ends a conversation.
+END = None
+
+
+class CallQueue:
+    """A queue between one that sends and one that reads, in one event loop.
+
+    A verifier must not wait: it uses ``push``, and where hidden states pile up, the oldest of them are left out (a source
+    does without). A drafter's server may wait: it uses ``put``, and so slows down whoever sends.
+
+    Attributes:
+        most_calls, most_feature_bytes: that wait at a time, where nobody says.
+        feature_bytes: of the hidden states that wait.
+        dropped: times that hidden states were left out.
+    """
+
+    most_calls = 4096
+    most_feature_bytes = 128 << 20
+
+    def __init__(self, most_calls: int | None = None, most_feature_bytes: int | None = None) -> None:
+        self._most_calls = most_calls or self.most_calls
+        self._most_feature_bytes = most_feature_bytes or self.most_feature_bytes
+        self._calls: OrderedDict[int, DraftingCall] = OrderedDict()
+        # Numbers of the calls that carry hidden states, and how many bytes.
+        self._carrying: OrderedDict[int, int] = OrderedDict()
+        self._next = 0
+        self._ended = False
+        self._came = asyncio.Event()
+        self._room = asyncio.Event()
+        self.feature_bytes = 0
+        self.dropped = 0
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def push(self, call: DraftingCall) -> bool:
+        """Add ``call`` now; False if there are too many calls already, and it is not added."""
+        if len(self._calls) >= self._most_calls:
+            return False
+        self._add(call)
+        while self.feature_bytes > self._most_feature_bytes:
+            self._drop_oldest_features()
+        return True
+
+    async def put(self, call: DraftingCall) -> None:
+        """Add ``call`` as soon as there is room."""
+        while len(self._calls) >= self._most_calls or self.feature_bytes >= self._most_feature_bytes:
+            self._room.clear()
+            await self._room.wait()
+        self._add(call)
+
+    def end(self) -> None:
+        """Nothing more will be added."""
+        self._ended = True
+        self._came.set()
+
+    def abandon(self) -> None:
+        """Nothing more will be added, and nobody shall answer what waits."""
+        self._calls.clear()
+        self._carrying.clear()
+        self.feature_bytes = 0
+        self.end()
+
+    async def get(self) -> DraftingCall | None:
+        """The next call; ``END`` after the last one."""
+        while not self._calls and not self._ended:
+            self._came.clear()
+            await self._came.wait()
+        return self.get_nowait()
+
+    def get_nowait(self) -> DraftingCall | None:
+        """The next call; ``END`` if there is none."""
+        if not self._calls:
+            return END
+        number, call = self._calls.popitem(last=False)
+        self.feature_bytes -= self._carrying.pop(number, 0)
+        self._room.set()
+        return call
+
+    def _add(self, call: DraftingCall) -> None:
+        self._calls[self._next] = call
+        if (features := features_of(call)) is not None:
+            self._carrying[self._next] = len(features.data)
+            self.feature_bytes += len(features.data)
+        self._next += 1
+        self._came.set()
+
+    def _drop_oldest_features(self) -> None:
+        number, size = self._carrying.popitem(last=False)
+        self.feature_bytes -= size
+        if not self.dropped:
+            log.warning("a drafter does not keep up: hidden states for it are left out")
+        self.dropped += 1
+        call = self._calls[number]
+        if isinstance(call, StepReport):
+            self._calls[number] = with_features(call, None)
+        else:
+            del self._calls[number]

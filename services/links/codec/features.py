@@ -1,0 +1,129 @@
+"""``Features`` <-> drafting.proto, and the one place that knows how much of them a message may carry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from outrider.internal.v1 import drafting_pb2
+from services.links.codec.trees import check_size
+from speculation import limits
+from speculation.errors import InvalidArgument
+from speculation.messages import DraftingCall, FeatureChunk, StepReport
+from speculation.types import Features
+
+NUMBER_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+
+
+def encode_features(features: Features) -> drafting_pb2.Features:
+    """Hidden states."""
+    return drafting_pb2.Features(
+        data=features.data,
+        rows=features.rows,
+        width=features.width,
+        dtype=features.dtype,
+        start=features.start,
+        layers=features.layers,
+    )
+
+
+def decode_features(wire: drafting_pb2.Features, data: bytes | None = None) -> Features:
+    """Hidden states that keep every limit.
+
+    Args:
+        data: the numbers, where they did not travel in the message: within one process nothing copies them.
+
+    Raises:
+        InvalidArgument: not as many bytes as numbers, or more rows, layers or numbers than are allowed.
+    """
+    if wire.dtype not in NUMBER_BYTES:
+        raise InvalidArgument("features.dtype", wire.dtype, f"one of {', '.join(NUMBER_BYTES)}")
+    if not wire.rows or not wire.width:
+        raise InvalidArgument("features", f"{wire.rows} x {wire.width}", "at least one row and one number")
+    if wire.width > limits.MAX_FEATURE_WIDTH:
+        raise InvalidArgument("features.width", wire.width, f"at most {limits.MAX_FEATURE_WIDTH}")
+    if wire.start + wire.rows > limits.MAX_SESSION_TOKENS:
+        end = f"rows of the positions to {wire.start + wire.rows}"
+        raise InvalidArgument("features.rows", end, f"at most to {limits.MAX_SESSION_TOKENS}")
+    check_size("features.layers", len(wire.layers), limits.MAX_LAYERS)
+    if wire.layers and wire.width % len(wire.layers):
+        raise InvalidArgument("features.width", wire.width, f"a multiple of the number of layers, {len(wire.layers)}")
+    if data is None:
+        data = wire.data
+        check_size("features.data", len(data), limits.MAX_FEATURE_BYTES)
+    expected = wire.rows * wire.width * NUMBER_BYTES[wire.dtype]
+    if len(data) != expected:
+        raise InvalidArgument("features.data", f"{len(data)} bytes", f"{expected}: {wire.rows} x {wire.width} numbers")
+    return Features(
+        data=data,
+        rows=wire.rows,
+        width=wire.width,
+        dtype=wire.dtype,
+        start=wire.start,
+        layers=tuple(wire.layers),
+    )
+
+
+def features_of(call: DraftingCall) -> Features | None:
+    """The hidden states that ``call`` carries, if any."""
+    match call:
+        case FeatureChunk():
+            return call.features
+        case StepReport(observation=observation) if observation is not None:
+            return observation.features
+        case _:
+            return None
+
+
+def with_features(step: StepReport, features: Features | None) -> StepReport:
+    """``step`` with other hidden states in place of its own."""
+    assert step.observation is not None
+    return replace(step, observation=replace(step.observation, features=features))
+
+
+def detach_data(call: DraftingCall) -> tuple[DraftingCall, bytes | None]:
+    """``call`` without the numbers of its hidden states, and those: what travels within one process apart."""
+    features = features_of(call)
+    match call:
+        case StepReport() if features is not None:
+            return with_features(call, replace(features, data=b"")), features.data
+        case FeatureChunk():
+            return replace(call, features=replace(call.features, data=b"")), call.features.data
+        case _:
+            return call, None
+
+
+def in_messages(call: DraftingCall) -> Iterator[DraftingCall]:
+    """``call`` as calls that each fit into a message.
+
+    Hidden states that are too many for one go ahead as chunks; a step's report comes last, with the last of them.
+    """
+    features = features_of(call)
+    large = features is not None and len(features.data) > limits.MAX_FEATURE_BYTES
+    if features is None or not large or not isinstance(call, StepReport | FeatureChunk):
+        yield call
+        return
+    # Of rows that fit into no message there are no pieces: a source does without.
+    pieces = split(features, limits.MAX_FEATURE_BYTES)
+    last = pieces.pop() if pieces and isinstance(call, StepReport) else None
+    for piece in pieces:
+        yield FeatureChunk(session_id=call.session_id, features=piece)
+    if isinstance(call, StepReport):
+        yield with_features(call, last)
+
+
+def split(features: Features, most_bytes: int) -> list[Features]:
+    """``features`` in pieces of whole rows, in order, each of at most ``most_bytes``; none where a row is larger."""
+    row = len(features.data) // features.rows
+    rows = most_bytes // row
+    if not rows:
+        return []
+    return [
+        replace(
+            features,
+            data=features.data[first * row : (first + rows) * row],
+            rows=min(rows, features.rows - first),
+            start=features.start + first,
+        )
+        for first in range(0, features.rows, rows)
+    ]

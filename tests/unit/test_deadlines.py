@@ -1,0 +1,98 @@
+"""A verifier that never answers hangs nobody who asks what it serves, whether it is well, or to forget."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import grpc.aio
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from services.client_api import ClientRequest, RequestedSampling
+from services.links.config import PublicServerConfig
+from services.links.grpc_verify import GrpcVerifierLink, serve_verifier
+from services.links.in_process import InProcessVerifierLink
+from services.links.public_server import serve_public
+from services.router.config import RouterConfig
+from services.router.service import RouterService
+from speculation import limits
+from speculation.errors import Unavailable
+from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.ports import VerifierPort
+
+
+class Hung:
+    """Implements ``VerifierPort``, and answers nothing."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+        await asyncio.Event().wait()
+        yield Progress(token_ids=())
+
+    async def describe(self) -> VerifierCard:
+        self.asked += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def forget(self, tenant: str) -> None:
+        await asyncio.Event().wait()
+
+
+@asynccontextmanager
+async def in_process(verifier: VerifierPort) -> AsyncIterator[VerifierPort]:
+    yield InProcessVerifierLink(verifier)
+
+
+@asynccontextmanager
+async def over_grpc(verifier: VerifierPort) -> AsyncIterator[VerifierPort]:
+    server, port = await serve_verifier(verifier, "127.0.0.1:0")
+    link = GrpcVerifierLink(f"127.0.0.1:{port}")
+    yield link
+    await link.close()
+    await server.stop(None)
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "DESCRIBE_S", 0.1)
+    monkeypatch.setattr(limits, "FORGET_S", 0.1)
+
+
+@pytest.mark.parametrize("connect", [in_process, over_grpc], ids=["in_process", "grpc"])
+async def test_a_router_says_that_its_verifier_does_not_answer(connect: object, tiny_model: Path) -> None:
+    verifier = Hung()
+    async with connect(verifier) as link, asyncio.timeout(10):  # type: ignore[operator]
+        router = RouterService(RouterConfig(model_path=str(tiny_model)), link)
+        assert not await router.ready()
+        with pytest.raises(Unavailable, match=r"the verifier has not answered for 0.1 s; try again"):
+            await router.models()
+        with pytest.raises(Unavailable, match="has not answered"):
+            await anext(router.generate(ClientRequest(input="x", sampling=RequestedSampling())))
+        assert verifier.asked == 3
+
+
+async def test_a_link_does_not_wait_for_ever_either() -> None:
+    async with over_grpc(Hung()) as link, asyncio.timeout(10):
+        for asking in (link.describe(), link.forget("one")):
+            with pytest.raises(Unavailable, match=r"the verifier has not answered for 0.1 s; try again"):
+                await asking
+
+
+async def test_health_goes_on_being_told(tiny_model: Path) -> None:
+    verifier = Hung()
+    router = RouterService(RouterConfig(model_path=str(tiny_model)), InProcessVerifierLink(verifier))
+    server = await serve_public(router, PublicServerConfig(port=0))
+    async with grpc.aio.insecure_channel(server.address) as channel, asyncio.timeout(20):
+        stub = health_pb2_grpc.HealthStub(channel)
+        status = None
+        while status != health_pb2.HealthCheckResponse.NOT_SERVING:
+            status = (await stub.Check(health_pb2.HealthCheckRequest())).status
+            await asyncio.sleep(0.02)
+        while verifier.asked < 2:
+            await asyncio.sleep(0.02)
+    await server.stop(0)
