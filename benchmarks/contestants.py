@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.child_process import WorkerProcess
-from benchmarks.records import ContestantFailed, LoadPoint, Outcome, TimedAnswer
+from benchmarks.records import ContestantFailed, LoadOutcome, LoadPoint, TimedAnswer
 from speculation.errors import ConfigurationError
 from speculation.sources import STRATEGIES
 
@@ -101,14 +101,14 @@ class WorkerContestant:
     engine: WorkerProcess
     most_at_once: int | None = None
 
-    def run(self, load: LoadPoint) -> Outcome:
+    def run(self, load: LoadPoint) -> LoadOutcome:
         """See ``Contestant``."""
         count = len(load.requests)
         reply = self.engine.order({"do": "run", "contestant": self.name, "load": order_of(load)}, count)
         answers = tuple(answer_of(entry) for entry in reply["answers"])
         if len(answers) != count or any(not answer.tokens for answer in answers):
             raise ContestantFailed("it left requests unanswered")
-        return Outcome(answers=answers, wall_s=reply["wall_s"], loop=reply.get("loop", {}))
+        return LoadOutcome(answers=answers, wall_s=reply["wall_s"], loop=reply.get("loop", {}))
 
 
 def order_of(load: LoadPoint) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from benchmarks.measure import Measurements, Schedule, measure
 from benchmarks.measures import answers_of, by_repeat, latencies, percentile, ratio, speed
 from benchmarks.peers.peer_outrider import Peer
 from benchmarks.prompts import BUILTIN, read_prompts
-from benchmarks.records import Cell, LoadPoint, Outcome, Request
+from benchmarks.records import Cell, LoadOutcome, LoadPoint, Request
 from cluster import build
 from cluster.config import Settings, load
 from cluster.models import ResolvedModel, resolve
@@ -52,10 +52,10 @@ class Direct:
     peer: Peer
     most_at_once: int | None = None
 
-    def run(self, load: LoadPoint) -> Outcome:
+    def run(self, load: LoadPoint) -> LoadOutcome:
         """See ``Contestant``."""
         reply = self.peer.run(self.name, order_of(load))
-        return Outcome(answers=tuple(map(answer_of, reply["answers"])), wall_s=reply["wall_s"], loop=reply["loop"])
+        return LoadOutcome(answers=tuple(map(answer_of, reply["answers"])), wall_s=reply["wall_s"], loop=reply["loop"])
 
 
 def users(settings: Settings, model: ResolvedModel, arguments: argparse.Namespace) -> list[dict[str, Any]]:

@@ -60,7 +60,7 @@ class LoadPoint:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Outcome:
+class LoadOutcome:
     """A contestant's answers to a load, in the order of its requests, and the seconds that all of them took.
 
     ``loop`` is what our own decoding loop counted meanwhile (``services.verifier.engine.stats.LoopStats``); empty for peers.
@@ -79,7 +79,7 @@ class Cell:
     task: str
     concurrency: int
     repeat: int
-    outcome: Outcome
+    outcome: LoadOutcome
 
 
 class ContestantFailed(OutriderError):
@@ -99,7 +99,7 @@ class Contestant(Protocol):
         """Highest concurrency that it supports; None: any."""
         ...
 
-    def run(self, load: LoadPoint) -> Outcome:
+    def run(self, load: LoadPoint) -> LoadOutcome:
         """Answer all requests.
 
         Raises:

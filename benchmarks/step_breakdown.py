@@ -1,22 +1,26 @@
 """Where the time of one decoding step goes, in one process and over gRPC + Ray.
 
-    python -m benchmarks.step_breakdown [--tokens 96] [--repeats 3]
+    python -m benchmarks.step_breakdown [--tokens 96] [--repeats 3] [--together 1 16] [--only in_process]
 
-Every number is milliseconds per step, the mean over all steps of a strategy. `forward` is the target's pass; all else is
-what we add to it. `to the client` is what a step takes as the client sees it, less what the loop accounts for: event loop,
-links, router, detokenising, and on Ray the Serve call and the public server. The repeats take turns between the strategies;
-the table shows medians.
+Every number is milliseconds per step, the mean over all steps of a strategy, greedy or sampled (temperature 0.8, top-p 0.9,
+all penalties), with one request at a time or several. `forward` is the target's pass, without its choices; all else is what
+we add to it. `to the client` is what a step takes as the client sees it, less what the loop accounts for: event loop,
+links, router, detokenising, and on Ray the Serve call and the public server. The repeats take turns between the cases;
+the tables show medians.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -27,29 +31,62 @@ from cluster.config import Settings, load
 from cluster.models import resolve
 
 STRATEGIES = ("autoregressive", "prompt_lookup")
+SAMPLINGS: dict[str, dict[str, float]] = {
+    "greedy": {"temperature": 0},
+    "sampled": {
+        "temperature": 0.8, "top_p": 0.9, "repetition_penalty": 1.1, "presence_penalty": 0.2, "frequency_penalty": 0.2
+    },
+}  # fmt: skip
 PROMPTS = (
     "Repeat this list three times: apples, pears, plums, cherries, grapes.",
     "Write a Python class Point with fields x and y, and methods __add__, __sub__ and __eq__.",
     "Explain in three sentences why the sky is blue.",
 )
-PARTS = ("draft_wait", "schedule", "begin", "forward", "choose", "keep", "thread hop", "deliver", "stream", "to the client")
+PARTS = ("draft_wait", "schedule", "begin", "forward", "choose", "keep", "thread hop", "deliver", "to the client")
 Row = dict[str, float]
 # Gives seconds per part, and steps, since start.
 Probe = Callable[[], tuple[Row, int]]
 
 
-def measure(client: outrider.Client, probe: Probe, strategy: str, tokens: int) -> Row:
-    """Milliseconds per step of one strategy over all prompts."""
+@dataclass(frozen=True)
+class Case:
+    """What is measured: requests of one kind, ``together`` at a time."""
+
+    strategy: str
+    sampling: str
+    together: int
+
+    @property
+    def name(self) -> str:
+        """As results name it."""
+        return f"{self.strategy} {self.sampling} x{self.together}"
+
+
+def cases(together: Sequence[int]) -> list[Case]:
+    """All kinds of requests, side by side for every number of them."""
+    return [Case(*kind) for kind in itertools.product(STRATEGIES, SAMPLINGS, together)]
+
+
+def measure(client: outrider.Client, probe: Probe, case: Case, tokens: int) -> Row:
+    """Milliseconds per step of one case over all prompts."""
+
+    def ask(request: int) -> None:
+        client.generate(
+            messages=[{"role": "user", "content": PROMPTS[request % len(PROMPTS)]}],
+            strategy=case.strategy,
+            max_tokens=tokens,
+            seed=request,
+            ignore_eos=True,
+            ignore_generation_config=True,
+            **SAMPLINGS[case.sampling],  # type: ignore[arg-type]
+        )
+
     before, steps_before = probe()
     start = time.perf_counter()
-    for prompt in PROMPTS:
-        client.generate(
-            messages=[{"role": "user", "content": prompt}],
-            strategy=strategy,
-            temperature=0,
-            max_tokens=tokens,
-            ignore_generation_config=True,
-        )
+    with ThreadPoolExecutor(case.together) as clients:
+        # As many as keep all of them busy to the end.
+        for _ in clients.map(ask, range(max(len(PROMPTS), case.together))):
+            pass
     seen = time.perf_counter() - start
     after, steps_after = probe()
     steps = steps_after - steps_before
@@ -60,15 +97,15 @@ def measure(client: outrider.Client, probe: Probe, strategy: str, tokens: int) -
 
 
 def run(client: outrider.Client, probe: Probe, arguments: argparse.Namespace) -> dict[str, Row]:
-    """Medians for every strategy."""
-    measure(client, probe, STRATEGIES[0], 8)
-    rows: dict[str, list[Row]] = {strategy: [] for strategy in STRATEGIES}
+    """Medians for every case."""
+    every = cases(arguments.together)
+    measure(client, probe, every[0], 8)
+    rows: dict[str, list[Row]] = {case.name: [] for case in every}
     for _ in range(arguments.repeats):
-        for strategy in STRATEGIES:
-            rows[strategy].append(measure(client, probe, strategy, arguments.tokens))
+        for case in every:
+            rows[case.name].append(measure(client, probe, case, arguments.tokens))
     return {
-        strategy: {part: statistics.median(row[part] for row in several) for part in PARTS}
-        for strategy, several in rows.items()
+        name: {part: statistics.median(row[part] for row in several) for part in PARTS} for name, several in rows.items()
     }
 
 
@@ -122,20 +159,19 @@ def on_ray(settings: Settings, arguments: argparse.Namespace) -> dict[str, Row]:
 TOPOLOGIES = {"in_process": in_process, "ray": on_ray}
 
 
-def show(results: dict[str, dict[str, Row]]) -> None:
-    """A table."""
-    table = Table(title="milliseconds per step, medians", title_justify="left")
-    table.add_column("part")
-    columns = [(topology, strategy) for topology in results for strategy in STRATEGIES]
-    for topology, strategy in columns:
-        table.add_column(f"{topology}\n{strategy}", justify="right", no_wrap=True)
-    for part in PARTS:
-        table.add_row(part, *(f"{results[topology][strategy][part]:.2f}" for topology, strategy in columns))
-    others = [part for part in PARTS if part != "forward"]
-    overhead = [sum(results[topology][strategy][part] for part in others) for topology, strategy in columns]
-    table.add_section()
-    table.add_row("all but forward", *(f"{value:.2f}" for value in overhead))
-    Console().print(table)
+def show(results: dict[str, dict[str, Row]], together: Sequence[int]) -> None:
+    """A table for every topology and number of requests."""
+    for topology, number in itertools.product(results, together):
+        table = Table(title=f"milliseconds per step, medians: {topology}, {number} at a time", title_justify="left")
+        table.add_column("part")
+        rows = [results[topology][case.name] for case in cases([number])]
+        for case in cases([number]):
+            table.add_column(f"{case.strategy}\n{case.sampling}", justify="right", no_wrap=True)
+        for part in PARTS:
+            table.add_row(part, *(f"{row[part]:.2f}" for row in rows))
+        table.add_section()
+        table.add_row("all but forward", *(f"{sum(row.values()) - row['forward']:.2f}" for row in rows))
+        Console().print(table)
 
 
 def main() -> None:
@@ -143,19 +179,22 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tokens", type=int, default=96, help="tokens per answer")
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--only", choices=TOPOLOGIES, help="one topology, as JSON")
+    parser.add_argument("--together", type=int, nargs="+", default=[1, 16], help="requests at a time")
+    parser.add_argument("--only", choices=TOPOLOGIES, help="one topology")
+    parser.add_argument("--json", action="store_true", help="of one topology, and as JSON")
     arguments = parser.parse_args()
-    if arguments.only:
+    if arguments.json:
         settings = load(flags=["server.port=0"])
         print(json.dumps(TOPOLOGIES[arguments.only](settings, arguments)))
         return
     results = {}
-    for topology in TOPOLOGIES:
-        command = [sys.executable, "-m", "benchmarks.step_breakdown", "--only", topology]
+    for topology in [arguments.only] if arguments.only else TOPOLOGIES:
+        command = [sys.executable, "-m", "benchmarks.step_breakdown", "--only", topology, "--json"]
         options = ["--tokens", str(arguments.tokens), "--repeats", str(arguments.repeats)]
+        options += ["--together", *map(str, arguments.together)]
         done = subprocess.run([*command, *options], check=True, text=True, stdout=subprocess.PIPE)
         results[topology] = json.loads(done.stdout.splitlines()[-1])
-    show(results)
+    show(results, arguments.together)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,9 @@ from services.router.strategies import StrategyConfig, check_default
 from services.settings import filled
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
+from services.verifier.engine.origins import Origin
 from speculation.errors import ConfigurationError
+from speculation.ports import DraftLink
 
 if TYPE_CHECKING:
     from services.drafter.service import DrafterService
@@ -69,8 +71,9 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
         retrieval = RetrievalService(retrieval_config(settings, model))
     link = None if retrieval is None else InProcessRetrievalLink(retrieval)
     drafter = DrafterService(drafter_config(settings), link)
-    drafts = InProcessDraftLink(drafter, settings.drafter.session_silence_s)
-    verifier = VerifierService(verifier_config(settings, model), drafts, launch_child)
+    link_to_drafter = InProcessDraftLink(drafter, settings.drafter.session_silence_s)
+    origins = [origin(settings, link_to_drafter)]
+    verifier = VerifierService(verifier_config(settings, model), origins, launch_child)
     try:
         router = RouterService(routing, InProcessVerifierLink(verifier))
         if retrieval is not None:
@@ -82,6 +85,11 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
         await drafter.stop()
         if retrieval is not None:
             await retrieval.stop()
+
+
+def origin(settings: Settings, link: DraftLink) -> Origin:
+    """The drafter at the other end of ``link``, as the verifier sees it."""
+    return Origin(name="the drafter", link=link, trusted=settings.verifier.trust_drafters)
 
 
 def drafter_config(settings: Settings) -> DrafterConfig:
@@ -221,6 +229,8 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
             max_waiting=verifier.max_waiting,
             max_batched_tokens=verifier.max_batched_tokens,
             draft_deadline_s=verifier.draft_deadline_s,
+            pass_deadline_s=verifier.pass_deadline_s,
+            kept_feature_bytes=verifier.kept_feature_bytes,
         ),
         max_nodes=verifier.max_nodes,
         budget=verifier.budget,

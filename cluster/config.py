@@ -108,7 +108,22 @@ class VerifierSettings(Placed):
     max_num_seqs: int = Field(_LOOP.max_num_seqs, ge=1)
     max_waiting: int = Field(_LOOP.max_waiting, ge=0)
     max_batched_tokens: int = Field(_LOOP.max_batched_tokens, ge=1)
-    draft_deadline_s: float = Field(_LOOP.draft_deadline_s, ge=0, le=10)
+    draft_deadline_s: float = Field(
+        _LOOP.draft_deadline_s, ge=0, le=10, description="longest that a step waits for drafts, where that pays at all"
+    )
+    pass_deadline_s: float = Field(
+        _LOOP.pass_deadline_s, gt=0, description="seconds after which a pass that is far longer than others hangs"
+    )
+    kept_feature_bytes: int = Field(
+        _LOOP.kept_feature_bytes,
+        ge=0,
+        description="hidden states kept for drafters that join late, of all requests together",
+    )
+    trust_drafters: bool = Field(
+        True,
+        description="believe drafters what they say they drew their drafts from, as `acceptance: rejection` needs; false: "
+        "refuse that rule",
+    )
     max_nodes: int = Field(64, ge=0, le=128, description="most drafted tokens of one request that a step may check")
     budget: Literal["measured", "fixed"] = Field(
         "measured", description="measured: check what pays at the present load; fixed: all that was drafted"

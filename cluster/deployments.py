@@ -143,7 +143,7 @@ class VerifierDeployment(_Process):
                 from cluster.stage_actors import launcher_in
 
                 launch = launcher_in(get_current_placement_group(), num_cpus=own.num_cpus, num_gpus=own.num_gpus)
-            self._verifier = VerifierService(config, link, launch)
+            self._verifier = VerifierService(config, [build.origin(settings, link)], launch)
             await self._verifier.start()
 
     async def generate(self, request: bytes) -> AsyncGenerator[bytes, None]:

@@ -11,8 +11,9 @@ import enum
 import numpy as np
 from numpy.typing import NDArray
 
-_M0, _M1 = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
-_W0, _W1 = 0x9E3779B9, 0xBB67AE85
+_MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
+# What the key's two words grow by from round to round.
+_GROWTH = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
 _MASK32 = 0xFFFFFFFF
@@ -27,23 +28,25 @@ class NoiseStream(enum.IntEnum):
     DRAFT = 3
 
 
-def philox4x32(counters: NDArray[np.uint64], seed: int) -> NDArray[np.uint64]:
+def philox4x32(counters: NDArray[np.uint64], seed: int | NDArray[np.uint64]) -> NDArray[np.uint64]:
     """Ten Philox rounds.
 
     Args:
         counters: [4, n], each below 2^32.
-        seed: 64 bits, the key.
+        seed: 64 bits, the key: one for all, or [n].
 
     Returns:
         [4, n], each below 2^32.
     """
-    c0, c1, c2, c3 = counters
-    k0, k1 = seed & _MASK32, (seed >> 32) & _MASK32
+    seeds = np.atleast_1d(np.asarray(seed, dtype=np.uint64))
+    key = np.stack([seeds & _LOW, seeds >> _SHIFT])
+    even, odd = counters[0::2], counters[1::2]
     for _ in range(10):
-        p0, p1 = c0 * _M0, c2 * _M1
-        c0, c1, c2, c3 = (p1 >> _SHIFT) ^ c1 ^ np.uint64(k0), p1 & _LOW, (p0 >> _SHIFT) ^ c3 ^ np.uint64(k1), p0 & _LOW
-        k0, k1 = (k0 + _W0) & _MASK32, (k1 + _W1) & _MASK32
-    return np.stack([c0, c1, c2, c3])
+        products = even * _MULTIPLIERS
+        even = (products >> _SHIFT)[::-1] ^ odd ^ key
+        odd = (products & _LOW)[::-1]
+        key = (key + _GROWTH) & _LOW
+    return np.stack([even[0], odd[0], even[1], odd[1]])
 
 
 def uniforms(seed: int, stream: NoiseStream, position: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -68,12 +71,35 @@ def uniforms(seed: int, stream: NoiseStream, position: int, indices: NDArray[np.
     counters[2] = np.uint64(position & _MASK32)
     counters[3] = np.uint64(position >> 32)
     columns = wanted - first if dense else np.arange(len(indices))
-    words = philox4x32(counters, seed)[indices & 3, columns]
-    result: NDArray[np.float64] = (words.astype(np.float64) + 0.5) / 2.0**32
-    return result
+    return _between_0_and_1(philox4x32(counters, seed)[indices & 3, columns])
 
 
 def gumbel(seed: int, stream: NoiseStream, position: int, indices: NDArray[np.int64]) -> NDArray[np.float64]:
     """Standard Gumbel noise, -log(-log U), at each index; see ``uniforms``."""
-    noise: NDArray[np.float64] = -np.log(-np.log(uniforms(seed, stream, position, indices)))
+    return _gumbel_of(uniforms(seed, stream, position, indices))
+
+
+def gumbels(
+    seeds: NDArray[np.uint64], stream: NoiseStream, positions: NDArray[np.int64], indices: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """``gumbel`` for several requests at once, the very same numbers.
+
+    Args:
+        seeds, positions, indices: [n] each; entry i makes number i.
+    """
+    counters = np.zeros((4, len(indices)), dtype=np.uint64)
+    counters[0] = indices >> 2
+    counters[1] = int(stream)
+    counters[2] = positions & _MASK32
+    counters[3] = positions >> 32
+    return _gumbel_of(_between_0_and_1(philox4x32(counters, seeds)[indices & 3, np.arange(len(indices))]))
+
+
+def _between_0_and_1(words: NDArray[np.uint64]) -> NDArray[np.float64]:
+    numbers: NDArray[np.float64] = (words.astype(np.float64) + 0.5) / 2.0**32
+    return numbers
+
+
+def _gumbel_of(uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+    noise: NDArray[np.float64] = -np.log(-np.log(uniform))
     return noise

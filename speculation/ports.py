@@ -12,14 +12,13 @@ Implementations live in ``services`` (the components), ``services/links`` (in-pr
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    import torch
-
-    from speculation.choose import LogitsPipeline
+    import numpy as np
+    from numpy.typing import NDArray
 
 from speculation.messages import (
     CloseSession,
@@ -37,7 +36,7 @@ from speculation.messages import (
     StepReport,
     VerifierCard,
 )
-from speculation.types import Features, SamplingParams
+from speculation.types import Features, SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,7 +47,9 @@ class Rows:
         context: tokens whose keys and values the target already holds.
         tokens: the chain's tokens, then the nodes'.
         parents: one entry per node; -1 is the chain's last token.
-        logits: how many of the last rows need logits.
+        logits: how many of the last rows the target chooses after: none, or the chain's last one and all nodes.
+        top_k: how many of the likeliest ids after each of these rows are wanted.
+        distributions: whether distributions are wanted after these rows, in place of choices.
         layers: whose hidden states ``Target.features`` will be asked for, of any of these rows; as in ``Features``.
     """
 
@@ -57,12 +58,47 @@ class Rows:
     tokens: tuple[int, ...]
     parents: tuple[int, ...] = ()
     logits: int
+    top_k: int = 0
+    distributions: bool = False
     layers: tuple[int, ...] = ()
 
     @property
     def chain(self) -> int:
         """Length of the chain."""
         return len(self.tokens) - len(self.parents)
+
+
+NOT_CHOSEN = -1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Sampling:
+    """How a request's tokens are chosen; ``prompt_length`` says where its answer begins."""
+
+    params: SamplingParams
+    prompt_length: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Outcome:
+    """What a pass brought for one request. Row 0 is the chain's last one, row i + 1 the tree's node i.
+
+    Attributes:
+        choices: the target's own token after each row; ``NOT_CHOSEN`` where its choices before lead elsewhere, where
+            ``error`` says why there is none, and for all rows of a request that wants distributions.
+        top_ids: the likeliest ids after each row, as many as were asked for, likeliest first.
+        logprobs: log-probabilities of a token after a row, where the request's parameters ask for them.
+        distribution: p after a row, [vocabulary], float64, with sum 1, where it was asked for.
+        error: why a row that the choices lead to has none.
+
+    Both functions may be called until the request's rows are kept.
+    """
+
+    choices: tuple[int, ...] = ()
+    top_ids: tuple[tuple[int, ...], ...] = ()
+    logprobs: Callable[[int, int], TokenLogprobs] | None = None
+    distribution: Callable[[int], NDArray[np.float64]] | None = None
+    error: Exception | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,10 +137,17 @@ class Target(Protocol):
         """The model's own end-of-text tokens."""
         ...
 
-    def open(self, session_id: str, rows: int, prefix: Prefix | None = None, *, spare: int = 0) -> bool:
+    @property
+    def choosing_s(self) -> float:
+        """Seconds of the last ``finish`` that went into choosing."""
+        ...
+
+    def open(
+        self, session_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
+    ) -> bool:
         """Make room for ``rows`` rows; False if there is none now, or not with ``spare`` rows left over for others.
 
-        Without a prefix nothing is shared.
+        Without a prefix nothing is shared. Without ``sampling`` the likeliest token is chosen.
         """
         ...
 
@@ -120,8 +163,8 @@ class Target(Protocol):
         """Start a pass. A session has its rows in one pass at a time."""
         ...
 
-    def finish(self) -> list[torch.Tensor]:
-        """End the oldest pass. Returns for each entry its logits, [``logits``, vocabulary], float32, on the CPU.
+    def finish(self) -> list[Outcome]:
+        """End the oldest pass. Returns what it brought for each entry.
 
         Raises:
             TargetLost: nothing can be done before ``recover``.
@@ -162,10 +205,6 @@ class Target(Protocol):
 
     def shutdown(self) -> None:
         """Let go of everything beyond this process."""
-        ...
-
-    def pipeline(self, params: SamplingParams, prompt_length: int) -> LogitsPipeline | None:
-        """How ``params`` change logits; None if they do not."""
         ...
 
 

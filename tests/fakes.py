@@ -15,12 +15,11 @@ from contextlib import asynccontextmanager
 import numpy as np
 import torch
 
-from services.verifier.choosing.processors import build_pipeline
+from services.verifier.choosing.chooser import Chooser
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
-from speculation.acceptance import stop_token_ids
-from speculation.budget import FixedBudget
-from speculation.choose import LogitsPipeline
+from services.verifier.engine.origins import Origin
+from speculation.budget import Budget, FixedBudget
 from speculation.errors import TargetLost, Unavailable
 from speculation.messages import (
     CloseSession,
@@ -37,7 +36,7 @@ from speculation.messages import (
     Retrieved,
     StepReport,
 )
-from speculation.ports import DraftLink, Prefix, Rows
+from speculation.ports import DraftLink, Outcome, Prefix, Rows, Sampling
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.types import Features, Plan, SamplingParams, TokenTree
 
@@ -75,12 +74,17 @@ class ToyTarget:
         self.threads: set[str] = set()
         self.forgotten: list[str] = []
         self._last: dict[str, Rows] = {}
+        self._chooser = Chooser(self.eos_token_ids)
+        self.choosing_s = 0.0
 
-    def open(self, session_id: str, rows: int, prefix: Prefix | None = None, *, spare: int = 0) -> bool:
+    def open(
+        self, session_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
+    ) -> bool:
         if len(self.kept) >= self.rooms or not self._fits(session_id, rows + spare):
             return False
         self.kept[session_id] = []
         self.granted[session_id] = rows
+        self._chooser.open(session_id, sampling)
         return True
 
     def computed(self, session_id: str) -> int:
@@ -100,6 +104,7 @@ class ToyTarget:
         assert not any(rows.session_id == session_id for batch in self.under_way for rows in batch), "closed in mid-pass"
         self._last.pop(session_id, None)
         self.granted.pop(session_id, None)
+        self._chooser.close(session_id)
 
     def begin(self, batch: Sequence[Rows]) -> None:
         self.threads.add(threading.current_thread().name)
@@ -109,7 +114,7 @@ class ToyTarget:
         self.under_way.append(batch)
         self.most_under_way = max(self.most_under_way, len(self.under_way))
 
-    def finish(self) -> list[torch.Tensor]:
+    def finish(self) -> list[Outcome]:
         batch = self.under_way.popleft()
         self.threads.add(threading.current_thread().name)
         time.sleep(self.delay_s)
@@ -119,7 +124,7 @@ class ToyTarget:
         if self.lose_next:
             self.lose_next = False
             raise TargetLost("planted loss")
-        return [self._forward(rows) for rows in batch]
+        return self._chooser.outcomes(batch, torch.cat([self._forward(rows) for rows in batch]))
 
     def _forward(self, rows: Rows) -> torch.Tensor:
         context = self.kept[rows.session_id]
@@ -146,25 +151,26 @@ class ToyTarget:
         """Two numbers a row: the token at the row, and how many rows the pass had."""
         tokens = self._last[session_id].tokens
         data = struct.pack(f"<{2 * len(rows)}e", *(number for row in rows for number in (tokens[row], len(tokens))))
-        return Features(data=data, rows=len(rows), width=2, dtype="float16")
+        start = self._last[session_id].context + rows[0]
+        return Features(data=data, rows=len(rows), width=2, dtype="float16", start=start)
 
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
         self.threads.add(threading.current_thread().name)
         tokens = self._last[session_id].tokens
-        self.kept[session_id] = self.kept[session_id][:context] + [tokens[row] for row in rows]
+        kept = [tokens[row] for row in rows]
+        self.kept[session_id] = self.kept[session_id][:context] + kept
+        self._chooser.commit(session_id, context, kept)
 
     def recover(self) -> None:
         self.kept.clear()
         self.granted.clear()
         self.under_way.clear()
         self._last.clear()
+        self._chooser.clear()
         self.recovered += 1
 
     def shutdown(self) -> None:
         pass
-
-    def pipeline(self, params: SamplingParams, prompt_length: int) -> LogitsPipeline | None:
-        return build_pipeline(params, prompt_length=prompt_length, stop_ids=stop_token_ids(params, self.eos_token_ids))
 
 
 class RandomRetriever:
@@ -195,10 +201,12 @@ class RandomDrafter:
         self.vocab = vocab
         self.mood = mood
         self.sessions: dict[str, list[int]] = {}
+        self.sources: dict[str, str] = {}
         self.forgotten: list[str] = []
 
     async def open(self, message: OpenSession) -> Draft | DraftFailure:
         self.sessions[message.session_id] = list(message.tokens)
+        self.sources[message.session_id] = message.sources[0]
         return await self._draft(message.session_id, message.max_nodes)
 
     async def step(self, message: StepReport) -> Draft | DraftFailure:
@@ -222,7 +230,8 @@ class RandomDrafter:
 
     async def _draft(self, session_id: str, max_nodes: int) -> Draft | DraftFailure:
         tokens = self.sessions[session_id]
-        length, tree = len(tokens), random_tree(self.random, max_nodes, self.vocab)
+        name = self.sources[session_id]
+        length, tree = len(tokens), random_tree(self.random, max_nodes, self.vocab, name)
         match self.mood:
             case "failing":
                 raise RuntimeError("planted failure")
@@ -236,7 +245,7 @@ class RandomDrafter:
                 broken = (self.vocab + 5,) * max(len(tree), 1)
                 tree = TokenTree(tokens=broken, parents=(7,) * len(broken), sources=("x",) * len(broken))
             case "good":
-                tree = right_tree(tokens, max_nodes)
+                tree = right_tree(tokens, max_nodes, name)
         return Draft(session_id=session_id, base_length=length, base_hash=extend_hash(EMPTY_HASH, tokens), tree=tree)
 
 
@@ -251,12 +260,12 @@ def random_tree(source: random.Random, max_nodes: int, vocab: int, name: str = "
     )
 
 
-def right_tree(tokens: Sequence[int], depth: int) -> TokenTree:
+def right_tree(tokens: Sequence[int], depth: int, name: str = "right") -> TokenTree:
     """The chain that the toy model would say greedily."""
     path: list[int] = []
     for _ in range(depth):
         path.append(int(toy_logits([*tokens, *path]).argmax()))
-    return TokenTree(tokens=tuple(path), parents=tuple(range(-1, depth - 1)), sources=("right",) * depth)
+    return TokenTree(tokens=tuple(path), parents=tuple(range(-1, depth - 1)), sources=(name,) * depth)
 
 
 def request(name: str, prompt: Sequence[int], plan: Plan | None = None, **sampling: object) -> GenerationRequest:
@@ -273,13 +282,25 @@ def request(name: str, prompt: Sequence[int], plan: Plan | None = None, **sampli
 PLAIN = Plan(strategy="autoregressive")
 
 
+def origin(
+    link: DraftLink, name: str = "the drafter", *, trusted: bool = True, sources: Sequence[str] | None = None
+) -> Origin:
+    """Where drafts come from."""
+    return Origin(name=name, link=link, trusted=trusted, sources=None if sources is None else frozenset(sources))
+
+
 @asynccontextmanager
-async def decoding(target: ToyTarget, link: DraftLink, **config: object) -> AsyncIterator[DecodingLoop]:
+async def decoding(
+    target: ToyTarget, *links: DraftLink | Origin, budget: Budget | None = None, **config: object
+) -> AsyncIterator[DecodingLoop]:
     """A running loop."""
     loop = DecodingLoop(
         target,
-        link,
-        FixedBudget(max_nodes=6),
+        [
+            link if isinstance(link, Origin) else origin(link, "the drafter" if number == 1 else f"drafter {number}")
+            for number, link in enumerate(links, 1)
+        ],
+        budget or FixedBudget(max_nodes=6),
         LoopConfig(**config),  # type: ignore[arg-type]
         ThreadPoolExecutor(max_workers=1),
     )

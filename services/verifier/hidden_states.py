@@ -31,8 +31,10 @@ class HiddenStates:
         head: the output layer, where it is in this stage.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: range, total: int, head: nn.Module | None) -> None:
-        self._name, self._device = type(model).__name__, model.device
+    def __init__(
+        self, model: PreTrainedModel, layers: range, total: int, head: nn.Module | None, device: torch.device
+    ) -> None:
+        self._name, self._device = type(model).__name__, device
         self._layers = layers
         self._total = total
         self._head = head

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from services.generation_config import read_generation_config
 from services.model_folder import reading
 from services.verifier.arithmetic.kernels import Choice
 from services.verifier.arithmetic.parameters import inexact
-from services.verifier.choosing.processors import build_pipeline
+from services.verifier.choosing.chooser import Chooser
 from services.verifier.config import TargetConfig
 from services.verifier.exactness import is_exact
 from services.verifier.guard import check_slice
@@ -22,11 +23,9 @@ from services.verifier.kv_cache.tiles import TileAllocator
 from services.verifier.loading.load_model import check_files, check_memory, read_config, split_layers
 from services.verifier.model_slice import ModelSlice
 from services.verifier.stages.upstream import Launch, earlier_stages
-from speculation.acceptance import stop_token_ids
-from speculation.choose import LogitsPipeline
 from speculation.errors import ConfigurationError
-from speculation.ports import Prefix, Rows
-from speculation.types import Features, SamplingParams
+from speculation.ports import Outcome, Prefix, Rows, Sampling
+from speculation.types import Features
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +62,8 @@ class TransformersTarget:
             log.warning("%s", note)
         self.eos_token_ids = self.generation.eos_token_ids
         self.depth = config.stages
+        self.choosing_s = 0.0
+        self._chooser = Chooser(self.eos_token_ids, self.generation.processors)
         self._config = config
         self._launch = launch
         self._under_way: deque[Sequence[Rows]] = deque()
@@ -108,7 +109,9 @@ class TransformersTarget:
         """The last stage's key-value pool; the others' hold the same requests."""
         return self._part.pool
 
-    def open(self, session_id: str, rows: int, prefix: Prefix | None = None, *, spare: int = 0) -> bool:
+    def open(
+        self, session_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
+    ) -> bool:
         """See ``Target``."""
         given = Prefix(tokens=()) if prefix is None else prefix
         tenant = None if prefix is None or not self._config.enable_prefix_caching else prefix.tenant
@@ -120,6 +123,7 @@ class TransformersTarget:
         self._earlier.open(session_id, shared, tiles)
         if tenant is not None:
             self._tokens[session_id] = list(given.tokens[: shared * TILE])
+        self._chooser.open(session_id, sampling, given.tokens)
         return True
 
     def grow(self, session_id: str, rows: int) -> bool:
@@ -140,6 +144,7 @@ class TransformersTarget:
         self.pool.forget(session_id)
         self._tokens.pop(session_id, None)
         self._rows.pop(session_id, None)
+        self._chooser.close(session_id)
         self._earlier.close(session_id)
 
     def forget(self, tenant: str) -> None:
@@ -151,9 +156,13 @@ class TransformersTarget:
         self.pool.move(session_id, [context + row for row in rows], context)
         self._earlier.keep(session_id, context, rows)
         tokens = self._tokens.get(session_id)
+        if tokens is None and not self._chooser.follows(session_id):
+            return
+        computed = self._rows[session_id].tokens
+        kept = [computed[row] for row in rows]
+        self._chooser.commit(session_id, context, kept)
         if tokens is not None:
-            computed = self._rows[session_id].tokens
-            tokens += [computed[row] for row in rows]
+            tokens += kept
             self.tiles.seal(session_id, tokens)
 
     def begin(self, batch: Sequence[Rows]) -> None:
@@ -162,10 +171,15 @@ class TransformersTarget:
         self._under_way.append(batch)
         self._rows.update((rows.session_id, rows) for rows in batch)
 
-    def finish(self) -> list[torch.Tensor]:
+    def finish(self) -> list[Outcome]:
         """See ``Target``."""
         batch = self._under_way[0]
-        return list(torch.split(self.end_pass().cpu(), [rows.logits for rows in batch]))
+        logits = self.end_pass()
+        start = time.perf_counter()
+        try:
+            return self._chooser.outcomes(batch, logits)
+        finally:
+            self.choosing_s = time.perf_counter() - start
 
     def end_pass(self) -> torch.Tensor:
         """The oldest pass's logits, on the last stage's device: [rows chosen after, vocabulary], float32."""
@@ -181,9 +195,9 @@ class TransformersTarget:
         return self._part.hidden_states.features(self._rows[session_id], rows)
 
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
-        """``begin`` and ``finish``."""
+        """``begin``, and the logits themselves: for each entry [``logits``, vocabulary], float32, on the CPU."""
         self.begin(batch)
-        return self.finish()
+        return list(torch.split(self.end_pass().cpu(), [rows.logits for rows in batch]))
 
     def recover(self) -> None:
         """See ``Target``."""
@@ -191,16 +205,12 @@ class TransformersTarget:
         self._under_way.clear()
         self._tokens.clear()
         self._rows.clear()
+        self._chooser.clear()
         self._build(self._part)
 
     def shutdown(self) -> None:
         """See ``Target``."""
         self._earlier.stop()
-
-    def pipeline(self, params: SamplingParams, prompt_length: int) -> LogitsPipeline | None:
-        """See ``Target``."""
-        stop_ids = stop_token_ids(params, self.eos_token_ids)
-        return build_pipeline(params, prompt_length=prompt_length, stop_ids=stop_ids, model=self.generation.processors)
 
 
 def _check_device(config: TargetConfig) -> None:

@@ -265,15 +265,15 @@ def test_layers_of_every_stage(tmp_path: Path, stages: int) -> None:
         for name in ("a", "b"):
             assert target.open(name, 60)
         target.begin([chunk("b", 0, text[:10]), chunk("a", 0, text[:20], ASKED)])
-        target.finish()
+        target.end_pass()
         check(target.features("a", range(20)), expected, 0)
         target.keep("a", 0, range(20))
         target.keep("b", 0, range(10))
         target.begin([chunk("b", 10, text[10:20], (0, -1))])
         target.begin([chunk("a", 20, text[20:], ASKED, logits=2)])
-        target.finish()
+        target.end_pass()
         check(target.features("b", range(10)), expected, 10, (0, -1))
-        target.finish()
+        target.end_pass()
         check(target.features("a", range(20)), expected, 20)
     finally:
         target.shutdown()

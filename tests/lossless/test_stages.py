@@ -145,7 +145,7 @@ def passes(target: TransformersTarget) -> torch.Tensor:
     assert target.open("b", 200)
     target.begin([Rows(session_id="a", context=0, tokens=tuple(range(5, 75)), logits=1)])
     target.begin([Rows(session_id="b", context=0, tokens=tuple(range(90, 20, -1)), logits=1)])
-    made += [target.finish()[0], target.finish()[0]]
+    made += [target.end_pass(), target.end_pass()]
     target.keep("a", 0, range(70))
     target.keep("b", 0, range(70))
     tree = Rows(session_id="a", context=70, tokens=(9, 1, 2, 3, 4), parents=(-1, -1, 1, 2), logits=5)

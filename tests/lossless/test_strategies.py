@@ -25,7 +25,7 @@ from services.verifier.engine.config import LoopConfig
 from services.verifier.service import VerifierService
 from speculation.sources import SOURCES, STRATEGIES
 from speculation.types import Plan
-from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, request
+from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, origin, request
 from tests.mixture import make_mixture
 
 PROMPTS = [
@@ -75,7 +75,7 @@ async def verifier(
         loop=LoopConfig(max_batched_tokens=50),
         budget=budget,
     )
-    running = VerifierService(verifier_config, draft_link)
+    running = VerifierService(verifier_config, [origin(draft_link)])
     await running.start()
     try:
         yield running

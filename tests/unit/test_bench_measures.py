@@ -9,7 +9,7 @@ from benchmarks.compare import compare, verdict
 from benchmarks.differences import check
 from benchmarks.measure import ALL_TASKS, Measurements, Schedule, measure, requests_of
 from benchmarks.measures import Spread
-from benchmarks.records import Cell, ContestantFailed, LoadPoint, Outcome, Request, TimedAnswer
+from benchmarks.records import Cell, ContestantFailed, LoadOutcome, LoadPoint, Request, TimedAnswer
 from benchmarks.results import cumulative_tokens
 from benchmarks.summary import summarise
 from benchmarks.tables import all_tables, ratio
@@ -26,7 +26,7 @@ def answer(*arrivals: tuple[float, int], histogram: tuple[int, ...] = ()) -> Tim
 
 
 def cell(name: str, seconds: float, tokens: int = 10, repeat: int = 0, task: str = "a", concurrency: int = 1) -> Cell:
-    outcome = Outcome(answers=(answer((seconds, tokens)),), wall_s=seconds)
+    outcome = LoadOutcome(answers=(answer((seconds, tokens)),), wall_s=seconds)
     return Cell(contestant=name, task=task, concurrency=concurrency, repeat=repeat, outcome=outcome)
 
 
@@ -37,12 +37,12 @@ class Scripted:
         self.name, self.most_at_once = name, most_at_once
         self._log, self._fails_at, self._asked = log, fails_at, 0
 
-    def run(self, load: LoadPoint) -> Outcome:
+    def run(self, load: LoadPoint) -> LoadOutcome:
         self._log.append(self.name)
         self._asked += 1
         if self._asked == self._fails_at:
             raise ContestantFailed("planted")
-        return Outcome(answers=tuple(answer((1.0, 2)) for _ in load.requests), wall_s=1.0)
+        return LoadOutcome(answers=tuple(answer((1.0, 2)) for _ in load.requests), wall_s=1.0)
 
 
 def test_tau_counts_the_bonus_token() -> None:
@@ -106,7 +106,7 @@ def test_shares_of_the_wall_time_add_up() -> None:
         "drafting_s": 0.5,
     }
     answers = (answer((1.0, 1)),)
-    outcome = Outcome(answers=answers, wall_s=10.0, loop=loop)
+    outcome = LoadOutcome(answers=answers, wall_s=10.0, loop=loop)
     counts = measures.loop_counts([Cell(contestant="c", task="t", concurrency=1, repeat=0, outcome=outcome)])
     assert counts is not None
     assert counts["shares"] == pytest.approx({"draft": 0.05, "rpc": 0.15, "verify": 0.45, "other": 0.1, "idle": 0.25})
@@ -147,7 +147,7 @@ def test_a_difference_is_found_at_its_first_position() -> None:
     cells = [
         Cell(
             contestant="x", task=request.task, concurrency=1, repeat=i,
-            outcome=Outcome(answers=(TimedAnswer(tokens=tokens, arrivals=((1.0, 3),)),), wall_s=1.0),
+            outcome=LoadOutcome(answers=(TimedAnswer(tokens=tokens, arrivals=((1.0, 3),)),), wall_s=1.0),
         )
         for i, tokens in enumerate([*outcomes, outcomes[1]])
     ]  # fmt: skip

@@ -7,8 +7,8 @@ import pytest
 import torch
 from scipy import stats
 
+from services.verifier.choosing.candidates import likeliest
 from services.verifier.choosing.processors import build_pipeline
-from services.verifier.engine.verify import likeliest
 from speculation.choose import choose, log_probabilities
 from speculation.errors import Internal
 from speculation.types import SamplingParams

@@ -11,7 +11,7 @@ import pytest
 from services.links.in_process import InProcessDraftLink
 from speculation.errors import Internal, InvalidArgument, PromptTooLong, ResourceExhausted, Unavailable
 from speculation.messages import DraftFailure, Finished, GenerationRequest, OpenSession
-from speculation.ports import Prefix
+from speculation.ports import Prefix, Sampling
 from speculation.types import FinishReason, Plan
 from tests.fakes import EOS, PLAIN, VOCAB, RandomDrafter, ToyTarget, collect, decoding, request, toy_logits
 
@@ -334,10 +334,18 @@ async def test_a_target_that_keeps_failing_is_unhealthy_until_it_works() -> None
 
 async def test_what_cannot_be_admitted_fails_alone() -> None:
     class Cramped(ToyTarget):
-        def open(self, session_id: str, rows: int, prefix: Prefix | None = None, *, spare: int = 0) -> bool:
+        def open(
+            self,
+            session_id: str,
+            rows: int,
+            prefix: Prefix | None = None,
+            *,
+            sampling: Sampling | None = None,
+            spare: int = 0,
+        ) -> bool:
             if session_id == "cursed":
                 raise RuntimeError("planted failure")
-            return super().open(session_id, rows, prefix, spare=spare)
+            return super().open(session_id, rows, prefix, sampling=sampling, spare=spare)
 
     async with decoding(Cramped(), InProcessDraftLink(RandomDrafter())) as loop:
         good = asyncio.create_task(collect(loop, request("good", [1], max_tokens=50, ignore_eos=True)))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from transformers import (
@@ -63,6 +64,12 @@ def build_pipeline(
     ]
     if model.renormalize_logits:
         steps.append(LogitNormalization())
+    return _Pipeline(steps) if steps else None
+
+
+def build_truncation(params: SamplingParams) -> LogitsPipeline | None:
+    """Top-k, top-p and min-p alone, for logits that have been divided by the temperature; None where there are none."""
+    steps = _warpers(replace(params, temperature=1.0), _NONE) if params.temperature > 0 else []
     return _Pipeline(steps) if steps else None
 
 

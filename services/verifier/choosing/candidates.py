@@ -1,0 +1,221 @@
+"""Which tokens can be chosen: the very set that transformers' top-k, top-p and min-p leave, without sorting a vocabulary.
+
+Where rounding could decide whether a token belongs to the nucleus, the row is sorted and summed as transformers does.
+Where that does not decide either (equal logits on both sides of the limit), nothing is decided here: the caller asks
+transformers' own processors for the row.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from speculation.types import SamplingParams
+
+# Of a column, when the greatest logits are sought by the maxima of columns.
+_DEPTH = 64
+# Relative error of a float32 operation, halved twice: sums run in four lanes or more.
+_LANE_ERROR = 2.0**-26
+# What a probability computed here and one of transformers' may differ by, but for the error of its sum.
+_ERROR = 3e-6
+# The same for the ratio of two probabilities, generously: nothing is lost by it.
+_RATIO_ERROR = 1e-5
+# Below, a product of probabilities may lose digits.
+_LEAST_MIN_P = 1e-30
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Tokens that can be chosen, ascending, [n], and their logits after temperature, [n]."""
+
+    ids: NDArray[np.int64]
+    weights: NDArray[np.float64]
+
+
+def on_host(logits: torch.Tensor) -> bool:
+    """Whether numpy can read them where they lie; otherwise work is cheap, and every answer of the device is waited for."""
+    return logits.device.type == "cpu"
+
+
+def truncates(params: SamplingParams, vocabulary: int) -> bool:
+    """Whether top-k, top-p or min-p can exclude a token."""
+    return 0 < params.top_k < vocabulary or params.top_p < 1 or params.min_p > 0
+
+
+def likeliest(logits: torch.Tensor, k: int) -> torch.Tensor:
+    """[rows, k], the ids of the ``k`` greatest of [rows, vocabulary], greatest first.
+
+    They lie in the columns with the ``k`` greatest maxima, however the vocabulary is laid out in columns; so it need be read
+    only once, for the maxima.
+    """
+    rows, vocabulary = logits.shape
+    if vocabulary % _DEPTH or vocabulary // _DEPTH < k:
+        return torch.topk(logits, k, dim=-1).indices
+    columns = logits.view(rows, _DEPTH, -1)
+    best = columns.amax(1).topk(k).indices
+    found = columns.gather(2, best[:, None].expand(-1, _DEPTH, -1)).flatten(1).topk(k).indices
+    return found // k * columns.shape[2] + best.gather(1, found % k)
+
+
+def narrow(logits: torch.Tensor, params: Sequence[SamplingParams]) -> list[Candidates | None]:
+    """What truncation leaves of each row; None where rounding could decide, or a logit is no number.
+
+    Args:
+        logits: [rows, vocabulary], float32, divided by the temperature; on any device.
+        params: [rows], each of which truncates.
+    """
+    vocabulary = logits.shape[1]
+    tops = logits.amax(-1).tolist()
+    totals: list[float | None] = [None] * len(params)
+    with_nucleus = [row for row, own in enumerate(params) if own.top_p < 1 and not 0 < own.top_k < vocabulary]
+    for row, total in zip(with_nucleus, _sums(logits, with_nucleus), strict=True):
+        totals[row] = total
+    bounds = [
+        _bound(logits[row], own, top, total) for row, (own, top, total) in enumerate(zip(params, tops, totals, strict=True))
+    ]
+    found = at_least(logits, bounds, logits)
+    return [
+        _cut(ids, values, own, top, total, row) if math.isfinite(top) else None
+        for (ids, values), own, top, total, row in zip(found, params, tops, totals, logits, strict=True)
+    ]
+
+
+def _sums(logits: torch.Tensor, rows: list[int]) -> list[float]:
+    """Sum of exp(logit - greatest logit) of each of ``rows``; relative error below ``_ERROR``."""
+    if not rows:
+        return []
+    chosen = logits if len(rows) == len(logits) else logits[rows]
+    probabilities = chosen.softmax(-1)
+    # The softmax's own sum is less exact than one of its results.
+    sums: list[float] = (probabilities.sum(-1) / probabilities.amax(-1)).tolist()
+    return sums
+
+
+def _bound(logits: torch.Tensor, params: SamplingParams, top: float, total: float | None) -> float:
+    """A logit that every token which may be left has at least. Infinite where the row is not to be looked at."""
+    vocabulary = len(logits)
+    if not math.isfinite(top):
+        return math.inf
+    if 0 < params.top_k < vocabulary:
+        if vocabulary % _DEPTH or vocabulary // _DEPTH < params.top_k:
+            return float(torch.topk(logits, params.top_k).values[-1])
+        # So many columns, so many logits.
+        return float(logits.view(_DEPTH, -1).amax(0).topk(params.top_k).values[-1])
+    bound = -math.inf
+    if params.min_p:
+        bound = top + math.log(params.min_p)
+    if total is not None:
+        # All that are less likely than this have less than 1 - top_p together.
+        bound = max(bound, top + math.log(float(np.float32(1 - params.top_p)) * total / vocabulary))
+    return bound - 1e-3 - 1e-6 * abs(bound)
+
+
+def at_least(
+    values: torch.Tensor, bounds: Sequence[float], logits: torch.Tensor
+) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    """Of each row the ids whose values reach its bound, ascending, and their logits; both on the host.
+
+    Args:
+        values, logits: [rows, vocabulary], on one device; the bounds are rounded to the values' dtype.
+    """
+    if on_host(values):
+        found = []
+        for row, own, bound in zip(values.numpy(), logits.numpy(), bounds, strict=True):
+            ids = np.flatnonzero(row >= bound)
+            found.append((ids, own[ids]))
+        return found
+    limits = torch.tensor(bounds, dtype=values.dtype, device=values.device)
+    rows, columns = torch.nonzero(values >= limits[:, None], as_tuple=True)
+    chosen = logits[rows, columns].cpu().numpy()
+    ends = np.cumsum(torch.bincount(rows, minlength=len(bounds)).cpu().numpy())[:-1]
+    return list(zip(np.split(columns.cpu().numpy(), ends), np.split(chosen, ends), strict=True))
+
+
+def _cut(
+    ids: NDArray[np.int64],
+    values: NDArray[np.float32],
+    params: SamplingParams,
+    top: float,
+    total: float | None,
+    row: torch.Tensor,
+) -> Candidates | None:
+    """The exact set, from a superset; None where rounding could decide.
+
+    Args:
+        total: of all tokens, exp(logit - ``top``) summed; None where the superset is all that top-k leaves.
+        row: [vocabulary], all logits.
+    """
+    vocabulary = len(row)
+    if 0 < params.top_k < vocabulary:
+        least = np.partition(values, len(values) - params.top_k)[len(values) - params.top_k]
+        # Several may be as likely as the last.
+        chosen = (values >= least) & (values > -np.inf)
+        ids, values = ids[chosen], values[chosen]
+    # In float32, as a softmax has it.
+    below_top = values - np.float32(top)
+    chosen = np.ones(len(ids), dtype=np.bool_)
+    if params.top_p < 1:
+        least_below = _nucleus(below_top, params, total, vocabulary)
+        if least_below is not None:
+            chosen = below_top >= least_below
+        else:
+            least = _nucleus_by_sorting(row.cpu().numpy() if total is not None else values, params, vocabulary)
+            if least is None:
+                return None
+            chosen = values >= least
+    if params.min_p:
+        limit = float(np.float32(params.min_p))
+        ratio = np.exp(below_top.astype(np.float64))
+        near = (np.abs(ratio - limit) <= _RATIO_ERROR * limit) & (below_top < 0)
+        if limit < _LEAST_MIN_P or bool((near & chosen).any()):
+            return None
+        chosen &= ratio >= limit
+    return Candidates(ids=ids[chosen], weights=values[chosen].astype(np.float64))
+
+
+def _nucleus(
+    below_top: NDArray[np.float32], params: SamplingParams, total: float | None, vocabulary: int
+) -> np.float32 | None:
+    """How far below the greatest logit the least of the nucleus lies; None where rounding could decide.
+
+    transformers sorts ascending and removes what, with all before it, has at most 1 - top_p: in float32, but for the sum.
+    """
+    descending = np.sort(below_top)[::-1]
+    shares = np.exp(descending.astype(np.float64))
+    held = float(shares.sum())
+    # Truncated otherwise, the superset may lie within the nucleus.
+    whole = total is None or params.min_p > 0
+    total = held if total is None else total
+    before = (np.cumsum(shares) - shares) / total
+    outside = float(np.float32(1 - params.top_p))
+    size = max(1, int(np.searchsorted(before, 1 - outside)))
+    # A sum of ascending numbers errs by what its partial sums hold: little, until the likely ones come.
+    tail = max(0.0, 1 - held / total)
+    error = _ERROR + outside * _LANE_ERROR * (vocabulary * tail + len(shares))
+    if size > 1 and before[size - 1] > 1 - outside - error:
+        return None
+    if size < len(shares):
+        if before[size] < 1 - outside + error or descending[size] == descending[size - 1]:
+            return None
+    elif not whole:
+        return None
+    return np.float32(descending[size - 1])
+
+
+def _nucleus_by_sorting(values: NDArray[np.float32], params: SamplingParams, vocabulary: int) -> np.float32 | None:
+    """The least logit of the nucleus, by transformers' own sums; None where equal ones lie on both sides.
+
+    Args:
+        values: all logits but for those that have been excluded.
+    """
+    ascending = np.full(vocabulary, -np.inf, dtype=np.float32)
+    ascending[vocabulary - len(values) :] = np.sort(values)
+    sums = torch.from_numpy(ascending).softmax(-1).cumsum(-1)
+    removed = min(int((sums <= 1 - params.top_p).sum()), vocabulary - 1)
+    least = ascending[removed]
+    return None if removed and ascending[removed - 1] == least else np.float32(least)

@@ -1,0 +1,208 @@
+"""The target's choices, made where its logits are, for all requests of a pass at once: speculation/choose.py's, bit for bit.
+
+What is batched only finds out which few tokens can be chosen. Which of them is, the law's own arithmetic and noise decide on
+the host; where rounding could make a difference, and where a model's own processors are asked for, the law itself is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.generation_config import ModelProcessors
+from services.verifier.choosing.candidates import likeliest, on_host
+from services.verifier.choosing.penalties import Changes
+from services.verifier.choosing.picks import argmax, by_law, sample, truncated
+from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError, Walk
+from speculation.choose import choose, log_probabilities
+from speculation.ports import NOT_CHOSEN, Outcome, Rows, Sampling
+from speculation.types import SamplingParams, TokenLogprobs
+
+_COPIED_ROWS = 16
+_GREEDY = Sampling(params=SamplingParams(ignore_generation_config=True), prompt_length=0)
+
+
+class Chooser:
+    """Chooses for all requests of a target.
+
+    Args:
+        eos_token_ids: the model's end-of-text tokens.
+        model: what the model's generation config does to logits.
+    """
+
+    def __init__(self, eos_token_ids: frozenset[int] = frozenset(), model: ModelProcessors | None = None) -> None:
+        self._eos_token_ids = eos_token_ids
+        self._model = model or ModelProcessors()
+        self._requests: dict[str, RequestState] = {}
+        # What rows are copied into before they are changed: making room anew for every level costs more than all else.
+        self._copy = torch.empty(0, 0)
+
+    def open(self, session_id: str, sampling: Sampling | None, tokens: Sequence[int] = ()) -> None:
+        """From now on choose for a request.
+
+        Args:
+            sampling: None for the likeliest token, whatever the model's generation config says.
+            tokens: what is committed of it, as far as its passes will not show it.
+        """
+        request = RequestState(sampling or _GREEDY, self._eos_token_ids, self._model)
+        request.advance(0, tokens)
+        self._requests[session_id] = request
+
+    def follows(self, session_id: str) -> bool:
+        """Whether a request's choices depend on what has been committed of it."""
+        return self._requests[session_id].follows
+
+    def commit(self, session_id: str, position: int, tokens: Sequence[int]) -> None:
+        """Take note of tokens that have been kept, from ``position`` on."""
+        if (request := self._requests.get(session_id)) is not None:
+            request.advance(position, tokens)
+
+    def close(self, session_id: str) -> None:
+        """Forget a request."""
+        self._requests.pop(session_id, None)
+
+    def clear(self) -> None:
+        """Forget all requests."""
+        self._requests.clear()
+
+    def outcomes(self, batch: Sequence[Rows], logits: torch.Tensor) -> list[Outcome]:
+        """What a pass brings for each entry of ``batch``.
+
+        Args:
+            logits: [rows chosen after, vocabulary], float32, one entry's rows after the other's, on any device.
+        """
+        walks, end = [], 0
+        for rows in batch:
+            if rows.logits not in (0, 1 + len(rows.parents)):
+                raise ValueError(
+                    f"choices after {rows.logits} rows: after the chain and all {len(rows.parents)} nodes, or none"
+                )
+            request = self._requests[rows.session_id]
+            request.advance(rows.context, rows.tokens[: rows.chain])
+            walks.append(Walk(rows, request, end, [NOT_CHOSEN] * rows.logits))
+            end += rows.logits
+        self._walk([walk for walk in walks if walk.rows.logits and not walk.rows.distributions], logits)
+        top_ids = self._likeliest(walks, logits)
+        return [self._outcome(walk, logits, tops) for walk, tops in zip(walks, top_ids, strict=True)]
+
+    def _outcome(self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...]) -> Outcome:
+        top = walk.request.params.logprobs
+
+        def logprobs(row: int, token: int) -> TokenLogprobs:
+            return log_probabilities(logits[walk.first_row + row], token, top or 0)
+
+        def distribution(row: int) -> NDArray[np.float64]:
+            return self._distribution(walk.point(row), logits)
+
+        return Outcome(
+            choices=tuple(walk.choices),
+            top_ids=top_ids,
+            logprobs=None if top is None or not walk.choices else logprobs,
+            distribution=distribution if walk.rows.distributions else None,
+            error=walk.error,
+        )
+
+    @staticmethod
+    def _likeliest(walks: Sequence[Walk], logits: torch.Tensor) -> list[tuple[tuple[int, ...], ...]]:
+        """The likeliest ids after each walk's rows, for those that ask; at once for all that ask for as many."""
+        found: list[tuple[tuple[int, ...], ...]] = [()] * len(walks)
+        for k in {walk.rows.top_k for walk in walks if walk.rows.top_k and walk.rows.logits}:
+            asking = [at for at, walk in enumerate(walks) if walk.rows.top_k == k]
+            rows = [walks[at].first_row + row for at in asking for row in range(walks[at].rows.logits)]
+            ids = iter(likeliest(logits if len(rows) == len(logits) else logits[rows], k).tolist())
+            for at in asking:
+                found[at] = tuple(tuple(next(ids)) for _ in range(walks[at].rows.logits))
+        return found
+
+    def _walk(self, walks: Sequence[Walk], logits: torch.Tensor) -> None:
+        """Choose after every row that a walk down its tree can come to.
+
+        On a CPU level by level: work is what costs. On a device all rows at once: what costs is waiting for it.
+        """
+        if not on_host(logits):
+            points = [walk.point(row) for walk in walks for row in range(walk.rows.logits)]
+            taken = iter(self.choose(logits, points))
+            chosen = [[next(taken) for _ in range(walk.rows.logits)] for walk in walks]
+        frontier = [(at, 0) for at in range(len(walks))]
+        while frontier:
+            if on_host(logits):
+                level = self.choose(logits, [walks[at].point(row) for at, row in frontier])
+            else:
+                level = [chosen[at][row] for at, row in frontier]
+            frontier = [
+                (at, child)
+                for (at, row), choice in zip(frontier, level, strict=True)
+                for child in walks[at].take(row, choice)
+            ]
+
+    def choose(self, logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
+        """The choice at each point, or why there is none: one request's trouble is not another's."""
+        try:
+            return self._choose(logits, points)
+        except Exception as error:
+            if len(points) == 1:
+                return [error]
+            return [choice for point in points for choice in self.choose(logits, [point])]
+
+    def _choose(self, logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
+        choices: list[TokenOrError] = [NOT_CHOSEN] * len(points)
+        plain: list[int] = []
+        greedy: list[int] = []
+        sampled: list[int] = []
+        for at, point in enumerate(points):
+            request = point.request
+            if request.pipeline is not None:
+                choices[at] = by_law(point, self._processed, point, logits)
+            elif request.params.temperature > 0:
+                sampled.append(at)
+            else:
+                (greedy if request.penalties.needed(point.position) else plain).append(at)
+        for group, choose_all in ((plain, _unchanged), (greedy, argmax), (sampled, sample)):
+            if group:
+                own = [points[at] for at in group]
+                rows = logits if group is plain else self._prepared(logits, own)
+                for at, choice in zip(group, choose_all(rows, own), strict=True):
+                    choices[at] = choice
+        return choices
+
+    def _prepared(self, logits: torch.Tensor, points: Sequence[ChoicePoint]) -> torch.Tensor:
+        """[points, vocabulary]: penalised and divided by the temperature; good until the next call."""
+        vocabulary = logits.shape[1]
+        if len(self._copy) < len(points) or self._copy.shape[1] != vocabulary or self._copy.device != logits.device:
+            self._copy = torch.empty(max(len(points), _COPIED_ROWS), vocabulary, device=logits.device)
+        rows = torch.tensor([point.row for point in points], device=logits.device)
+        prepared = torch.index_select(logits, 0, rows, out=self._copy[: len(points)])
+        changes = Changes([], [], [], [])
+        for at, point in enumerate(points):
+            point.request.penalties.changes(at, vocabulary, point.path, point.position, changes)
+        changes.apply(prepared)
+        temperatures = [point.request.params.temperature or 1.0 for point in points]
+        if any(temperature != 1 for temperature in temperatures):
+            prepared /= torch.tensor(temperatures, device=logits.device)[:, None]
+        return prepared
+
+    def _processed(self, point: ChoicePoint, logits: torch.Tensor) -> torch.Tensor:
+        """[vocabulary], on the CPU: the logits as all processors of the request leave them."""
+        request = point.request
+        if request.pipeline is not None:
+            return request.pipeline(logits[point.row].cpu(), [*request.history, *point.path])
+        return truncated(self._prepared(logits, [point])[0], request)
+
+    def _distribution(self, point: ChoicePoint, logits: torch.Tensor) -> NDArray[np.float64]:
+        row, params = self._processed(point, logits), point.request.params
+        if params.temperature == 0:
+            p = np.zeros(len(row))
+            p[choose(row, params, params.seed, point.position)] = 1.0
+            return p
+        return np.asarray(torch.softmax(row.double(), dim=-1).numpy())
+
+
+def _unchanged(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
+    """The greatest logit at each point, of logits as they are."""
+    if on_host(logits):
+        # Without a copy.
+        return [by_law(point, logits.select, 0, point.row) for point in points]
+    return argmax(logits[[point.row for point in points]], points)

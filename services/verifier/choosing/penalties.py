@@ -1,0 +1,123 @@
+"""Biases, penalties and barred tokens from counts of tokens, as transformers' processors work them out from a history."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from speculation.types import SamplingParams
+
+_Ids = NDArray[np.int64]
+
+
+class TokenCounts:
+    """The distinct tokens of a request's prompt and answer, and how often each one is in the answer."""
+
+    def __init__(self, prompt_length: int) -> None:
+        self._prompt_length = prompt_length
+        self._place: dict[int, int] = {}
+        self._ids = np.zeros(64, dtype=np.int64)
+        self._in_answer = np.zeros(64, dtype=np.float32)
+
+    def add(self, position: int, tokens: Sequence[int]) -> None:
+        """Count ``tokens``, the first of which lies at ``position`` of prompt and answer."""
+        for token in dict.fromkeys(tokens):
+            if token not in self._place:
+                self._append(token)
+        for token in tokens[max(0, self._prompt_length - position) :]:
+            self._in_answer[self._place[token]] += 1
+
+    def _append(self, token: int) -> None:
+        place = len(self._place)
+        if place == len(self._ids):
+            self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
+            self._in_answer = np.concatenate((self._in_answer, np.zeros_like(self._in_answer)))
+        self._place[token] = place
+        self._ids[place] = token
+
+    def after(self, path: Sequence[int]) -> tuple[_Ids, NDArray[np.float32]]:
+        """Distinct tokens, and how often each is in the answer, if that goes on with ``path``; not to be modified."""
+        known = len(self._place)
+        if not path:
+            return self._ids[:known], self._in_answer[:known]
+        new = [token for token in dict.fromkeys(path) if token not in self._place]
+        place = {token: known + at for at, token in enumerate(new)}
+        counts = np.concatenate((self._in_answer[:known], np.zeros(len(new), dtype=np.float32)))
+        for token in path:
+            counts[self._place.get(token, place.get(token, 0))] += 1
+        return np.concatenate((self._ids[:known], np.array(new, dtype=np.int64))), counts
+
+
+class Penalties:
+    """What one request's parameters do to logits before temperature and truncation.
+
+    Args:
+        stop_ids: tokens that ``min_tokens`` keeps from being chosen.
+    """
+
+    def __init__(self, params: SamplingParams, prompt_length: int, stop_ids: frozenset[int]) -> None:
+        self._presence, self._frequency = np.float32(params.presence_penalty), np.float32(params.frequency_penalty)
+        self._repetition = params.repetition_penalty
+        self._biased = np.array(list(params.logit_bias), dtype=np.int64)
+        self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
+        self._barred = np.array(sorted(stop_ids), dtype=np.int64)
+        self._barred_until = prompt_length + params.min_tokens if params.min_tokens else 0
+        counted = params.repetition_penalty != 1 or bool(params.presence_penalty or params.frequency_penalty)
+        self.counts = TokenCounts(prompt_length) if counted else None
+
+    def needed(self, position: int) -> bool:
+        """Whether the choice of the token at ``position`` is touched at all."""
+        return self.counts is not None or len(self._biased) > 0 or position < self._barred_until
+
+    def changes(self, row: int, vocabulary: int, path: Sequence[int], position: int, into: Changes) -> None:
+        """Add what is to be done to row ``row`` of [rows, ``vocabulary``], after ``path``, where ``position`` is chosen."""
+        start = row * vocabulary
+        if len(self._biased):
+            into.biases.append((start + self._biased, self._bias))
+        if self.counts is not None:
+            ids, counts = self.counts.after(path)
+            if self._repetition != 1:
+                into.repeated.append((start + ids, np.full(len(ids), self._repetition, dtype=np.float32)))
+            if self._presence or self._frequency:
+                answered = counts > 0
+                amount = self._presence + self._frequency * counts[answered]
+                into.counted.append((start + ids[answered], -amount))
+        if position < self._barred_until:
+            into.barred.append((start + self._barred, np.full(len(self._barred), -np.inf, dtype=np.float32)))
+
+
+_Amounts = list[tuple[_Ids, NDArray[np.float32]]]
+
+
+@dataclass(slots=True)
+class Changes:
+    """What is to be done to which logits, for any number of rows: indices into the flattened rows, and amounts."""
+
+    biases: _Amounts
+    repeated: _Amounts
+    counted: _Amounts
+    barred: _Amounts
+
+    def apply(self, logits: torch.Tensor) -> None:
+        """Do it, in place and in the order of transformers' ``generate``.
+
+        Args:
+            logits: [rows, vocabulary], float32, contiguous, on any device.
+        """
+        flat = logits.view(-1)
+        for amounts in (self.biases, self.repeated, self.counted, self.barred):
+            if not amounts:
+                continue
+            at = torch.from_numpy(np.concatenate([ids for ids, _ in amounts])).to(flat.device)
+            amount = torch.from_numpy(np.concatenate([values for _, values in amounts])).to(flat.device)
+            if amounts is self.repeated:
+                found = flat[at]
+                flat[at] = torch.where(found < 0, found * amount, found / amount)
+            elif amounts is self.barred:
+                flat[at] = amount
+            else:
+                flat[at] += amount

@@ -1,0 +1,97 @@
+"""One token for each prepared row: the greatest logit, or the greatest sum of logit and noise."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVarTuple, Unpack
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.verifier.choosing.candidates import Candidates, narrow, on_host, truncates
+from services.verifier.choosing.noise import likely_winners
+from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError
+from speculation.choose import choose
+from speculation.philox import NoiseStream, gumbels
+from speculation.ports import NOT_CHOSEN
+from speculation.types import SamplingParams
+
+_Arguments = TypeVarTuple("_Arguments")
+
+
+def truncated(row: torch.Tensor, request: RequestState) -> torch.Tensor:
+    """[vocabulary], on the CPU: what transformers' top-k, top-p and min-p leave of a prepared row."""
+    return row.cpu() if request.truncation is None else request.truncation(row.cpu(), ())
+
+
+def by_law(
+    point: ChoicePoint, process: Callable[[Unpack[_Arguments]], torch.Tensor], *arguments: *_Arguments
+) -> TokenOrError:
+    """What speculation/choose.py says of the processed row."""
+    params = point.request.params
+    try:
+        return choose(process(*arguments), params, params.seed, point.position)
+    except Exception as error:
+        return error
+
+
+def argmax(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
+    """The greatest of each row, the first of equals."""
+    if on_host(logits):
+        return [by_law(point, row.cpu) for row, point in zip(logits, points, strict=True)]
+    tops = logits.amax(-1, keepdim=True)
+    ids = torch.arange(logits.shape[1], device=logits.device)
+    first = torch.where(logits == tops, ids, len(ids)).amin(-1)
+    finite = torch.isfinite(tops[:, 0])
+    return [
+        token if usable else by_law(point, row.cpu)
+        for token, usable, row, point in zip(first.tolist(), finite.tolist(), logits, points, strict=True)
+    ]
+
+
+def sample(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
+    """Gumbel-max over the few tokens of each row that can win."""
+    candidates = _candidates(logits, points, [point.request.params for point in points])
+    choices: list[TokenOrError] = [
+        NOT_CHOSEN if found is not None else by_law(point, truncated, row, point.request)
+        for found, row, point in zip(candidates, logits, points, strict=True)
+    ]
+    narrowed = [(at, found) for at, found in enumerate(candidates) if found is not None]
+    if narrowed:
+        noisy = _noisy([(points[at], found) for at, found in narrowed])
+        for (at, found), values in zip(narrowed, noisy, strict=True):
+            choices[at] = int(found.ids[int(values.argmax())])
+    return choices
+
+
+def _candidates(
+    scaled: torch.Tensor, points: Sequence[ChoicePoint], params: Sequence[SamplingParams]
+) -> list[Candidates | None]:
+    """Of each row the tokens that can win; None where the law is to be asked."""
+    found: list[Candidates | None] = [None] * len(points)
+    cut = [at for at, own in enumerate(params) if truncates(own, scaled.shape[1])]
+    whole = [at for at in range(len(points)) if at not in set(cut)]
+    for at, own in zip(cut, narrow(_some(scaled, cut), [params[at] for at in cut]) if cut else (), strict=True):
+        found[at] = own
+    # On a CPU the law is as fast as a search for those that can win.
+    if whole and not on_host(scaled):
+        seeds, positions = [params[at].seed for at in whole], [points[at].position for at in whole]
+        for at, own in zip(whole, likely_winners(_some(scaled, whole), seeds, positions), strict=True):
+            found[at] = own
+    return found
+
+
+def _some(rows: torch.Tensor, wanted: list[int]) -> torch.Tensor:
+    return rows if len(wanted) == len(rows) else rows[wanted]
+
+
+def _noisy(open_points: Sequence[tuple[ChoicePoint, Candidates]]) -> list[NDArray[np.float64]]:
+    """The candidates' logits with the law's noise, which is made for all of them at once."""
+    sizes = [len(found.ids) for _, found in open_points]
+    seeds = np.repeat(np.array([point.request.params.seed for point, _ in open_points], dtype=np.uint64), sizes)
+    positions = np.repeat(np.array([point.position for point, _ in open_points], dtype=np.int64), sizes)
+    ids = np.concatenate([found.ids for _, found in open_points])
+    weights = np.concatenate([found.weights for _, found in open_points])
+    noisy = weights + gumbels(seeds, NoiseStream.CHOICE, positions, ids)
+    return np.split(noisy, np.cumsum(sizes)[:-1])

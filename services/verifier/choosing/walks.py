@@ -1,0 +1,99 @@
+"""One request between passes, and its rows while its tree is walked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.generation_config import ModelProcessors
+from services.verifier.choosing.penalties import Penalties
+from services.verifier.choosing.processors import build_pipeline, build_truncation
+from speculation.acceptance import stop_token_ids
+from speculation.errors import Internal
+from speculation.ports import Rows, Sampling
+
+# A token, or why there is none.
+TokenOrError = int | Exception
+
+
+class RequestState:
+    """What is known of one request between passes.
+
+    Attributes:
+        pipeline: all of its processors as one function of a row and its history, where the model's generation config brings
+            some; None where ``penalties``, the temperature and ``truncation`` say everything.
+        history: prompt and answer, kept for a pipeline alone.
+    """
+
+    def __init__(self, sampling: Sampling, eos_token_ids: frozenset[int], model: ModelProcessors) -> None:
+        self.params = params = sampling.params
+        stop_ids = stop_token_ids(params, eos_token_ids)
+        self.penalties = Penalties(params, sampling.prompt_length, stop_ids)
+        self.pipeline = None
+        if model.shown and not params.ignore_generation_config:
+            length = sampling.prompt_length
+            self.pipeline = build_pipeline(params, prompt_length=length, stop_ids=stop_ids, model=model)
+        self.truncation = build_truncation(params)
+        self.history: list[int] = []
+        self._known = 0
+
+    @property
+    def follows(self) -> bool:
+        """Whether choices depend on what has been committed."""
+        return self.pipeline is not None or self.penalties.counts is not None
+
+    def advance(self, position: int, tokens: Sequence[int]) -> None:
+        """Take note of committed tokens, from ``position`` on; those that are known already are passed over.
+
+        Raises:
+            Internal: tokens before ``position`` are missing.
+        """
+        if not self.follows:
+            return
+        if position > self._known:
+            raise Internal(f"tokens {self._known} to {position} of a request were never seen")
+        new = tokens[self._known - position :]
+        if self.penalties.counts is not None:
+            self.penalties.counts.add(self._known, new)
+        if self.pipeline is not None:
+            self.history += new
+        self._known += len(new)
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicePoint:
+    """A row of the pass's logits after which a token is to be chosen: the one at ``position``, after ``path``."""
+
+    request: RequestState
+    row: int
+    position: int
+    path: tuple[int, ...]
+
+
+@dataclass(slots=True)
+class Walk:
+    """One request's rows, while its tree is walked; row 0 is the pending token's, row i + 1 node i's."""
+
+    rows: Rows
+    request: RequestState
+    first_row: int
+    choices: list[int] = field(default_factory=list)
+    error: Exception | None = None
+
+    def point(self, row: int) -> ChoicePoint:
+        """What has to be known to choose after row ``row``."""
+        tokens, node, path = self.rows.tokens[self.rows.chain :], row - 1, []
+        while node >= 0:
+            path.append(tokens[node])
+            node = self.rows.parents[node]
+        position = self.rows.context + self.rows.chain + len(path)
+        return ChoicePoint(self.request, self.first_row + row, position, tuple(reversed(path)))
+
+    def take(self, row: int, choice: TokenOrError) -> list[int]:
+        """Note a choice; gives the rows of the children that hold it."""
+        if isinstance(choice, Exception):
+            self.error = self.error or choice
+            return []
+        self.choices[row] = choice
+        tokens, parents = self.rows.tokens[self.rows.chain :], self.rows.parents
+        return [node + 1 for node, parent in enumerate(parents) if parent == row - 1 and tokens[node] == choice]
