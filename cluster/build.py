@@ -89,7 +89,7 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
 
 def origin(settings: Settings, link: DraftLink) -> Origin:
     """The drafter at the other end of ``link``, as the verifier sees it."""
-    return Origin(name="the drafter", link=link, trusted=settings.verifier.trust_drafters)
+    return Origin(name="the drafter", link=link, trusted=settings.drafter.trusted)
 
 
 def drafter_config(settings: Settings) -> DrafterConfig:

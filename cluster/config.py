@@ -119,11 +119,6 @@ class VerifierSettings(Placed):
         ge=0,
         description="hidden states kept for drafters that join late, of all requests together",
     )
-    trust_drafters: bool = Field(
-        True,
-        description="believe drafters what they say they drew their drafts from, as `acceptance: rejection` needs; false: "
-        "refuse that rule",
-    )
     max_nodes: int = Field(64, ge=0, le=128, description="most drafted tokens of one request that a step may check")
     budget: Literal["measured", "fixed"] = Field(
         "measured", description="measured: check what pays at the present load; fixed: all that was drafted"
