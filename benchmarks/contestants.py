@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.child_process import WorkerProcess
 from benchmarks.records import ContestantFailed, LoadOutcome, LoadPoint, TimedAnswer
-from services.router.strategies import STRATEGIES
 from speculation.errors import ConfigurationError
+from speculation.sources import STRATEGIES
 
 PLAIN = "autoregressive"
 
@@ -102,7 +102,6 @@ class WorkerContestant:
     most_at_once: int | None = None
 
     def run(self, load: LoadPoint) -> LoadOutcome:
-        """See ``Contestant``."""
         count = len(load.requests)
         reply = self.engine.order({"do": "run", "contestant": self.name, "load": order_of(load)}, count)
         answers = tuple(answer_of(entry) for entry in reply["answers"])

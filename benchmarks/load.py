@@ -35,9 +35,9 @@ from cluster import build
 from cluster.config import Settings, load
 from cluster.models import ResolvedModel, resolve
 from services.client_api import ClientRequest, RequestedSampling, TextChunk
-from services.router.strategies import STRATEGIES
 from services.router.tokens import Tokens
 from speculation.errors import OutriderError
+from speculation.sources import STRATEGIES
 
 STREAMS = 4
 # Width of the table, also on a narrower terminal.
@@ -53,7 +53,6 @@ class Direct:
     most_at_once: int | None = None
 
     def run(self, load: LoadPoint) -> LoadOutcome:
-        """See ``Contestant``."""
         reply = self.peer.run(self.name, order_of(load))
         return LoadOutcome(answers=tuple(map(answer_of, reply["answers"])), wall_s=reply["wall_s"], loop=reply["loop"])
 

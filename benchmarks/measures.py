@@ -169,9 +169,7 @@ def loop_counts(cells: Sequence[Cell]) -> dict[str, Any] | None:
     waited = seconds.get("draft_wait", 0.0)
     drafting = min(waited, sum(loop["drafting_s"] for loop in loops))
     verify = sum(seconds.get(part, 0.0) for part in ("forward", "choose", "keep"))
-    steps = sum(
-        seconds.get(part, 0.0) for part in ("draft_wait", "schedule", "begin", "pass_and_verify", "deliver", "stream")
-    )
+    steps = sum(seconds.get(part, 0.0) for part in ("draft_wait", "schedule", "begin", "pass_and_verify", "deliver"))
     return {
         "passes": passes,
         "nodes_per_pass": sum(nodes.values()) / passes if passes else 0.0,

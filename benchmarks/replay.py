@@ -128,6 +128,8 @@ async def _replay_one(
         result.drafting_s += time.perf_counter() - start
         if isinstance(draft, DraftFailure):
             raise ConfigurationError(f"cannot draft: {draft.reason}")
+        if draft is None:
+            draft = await anext(drafter.further(name))
         path, committed = _accept(draft, tokens, at)
         passes += 1
         at += len(committed)

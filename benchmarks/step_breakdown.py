@@ -42,7 +42,7 @@ PROMPTS = (
     "Write a Python class Point with fields x and y, and methods __add__, __sub__ and __eq__.",
     "Explain in three sentences why the sky is blue.",
 )
-PARTS = ("draft_wait", "schedule", "begin", "forward", "choose", "keep", "thread hop", "deliver", "stream", "to the client")
+PARTS = ("draft_wait", "schedule", "begin", "forward", "choose", "keep", "thread hop", "deliver", "to the client")
 Row = dict[str, float]
 # Gives seconds per part, and steps, since start.
 Probe = Callable[[], tuple[Row, int]]

@@ -133,7 +133,8 @@ def replay(
     from benchmarks.replay import replay as replay_traces
     from benchmarks.tables import render
     from cluster.build import drafter_config
-    from services.router.strategies import STRATEGIES, served
+    from services.router.strategies import served
+    from speculation.sources import STRATEGIES
 
     # Without a service there is no index to retrieve from.
     usable = tuple(name for name in served(retrieval=False) if STRATEGIES[name])

@@ -15,8 +15,8 @@ import typer
 from cli import bench_commands, index_commands
 from cluster.names import API_KEY_VARIABLE
 from cluster.terminal import end_with, stderr
-from services.router.strategies import STRATEGIES
 from speculation.errors import ConfigurationError, OutriderError
+from speculation.sources import STRATEGIES
 
 if TYPE_CHECKING:
     import outrider

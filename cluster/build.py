@@ -2,34 +2,30 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import ipaddress
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import Settings
 from cluster.models import ResolvedModel
-from services.drafter.config import (
-    AnpdConfig,
-    DrafterConfig,
-    LookaheadConfig,
-    PromptLookupConfig,
-    RecyclingConfig,
-    SpectraConfig,
-    SuffixConfig,
-)
+from services.drafter.config import DrafterConfig
 from services.links.config import PublicServerConfig, TlsFiles
 from services.model_folder import read_json, text_config
 from services.retrieval.config import RetrievalConfig
 from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig, check_default
+from services.settings import filled
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
+from services.verifier.engine.origins import Origin
 from speculation.errors import ConfigurationError
+from speculation.ports import DraftLink
 
 if TYPE_CHECKING:
     from services.drafter.service import DrafterService
@@ -75,8 +71,9 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
         retrieval = RetrievalService(retrieval_config(settings, model))
     link = None if retrieval is None else InProcessRetrievalLink(retrieval)
     drafter = DrafterService(drafter_config(settings), link)
-    drafts = InProcessDraftLink(drafter, settings.drafter.session_silence_s)
-    verifier = VerifierService(verifier_config(settings, model), drafts, launch_child)
+    link_to_drafter = InProcessDraftLink(drafter, settings.drafter.session_silence_s)
+    origins = [origin(settings, link_to_drafter)]
+    verifier = VerifierService(verifier_config(settings, model), origins, launch_child)
     try:
         router = RouterService(routing, InProcessVerifierLink(verifier))
         if retrieval is not None:
@@ -85,9 +82,14 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
         yield Pipeline(drafter=drafter, retrieval=retrieval, verifier=verifier, router=router)
     finally:
         await verifier.stop()
-        drafter.stop()
+        await drafter.stop()
         if retrieval is not None:
             await retrieval.stop()
+
+
+def origin(settings: Settings, link: DraftLink) -> Origin:
+    """The drafter at the other end of ``link``, as the verifier sees it."""
+    return Origin(name="the drafter", link=link, trusted=settings.verifier.trust_drafters)
 
 
 def drafter_config(settings: Settings) -> DrafterConfig:
@@ -96,47 +98,27 @@ def drafter_config(settings: Settings) -> DrafterConfig:
     Raises:
         ConfigurationError: prompt_lookup_min is above prompt_lookup_max.
     """
-    drafter = settings.drafter
-    if drafter.prompt_lookup_min > drafter.prompt_lookup_max:
+    config = filled(DrafterConfig, functools.partial(getattr, settings.drafter))
+    lookup = config.prompt_lookup
+    if lookup.prompt_lookup_min > lookup.prompt_lookup_max:
         raise ConfigurationError(
-            f"drafter.prompt_lookup_min is {drafter.prompt_lookup_min}: "
-            f"must be at most prompt_lookup_max, {drafter.prompt_lookup_max}"
+            f"drafter.prompt_lookup_min is {lookup.prompt_lookup_min}: "
+            f"must be at most prompt_lookup_max, {lookup.prompt_lookup_max}"
         )
-    lookup = PromptLookupConfig(
-        prompt_lookup_max=drafter.prompt_lookup_max,
-        prompt_lookup_min=drafter.prompt_lookup_min,
-        max_branches=drafter.prompt_lookup_branches,
-    )
-    ngram, window, guesses = drafter.spectra_ngram, drafter.spectra_window, drafter.spectra_guesses
-    return DrafterConfig(
-        prompt_lookup=lookup,
-        suffix=SuffixConfig(max_cached_tokens=drafter.suffix_cached_tokens, cached_s=drafter.suffix_cached_s),
-        recycling=RecyclingConfig(snapshot=_snapshot(settings)),
-        anpd=AnpdConfig(max_order=drafter.anpd_max_order),
-        lookahead=LookaheadConfig(ngram=ngram, window=window, guesses=guesses),
-        spectra=SpectraConfig(
-            ngram=ngram,
-            window=window,
-            guesses=guesses,
-            explore_prob=drafter.spectra_explore_prob,
-            forward=drafter.spectra_forward,
-            backward=drafter.spectra_backward,
-            sub_ngrams=drafter.spectra_sub_ngrams,
-        ),
-        max_sessions=drafter.max_sessions,
-        calibration=settings.cache_dir / "drafting" / _as_name(settings.model) if drafter.keep_calibration else None,
-        retrieval_deadline_s=drafter.retrieval_deadline_s,
-        draft_ahead=drafter.draft_ahead,
+    kept = settings.cache_dir / "drafting" / _as_name(settings.model)
+    return replace(
+        config,
+        recycling=replace(config.recycling, snapshot=_snapshot(config.recycling.snapshot, settings.retrieval.index)),
+        calibration=kept if settings.drafter.keep_calibration else None,
     )
 
 
-def _snapshot(settings: Settings) -> Path | None:
+def _snapshot(named: Path | None, index: Path | None) -> Path | None:
     """What recycling begins with.
 
     Raises:
         ConfigurationError: the file that is named does not exist.
     """
-    named, index = settings.drafter.recycling_snapshot, settings.retrieval.index
     if named is not None:
         if not named.is_file():
             raise ConfigurationError(f"drafter.recycling_snapshot is {named}: no such file")
@@ -247,6 +229,8 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
             max_waiting=verifier.max_waiting,
             max_batched_tokens=verifier.max_batched_tokens,
             draft_deadline_s=verifier.draft_deadline_s,
+            pass_deadline_s=verifier.pass_deadline_s,
+            kept_feature_bytes=verifier.kept_feature_bytes,
         ),
         max_nodes=verifier.max_nodes,
         budget=verifier.budget,

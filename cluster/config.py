@@ -5,26 +5,26 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from cluster.names import API_KEY_VARIABLE
-from services.drafter.config import AnpdConfig, PromptLookupConfig, SpectraConfig, SuffixConfig
+from services.drafter.config import DrafterConfig
 from services.links.config import PublicServerConfig
 from services.links.open_sessions import SILENCE_S
 from services.machine import cache_folder
 from services.router.strategies import StrategyConfig
+from services.settings import settings_of
 from services.verifier.config import Dtype, Kernels, TargetConfig, Weights
 from services.verifier.engine.config import LoopConfig
 from speculation.errors import ConfigurationError
 
 _PREFIX = "OUTRIDER_"
 _SERVER, _STRATEGY, _LOOP = PublicServerConfig(), StrategyConfig(), LoopConfig()
-_TARGET, _LOOKUP, _SUFFIX = TargetConfig(model_path=""), PromptLookupConfig(), SuffixConfig()
-_SPECTRA, _ANPD = SpectraConfig(), AnpdConfig()
+_TARGET = TargetConfig(model_path="")
 
 
 class _Section(BaseModel):
@@ -108,7 +108,22 @@ class VerifierSettings(Placed):
     max_num_seqs: int = Field(_LOOP.max_num_seqs, ge=1)
     max_waiting: int = Field(_LOOP.max_waiting, ge=0)
     max_batched_tokens: int = Field(_LOOP.max_batched_tokens, ge=1)
-    draft_deadline_s: float = Field(_LOOP.draft_deadline_s, ge=0, le=10)
+    draft_deadline_s: float = Field(
+        _LOOP.draft_deadline_s, ge=0, le=10, description="longest that a step waits for drafts, where that pays at all"
+    )
+    pass_deadline_s: float = Field(
+        _LOOP.pass_deadline_s, gt=0, description="seconds after which a pass that is far longer than others hangs"
+    )
+    kept_feature_bytes: int = Field(
+        _LOOP.kept_feature_bytes,
+        ge=0,
+        description="hidden states kept for drafters that join late, of all requests together",
+    )
+    trust_drafters: bool = Field(
+        True,
+        description="believe drafters what they say they drew their drafts from, as `acceptance: rejection` needs; false: "
+        "refuse that rule",
+    )
     max_nodes: int = Field(64, ge=0, le=128, description="most drafted tokens of one request that a step may check")
     budget: Literal["measured", "fixed"] = Field(
         "measured", description="measured: check what pays at the present load; fixed: all that was drafted"
@@ -122,47 +137,30 @@ class VerifierSettings(Placed):
 
     @property
     def processes(self) -> int:
-        """See ``Placed``."""
         return self.stages
 
 
-class DrafterSettings(Placed):
-    """The drafter and its sources."""
+def _fields_of(config: type) -> dict[str, Any]:
+    """What a configuration class says of its settings, as pydantic is told it."""
+    return {
+        mark.name: (kind, Field(default, description=mark.about, ge=mark.ge, gt=mark.gt, le=mark.le))
+        for mark, kind, default in settings_of(config)
+    }
 
-    prompt_lookup_max: int = Field(_LOOKUP.prompt_lookup_max, ge=1, le=64)
-    prompt_lookup_min: int = Field(_LOOKUP.prompt_lookup_min, ge=1, le=64)
-    prompt_lookup_branches: int = Field(_LOOKUP.max_branches, ge=1, le=64)
-    suffix_cached_tokens: int = Field(
-        _SUFFIX.max_cached_tokens,
-        ge=0,
-        le=10_000_000,
-        description="tokens of earlier answers that `suffix` keeps for each API key, for its own requests alone; 0: none",
-    )
-    suffix_cached_s: float = Field(_SUFFIX.cached_s, gt=0, description="seconds after which such an answer is forgotten")
-    spectra_ngram: int = Field(_SPECTRA.ngram, ge=2, le=16, description="N of spectra and lookahead: length of n-grams")
-    spectra_window: int = Field(_SPECTRA.window, ge=0, le=64, description="W: columns of their candidate window")
-    spectra_guesses: int = Field(_SPECTRA.guesses, ge=1, le=64, description="G: continuations kept for a token")
-    spectra_explore_prob: float = Field(
-        _SPECTRA.explore_prob, ge=0, le=1, description="how often the window takes a token that is not known yet"
-    )
-    spectra_forward: bool = Field(_SPECTRA.forward, description="spectra's forward dictionary; off: the paper's ablation")
-    spectra_backward: bool = Field(_SPECTRA.backward, description="its backward dictionary")
-    spectra_sub_ngrams: bool = Field(_SPECTRA.sub_ngrams, description="enter sub-n-grams as well")
-    anpd_max_order: int = Field(_ANPD.max_order, ge=2, le=16, description="longest n-gram that anpd counts")
-    recycling_snapshot: Path | None = Field(
-        None, description="file of successors that recycling begins with; None: the one of retrieval.index, if there is one"
-    )
-    draft_ahead: int = Field(
-        0,
-        ge=0,
-        le=8,
-        description="outcomes of a step for which the next draft is sent beforehand; pays where the link is slow",
-    )
-    retrieval_deadline_s: float = Field(0.01, ge=0, le=1, description="longest that a draft waits for the index")
+
+# Written once, in the classes that the sources read.
+if TYPE_CHECKING:
+    _OfSources = Placed
+else:
+    _OfSources = create_model("_OfSources", __base__=Placed, __module__=__name__, **_fields_of(DrafterConfig))
+
+
+class DrafterSettings(_OfSources):
+    """The drafter and its sources: what ``DrafterConfig`` marks as settings, and how the drafter is placed."""
+
     keep_calibration: bool = Field(
         True, description="keep what is learnt of the sources' worth in cache_dir; it holds no text"
     )
-    max_sessions: int = Field(1024, ge=1)
     session_silence_s: float = Field(
         SILENCE_S, ge=1, description="seconds after which the text of a request of which nothing is heard is let go of"
     )

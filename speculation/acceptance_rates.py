@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from speculation.tree import ROOT
+from speculation.tree import ROOT, claims
 from speculation.types import TokenTree
 
 # Scores are sorted into buckets that halve: above 1/2, above 1/4, ... with steps between.
@@ -27,37 +27,29 @@ class AcceptanceRates:
         self._seen: dict[tuple[str, int], tuple[float, float]] = {}
 
     def probabilities(self, tree: TokenTree) -> list[float]:
-        """For every node the probability that it is accepted, never above its parent's; for probes what they are held to be
-        worth: they are never accepted, and bring tokens later."""
+        """For every node the probability that it is accepted; for probes what they are held to be worth: they are never
+        accepted, and bring tokens later. Never above its parent's: alone, a node would be checked behind another text."""
         found: list[float] = []
-        for node, claimed in enumerate(_claims(tree)):
-            accepted, count = self._seen.get((tree.sources[node], _bucket(claimed)), (0.0, 0.0))
-            probability = (_PRIOR * claimed + accepted) / (_PRIOR + count)
+        probes = set(tree.probes)
+        for node, claimed in enumerate(claims(tree)):
+            if node in probes:
+                probability = claimed if tree.scores else 0.0
+            else:
+                accepted, count = self._seen.get((tree.sources[node], _bucket(claimed)), (0.0, 0.0))
+                probability = (_PRIOR * claimed + accepted) / (_PRIOR + count)
             parent = tree.parents[node]
             found.append(probability if parent == ROOT else min(probability, found[parent]))
-        for probe in tree.probes:
-            found[probe] = min(1.0, max(0.0, tree.scores[probe])) if tree.scores else 0.0
         return found
 
     def learn(self, tree: TokenTree, accepted_path: Collection[int]) -> None:
         """Take note of which of the verified nodes were accepted."""
-        for node, claimed in enumerate(_claims(tree)):
+        for node, claimed in enumerate(claims(tree)):
             if node in tree.probes:
                 continue
             key = (tree.sources[node], _bucket(claimed))
             accepted, count = self._seen.get(key, (0.0, 0.0))
             fade = min(1.0, _MEMORY / (count + 1))
             self._seen[key] = ((accepted + (node in accepted_path)) * fade, (count + 1) * fade)
-
-
-def _claims(tree: TokenTree) -> list[float]:
-    """What the sources say of every node."""
-    if tree.scores:
-        return [min(1.0, max(0.0, score)) for score in tree.scores]
-    claims: list[float] = []
-    for parent in tree.parents:
-        claims.append(0.5 if parent == ROOT else 0.5 * claims[parent])
-    return claims
 
 
 def _bucket(score: float) -> int:

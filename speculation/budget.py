@@ -10,7 +10,7 @@ from typing import Protocol
 
 from speculation.acceptance_rates import AcceptanceRates
 from speculation.costs import CostTable, Load
-from speculation.tree import take
+from speculation.tree import claims, take
 from speculation.types import EMPTY_TREE, TokenTree
 
 # After so many steps without a node a few are waited for and checked all the same: else nobody would ever learn that drafts,
@@ -41,18 +41,21 @@ class Budget(Protocol):
     @property
     def max_nodes(self) -> int:
         """Most nodes of one request's tree, ever."""
-        ...
+
+    def seconds(self, load: Load) -> float:
+        """How long a pass takes; infinite where time does not count."""
+
+    def probabilities(self, tree: TokenTree) -> list[float]:
+        """For every node of a tree the probability that the target takes the path to it."""
 
     def wanted(self, load: Load) -> Wanted:
         """What drafts for a step beside ``load`` should hold. Where that is nothing, nobody waits for one."""
-        ...
 
     def prompt_rows(self, load: Load, most: int, keys: int) -> int:
         """How many rows of prompts, at most ``most``, the coming step computes beside the decoding requests in ``load``.
 
         ``keys`` tokens of the prompt that has got farthest are computed already.
         """
-        ...
 
     def choose(self, trees: Sequence[TokenTree], load: Load, decoding: Load) -> list[TokenTree]:
         """The part of each tree that the coming step checks, beside ``load``, which counts no node.
@@ -60,15 +63,12 @@ class Budget(Protocol):
         There is one tree, empty or not, for every request that the step gives a token. ``load`` holds prompts besides;
         ``decoding`` is what it would be without them.
         """
-        ...
 
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
         """Take note of a pass: what it held, nodes included, what it took, and each checked tree's accepted path."""
-        ...
 
     def learn_prompts(self, load: Load, seconds: float) -> None:
         """Take note of a pass that computed prompts: another kind of work, which says nothing about nodes."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,16 +77,21 @@ class FixedBudget:
 
     max_nodes: int
 
+    def seconds(self, load: Load) -> float:
+        """See ``Budget``: time does not count."""
+        return math.inf
+
+    def probabilities(self, tree: TokenTree) -> list[float]:
+        """See ``Budget``: what the sources claim."""
+        return claims(tree)
+
     def wanted(self, load: Load) -> Wanted:
-        """See ``Budget``: everything."""
         return Wanted(nodes=self.max_nodes)
 
     def prompt_rows(self, load: Load, most: int, keys: int) -> int:
-        """See ``Budget``: all."""
         return most
 
     def choose(self, trees: Sequence[TokenTree], load: Load, decoding: Load) -> list[TokenTree]:
-        """See ``Budget``."""
         return list(trees)
 
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
@@ -110,10 +115,18 @@ class MeasuredBudget:
         self.max_nodes = max_nodes
         self._max_step_s = max_step_s
         self._costs = costs
-        self._calibrator = AcceptanceRates()
+        self._acceptance = AcceptanceRates()
         self._steps_without = 0
         # What a pass with prompts takes, measured against what the table expects.
         self._prompt_factor = 1.0
+
+    def seconds(self, load: Load) -> float:
+        """See ``Budget``: as measured."""
+        return self._costs.seconds(load)
+
+    def probabilities(self, tree: TokenTree) -> list[float]:
+        """See ``Budget``: as learnt."""
+        return self._acceptance.probabilities(tree)
 
     def wanted(self, load: Load) -> Wanted:
         """See ``Budget``: a node must bring what plain decoding does in the time of a row, where rows are cheapest."""
@@ -147,7 +160,7 @@ class MeasuredBudget:
             (probability, index, node)
             for index, tree in enumerate(trees)
             if not tree.proposals
-            for node, probability in enumerate(self._calibrator.probabilities(tree))
+            for node, probability in enumerate(self._acceptance.probabilities(tree))
         ]
         # Parents come before their children: they are at least as probable, and stand first.
         candidates.sort(key=lambda candidate: -candidate[0])
@@ -164,13 +177,11 @@ class MeasuredBudget:
         ]
 
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
-        """See ``Budget``."""
         self._costs.learn(load, seconds)
         for tree, accepted_path in outcomes:
-            self._calibrator.learn(tree, accepted_path)
+            self._acceptance.learn(tree, accepted_path)
 
     def learn_prompts(self, load: Load, seconds: float) -> None:
-        """See ``Budget``."""
         ratio = min(4.0, max(0.25, seconds / self._costs.seconds(load)))
         self._prompt_factor += _PROMPT_WEIGHT * (ratio - self._prompt_factor)
 

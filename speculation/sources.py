@@ -1,4 +1,4 @@
-"""What each source of drafts needs and suits: the one table that router, drafter and verifier read.
+"""What each source of drafts needs and suits, and which sources a strategy uses: what router, drafter and verifier read.
 
 A new source is one file in ``services/drafter`` (or ``services/verifier/heads``) and one entry here.
 """
@@ -16,6 +16,7 @@ class SourceSpec:
     """A source of drafts.
 
     Attributes:
+        made_by: the function that makes it, "module:function"; it is given its component's configuration.
         kind: ``text`` drafts from tokens in well under a millisecond, ``model`` computes a drafter of its own and may take
             long, ``head`` drafts inside the target's pass.
         nodes: most drafted nodes of a step, where nobody says: trees with branches need more of them than chains do.
@@ -27,6 +28,7 @@ class SourceSpec:
     """
 
     name: str
+    made_by: str
     kind: Kind = "text"
     nodes: int = 32
     top_k: int = 0
@@ -40,15 +42,35 @@ def _table(*specs: SourceSpec) -> dict[str, SourceSpec]:
     return {spec.name: spec for spec in specs}
 
 
-SOURCES = _table(
-    SourceSpec(name="autoregressive", nodes=0),
-    SourceSpec(name="prompt_lookup", nodes=8),
-    SourceSpec(name="suffix", nodes=16),
-    SourceSpec(name="recycling", top_k=8),
-    SourceSpec(name="anpd", nodes=8),
-    SourceSpec(name="lookahead", nodes=120, top_k=1),
-    SourceSpec(name="spectra_core", nodes=120, top_k=8),
-    SourceSpec(name="spectra", nodes=120, top_k=8, retrieval=True),
-    SourceSpec(name="retrieval", retrieval=True),
-    SourceSpec(name="semantic", layers=(-1,), retrieval=True),
+SOURCES: dict[str, SourceSpec] = _table(
+    SourceSpec(name="autoregressive", made_by="services.drafter.autoregressive:make", nodes=0),
+    SourceSpec(name="prompt_lookup", made_by="services.drafter.prompt_lookup:make", nodes=8),
+    SourceSpec(name="suffix", made_by="services.drafter.suffix:make", nodes=16),
+    SourceSpec(name="recycling", made_by="services.drafter.recycling:make", top_k=8),
+    SourceSpec(name="anpd", made_by="services.drafter.anpd:make", nodes=8),
+    SourceSpec(name="lookahead", made_by="services.drafter.lookahead:make", nodes=120, top_k=1),
+    SourceSpec(name="spectra_core", made_by="services.drafter.spectra:make_core", nodes=120, top_k=8),
+    SourceSpec(name="spectra", made_by="services.drafter.spectra:make_full", nodes=120, top_k=8, retrieval=True),
+    SourceSpec(name="retrieval", made_by="services.drafter.corpus_hits:make", retrieval=True),
+    SourceSpec(name="semantic", made_by="services.drafter.semantic:make", layers=(-1,), retrieval=True),
 )
+
+# What users name: a set of sources. Plain decoding is the empty set; it needs no drafter at all.
+STRATEGIES: dict[str, tuple[str, ...]] = {
+    "autoregressive": (),
+    "prompt_lookup": ("prompt_lookup",),
+    "suffix": ("suffix",),
+    "recycling": ("recycling",),
+    "blend": ("suffix", "recycling"),
+    "anpd": ("anpd",),
+    "lookahead": ("lookahead",),
+    "spectra_core": ("spectra_core",),
+    "spectra": ("spectra",),
+    "spectra_retrieval": ("retrieval",),
+    "rest": ("retrieval",),
+    "semantic": ("semantic",),
+}
+# What a strategy uses besides where the server has it.
+WHERE_INDEXED: dict[str, tuple[str, ...]] = {"blend": ("retrieval", "semantic")}
+# Where a paper's trees are larger than its source suits.
+STRATEGY_NODES: dict[str, int] = {"rest": 64}

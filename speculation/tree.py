@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,12 @@ from speculation.types import TokenTree
 ROOT = -1
 
 
-def validate(tree: TokenTree, *, vocab_size: int, max_nodes: int) -> None:
+def validate(tree: TokenTree, *, vocab_size: int, max_nodes: int, sources: Collection[str] | None = None) -> None:
     """Check a tree that came from outside.
+
+    Args:
+        sources: who may have proposed a node: what is learnt of sources must not grow with names that nobody asked;
+            None: anybody.
 
     Raises:
         MalformedTree: names the field, the entry and the rule it breaks.
@@ -33,6 +37,8 @@ def validate(tree: TokenTree, *, vocab_size: int, max_nodes: int) -> None:
             raise MalformedTree(f"tree.tokens[{node}]", token, f"a token id below {vocab_size}")
         if not ROOT <= tree.parents[node] < node:
             raise MalformedTree(f"tree.parents[{node}]", tree.parents[node], f"-1 or an earlier node than {node}")
+        if sources is not None and tree.sources[node] not in sources:
+            raise MalformedTree(f"tree.sources[{node}]", tree.sources[node], f"one of {', '.join(sorted(sources))}")
     for node, score in enumerate(tree.scores):
         if score != score:
             raise MalformedTree(f"tree.scores[{node}]", score, "a number")
@@ -109,42 +115,70 @@ def chain(tokens: Sequence[int], source: str, scores: Sequence[float] = ()) -> T
     )
 
 
-def merge(trees: Iterable[TokenTree]) -> TokenTree:
-    """One prefix tree of all paths. Where several trees propose a node, the highest score and its source win.
+def claims(tree: TokenTree) -> list[float]:
+    """For every node the probability that its source claims for the whole path to it; 1/2 for every further token where it
+    gives no scores."""
+    if tree.scores:
+        return [min(1.0, max(0.0, score)) for score in tree.scores]
+    found: list[float] = []
+    for parent in tree.parents:
+        found.append(0.5 if parent == ROOT else 0.5 * found[parent])
+    return found
 
-    Probes and proposals are not merged: their rows belong to one source each.
+
+def merge(trees: Iterable[TokenTree], value: Callable[[TokenTree], Sequence[float]] | None = None) -> TokenTree:
+    """One prefix tree of all paths. Where several trees propose a node, the one that gives it the highest value wins.
+
+    Probes share no node with what can be accepted. Proposals are not merged: sampled tokens belong to one source.
+
+    Args:
+        value: of each node of a tree; None: its score.
 
     Raises:
-        ValueError: a tree has probes or proposals.
+        ValueError: a tree has proposals.
     """
     tokens: list[int] = []
     parents: list[int] = []
     sources: list[str] = []
     scores: list[float] = []
-    place: dict[tuple[int, int], int] = {}
+    values: list[float] = []
+    probes: list[int] = []
+    place: dict[tuple[int, int, bool], int] = {}
     for tree in trees:
-        if tree.probes or tree.proposals:
-            raise ValueError("trees with probes or proposals cannot be merged")
+        if tree.proposals:
+            raise ValueError("trees with proposals cannot be merged")
+        claimed = claims(tree) if value is not None else tree.scores or (0.0,) * len(tree)
+        valued = claimed if value is None else value(tree)
+        own_probes = set(tree.probes)
         mapped: list[int] = []
         for node, token in enumerate(tree.tokens):
             parent = ROOT if tree.parents[node] == ROOT else mapped[tree.parents[node]]
-            score = tree.scores[node] if tree.scores else 0.0
-            at = place.setdefault((parent, token), len(tokens))
+            at = place.setdefault((parent, token, node in own_probes), len(tokens))
             mapped.append(at)
             if at == len(tokens):
                 tokens.append(token)
                 parents.append(parent)
                 sources.append(tree.sources[node])
-                scores.append(score)
-            elif score > scores[at]:
-                scores[at], sources[at] = score, tree.sources[node]
-    return TokenTree(tokens=tuple(tokens), parents=tuple(parents), sources=tuple(sources), scores=tuple(scores))
+                scores.append(claimed[node])
+                values.append(valued[node])
+                if node in own_probes:
+                    probes.append(at)
+            elif valued[node] > values[at]:
+                scores[at], values[at], sources[at] = claimed[node], valued[node], tree.sources[node]
+    return TokenTree(
+        tokens=tuple(tokens),
+        parents=tuple(parents),
+        sources=tuple(sources),
+        scores=tuple(scores),
+        probes=tuple(probes),
+    )
 
 
-def prune(tree: TokenTree, max_nodes: int, max_depth: int) -> TokenTree:
+def prune(tree: TokenTree, max_nodes: int, max_depth: int, values: Sequence[float] = ()) -> TokenTree:
     """The ``max_nodes`` best nodes no deeper than ``max_depth``, parents always kept with their children.
 
-    Best is the highest score among nodes whose parent is kept, then the earliest node. Without scores: the earliest.
+    Best is the highest value among nodes whose parent is kept, then the earliest node. Without values the scores count,
+    without scores the earliest.
 
     Raises:
         ValueError: the tree holds sampled tokens (``proposals``). Leaving some out after they were seen would bias the
@@ -155,7 +189,7 @@ def prune(tree: TokenTree, max_nodes: int, max_depth: int) -> TokenTree:
         return tree
     if tree.proposals:
         raise ValueError("a sampled tree cannot be pruned")
-    scores = tree.scores or (0.0,) * len(tree)
+    scores = values or tree.scores or (0.0,) * len(tree)
     below: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents):
         below.setdefault(parent, []).append(node)
@@ -169,6 +203,18 @@ def prune(tree: TokenTree, max_nodes: int, max_depth: int) -> TokenTree:
             for child in below.get(node, ()):
                 heapq.heappush(heap, (-scores[child], child))
     return take(tree, sorted(kept))
+
+
+def follow(tree: TokenTree, tokens: Sequence[int]) -> int:
+    """How many of ``tokens``, from the first one on, lie on a path from the root."""
+    below = children(tree)
+    node = ROOT
+    for count, token in enumerate(tokens):
+        found = next((child for child in below.get(node, ()) if tree.tokens[child] == token), None)
+        if found is None:
+            return count
+        node = found
+    return len(tokens)
 
 
 def descend(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
@@ -198,11 +244,17 @@ def descend(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
 
 
 def take(tree: TokenTree, kept: list[int]) -> TokenTree:
-    """The sub-tree of ``kept`` nodes, which are in order and hold every kept node's parent."""
-    place = {node: index for index, node in enumerate(kept)}
+    """The sub-tree of ``kept`` nodes, which are in order.
+
+    Raises:
+        ValueError: a node's parent is not kept: the node would be checked behind another text.
+    """
+    place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
+    if any(tree.parents[node] not in place for node in kept):
+        raise ValueError("a node is kept without its parent")
     return TokenTree(
         tokens=tuple(tree.tokens[node] for node in kept),
-        parents=tuple(place.get(tree.parents[node], ROOT) for node in kept),
+        parents=tuple(place[tree.parents[node]] for node in kept),
         sources=tuple(tree.sources[node] for node in kept),
         scores=tuple(tree.scores[node] for node in kept) if tree.scores else (),
         probes=tuple(place[node] for node in tree.probes if node in place),

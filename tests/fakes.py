@@ -18,7 +18,9 @@ import torch
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
-from speculation.budget import FixedBudget
+from services.verifier.engine.origins import Origin
+from services.verifier.target_port import Outcome, Prefix, Rows, Sampling
+from speculation.budget import Budget, FixedBudget
 from speculation.errors import TargetLost, Unavailable
 from speculation.messages import (
     CloseSession,
@@ -35,7 +37,7 @@ from speculation.messages import (
     Retrieved,
     StepReport,
 )
-from speculation.ports import DraftLink, Outcome, Prefix, Rows, Sampling
+from speculation.ports import DraftLink
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.types import Features, Plan, SamplingParams, TokenTree
 
@@ -150,7 +152,8 @@ class ToyTarget:
         """Two numbers a row: the token at the row, and how many rows the pass had."""
         tokens = self._last[session_id].tokens
         data = struct.pack(f"<{2 * len(rows)}e", *(number for row in rows for number in (tokens[row], len(tokens))))
-        return Features(data=data, rows=len(rows), width=2, dtype="float16")
+        start = self._last[session_id].context + rows[0]
+        return Features(data=data, rows=len(rows), width=2, dtype="float16", start=start)
 
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
         self.threads.add(threading.current_thread().name)
@@ -199,10 +202,12 @@ class RandomDrafter:
         self.vocab = vocab
         self.mood = mood
         self.sessions: dict[str, list[int]] = {}
+        self.sources: dict[str, str] = {}
         self.forgotten: list[str] = []
 
     async def open(self, message: OpenSession) -> Draft | DraftFailure:
         self.sessions[message.session_id] = list(message.tokens)
+        self.sources[message.session_id] = message.sources[0]
         return await self._draft(message.session_id, message.max_nodes)
 
     async def step(self, message: StepReport) -> Draft | DraftFailure:
@@ -226,7 +231,8 @@ class RandomDrafter:
 
     async def _draft(self, session_id: str, max_nodes: int) -> Draft | DraftFailure:
         tokens = self.sessions[session_id]
-        length, tree = len(tokens), random_tree(self.random, max_nodes, self.vocab)
+        name = self.sources[session_id]
+        length, tree = len(tokens), random_tree(self.random, max_nodes, self.vocab, name)
         match self.mood:
             case "failing":
                 raise RuntimeError("planted failure")
@@ -240,7 +246,7 @@ class RandomDrafter:
                 broken = (self.vocab + 5,) * max(len(tree), 1)
                 tree = TokenTree(tokens=broken, parents=(7,) * len(broken), sources=("x",) * len(broken))
             case "good":
-                tree = right_tree(tokens, max_nodes)
+                tree = right_tree(tokens, max_nodes, name)
         return Draft(session_id=session_id, base_length=length, base_hash=extend_hash(EMPTY_HASH, tokens), tree=tree)
 
 
@@ -255,12 +261,12 @@ def random_tree(source: random.Random, max_nodes: int, vocab: int, name: str = "
     )
 
 
-def right_tree(tokens: Sequence[int], depth: int) -> TokenTree:
+def right_tree(tokens: Sequence[int], depth: int, name: str = "right") -> TokenTree:
     """The chain that the toy model would say greedily."""
     path: list[int] = []
     for _ in range(depth):
         path.append(int(toy_logits([*tokens, *path]).argmax()))
-    return TokenTree(tokens=tuple(path), parents=tuple(range(-1, depth - 1)), sources=("right",) * depth)
+    return TokenTree(tokens=tuple(path), parents=tuple(range(-1, depth - 1)), sources=(name,) * depth)
 
 
 def request(name: str, prompt: Sequence[int], plan: Plan | None = None, **sampling: object) -> GenerationRequest:
@@ -277,13 +283,25 @@ def request(name: str, prompt: Sequence[int], plan: Plan | None = None, **sampli
 PLAIN = Plan(strategy="autoregressive")
 
 
+def origin(
+    link: DraftLink, name: str = "the drafter", *, trusted: bool = True, sources: Sequence[str] | None = None
+) -> Origin:
+    """Where drafts come from."""
+    return Origin(name=name, link=link, trusted=trusted, sources=None if sources is None else frozenset(sources))
+
+
 @asynccontextmanager
-async def decoding(target: ToyTarget, link: DraftLink, **config: object) -> AsyncIterator[DecodingLoop]:
+async def decoding(
+    target: ToyTarget, *links: DraftLink | Origin, budget: Budget | None = None, **config: object
+) -> AsyncIterator[DecodingLoop]:
     """A running loop."""
     loop = DecodingLoop(
         target,
-        link,
-        FixedBudget(max_nodes=6),
+        [
+            link if isinstance(link, Origin) else origin(link, "the drafter" if number == 1 else f"drafter {number}")
+            for number, link in enumerate(links, 1)
+        ],
+        budget or FixedBudget(max_nodes=6),
         LoopConfig(**config),  # type: ignore[arg-type]
         ThreadPoolExecutor(max_workers=1),
     )

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from services.drafter.config import AnpdConfig
+from services.drafter.config import AnpdConfig, DrafterConfig
+from services.drafter.interfaces import TreeSource
 from speculation.messages import OpenSession, StepReport
 from speculation.tree import chain
 from speculation.types import TokenTree
@@ -20,14 +21,18 @@ NAME = "anpd"
 _EACH = 0.6
 
 
-class Anpd:
-    """Source: see the module."""
+def make(config: DrafterConfig) -> Anpd:
+    """For ``SourceSpec.made_by``."""
+    return Anpd(config.anpd)
+
+
+class Anpd(TreeSource):
+    """The adaptive n-gram model of ANPD's section 3, one for each request."""
 
     def __init__(self, config: AnpdConfig) -> None:
         self._config = config
 
     def open(self, message: OpenSession) -> AnpdSession:
-        """See ``Source``."""
         return AnpdSession(self._config, message.tokens)
 
 
@@ -41,7 +46,6 @@ class AnpdSession:
         self._read(tokens)
 
     def draft(self, max_nodes: int) -> TokenTree:
-        """See ``SourceSession``."""
         ending = self._ending
         drafted: list[int] = []
         while len(drafted) < max_nodes and (token := self._likeliest(ending)) is not None:
@@ -50,11 +54,10 @@ class AnpdSession:
         return chain(drafted, NAME, [_EACH ** (depth + 1) for depth in range(len(drafted))])
 
     def observe(self, report: StepReport) -> None:
-        """See ``SourceSession``."""
         self._read(report.committed)
 
     def close(self) -> None:
-        """See ``SourceSession``: nothing outlives the request."""
+        """Nothing outlives the request."""
 
     def _likeliest(self, ending: tuple[int, ...]) -> int | None:
         for length in range(len(ending), 0, -1):

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+from services.drafter.config import DrafterConfig
+from services.drafter.interfaces import TreeSource
 from speculation.messages import OpenSession, StepReport
 from speculation.types import EMPTY_TREE, TokenTree
 
 
-class Autoregressive:
-    """Source and session at once: there is no state."""
+def make(config: DrafterConfig) -> Autoregressive:
+    """For ``SourceSpec.made_by``."""
+    return Autoregressive()
+
+
+class Autoregressive(TreeSource):
+    """Source and session at once: there is no state, and every tree is empty."""
 
     def open(self, message: OpenSession) -> Autoregressive:
-        """See ``Source``."""
         return self
 
     def draft(self, max_nodes: int) -> TokenTree:
-        """See ``SourceSession``: the empty tree."""
         return EMPTY_TREE
 
     def observe(self, report: StepReport) -> None:
-        """See ``SourceSession``: nothing is learnt."""
+        """Nothing is learnt."""
 
     def close(self) -> None:
-        """See ``SourceSession``: nothing was kept."""
+        """Nothing was kept."""

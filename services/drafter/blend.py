@@ -8,14 +8,17 @@ is never likelier than its beginning, that gives the most probable tree of its s
 from __future__ import annotations
 
 import heapq
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from services.drafter.calibrator import Calibrator, Candidate
-from services.drafter.source import PathSource
+from services.drafter.interfaces import PathSession
 from speculation.messages import StepReport
 from speculation.tree import ROOT
 from speculation.types import TokenTree
+
+log = logging.getLogger(__name__)
 
 # Paths less likely than this are never drafted.
 _LEAST = 2e-4
@@ -24,14 +27,14 @@ Places = tuple[tuple[str, Any], ...]
 
 
 class BlendSession:
-    """Implements ``SourceSession`` over several sources, or one.
+    """Implements ``TreeSession`` over several sources, or one.
 
     Args:
         sources: by name, in the order in which they are asked.
         calibrator: shared by all sessions.
     """
 
-    def __init__(self, sources: Mapping[str, PathSource], calibrator: Calibrator) -> None:
+    def __init__(self, sources: Mapping[str, PathSession], calibrator: Calibrator) -> None:
         self._sources = dict(sources)
         self._calibrator = calibrator
         self._least = _LEAST
@@ -40,12 +43,11 @@ class BlendSession:
         self._nodes: dict[tuple[int, int], int] = {}
 
     def draft(self, max_nodes: int) -> TokenTree:
-        """See ``SourceSession``."""
         return self.draft_after((), max_nodes)
 
     def draft_after(self, assumed: Sequence[int], max_nodes: int) -> TokenTree:
         """What may follow everything seen so far and ``assumed``."""
-        places: Places = tuple((name, source.start()) for name, source in self._sources.items())
+        places = self._start()
         for token in assumed:
             places = self._follow(places, token)
         options: dict[int, list[Candidate]] = {}
@@ -63,7 +65,6 @@ class BlendSession:
         return sorted(rated, key=lambda each: -each[1])
 
     def observe(self, report: StepReport) -> None:
-        """See ``SourceSession``."""
         node: int | None = ROOT
         for token in report.committed:
             if node is None or node not in self._options:
@@ -72,13 +73,34 @@ class BlendSession:
             node = self._nodes.get((node, token))
         self._options, self._nodes = {}, {}
         self._least = max(_LEAST, report.min_probability)
-        for source in self._sources.values():
-            source.observe(report)
+        for name, source in list(self._sources.items()):
+            try:
+                source.observe(report)
+            except Exception:
+                self._lose(name)
+
+    def catch_up(self) -> bool:
+        """As ``PathSession.catch_up``."""
+        more = False
+        for name, source in list(self._sources.items()):
+            try:
+                more |= source.catch_up()
+            except Exception:
+                self._lose(name)
+        return more
 
     def close(self) -> None:
-        """See ``SourceSession``."""
         for source in self._sources.values():
             source.close()
+
+    def _start(self) -> Places:
+        places = []
+        for name, source in list(self._sources.items()):
+            try:
+                places.append((name, source.start()))
+            except Exception:
+                self._lose(name)
+        return tuple(places)
 
     def _grow(
         self, start: Places, max_nodes: int, options: dict[int, list[Candidate]], nodes: dict[tuple[int, int], int]
@@ -117,15 +139,35 @@ class BlendSession:
         found: dict[int, tuple[str, ...]] = {}
         namers: list[str] = []
         for name, place in places:
-            for token, kind in self._sources[name].candidates(place):
-                before = found.get(token)
-                if before is None:
-                    namers.append(name)
-                    found[token] = (kind,)
-                else:
-                    found[token] = (*before, kind)
+            source = self._sources.get(name)
+            if source is None:
+                continue
+            try:
+                for token, kind in source.candidates(place):
+                    before = found.get(token)
+                    if before is None:
+                        namers.append(name)
+                        found[token] = (kind,)
+                    else:
+                        found[token] = (*before, kind)
+            except Exception:
+                self._lose(name)
         return list(found.items()), namers
 
     def _follow(self, places: Places, token: int) -> Places:
-        followed = ((name, self._sources[name].follow(place, token)) for name, place in places)
-        return tuple((name, place) for name, place in followed if place is not None)
+        followed = []
+        for name, place in places:
+            source = self._sources.get(name)
+            try:
+                further = None if source is None else source.follow(place, token)
+            except Exception:
+                self._lose(name)
+                continue
+            if further is not None:
+                followed.append((name, further))
+        return tuple(followed)
+
+    def _lose(self, name: str) -> None:
+        """A source that fails costs its own nodes, for the rest of the request."""
+        log.exception("%s drafts nothing more for a request", name)
+        del self._sources[name]

@@ -1,9 +1,17 @@
-"""Settings of a drafter: one small object per source."""
+"""Settings of a drafter: one small class per source. It says as well which of them users may set, by what name."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Annotated
+
+from services.settings import Setting
+
+# SPECTRA's and Lookahead's, which have the same meaning.
+_NGRAM = Setting(name="spectra_ngram", ge=2, le=16, about="N of spectra and lookahead: length of n-grams")
+_WINDOW = Setting(name="spectra_window", ge=0, le=64, about="W: columns of their candidate window")
+_GUESSES = Setting(name="spectra_guesses", ge=1, le=64, about="G: continuations kept for a token")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -16,9 +24,9 @@ class PromptLookupConfig:
         max_branches: most earlier occurrences that are followed at once.
     """
 
-    prompt_lookup_max: int = 4
-    prompt_lookup_min: int = 1
-    max_branches: int = 3
+    prompt_lookup_max: Annotated[int, Setting(name="prompt_lookup_max", ge=1, le=64)] = 4
+    prompt_lookup_min: Annotated[int, Setting(name="prompt_lookup_min", ge=1, le=64)] = 1
+    max_branches: Annotated[int, Setting(name="prompt_lookup_branches", ge=1, le=64)] = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,9 +45,27 @@ class SuffixConfig:
 
     depth: int = 16
     max_endings: int = 4
-    max_tokens: int = 65_536
-    max_cached_tokens: int = 0
-    cached_s: float = 3600.0
+    max_tokens: Annotated[
+        int,
+        Setting(
+            name="suffix_max_tokens",
+            ge=256,
+            le=1 << 20,
+            about="tokens of a request's own text, the latest, that `suffix` looks for endings in: some 150 bytes each",
+        ),
+    ] = 65_536
+    max_cached_tokens: Annotated[
+        int,
+        Setting(
+            name="suffix_cached_tokens",
+            ge=0,
+            le=10_000_000,
+            about="tokens of earlier answers that `suffix` keeps for each API key, for its own requests alone; 0: none",
+        ),
+    ] = 0
+    cached_s: Annotated[
+        float, Setting(name="suffix_cached_s", gt=0, about="seconds after which such an answer is forgotten")
+    ] = 3600.0
     max_tenants: int = 64
 
 
@@ -55,7 +81,13 @@ class RecyclingConfig:
 
     max_tenants: int = 64
     max_entries: int = 50_000
-    snapshot: Path | None = None
+    snapshot: Annotated[
+        Path | None,
+        Setting(
+            name="recycling_snapshot",
+            about="file of successors that recycling begins with; None: the one of retrieval.index, if there is one",
+        ),
+    ] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,7 +98,7 @@ class AnpdConfig:
         max_order: longest n-gram that is counted, its last token included.
     """
 
-    max_order: int = 3
+    max_order: Annotated[int, Setting(name="anpd_max_order", ge=2, le=16, about="longest n-gram that anpd counts")] = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,9 +111,9 @@ class LookaheadConfig:
         guesses: G, n-grams that are kept for a token, and checked at once.
     """
 
-    ngram: int = 5
-    window: int = 15
-    guesses: int = 15
+    ngram: Annotated[int, _NGRAM] = 5
+    window: Annotated[int, _WINDOW] = 15
+    guesses: Annotated[int, _GUESSES] = 15
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,13 +128,18 @@ class SpectraConfig:
         forward, backward, sub_ngrams: what the paper's Table 2 takes away, one at a time.
     """
 
-    ngram: int = 5
-    window: int = 15
-    guesses: int = 15
-    explore_prob: float = 0.1
-    forward: bool = True
-    backward: bool = True
-    sub_ngrams: bool = True
+    ngram: Annotated[int, _NGRAM] = 5
+    window: Annotated[int, _WINDOW] = 15
+    guesses: Annotated[int, _GUESSES] = 15
+    explore_prob: Annotated[
+        float,
+        Setting(name="spectra_explore_prob", ge=0, le=1, about="how often the window takes a token that is not known yet"),
+    ] = 0.1
+    forward: Annotated[
+        bool, Setting(name="spectra_forward", about="spectra's forward dictionary; off: the paper's ablation")
+    ] = True
+    backward: Annotated[bool, Setting(name="spectra_backward", about="its backward dictionary")] = True
+    sub_ngrams: Annotated[bool, Setting(name="spectra_sub_ngrams", about="enter sub-n-grams as well")] = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,6 +151,8 @@ class DrafterConfig:
         calibration: file that what is learnt of the sources is kept in, or None; it holds no text.
         retrieval_deadline_s: longest that a draft waits for the retrieval index.
         draft_ahead: outcomes of a step for which the next draft is sent beforehand.
+        max_feature_bytes: most bytes of hidden states that are kept for sources that read them, of all sessions together;
+            those that came first are dropped first.
     """
 
     prompt_lookup: PromptLookupConfig = field(default_factory=PromptLookupConfig)
@@ -122,7 +161,18 @@ class DrafterConfig:
     anpd: AnpdConfig = field(default_factory=AnpdConfig)
     lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
     spectra: SpectraConfig = field(default_factory=SpectraConfig)
-    max_sessions: int = 1024
+    max_sessions: Annotated[int, Setting(name="max_sessions", ge=1)] = 1024
     calibration: Path | None = None
-    retrieval_deadline_s: float = 0.01
-    draft_ahead: int = 0
+    retrieval_deadline_s: Annotated[
+        float, Setting(name="retrieval_deadline_s", ge=0, le=1, about="longest that a draft waits for the index")
+    ] = 0.01
+    draft_ahead: Annotated[
+        int,
+        Setting(
+            name="draft_ahead",
+            ge=0,
+            le=8,
+            about="outcomes of a step for which the next draft is sent beforehand; pays where the link is slow",
+        ),
+    ] = 0
+    max_feature_bytes: int = 1 << 30

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from services.drafter.config import LookaheadConfig
-from services.drafter.ngrams import Ngrams
+from services.drafter.config import DrafterConfig, LookaheadConfig
+from services.drafter.growing_ngrams import GrowingNgrams
+from services.drafter.interfaces import TreeSource
 from services.drafter.window import Window
 from speculation.messages import OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
@@ -22,6 +23,11 @@ NAME = "lookahead"
 
 # How likely the latest n-gram's next token is, and how much less an older one's: only ranks nodes.
 _FIRST, _OLDER = 0.5, 0.8
+
+
+def make(config: DrafterConfig) -> Lookahead:
+    """For ``SourceSpec.made_by``."""
+    return Lookahead(config.lookahead)
 
 
 class Pool:
@@ -47,14 +53,13 @@ class Pool:
         return token in self._after
 
 
-class Lookahead:
-    """Source: see the module."""
+class Lookahead(TreeSource):
+    """Lookahead decoding's two branches (section 3): the window that finds n-grams, and the pool that guesses by them."""
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._config = config
 
     def open(self, message: OpenSession) -> LookaheadSession:
-        """See ``Source``."""
         return LookaheadSession(self._config, message)
 
 
@@ -66,22 +71,21 @@ class LookaheadSession:
         # Any seed will do; with this one, the same text gets the same drafts.
         seed = extend_hash(EMPTY_HASH, message.tokens)
         self._window = Window(ngram=config.ngram, width=config.window, tokens=message.tokens, seed=seed)
-        self._text = Ngrams(config.ngram)
+        self._text = GrowingNgrams(config.ngram)
         self._read(message.tokens)
 
     def draft(self, max_nodes: int) -> TokenTree:
-        """See ``SourceSession``: guesses first, then the window as far as there is room."""
+        """Guesses first, then the window as far as there is room."""
         tree = guesses(self._pool.after(self._text.tail[-1]), NAME, max_nodes)
         return self._window.attach(tree, NAME, max_nodes - len(tree))
 
     def observe(self, report: StepReport) -> None:
-        """See ``SourceSession``."""
         for ngram in self._window.advance(report, lambda likely: likely[0]):
             self._pool.add(ngram[0], ngram[1:])
         self._read(report.committed)
 
     def close(self) -> None:
-        """See ``SourceSession``: nothing outlives the request."""
+        """Nothing outlives the request."""
 
     def _read(self, tokens: Sequence[int]) -> None:
         for ngram in self._text.read(tokens):

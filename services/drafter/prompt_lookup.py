@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.drafter.config import PromptLookupConfig
+from services.drafter.config import DrafterConfig, PromptLookupConfig
+from services.drafter.interfaces import TreeSource
 from speculation.messages import OpenSession, StepReport
 from speculation.tree import chain, merge, prune
 from speculation.types import TokenTree
@@ -22,14 +23,18 @@ _LONG_MATCH = 0.85
 _BRANCH_DISCOUNT = 0.6
 
 
-class PromptLookup:
-    """Source: see the module."""
+def make(config: DrafterConfig) -> PromptLookup:
+    """For ``SourceSpec.made_by``."""
+    return PromptLookup(config.prompt_lookup)
+
+
+class PromptLookup(TreeSource):
+    """Prompt lookup decoding (Saxena, 2023), with branches and with the answer looked up as well as the prompt."""
 
     def __init__(self, config: PromptLookupConfig) -> None:
         self._config = config
 
     def open(self, message: OpenSession) -> PromptLookupSession:
-        """See ``Source``."""
         return PromptLookupSession(self._config, message.tokens)
 
 
@@ -44,7 +49,6 @@ class PromptLookupSession:
         self._extend(tokens)
 
     def draft(self, max_nodes: int) -> TokenTree:
-        """See ``SourceSession``."""
         if max_nodes == 0:
             return TokenTree()
         branches = []
@@ -57,11 +61,10 @@ class PromptLookupSession:
         return prune(merge(branches), max_nodes, max_nodes)
 
     def observe(self, report: StepReport) -> None:
-        """See ``SourceSession``."""
         self._extend(report.committed)
 
     def close(self) -> None:
-        """See ``SourceSession``: nothing outlives the request."""
+        """Nothing outlives the request."""
 
     def _matches(self) -> list[tuple[int, int]]:
         """(position of the continuation, length of the n-gram that matched), best first."""

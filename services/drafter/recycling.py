@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections import OrderedDict, deque
 from collections.abc import Iterator, Sequence
 
-from services.drafter.config import RecyclingConfig
+from services.drafter.config import DrafterConfig, RecyclingConfig
 from speculation.messages import OpenSession, StepReport
-from speculation.successor_table import Successors
+from speculation.successor_table import Successors, read
 from speculation.tree import ROOT
 from speculation.types import Observation
 
@@ -78,8 +78,20 @@ class _Table:
         return self._seen.get(key)
 
 
+def make(config: DrafterConfig) -> Recycling:
+    """For ``SourceSpec.made_by``.
+
+    Raises:
+        ConfigurationError: the snapshot cannot be read.
+    """
+    snapshot = config.recycling.snapshot
+    return Recycling(config.recycling, warm=None if snapshot is None else read(snapshot))
+
+
 class Recycling:
-    """Source: see the module. Requests of one tenant share a table; what one tenant's text has shown, no other sees.
+    """Token recycling's adjacency matrix (section 3), as a table of contexts of one to three tokens.
+
+    Requests of one tenant share a table; what one tenant's text has shown, no other sees.
 
     Args:
         warm: what is likely after single tokens, known beforehand; every tenant's.
@@ -93,7 +105,6 @@ class Recycling:
         self._tables: OrderedDict[str, _Table] = OrderedDict()
 
     def open(self, message: OpenSession) -> RecyclingSession:
-        """See ``WalkedSource``."""
         table = _Table(self._config.max_entries)
         if message.tenant is not None:
             table = self._tables.setdefault(message.tenant, table)
@@ -103,7 +114,6 @@ class Recycling:
         return RecyclingSession(table, self._warm, message.tokens)
 
     def forget(self, tenant: str) -> None:
-        """See ``WalkedSource``."""
         self._tables.pop(tenant, None)
 
 
@@ -119,15 +129,14 @@ class RecyclingSession:
         self._read(tokens)
 
     def start(self) -> Context:
-        """See ``PathSource``: the last tokens."""
+        """The last tokens."""
         return self._context
 
     def follow(self, place: Context, token: int) -> Context:
-        """See ``PathSource``."""
         return (*place, token)[-_ORDERS[0] :]
 
     def candidates(self, place: Context) -> Iterator[tuple[int, str]]:
-        """See ``PathSource``: of the longest context that a pass has shown, then of shorter ones; what else may fit last."""
+        """Of the longest context that a pass has shown, then of shorter ones; what else may fit last."""
         known: set[int] = set()
         for order in _ORDERS:
             for rank, token in enumerate(self._table.top(place[-order:])[:_RANKS]):
@@ -152,7 +161,6 @@ class RecyclingSession:
                         yield token, kind
 
     def observe(self, report: StepReport) -> None:
-        """See ``PathSource``."""
         if report.observation is not None and report.observation.top_ids:
             self._learn(report.observation)
             for token, node in zip(report.committed, (ROOT, *report.accepted_path), strict=False):
@@ -160,8 +168,12 @@ class RecyclingSession:
                 self._passed.appendleft(tuple(each for each in likely if each != token))
         self._read(report.committed)
 
+    def catch_up(self) -> bool:
+        """Nothing is put off."""
+        return False
+
     def close(self) -> None:
-        """See ``PathSource``: the table is the tenant's."""
+        """The table is the tenant's."""
 
     def _learn(self, seen: Observation) -> None:
         contexts = {ROOT: self._context}

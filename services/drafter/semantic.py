@@ -9,42 +9,46 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from services.drafter.retrieval import HitSession, ending
+from services.drafter.config import DrafterConfig
+from services.drafter.corpus_hits import HitSession, ending
+from services.drafter.interfaces import TreeSource
+from services.drafter.known_states import row_of
 from speculation.messages import OpenSession, RetrievalQuery, StepReport
-from speculation.types import Features
 
 NAME = "semantic"
+# What the output layer reads.
+_LAYERS = (-1,)
 
 
-class Semantic:
-    """Source: see the module."""
+def make(config: DrafterConfig) -> Semantic:
+    """For ``SourceSpec.made_by``."""
+    return Semantic()
+
+
+class Semantic(TreeSource):
+    """kNN-LM's look-up (section 2) as a source of drafts."""
 
     def open(self, message: OpenSession) -> SemanticSession:
-        """See ``Source``."""
         return SemanticSession()
 
 
 class SemanticSession(HitSession):
-    """The latest state and the token that was chosen from it. Implements ``Retrieving``."""
+    """The latest state and the token that was chosen from it. Implements ``LookingUp``."""
 
     def __init__(self) -> None:
         super().__init__(NAME)
         self._query: RetrievalQuery | None = None
 
     def query(self) -> RetrievalQuery | None:
-        """See ``Retrieving``: nothing before the first step."""
+        """Nothing before the first step."""
         return self._query
 
     def observe(self, report: StepReport) -> None:
-        """See ``SourceSession``."""
         super().observe(report)
         features = None if report.observation is None else report.observation.features
         self._query = None
         if features is not None and report.committed:
-            self._query = replace(ending(report.committed[-1:]), state=_last(features))
-
-
-def _last(features: Features) -> Features:
-    """The last row."""
-    size = len(features.data) // features.rows
-    return Features(data=features.data[-size:], rows=1, width=features.width, dtype=features.dtype)
+            state = row_of(features, features.rows - 1, _LAYERS)
+            if state is not None:
+                # Where it stands in this text is nothing to the index.
+                self._query = replace(ending(report.committed[-1:]), state=replace(state, start=0))

@@ -6,49 +6,49 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TypeVar, cast
 
-from services.drafter.catalogue import check_names
+from services.drafter.catalogue import check_names, make_source
 from services.drafter.config import DrafterConfig
-from services.drafter.outcomes import likeliest_outcomes
-from services.drafter.sessions import Joined, Sources
-from services.drafter.source import Retrieving
-from speculation import limits
+from services.drafter.drafted_request import DraftedPrefix, DraftedRequest
+from services.drafter.drafting_thread import DraftingThread
+from services.drafter.interfaces import ModelSource
+from services.drafter.known_states import BoundedStates
+from services.drafter.model_group import ModelGroup
+from services.drafter.text_group import TEXT, TextGroup, TextSession
 from speculation.errors import OutriderError
 from speculation.messages import (
     CloseSession,
+    Continuation,
     Draft,
     DraftFailure,
     FeatureChunk,
     ForgetTenant,
     OpenSession,
+    RetrievalQuery,
     StepReport,
     log_name,
 )
 from speculation.ports import Retriever
 from speculation.prefix import EMPTY_HASH, extend_hash
-from speculation.types import EMPTY_TREE, TokenTree
+from speculation.sources import SOURCES
+from speculation.types import EMPTY_TREE, Features, TokenTree
 
 log = logging.getLogger(__name__)
 
+_Result = TypeVar("_Result")
+
+# Longest that a model may take to come to forgetting a tenant: whoever is asked to forget answers nothing else meanwhile.
+_FORGET_S = 2.0
 # What is learnt of sources is kept whenever so many requests have ended.
 _SAVE_EVERY = 16
 
 
-@dataclass(kw_only=True, slots=True)
-class _Session:
-    tenant: str | None
-    sources: Joined
-    length: int
-    prefix_hash: int
-    traceparent: str
-    max_nodes: int = 0
-    tree: TokenTree = EMPTY_TREE
-
-
 class DrafterService:
-    """Implements ``speculation.ports.Drafter``.
+    """Implements ``speculation.ports.Drafter``. Its sources draft in threads of their own: one for text, one for each model.
 
     Args:
         retriever: the way to the retrieval index, if there is one.
@@ -57,8 +57,11 @@ class DrafterService:
     def __init__(self, config: DrafterConfig, retriever: Retriever | None = None) -> None:
         self._config = config
         self._retriever = retriever
-        self._sources = Sources(config)
-        self._sessions: OrderedDict[str, _Session] = OrderedDict()
+        self._thread = DraftingThread("drafts-text")
+        self._text = TextGroup(config)
+        self._models: dict[str, ModelGroup] = {}
+        self._states = BoundedStates(config.max_feature_bytes)
+        self._sessions: OrderedDict[str, DraftedRequest] = OrderedDict()
         self._ended = 0
         self.retrievals_missed = 0
 
@@ -67,121 +70,218 @@ class DrafterService:
         """Sessions that are open."""
         return len(self._sessions)
 
-    async def open(self, message: OpenSession) -> Draft | DraftFailure:
-        """See ``Drafter``."""
+    async def open(self, message: OpenSession) -> Draft | DraftFailure | None:
+        start = time.perf_counter()
         try:
             check_names(message.sources)
-            joined = self._sources.open(message)
         except OutriderError as error:
             return DraftFailure(session_id=message.session_id, reason=str(error))
         name = log_name(message.session_id, message.traceparent)
         log.info("session %s: %d tokens, %s", name, len(message.tokens), ", ".join(message.sources))
         # Opened anew: what it learnt before is in the tokens that came with the message.
-        self._sessions.pop(message.session_id, None)
-        self._sessions[message.session_id] = _Session(
+        self._drop(message.session_id)
+        texts = tuple(name for name in message.sources if SOURCES[name].kind == "text")
+        session = DraftedRequest(
+            id=message.session_id,
             tenant=message.tenant,
-            sources=joined,
-            length=len(message.tokens),
-            prefix_hash=extend_hash(EMPTY_HASH, message.tokens),
+            models=[self._model(name) for name in message.sources if SOURCES[name].kind == "model"],
+            reads_states=any(SOURCES[name].kind == "model" and SOURCES[name].layers for name in message.sources),
+            prefix=DraftedPrefix(length=len(message.tokens), hash=EMPTY_HASH, max_nodes=message.max_nodes, start=start),
             traceparent=message.traceparent,
         )
+        self._sessions[session.id] = session
         if len(self._sessions) > self._config.max_sessions:
             forgotten = next(iter(self._sessions))
             self.close(CloseSession(session_id=forgotten))
             log.warning("dropped session %s: more than max_sessions=%d", forgotten, self._config.max_sessions)
-        return await self._draft(message.session_id, message.max_nodes)
+        for group in session.models:
+            group.open(message)
+        session.begin(session.prefix)
+        # A long prompt takes its time.
+        hashing = self._thread.run(_hash, session.prefix, message.tokens)
+        if not texts and session.models:
+            await hashing
+            return None
+        try:
+            return await self._draft(session, partial(self._text.open, message, texts))
+        except OutriderError as error:
+            self._drop(session.id)
+            return DraftFailure(session_id=session.id, reason=str(error))
+        except Exception:
+            self._drop(session.id)
+            raise
 
-    async def step(self, message: StepReport) -> Draft | DraftFailure:
-        """See ``Drafter``."""
+    async def step(self, message: StepReport) -> Draft | DraftFailure | None:
+        start = time.perf_counter()
         session = self._sessions.get(message.session_id)
         if session is None:
             return DraftFailure(session_id=message.session_id, reason="unknown session", reopen=True)
-        prefix_hash = extend_hash(session.prefix_hash, message.committed)
-        if session.length + len(message.committed) != message.length or prefix_hash != message.prefix_hash:
-            del self._sessions[message.session_id]
+        prefix_hash = extend_hash(session.prefix.hash, message.committed)
+        if session.prefix.length + len(message.committed) != message.length or prefix_hash != message.prefix_hash:
+            self._drop(session.id)
             return DraftFailure(session_id=message.session_id, reason="a step was missed", reopen=True)
-        session.length, session.prefix_hash = message.length, prefix_hash
-        session.sources.session.observe(message)
-        self._sessions.move_to_end(message.session_id)
-        return await self._draft(message.session_id, message.max_nodes)
+        self._sessions.move_to_end(session.id)
+        if message.observation is not None and message.observation.features is not None:
+            self._keep(session, message.observation.features)
+        for group in session.models:
+            group.observe(message)
+        session.begin(DraftedPrefix(length=message.length, hash=prefix_hash, max_nodes=message.max_nodes, start=start))
+        return None if session.text is None else await self._draft(session, partial(_observed, session.text, message))
 
     async def further(self, session_id: str) -> AsyncIterator[Draft]:
-        """See ``Drafter``: drafts for the likeliest outcomes of the step that the last draft was for."""
-        for draft in self.ahead(session_id):
-            yield draft
-
-    def ahead(self, session_id: str) -> Sequence[Draft]:
-        """See ``further``."""
+        """See ``Drafter``: models' drafts as they are ready, then drafts for what the step under way may commit."""
         session = self._sessions.get(session_id)
-        if session is None or session.sources.blend is None or not self._config.draft_ahead:
-            return ()
-        blend = session.sources.blend
-        outcomes = likeliest_outcomes(session.tree, blend.likeliest_after, self._config.draft_ahead)
-        return [
-            self._message(session_id, session, blend.draft_after(outcome, session.max_nodes), outcome)
-            for outcome in outcomes
-            if len(outcome) <= limits.MAX_ASSUMED
-        ]
+        if session is None:
+            return
+        prefix = session.prefix
+        pending = dict(prefix.expected)
+        while pending:
+            await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for answer in [answer for answer in pending if answer.done()]:
+                group, whose = pending.pop(answer)
+                if session.prefix is not prefix:
+                    return
+                # That there is none is worth saying where somebody waits.
+                if (tree := answer.result()) is not None or whose is prefix:
+                    more = any(other is whose for _, other in pending.values())
+                    yield session.draft(whose, group, tree or EMPTY_TREE, more=more)
+        if session.text is None:
+            return
+        if self._config.draft_ahead:
+            async for ahead in self._ahead(session, session.text, prefix):
+                yield ahead
+        # While nobody waits: what a long prompt says is not all known yet.
+        while await self._thread.run(_if_still, session, prefix, session.text.catch_up, later=True):
+            pass
+
+    async def _ahead(self, session: DraftedRequest, text: TextSession, prefix: DraftedPrefix) -> AsyncIterator[Draft]:
+        outcomes = partial(text.outcomes, self._config.draft_ahead)
+        for outcome in await self._thread.run(_if_still, session, prefix, outcomes, later=True) or ():
+            draft_after = partial(text.draft_after, outcome, prefix.max_nodes)
+            ahead = await self._thread.run(_if_still, session, prefix, draft_after, later=True)
+            if ahead is None or session.prefix is not prefix:
+                return
+            yield session.draft(prefix, TEXT, ahead, assumed=outcome)
 
     def features(self, message: FeatureChunk) -> None:
-        """See ``Drafter``."""
+        session = self._sessions.get(message.session_id)
+        if session is not None:
+            self._keep(session, message.features)
 
     def close(self, message: CloseSession) -> None:
-        """See ``Drafter``."""
-        session = self._sessions.pop(message.session_id, None)
-        if session is not None:
-            session.sources.session.close()
-            self._ended += 1
-            if self._ended % _SAVE_EVERY == 0:
-                self._sources.save()
+        session = self._drop(message.session_id)
+        if session is None:
+            return
+        if session.text is not None:
+            self._thread.run(_logged, session.text.close)
+        self._ended += 1
+        if self._ended % _SAVE_EVERY == 0:
+            self._thread.run(_logged, self._text.save)
 
     async def forget(self, message: ForgetTenant) -> None:
-        """See ``Drafter``."""
-        # First, since what closes may leave something behind. Requests under way are opened anew, in another name.
-        for session_id in [name for name, session in self._sessions.items() if session.tenant == message.tenant]:
-            self.close(CloseSession(session_id=session_id))
-        self._sources.forget(message.tenant)
+        """See ``Drafter``: requests under way are opened anew, under whatever name they have now.
 
-    def stop(self) -> None:
+        Raises:
+            TimeoutError: a model hangs, so that nothing can be said of it.
+        """
+        for session in [each for each in self._sessions.values() if each.tenant == message.tenant]:
+            self._drop(session.id)
+        forgetting = [group.forget(message.tenant) for group in self._models.values()]
+        async with asyncio.timeout(_FORGET_S):
+            await asyncio.gather(self._thread.run(self._text.forget, message.tenant), *forgetting)
+
+    async def stop(self) -> None:
         """Keep what was learnt of the sources."""
-        self._sources.save()
+        await self._thread.run(self._text.save)
 
-    async def _draft(self, session_id: str, max_nodes: int) -> Draft:
-        start = time.perf_counter()
-        session = self._sessions[session_id]
-        # Together, so that they share a message.
-        await asyncio.gather(*(self._retrieve(session_id, wanting) for wanting in session.sources.retrieving))
-        session.max_nodes = max_nodes
-        session.tree = session.sources.session.draft(max_nodes)
-        return self._message(session_id, session, session.tree, (), time.perf_counter() - start)
+    def _model(self, name: str) -> ModelGroup:
+        if name not in self._models:
+            make = partial(make_source, name, self._config)
+            self._models[name] = ModelGroup(name, cast(Callable[[], ModelSource], make))
+        return self._models[name]
 
-    async def _retrieve(self, session_id: str, wanting: Retrieving) -> None:
-        """Give a source what the index finds, or nothing: a draft without is better than a late one."""
-        query = wanting.query()
+    def _keep(self, session: DraftedRequest, states: Features) -> None:
+        if session.reads_states and states.rows and states.layers:
+            self._states.add(session.states, states)
+
+    def _drop(self, session_id: str) -> DraftedRequest | None:
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            self._states.forget(session.states)
+            for group in session.models:
+                group.close(session_id)
+        return session
+
+    async def _draft(self, session: DraftedRequest, prepare: Callable[[], TextSession]) -> Draft | None:
+        """The text sources' draft, once ``prepare`` has opened them or told them of a step.
+
+        Where they fail beside models, the models go on alone.
+        """
+        try:
+            tree = await self._text_tree(session, prepare)
+        except Exception:
+            if not session.models:
+                raise
+            log.exception("text sources draft nothing more for %s", session.id)
+            session.text = None
+            return None
+        return session.draft(session.prefix, TEXT, tree, more=bool(session.models))
+
+    async def _text_tree(self, session: DraftedRequest, prepare: Callable[[], TextSession]) -> TokenTree:
+        nodes = session.prefix.max_nodes
+        text, queries, tree = await self._thread.run(_prepared, prepare, nodes, self._retriever is not None)
+        session.text = text
+        if tree is None:
+            # Together, so that they share a message.
+            found = await asyncio.gather(*(self._look_up(session, query) for query in queries))
+            tree = await self._thread.run(text.draft, nodes, found)
+        return tree
+
+    async def _look_up(self, session: DraftedRequest, query: RetrievalQuery | None) -> Sequence[Continuation] | None:
+        """What the index finds, or nothing: a draft without is better than a late one. None: nothing was asked."""
         if self._retriever is None or query is None:
-            return
-        query = replace(query, session_id=session_id, traceparent=self._sessions[session_id].traceparent)
+            return None
+        query = replace(query, session_id=session.id, traceparent=session.traceparent)
         try:
             async with asyncio.timeout(self._config.retrieval_deadline_s):
-                found = await self._retriever.retrieve(query)
+                return (await self._retriever.retrieve(query)).continuations
         except (TimeoutError, OutriderError) as error:
             log.debug("no retrieval: %s", error)
         except Exception:
             log.exception("retrieval failed")
-        else:
-            wanting.found(found.continuations)
-            return
         self.retrievals_missed += 1
-        wanting.found(())
+        return ()
 
-    def _message(
-        self, session_id: str, session: _Session, tree: TokenTree, assumed: tuple[int, ...], seconds: float = 0.0
-    ) -> Draft:
-        return Draft(
-            session_id=session_id,
-            base_length=session.length,
-            base_hash=session.prefix_hash,
-            assumed=assumed,
-            tree=tree,
-            drafting_s=seconds,
-        )
+
+# --- in the text sources' thread -----------------------------------------------------------------------------------
+
+
+def _hash(prefix: DraftedPrefix, tokens: Sequence[int]) -> None:
+    prefix.hash = extend_hash(EMPTY_HASH, tokens)
+
+
+def _prepared(
+    prepare: Callable[[], TextSession], max_nodes: int, look_up: bool
+) -> tuple[TextSession, list[RetrievalQuery | None], TokenTree | None]:
+    """A session and its draft; or what is to be looked up before."""
+    text = prepare()
+    queries = text.queries() if look_up else []
+    return text, queries, None if queries else text.draft(max_nodes)
+
+
+def _observed(text: TextSession, report: StepReport) -> TextSession:
+    text.observe(report)
+    return text
+
+
+def _if_still(session: DraftedRequest, prefix: DraftedPrefix, function: Callable[[], _Result]) -> _Result | None:
+    """What ``function`` gives, if the session still drafts for this prefix: afterwards its sources know more."""
+    return function() if session.prefix is prefix else None
+
+
+def _logged(function: Callable[[], None]) -> None:
+    """For what nobody waits for."""
+    try:
+        function()
+    except Exception:
+        log.exception("%s failed", function)

@@ -14,10 +14,11 @@ import random
 from collections import deque
 from collections.abc import Sequence
 
-from services.drafter.config import SpectraConfig
+from services.drafter.config import DrafterConfig, SpectraConfig
+from services.drafter.corpus_hits import QUERIED, ending
+from services.drafter.growing_ngrams import GrowingNgrams
+from services.drafter.interfaces import TreeSource
 from services.drafter.lookahead import Pool, guesses
-from services.drafter.ngrams import Ngrams
-from services.drafter.retrieval import QUERIED, ending
 from services.drafter.window import Window
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
@@ -26,15 +27,24 @@ from speculation.types import TokenTree
 CORE, FULL = "spectra_core", "spectra"
 
 
-class Spectra:
-    """Source: SPECTRA-CORE, or with what retrieval found."""
+def make_core(config: DrafterConfig) -> Spectra:
+    """For ``SourceSpec.made_by``."""
+    return Spectra(config.spectra, name=CORE)
+
+
+def make_full(config: DrafterConfig) -> Spectra:
+    """For ``SourceSpec.made_by``."""
+    return Spectra(config.spectra, name=FULL)
+
+
+class Spectra(TreeSource):
+    """SPECTRA-CORE (Algorithm 1), or all of SPECTRA: with what SPECTRA-RETRIEVAL found in a refined corpus beside it."""
 
     def __init__(self, config: SpectraConfig, *, name: str) -> None:
         self._config = config
         self._name = name
 
     def open(self, message: OpenSession) -> SpectraSession:
-        """See ``Source``."""
         kind = RetrievingSpectraSession if self._name == FULL else SpectraSession
         return kind(self._config, self._name, message)
 
@@ -51,22 +61,21 @@ class SpectraSession:
         seed = extend_hash(EMPTY_HASH, message.tokens)
         self._window = Window(ngram=config.ngram, width=config.window, tokens=message.tokens, seed=seed)
         self._random = random.Random(seed)
-        self._text = Ngrams(config.ngram)
+        self._text = GrowingNgrams(config.ngram)
         self._read(message.tokens)
 
     def draft(self, max_nodes: int) -> TokenTree:
-        """See ``SourceSession``: guesses first, then the window as far as there is room."""
+        """Guesses first, then the window as far as there is room."""
         tree = guesses(self._guesses(), self._name, max_nodes)
         return self._window.attach(tree, self._name, max_nodes - len(tree))
 
     def observe(self, report: StepReport) -> None:
-        """See ``SourceSession``."""
         for ngram in self._window.advance(report, self._choose):
             self._enter(ngram)
         self._read(report.committed)
 
     def close(self) -> None:
-        """See ``SourceSession``: nothing outlives the request."""
+        """Nothing outlives the request."""
 
     def _guesses(self) -> list[tuple[int, ...]]:
         found = []
@@ -108,7 +117,7 @@ class SpectraSession:
 
 
 class RetrievingSpectraSession(SpectraSession):
-    """Full SPECTRA. Implements ``Retrieving``."""
+    """Full SPECTRA. Implements ``LookingUp``."""
 
     def __init__(self, config: SpectraConfig, name: str, message: OpenSession) -> None:
         self._hits: list[tuple[int, ...]] = []
@@ -116,15 +125,12 @@ class RetrievingSpectraSession(SpectraSession):
         super().__init__(config, name, message)
 
     def query(self) -> RetrievalQuery:
-        """See ``Retrieving``."""
         return ending(self._recent)
 
     def found(self, hits: Sequence[Continuation]) -> None:
-        """See ``Retrieving``."""
         self._hits = [hit.tokens for hit in hits]
 
     def observe(self, report: StepReport) -> None:
-        """See ``SourceSession``."""
         self._recent.extend(report.committed)
         super().observe(report)
 

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 
-from services.drafter.config import SuffixConfig
+from services.drafter.config import DrafterConfig, SuffixConfig
 from services.drafter.suffix_automaton import BREAK, NOWHERE, Ending
 from services.drafter.suffix_memory import Memory
 from speculation.messages import OpenSession, StepReport
@@ -82,8 +82,13 @@ class _Answers:
             self.memory.forget(end)
 
 
+def make(config: DrafterConfig) -> Suffix:
+    """For ``SourceSpec.made_by``."""
+    return Suffix(config.suffix)
+
+
 class Suffix:
-    """Source: see the module. The answers of tenants are apart."""
+    """SuffixDecoding's two memories, the request's own and its tenant's. The answers of tenants are apart."""
 
     prior = PRIOR
 
@@ -93,7 +98,6 @@ class Suffix:
         self._answers: OrderedDict[str, _Answers] = OrderedDict()
 
     def open(self, message: OpenSession) -> SuffixSession:
-        """See ``WalkedSource``."""
         answers = _Answers(self._config, self._clock)
         if message.tenant is not None:
             answers = self._answers.setdefault(message.tenant, answers)
@@ -107,7 +111,6 @@ class Suffix:
         return SuffixSession(self._config, answers, message)
 
     def forget(self, tenant: str) -> None:
-        """See ``WalkedSource``."""
         self._answers.pop(tenant, None)
 
 
@@ -123,19 +126,16 @@ class SuffixSession:
         self._read(message.tokens)
 
     def start(self) -> Place:
-        """See ``PathSource``."""
         own = self._own.automaton
         shared = self._answers.memory.automaton
         return own.head if self._own.complete else own.find(self._recent), shared.find(self._recent)
 
     def follow(self, place: Place, token: int) -> Place | None:
-        """See ``PathSource``."""
         own = self._own.automaton.follow(place[0], token)
         shared = self._answers.memory.automaton.follow(place[1], token)
         return None if own == shared == NOWHERE else (own, shared)
 
     def candidates(self, place: Place) -> Iterator[tuple[int, str]]:
-        """See ``PathSource``."""
         memories = (self._own.automaton, self._answers.memory.automaton)
         states = [state for state, _ in place]
         followers: list[list[tuple[int, int, int]] | None] = [None, None]
@@ -163,19 +163,18 @@ class SuffixSession:
                 return
 
     def observe(self, report: StepReport) -> None:
-        """See ``PathSource``."""
         self._read(report.committed)
         self._answer += report.committed
 
     def close(self) -> None:
-        """See ``PathSource``: the answer is remembered for the tenant's next requests, where that is asked for."""
+        """The answer is remembered for the tenant's next requests, where that is asked for."""
         if self._config.max_cached_tokens and self._answer:
             self._answers.add(self._answer)
             self._answers.memory.work(_PIECE)
             self._answer = []
 
-    def count(self) -> bool:
-        """Count a piece more of what was put off; whether there is more. For when there is nothing else to do."""
+    def catch_up(self) -> bool:
+        """Count a piece more of the texts."""
         self._answers.memory.work(self._own.work(_PIECE))
         return not (self._own.idle and self._answers.memory.idle)
 
@@ -183,4 +182,4 @@ class SuffixSession:
         self._own.add(tokens[-self._config.max_tokens :])
         self._own.forget(self._own.end - self._config.max_tokens)
         self._recent.extend(tokens[-self._config.depth :])
-        self.count()
+        self.catch_up()

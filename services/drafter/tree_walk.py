@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from services.drafter.source import SourceSession
+from services.drafter.interfaces import TreeSession
 from speculation.messages import StepReport
 from speculation.tree import ROOT, children
 from speculation.types import TokenTree
@@ -26,9 +26,9 @@ def _kind(name: str, rank: int, depth: int) -> str:
 
 
 class TreeWalk:
-    """Implements ``PathSource``. A place is a node of the tree that the source proposes for the next step, and its depth."""
+    """Implements ``PathSession``. A place is a node of the tree that the source proposes, and its depth."""
 
-    def __init__(self, name: str, session: SourceSession, max_nodes: int) -> None:
+    def __init__(self, name: str, session: TreeSession, max_nodes: int) -> None:
         self._name = name
         self._session = session
         self._max_nodes = max_nodes
@@ -36,27 +36,26 @@ class TreeWalk:
         self._below: dict[int, dict[int, int]] = {}
 
     def start(self) -> tuple[int, int]:
-        """See ``PathSource``."""
         if self._tree is None:
             tree = self._tree = self._session.draft(self._max_nodes)
             self._below = {parent: {tree.tokens[n]: n for n in nodes} for parent, nodes in children(tree).items()}
         return ROOT, 0
 
     def follow(self, place: tuple[int, int], token: int) -> tuple[int, int] | None:
-        """See ``PathSource``."""
         node = self._below.get(place[0], {}).get(token)
         return None if node is None else (node, place[1] + 1)
 
     def candidates(self, place: tuple[int, int]) -> Iterator[tuple[int, str]]:
-        """See ``PathSource``."""
         for rank, token in enumerate(self._below.get(place[0], ())):
             yield token, _kind(self._name, rank, place[1] + 1)
 
     def observe(self, report: StepReport) -> None:
-        """See ``PathSource``."""
         self._tree = None
         self._session.observe(report)
 
+    def catch_up(self) -> bool:
+        """Nothing is put off."""
+        return False
+
     def close(self) -> None:
-        """See ``PathSource``."""
         self._session.close()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from services.client_api import ClientRequest
 from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument
-from speculation.sources import SOURCES
+from speculation.sources import SOURCES, STRATEGIES, STRATEGY_NODES, WHERE_INDEXED
 from speculation.types import AcceptanceRule, Plan
 
 
@@ -30,36 +30,11 @@ class StrategyConfig:
     semantic: bool = False
 
 
-# A strategy is a set of sources. Plain decoding is the empty set: it needs no drafter at all.
-STRATEGIES: dict[str, tuple[str, ...]] = {
-    "autoregressive": (),
-    "prompt_lookup": ("prompt_lookup",),
-    "suffix": ("suffix",),
-    "recycling": ("recycling",),
-    "blend": ("suffix", "recycling"),
-    "anpd": ("anpd",),
-    "lookahead": ("lookahead",),
-    "spectra_core": ("spectra_core",),
-    "spectra": ("spectra",),
-    "spectra_retrieval": ("retrieval",),
-    "rest": ("retrieval",),
-    "semantic": ("semantic",),
-}
-# These are nothing without an index; `blend` takes its hits where there is one.
-_NEED_RETRIEVAL = ("spectra", "spectra_retrieval", "rest")
-# And these not without the hidden states in it; `blend` takes those hits, too.
-_NEED_STATES = ("semantic",)
-# Drafted tokens per step: trees with branches need more of them than chains do.
-_NODES = {"prompt_lookup": 8, "suffix": 16, "anpd": 8, "lookahead": 120, "spectra_core": 120, "spectra": 120, "rest": 64}
-_NODES_OF_TREES = 32
-# How many of the target's likeliest next tokens a source wants to be told of, after every verified node.
-_OBSERVED = {"recycling": 8, "lookahead": 1, "spectra_core": 8, "spectra": 8}
-
-
 def served(*, retrieval: bool, semantic: bool = False) -> tuple[str, ...]:
     """The strategies of a server with a retrieval index, or without one; with hidden states in it, or without them."""
-    missing = (() if retrieval else _NEED_RETRIEVAL) + (() if semantic else _NEED_STATES)
-    return tuple(name for name in STRATEGIES if name not in missing)
+    return tuple(
+        name for name in STRATEGIES if (retrieval or not _needs_index(name)) and (semantic or not _needs_states(name))
+    )
 
 
 def check_default(config: StrategyConfig) -> None:
@@ -70,12 +45,12 @@ def check_default(config: StrategyConfig) -> None:
     """
     if config.strategy not in STRATEGIES:
         raise ConfigurationError(f"strategy is {config.strategy}: must be one of {_known()}")
-    if config.strategy in _NEED_RETRIEVAL and not config.retrieval:
-        raise ConfigurationError(f"strategy is {config.strategy}, which needs an index: set retrieval.index")
-    if config.strategy in _NEED_STATES and not config.semantic:
+    if _needs_states(config.strategy) and not config.semantic:
         raise ConfigurationError(
             f"strategy is {config.strategy}, which needs an index built with --semantic: set retrieval.semantic"
         )
+    if _needs_index(config.strategy) and not config.retrieval:
+        raise ConfigurationError(f"strategy is {config.strategy}, which needs an index: set retrieval.index")
     nodes = config.num_speculative_tokens
     if nodes is not None and not 0 <= nodes <= limits.MAX_TREE_NODES:
         raise ConfigurationError(f"num_speculative_tokens must be from 0 to {limits.MAX_TREE_NODES}")
@@ -102,18 +77,42 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
     if nodes is None:
         nodes = config.num_speculative_tokens
     if nodes is None:
-        nodes = _NODES.get(strategy, _NODES_OF_TREES)
-    sources = STRATEGIES[strategy]
-    if strategy == "blend" and config.retrieval:
-        sources = (*sources, "retrieval", *(("semantic",) if config.semantic else ()))
+        nodes = _suitable_nodes(strategy)
+    sources = _sources(strategy, config)
+    specs = [SOURCES[source] for source in sources]
     return Plan(
         strategy=strategy,
         sources=sources,
         max_nodes=nodes if sources else 0,
         acceptance=request.acceptance or config.acceptance,
-        observe_top_k=max((_OBSERVED.get(source, 0) for source in sources), default=0),
-        observe_layers=tuple(sorted({layer for source in sources for layer in SOURCES[source].layers})),
+        observe_top_k=max((spec.top_k for spec in specs), default=0),
+        observe_layers=tuple(sorted({layer for spec in specs for layer in spec.layers})),
+        observe_prompt=any(spec.prompt_features for spec in specs),
     )
+
+
+def _suitable_nodes(strategy: str) -> int:
+    suits = max((SOURCES[source].nodes for source in STRATEGIES[strategy]), default=0)
+    return STRATEGY_NODES.get(strategy, suits)
+
+
+def _sources(strategy: str, config: StrategyConfig) -> tuple[str, ...]:
+    """A strategy's sources, and those that it uses besides where they can be."""
+    besides = [
+        source
+        for source in WHERE_INDEXED.get(strategy, ())
+        if config.retrieval and (config.semantic or not SOURCES[source].layers)
+    ]
+    return (*STRATEGIES[strategy], *besides)
+
+
+def _needs_index(strategy: str) -> bool:
+    return any(SOURCES[source].retrieval for source in STRATEGIES[strategy])
+
+
+def _needs_states(strategy: str) -> bool:
+    """Whether hidden states are looked up in the index."""
+    return any(SOURCES[source].retrieval and SOURCES[source].layers for source in STRATEGIES[strategy])
 
 
 def _known() -> str:

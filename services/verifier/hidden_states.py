@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from services.verifier.target_port import Rows
 from speculation.errors import InvalidArgument
-from speculation.ports import Rows
 from speculation.types import Features
 
 # The one name that is no layer's: what the output layer reads, after the final norm.
@@ -31,8 +31,10 @@ class HiddenStates:
         head: the output layer, where it is in this stage.
     """
 
-    def __init__(self, model: PreTrainedModel, layers: range, total: int, head: nn.Module | None) -> None:
-        self._name, self._device = type(model).__name__, model.device
+    def __init__(
+        self, model: PreTrainedModel, layers: range, total: int, head: nn.Module | None, device: torch.device
+    ) -> None:
+        self._name, self._device = type(model).__name__, device
         self._layers = layers
         self._total = total
         self._head = head

@@ -31,8 +31,8 @@ from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.native import attention_kernel as native_attention
 from services.verifier.native.layer_kernel import fuse
 from services.verifier.native.library import library
+from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError
-from speculation.ports import Rows
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class ModelSlice:
                     parameter.data = parameter.data.to(self.dtype)
         self.hidden_size: int = self.model.config.get_text_config().hidden_size
         head = self.model.get_output_embeddings() if self.is_last else None
-        self.hidden_states = HiddenStates(self.model, layers, shares[-1].stop, head)
+        self.hidden_states = HiddenStates(self.model, layers, shares[-1].stop, head, self.device)
         self._calls = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
         self.pool = KVPool(calls, rows=rows, dtype=self.dtype, device=self.device)

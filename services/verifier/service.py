@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from services.verifier.config import VerifierConfig
 from services.verifier.engine.loop import DecodingLoop
+from services.verifier.engine.origins import Origin
 from services.verifier.measure_costs import costs_of
 from services.verifier.stages.upstream import Launch
 from services.verifier.target import TransformersTarget
 from speculation.budget import Budget, FixedBudget, MeasuredBudget
 from speculation.errors import Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard, log_name
-from speculation.ports import DraftLink
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +24,7 @@ class VerifierService:
     """Implements ``speculation.ports.VerifierPort``.
 
     Args:
+        origins: who drafts.
         launch: starts the processes of the target's other stages, where it has any.
 
     Raises:
@@ -31,7 +32,7 @@ class VerifierService:
         TargetLost: a stage died while it was loading.
     """
 
-    def __init__(self, config: VerifierConfig, link: DraftLink, launch: Launch | None = None) -> None:
+    def __init__(self, config: VerifierConfig, origins: Sequence[Origin], launch: Launch | None = None) -> None:
         self._config = config
         # Everything that torch does in parallel happens in this one thread, loading included: each further thread would get
         # an OpenMP team of its own, and two teams on the same cores cost a third of the speed (docs/log.md, 2026-11-21).
@@ -42,7 +43,7 @@ class VerifierService:
         except BaseException:
             self._target.shutdown()
             raise
-        self.loop = DecodingLoop(self._target, link, budget, config.loop, worker)
+        self.loop = DecodingLoop(self._target, origins, budget, config.loop, worker)
 
     async def start(self) -> None:
         """Begin to decode."""
@@ -64,13 +65,11 @@ class VerifierService:
         return self.loop.alive
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
-        """See ``VerifierPort``."""
         name, sampling = log_name(request.request_id, request.traceparent), request.sampling
         log.info("request %s: %d tokens after %d", name, sampling.max_tokens, len(request.prompt) + len(request.committed))
         return self.loop.generate(request)
 
     async def forget(self, tenant: str) -> None:
-        """See ``VerifierPort``."""
         await self.loop.forget(tenant)
 
     async def describe(self) -> VerifierCard:

@@ -30,6 +30,7 @@ from services.links.public_server import serve_public
 from services.router.service import RouterService
 from services.verifier.service import VerifierService
 from tests.drafter_process import DrafterProcess
+from tests.fakes import origin
 from tests.service import tiny_settings
 
 MINUTES = float(os.environ.get("OUTRIDER_SOAK_MINUTES", "0.5"))
@@ -58,7 +59,7 @@ async def service(folder: Path, drafter: DrafterProcess) -> AsyncIterator[tuple[
     settings = load(flags=flags, environ={})
     model = ResolvedModel(name="tiny", path=folder)
     link = GrpcDraftLink(drafter.address, TOKEN)
-    verifier = VerifierService(build.verifier_config(settings, model), link)
+    verifier = VerifierService(build.verifier_config(settings, model), [origin(link)])
     router = RouterService(build.router_config(settings, model), InProcessVerifierLink(verifier))
     await verifier.start()
     server = await serve_public(router, PublicServerConfig(port=0))

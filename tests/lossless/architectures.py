@@ -28,16 +28,16 @@ from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink
 from services.machine import cores
-from services.router.strategies import STRATEGIES
 from services.verifier.config import Dtype, TargetConfig
 from services.verifier.guard import check_slice
 from services.verifier.loading.adapters import inputs_of
 from services.verifier.model_slice import ModelSlice
 from services.verifier.target import TransformersTarget
+from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.messages import Draft, DraftFailure
-from speculation.ports import Rows
 from speculation.prefix import EMPTY_HASH, extend_hash
+from speculation.sources import STRATEGIES
 from speculation.types import Plan, TokenTree
 from tests.fakes import PLAIN, RandomDrafter, collect, decoding, request
 from tests.lossless.tiny_configs import tiny_config

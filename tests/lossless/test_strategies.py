@@ -15,18 +15,17 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.drafter.catalogue import SOURCES, WALKED
 from services.drafter.config import DrafterConfig, LookaheadConfig, SpectraConfig
 from services.drafter.service import DrafterService
 from services.generation_config import read_generation_config
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
-from services.router.strategies import STRATEGIES
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
 from services.verifier.service import VerifierService
+from speculation.sources import SOURCES, STRATEGIES
 from speculation.types import Plan
-from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, request
+from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, origin, request
 from tests.mixture import make_mixture
 
 PROMPTS = [
@@ -76,7 +75,7 @@ async def verifier(
         loop=LoopConfig(max_batched_tokens=50),
         budget=budget,
     )
-    running = VerifierService(verifier_config, draft_link)
+    running = VerifierService(verifier_config, [origin(draft_link)])
     await running.start()
     try:
         yield running
@@ -121,7 +120,7 @@ async def test_every_strategy_on_every_link(model: Path, sampling: dict[str, obj
     plain = await answers(model, "real", "in_process", PLAIN, sampling, together=False)
     assert await answers(model, "real", "in_process", PLAIN, sampling, together=True) == plain
     blend = (*STRATEGIES["blend"], "retrieval", "semantic", "spectra_core")
-    for sources in [*((source,) for source in (*SOURCES, *WALKED)), blend]:
+    for sources in [*((source,) for source in SOURCES), blend]:
         features = "semantic" in sources
         plan = Plan(strategy="any", sources=sources, max_nodes=20, observe_top_k=6, observe_layers=(-1,) if features else ())
         for together in (False, True):
@@ -161,7 +160,7 @@ async def test_a_models_own_processors_under_every_strategy(
     assert plain != await answers(
         folder, "real", "in_process", PLAIN, {**asked, "ignore_generation_config": True}, together=False
     )
-    for sources in [*((source,) for source in (*SOURCES, *WALKED)), (*STRATEGIES["blend"], "retrieval", "spectra_core")]:
+    for sources in [*((source,) for source in SOURCES), (*STRATEGIES["blend"], "retrieval", "spectra_core")]:
         features = "semantic" in sources
         plan = Plan(strategy="any", sources=sources, max_nodes=20, observe_top_k=6, observe_layers=(-1,) if features else ())
         assert await answers(folder, "real", "in_process", plan, asked, together=True) == plain, sources

@@ -213,3 +213,32 @@ def test_a_step_that_is_long_for_a_prompt_makes_no_node_cheaper() -> None:
             MeasuredBudget(table, max_nodes=8).choose([tree(score)], given, load())[0] for given in (load(), beside)
         )
         assert len(alone) == len(with_prompt) == (score > 0.5)
+
+
+def test_a_probe_is_never_chosen_without_its_parent() -> None:
+    """It would be computed behind another text. What it is held to be worth is as much as its parent's chance, at most."""
+    drafted = TokenTree(
+        tokens=(1, 2, 3, 4), parents=(-1, 0, 1, -1), sources=("s",) * 4, scores=(0.1, 0.9, 0.9, 0.2), probes=(1, 2)
+    )
+    assert AcceptanceRates().probabilities(drafted) == pytest.approx([0.1, 0.1, 0.1, 0.2])
+    source = random.Random(5)
+    for _ in range(300):
+        nodes = source.randint(1, 12)
+        parents = [source.randint(-1, node - 1) for node in range(nodes)]
+        probes: list[int] = []
+        for node, parent in enumerate(parents):
+            if parent in probes or source.random() < 0.4:
+                probes.append(node)
+        drafted = TokenTree(
+            tokens=tuple(range(nodes)),
+            parents=tuple(parents),
+            sources=("s",) * nodes,
+            scores=tuple(source.random() for _ in range(nodes)),
+            probes=tuple(probes),
+        )
+        table = costs({1: 1.0, 4: 1.0 + source.random(), 16: 3.0 + source.random()})
+        (chosen,) = MeasuredBudget(table, max_nodes=64).choose([drafted], load(), load())
+        where = {token: node for node, token in enumerate(chosen.tokens)}
+        for token, node in where.items():
+            before = parents[token]
+            assert chosen.parents[node] == (-1 if before == -1 else where[before])

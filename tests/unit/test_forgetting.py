@@ -15,14 +15,24 @@ from services.verifier.engine import forgetting as forgetting_module
 from services.verifier.engine.forgetting import Forgetting
 from speculation.errors import Unavailable
 from speculation.messages import Draft, DraftFailure, ForgetTenant, OpenSession
+from speculation.ports import DraftReceiver
 from speculation.types import Plan
 from tests.fakes import RandomDrafter, ToyTarget, collect, decoding, request
+
+
+class RejoiningLink(InProcessDraftLink):
+    """Can seem to have been away."""
+
+    async def start(self, receiver: DraftReceiver) -> None:
+        self.reconnect = receiver.on_connected
+        await super().start(receiver)
 
 
 async def test_a_drafter_that_returns_is_told_whom_to_forget() -> None:
     drafter = RandomDrafter()
     target = ToyTarget()
-    async with decoding(target, InProcessDraftLink(drafter)) as loop:
+    link = RejoiningLink(drafter)
+    async with decoding(target, link) as loop:
         # An idle loop wakes for it.
         async with asyncio.timeout(5):
             await loop.forget("one")
@@ -30,7 +40,7 @@ async def test_a_drafter_that_returns_is_told_whom_to_forget() -> None:
         # Both have, when the answer comes.
         assert target.forgotten == ["one", "two"]
         assert drafter.forgotten == ["one", "two"]
-        loop.on_connected()
+        link.reconnect()
         async with asyncio.timeout(5):
             while drafter.forgotten != ["one", "two"] * 2:
                 await asyncio.sleep(0.01)
@@ -51,13 +61,14 @@ async def test_what_is_under_way_leaves_nothing_to_a_forgotten_tenant(when: str)
         return await begin(message)
 
     drafter.open = opening  # type: ignore[method-assign]
-    async with decoding(target, InProcessDraftLink(drafter)) as loop:
+    link = RejoiningLink(drafter)
+    async with decoding(target, link) as loop:
         wanted = [replace(request(name, [1, 2], max_tokens=60, ignore_eos=True), tenant="one") for name in ("a", "b")]
         running = [asyncio.create_task(collect(loop, one)) for one in wanted[: 1 if when == "live" else 2]]
         while not opened:
             await asyncio.sleep(0.01)
         await loop.forget("one")
-        loop.on_connected()
+        link.reconnect()
         await asyncio.gather(*running)
         while len(target.forgotten) < 1 + len(running):
             await asyncio.sleep(0.01)

@@ -6,8 +6,8 @@ import pytest
 
 from services.drafter.anpd import Anpd
 from services.drafter.config import AnpdConfig, LookaheadConfig, SpectraConfig
+from services.drafter.corpus_hits import Retrieval, hit_tree
 from services.drafter.lookahead import Lookahead, Pool
-from services.drafter.retrieval import Retrieval, hit_tree
 from services.drafter.spectra import CORE, FULL, RetrievingSpectraSession, Spectra, SpectraSession
 from services.drafter.window import Window
 from speculation.messages import Continuation, OpenSession, StepReport
@@ -171,7 +171,7 @@ def test_hits_become_a_prefix_tree() -> None:
     assert paths(tree) == [(1,), (1, 2), (1, 3)]
     assert tree.scores[0] == pytest.approx(tree.scores[1] + tree.scores[2])
     assert len(hit_tree([], "r")) == 0
-    session = Retrieval("r").open(opening([1]))
+    session = Retrieval().open(opening([1]))
     session.found(hits)
     assert paths(session.draft(2)) == [(1,), (1, 2)]
     session.observe(report(9))

@@ -13,9 +13,10 @@ from transformers import PreTrainedTokenizerFast
 
 from services.client_api import ChatMessage, ClientRequest, RequestedSampling
 from services.router.stops import StopStrings
-from services.router.strategies import STRATEGIES, StrategyConfig, check_default, make_plan
+from services.router.strategies import StrategyConfig, check_default, make_plan
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError, InvalidArgument
+from speculation.sources import STRATEGIES
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, str | None]:

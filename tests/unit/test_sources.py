@@ -10,8 +10,8 @@ import pytest
 from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
 from services.drafter.config import RecyclingConfig, SuffixConfig
+from services.drafter.interfaces import PathSession
 from services.drafter.recycling import Recycling
-from services.drafter.source import PathSource
 from services.drafter.suffix import Suffix
 from speculation import successor_table as successors
 from speculation.errors import ConfigurationError
@@ -47,7 +47,7 @@ def suffix(**config: int) -> Suffix:
     return Suffix(SuffixConfig(**config))
 
 
-def draft(session: PathSource, nodes: int) -> TokenTree:
+def draft(session: PathSession, nodes: int) -> TokenTree:
     """What the source alone would draft, with what is believed of its kinds at first."""
     return BlendSession({"x": session}, Calibrator(Suffix.prior | Recycling.prior)).draft(nodes)
 

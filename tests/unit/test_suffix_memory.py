@@ -13,11 +13,13 @@ from services.drafter import suffix as suffixes
 from services.drafter import suffix_automaton as automata
 from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
-from services.drafter.config import SuffixConfig
+from services.drafter.config import DrafterConfig, SuffixConfig
+from services.drafter.service import DrafterService
 from services.drafter.suffix import Suffix, SuffixSession
 from services.drafter.suffix_automaton import BREAK, NOWHERE, Automaton
 from services.drafter.suffix_memory import Memory
-from speculation.messages import OpenSession, StepReport
+from speculation.messages import Draft, OpenSession, StepReport
+from speculation.prefix import EMPTY_HASH, extend_hash
 
 Stretch = tuple[int, ...]
 
@@ -238,6 +240,9 @@ class NaiveSession:
         self.text += report.committed
         self.naive = Naive([self.text], self.config.depth), self.naive[1]
 
+    def catch_up(self) -> bool:
+        return False
+
     def close(self) -> None:
         """Nothing is kept."""
 
@@ -282,7 +287,7 @@ def test_a_long_prompt_is_counted_a_piece_at_a_time_and_found_at_last() -> None:
     session = opened(source, prompt)
     for _ in range(1000):
         before = session._own.automaton.states + session._answers.memory.automaton.states
-        more = session.count()
+        more = session.catch_up()
         after = session._own.automaton.states + session._answers.memory.automaton.states
         assert after - before <= 2 * suffixes._PIECE
         assert list(session.candidates(session.start())) is not None
@@ -297,7 +302,7 @@ def test_a_long_prompt_is_counted_a_piece_at_a_time_and_found_at_last() -> None:
     session.close()
     after_it = opened(source, prompt[:7])
     assert after_it._answers.memory.automaton.states <= 2 * 2 * suffixes._PIECE + 1
-    while after_it.count():
+    while after_it.catch_up():
         pass
     assert after_it._answers.memory.complete
 
@@ -314,3 +319,28 @@ def test_of_a_text_that_is_too_long_the_latest_tokens_are_known() -> None:
             found = [token for token, _ in session.candidates(session.start())]
             assert found[:1] == (beginning[2:3] if known else [])
         assert session._own.automaton.states <= 2 * 2 * 110
+
+
+async def test_while_nobody_waits_the_drafter_counts_what_is_left_of_a_prompt() -> None:
+    prompt = tuple(range(6 * suffixes._PIECE))
+    ended = (*prompt, *prompt[-200:-190])
+    service = DrafterService(DrafterConfig())
+    message = OpenSession(session_id="s", tokens=ended, prompt_length=len(ended), sources=("suffix",), max_nodes=8)
+    first = await service.open(message)
+    assert isinstance(first, Draft)
+    async for _ in service.further("s"):
+        pass
+    step = StepReport(
+        session_id="s",
+        committed=prompt[-190:-189],
+        length=len(ended) + 1,
+        prefix_hash=extend_hash(EMPTY_HASH, (*ended, prompt[-190])),
+        accepted_path=(),
+        max_nodes=8,
+    )
+    second = await service.step(step)
+    assert isinstance(second, Draft)
+    # What stands at the prompt's end was not counted when the first draft was due.
+    assert len(first.tree) == 0
+    assert second.tree.tokens == prompt[-189:-181]
+    await service.stop()

@@ -7,7 +7,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from speculation.errors import MalformedTree
-from speculation.tree import ROOT, ancestor_mask, chain, children, depths, descend, merge, path_to, prune, validate
+from speculation.tree import (
+    ROOT,
+    ancestor_mask,
+    chain,
+    children,
+    claims,
+    depths,
+    descend,
+    follow,
+    merge,
+    path_to,
+    prune,
+    take,
+    validate,
+)
 from speculation.types import Proposal, TokenTree
 from tests.fakes import random_tree
 
@@ -65,6 +79,26 @@ def test_malformed_trees_are_named(field: str, tree: TokenTree) -> None:
 
 def test_a_good_tree_is_fine() -> None:
     validate(GOOD, vocab_size=8, max_nodes=3)
+    validate(GOOD, vocab_size=8, max_nodes=3, sources={"a", "b"})
+
+
+def test_nobody_drafts_who_was_not_asked() -> None:
+    tree = TokenTree(tokens=(1, 2), parents=(-1, 0), sources=("a", "made up"))
+    with pytest.raises(MalformedTree) as caught:
+        validate(tree, vocab_size=8, max_nodes=8, sources={"a", "b"})
+    assert caught.value.field == "tree.sources[1]"
+
+
+def test_nothing_is_taken_without_its_parent() -> None:
+    assert take(GOOD, [0, 2]).parents == (-1, 0)
+    with pytest.raises(ValueError, match="without its parent"):
+        take(GOOD, [1])
+
+
+@given(trees, st.lists(st.integers(0, 7), max_size=6))
+def test_following_goes_as_far_as_a_path_does(tree: TokenTree, tokens: list[int]) -> None:
+    every = paths(tree) | {()}
+    assert follow(tree, tokens) == max(end for end in range(len(tokens) + 1) if tuple(tokens[:end]) in every)
 
 
 @given(trees)
@@ -92,6 +126,28 @@ def test_merge_keeps_the_better_score_and_its_source() -> None:
     assert merged.parents == (-1, 0, 0)
     assert merged.sources == ("high", "low", "high")
     assert merged.scores == (0.9, 0.1, 0.8)
+
+
+def test_merge_believes_whom_it_is_told_to() -> None:
+    loud, honest = chain([1], "loud", [0.9]), chain([1, 2], "honest", [0.5, 0.4])
+    worth = {"loud": 0.1, "honest": 1.0}
+
+    def value(tree: TokenTree) -> list[float]:
+        return [score * worth[source] for score, source in zip(tree.scores, tree.sources, strict=True)]
+
+    merged = merge([loud, honest], value)
+    assert (merged.sources, merged.scores) == (("honest", "honest"), (0.5, 0.4))
+    # Trees without scores claim a half for every further token.
+    assert merge([chain([1, 2], "loud"), honest], claims).scores == (0.5, 0.4)
+
+
+def test_probes_stay_apart_in_a_merged_tree() -> None:
+    window = TokenTree(tokens=(1, 1, 2), parents=(-1, -1, 1), sources=("a",) * 3, scores=(0.5, 0.1, 0.1), probes=(1, 2))
+    merged = merge([chain([1, 2], "b", [0.6, 0.3]), window])
+    validate(merged, vocab_size=8, max_nodes=8)
+    assert merged.tokens == (1, 2, 1, 2)
+    assert merged.parents == (-1, 0, -1, 2)
+    assert merged.probes == (2, 3)
 
 
 @given(trees, st.integers(0, 24), st.integers(0, 8))

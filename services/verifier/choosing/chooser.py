@@ -17,8 +17,8 @@ from services.verifier.choosing.candidates import likeliest, on_host
 from services.verifier.choosing.penalties import Changes
 from services.verifier.choosing.picks import argmax, by_law, sample, truncated
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError, Walk
+from services.verifier.target_port import NOT_CHOSEN, Outcome, Rows, Sampling
 from speculation.choose import choose, log_probabilities
-from speculation.ports import NOT_CHOSEN, Outcome, Rows, Sampling
 from speculation.types import SamplingParams, TokenLogprobs
 
 _COPIED_ROWS = 16

@@ -9,9 +9,9 @@ from collections import deque
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import LoopStats
+from services.verifier.target_port import Prefix, Sampling, Target
 from speculation.errors import Internal, InvalidArgument, OutriderError, ResourceExhausted
 from speculation.messages import GenerationRequest
-from speculation.ports import Prefix, Sampling, Target
 
 log = logging.getLogger(__name__)
 
@@ -92,7 +92,7 @@ class Admission:
             wait: passes are under way, whose end may free memory.
         """
         for session in sessions:
-            while session.id in self.live and not self._has_room(session):
+            while session.id in self.live and not self._grow(session):
                 last = next(other for other in reversed(self.live.values()) if not other.in_pass)
                 if last is session and len(self.live) == 1:
                     self._end(session, ResourceExhausted("the key-value cache is too small for the request"))
@@ -100,11 +100,18 @@ class Admission:
                     break
                 else:
                     self._preempt(last)
-        return [session for session in sessions if session.id in self.live and self._has_room(session)]
+        fitting = [session for session in sessions if session.id in self.live and self._grow(session)]
+        return [session for session in fitting if session.id in self.live]
 
-    def _has_room(self, session: LiveRequest) -> bool:
-        """For all that is committed, and the largest tree behind it."""
-        return self._target.grow(session.id, len(session.tokens) + session.max_nodes)
+    def _grow(self, session: LiveRequest) -> bool:
+        """Make room for all that is committed, and the largest tree behind it; False if there is none. Where that fails the
+        request ends, and needs none."""
+        try:
+            return self._target.grow(session.id, len(session.tokens) + session.max_nodes)
+        except Exception:
+            log.exception("no room could be made for %s", session.id)
+            self._end(session, Internal("the request could not go on; the server's log says why"))
+            return True
 
     def left(self) -> list[LiveRequest]:
         """Those that have been ended, or whose consumers have gone, and that no pass holds."""

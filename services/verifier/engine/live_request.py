@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
 
-from services.verifier.engine.mailbox import Mailbox
+from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
+from services.verifier.target_port import Target
 from speculation.acceptance import StopRule, stop_token_ids
 from speculation.budget import Wanted
 from speculation.errors import InvalidArgument, PromptTooLong
 from speculation.messages import Finished, GenerationRequest, OpenSession, Progress, StepReport
-from speculation.ports import Target
-from speculation.types import FinishReason, TokenTree, Verdict
+from speculation.tree import merge, prune
+from speculation.types import EMPTY_TREE, FinishReason, TokenTree, Verdict
 
 # A request asks for twice the nodes that any of its last steps could use, and for a few at least.
 _REMEMBERED = 8
@@ -51,10 +54,16 @@ class LiveRequest:
         tokens: prompt and answer so far. Its last one is pending: committed, but not computed.
         computed: tokens whose keys and values the target holds.
         max_nodes: most nodes of its tree.
+        prefixes: what drafts for it may grow from.
+        mailboxes: its drafts, by the name of the origin that they come from.
+        waited_since: when the coming step began to wait for drafts, where nobody waits for others' sake; and what was
+            ``expected`` before.
+        observed: positions whose hidden states have been reported, where anybody asks: all before this one.
         events: what the consumer reads; ends in ``Finished`` or an exception.
         closed: nobody reads any more.
         admitted: it has been let in, though it may have had to step back.
         in_pass: a pass that is under way holds its rows.
+        ended: it has been answered to the end, or failed.
     """
 
     def __init__(
@@ -69,11 +78,15 @@ class LiveRequest:
         self.tenant = request.tenant
         self.tokens = [*request.prompt, *request.committed]
         self.computed = 0
-        self.drafts = Mailbox(self.tokens)
+        self.prefixes = Prefixes(self.tokens)
+        self.mailboxes: dict[str, Mailbox] = {}
+        self.waited_since: tuple[float, float] | None = None
+        self.observed = 0
         self.events: asyncio.Queue[Progress | Finished | BaseException] = asyncio.Queue()
         self.closed = False
         self.admitted = False
         self.in_pass = False
+        self.ended = False
         self.submitted_at = time.perf_counter()
         self.queue_s = 0.0
         self.max_nodes = min(max_nodes, request.plan.max_nodes)
@@ -81,6 +94,7 @@ class LiveRequest:
         self._chosen: deque[int] = deque([self.max_nodes], maxlen=_REMEMBERED)
         self._room = min(request.sampling.max_tokens, max_model_len - len(request.prompt))
         self._stop_ids = stop_token_ids(request.sampling, eos_token_ids)
+        self._unsent: list[Progress | Finished] = []
 
     @property
     def id(self) -> str:
@@ -102,72 +116,139 @@ class LiveRequest:
         return StopRule(stop_token_ids=self._stop_ids, generated=self.generated, room=self._room)
 
     @property
-    def ended(self) -> FinishReason | None:
+    def complete(self) -> FinishReason | None:
         """Why nothing is left to do, where what an earlier verifier committed is the whole answer."""
         committed = list(self.request.committed)
         rule = StopRule(stop_token_ids=self._stop_ids, generated=0, room=self._room)
         return rule.after(committed) if committed else None
 
+    @property
+    def decoding(self) -> bool:
+        """Whether the coming pass decides its next token whatever else it holds: its prompt is through."""
+        return self.computed == len(self.tokens) - 1
+
+    @property
+    def undrafted(self) -> bool:
+        """Whether nobody drafts for it."""
+        return all(mailbox.given_up for mailbox in self.mailboxes.values())
+
+    def ready(self) -> dict[tuple[str, str], ReadyDraft]:
+        """The drafts that lie ready for the coming step, by origin and group."""
+        return {
+            (origin, found.draft.group): found
+            for origin, mailbox in self.mailboxes.items()
+            for found in mailbox.find(self.tokens)
+        }
+
+    def expected(self) -> float:
+        """How many tokens they are expected to get accepted."""
+        return max(
+            (
+                self.mailboxes[origin].worth(group).of(late=found.late)
+                for (origin, group), found in self.ready().items()
+                if len(found.tree)
+            ),
+            default=0.0,
+        )
+
     def commit(self, tokens: tuple[int, ...]) -> None:
         """Append what a step decided."""
+        for mailbox in self.mailboxes.values():
+            mailbox.learn(self.tokens, tokens, self.most_credited)
         self.tokens.extend(tokens)
-        self.drafts.commit(len(self.tokens), tokens)
+        self.prefixes.commit(len(self.tokens), tokens)
+        for mailbox in self.mailboxes.values():
+            mailbox.drop_old()
 
-    def take_tree(self) -> TokenTree:
-        """The tree that the coming step may check."""
+    @property
+    def most_credited(self) -> int:
+        """How many tokens of a draft the budget would let through, as far as the last steps show."""
+        return max(self._chosen)
+
+    def take_tree(self, probabilities: Callable[[TokenTree], list[float]]) -> TokenTree:
+        """The one tree that the coming step may check: what lies ready, of all origins, merged.
+
+        Args:
+            probabilities: of each node of a tree, that the target takes the path to it.
+        """
         # The last token of the answer needs no row: nothing is chosen after it.
         max_depth = self._room - self.generated - 1
-        return self.drafts.take(self.tokens, self.max_nodes, max_depth)
+        trees = [found.tree for found in self.ready().values() if len(found.tree)]
+        if self.request.plan.acceptance == "rejection":
+            # Sampled tokens must not be left out by looking at them; by their number all of them may. They are of one q: the
+            # first tree there is.
+            sampled = [tree for tree in trees if tree.proposals]
+            if sampled:
+                tree = sampled[0]
+                return tree if len(tree) <= self.max_nodes and len(tree) <= max_depth else EMPTY_TREE
+        trees = [replace(tree, proposals=()) if tree.proposals else tree for tree in trees]
+        if not trees:
+            return EMPTY_TREE
+        tree = merge(trees, probabilities) if len(trees) > 1 else trees[0]
+        return prune(tree, self.max_nodes, max_depth, probabilities(tree))
 
     def note_choice(self, drafted: int, chosen: int) -> None:
         """Remember how many of a draft's nodes were worth their rows."""
         if drafted:
             self._chosen.append(self.max_nodes if chosen == drafted else chosen)
 
-    @property
-    def wanted_nodes(self) -> int:
+    def _wanted_nodes(self, mailbox: Mailbox, wanted: Wanted) -> int:
         """How many nodes the next draft should have: where rows are dear, drafting what nobody checks costs time as well.
 
         Not where drafts are sent ahead: there nobody waits, and what is left of a large tree serves the step after, too.
         """
-        if self.drafts.ahead:
+        if mailbox.ahead:
             return self.max_nodes
-        return min(self.max_nodes, max(_FEWEST, 2 * max(self._chosen)))
+        return min(self.max_nodes, wanted.nodes, max(_FEWEST, 2 * max(self._chosen)))
 
-    def opening(self) -> OpenSession:
-        """The message that starts a drafter's session, now or late."""
+    def opening(self, sources: tuple[str, ...]) -> OpenSession:
+        """The message that starts a drafter's session with ``sources``, now or late."""
         return OpenSession(
             session_id=self.id,
             tokens=tuple(self.tokens),
             prompt_length=len(self.request.prompt),
-            sources=self.request.plan.sources,
+            sources=sources,
             max_nodes=self.max_nodes,
             temperature=self.request.sampling.temperature,
             tenant=self.tenant,
             traceparent=self.request.traceparent,
         )
 
-    def report(self, verdict: Verdict, wanted: Wanted) -> StepReport:
-        """What the drafter is told of a step, once it is committed, and of what the next one wants.
+    def report(self, mailbox: Mailbox, verdict: Verdict, wanted: Wanted, *, asks: bool) -> StepReport:
+        """What an origin is told of a step, once it is committed, and of what the next one wants.
 
-        Where drafts are sent ahead nobody waits, and what is left of a large tree serves the step after, too.
+        Args:
+            asks: whether another draft is asked for at all.
         """
-        nodes = self.max_nodes if self.drafts.ahead else min(self.wanted_nodes, wanted.nodes)
         return StepReport(
             session_id=self.id,
             committed=verdict.committed,
             length=verdict.length,
-            prefix_hash=self.drafts.prefix_hash,
+            prefix_hash=self.prefixes.hash,
             accepted_path=verdict.accepted_path,
-            max_nodes=nodes,
-            min_probability=0.0 if self.drafts.ahead else wanted.min_probability,
+            max_nodes=self._wanted_nodes(mailbox, wanted) if asks else 0,
+            min_probability=0.0 if mailbox.ahead else wanted.min_probability,
             observation=verdict.observation,
         )
 
+    def say(self, event: Progress | Finished) -> None:
+        """Tell the consumer something, with the next ``flush``."""
+        self._unsent.append(event)
+
+    def flush(self) -> None:
+        """Hand over what was said."""
+        for event in self._unsent:
+            self.events.put_nowait(event)
+        self._unsent.clear()
+
     def finish(self, reason: FinishReason) -> None:
-        """End with an answer."""
-        self.events.put_nowait(Finished(reason=reason))
+        """End with an answer, at the next ``flush``."""
+        self.ended = True
+        self.say(Finished(reason=reason))
 
     def fail(self, error: BaseException) -> None:
-        """End with an error."""
-        self.events.put_nowait(error)
+        """End with an error, after all that was said."""
+        if not self.ended:
+            self.ended = True
+            self.flush()
+            self.events.put_nowait(error)

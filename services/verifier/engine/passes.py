@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import StepTimes
 from services.verifier.engine.verify import verify, with_features
+from services.verifier.target_port import Rows, Target
 from speculation.budget import Budget
 from speculation.costs import Load
-from speculation.ports import Rows, Target
-from speculation.types import EMPTY_TREE, TokenTree, Verdict
+from speculation.types import EMPTY_TREE, Features, TokenTree, Verdict
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True, slots=True)
 class Part:
-    """A request's share of one pass. ``verdict`` stays None while its prompt is not through, ``error`` unless it failed."""
+    """A request's share of one pass.
+
+    ``verdict`` stays None while its prompt is not through, ``error`` unless it failed. ``prompt_features`` are hidden states
+    of the prompt's rows, where the plan asks for them.
+    """
 
     session: LiveRequest
     rows: Rows
     tree: TokenTree = EMPTY_TREE
     verdict: Verdict | None = None
+    prompt_features: Features | None = None
     error: Exception | None = None
 
 
-def plan_parts(sessions: Iterable[LiveRequest], budget: Budget, prompt_rows: int, everybody: Load) -> list[Part]:
-    """Every request's rows for the coming pass.
+Failed = tuple[LiveRequest, Exception]
+
+
+def plan_parts(
+    sessions: Iterable[LiveRequest], budget: Budget, prompt_rows: int, everybody: Load
+) -> tuple[list[Part], list[Failed]]:
+    """Every request's rows for the coming pass, and the requests for which they could not be found.
 
     Args:
         prompt_rows: most rows of prompts, over all requests; who finds none left waits for the next pass.
@@ -53,12 +66,36 @@ def plan_parts(sessions: Iterable[LiveRequest], budget: Budget, prompt_rows: int
     verified = [session for session, chain in chains if _verified(session, chain)]
     keys = [session.computed for session in verified]
     decoding = Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
-    trees = [session.take_tree() for session in verified]
-    choice = budget.choose(trees, load, decoding)
-    for session, drafted, tree in zip(verified, trees, choice, strict=True):
-        session.note_choice(len(drafted), len(tree))
-    chosen = iter(choice)
-    return [_part(session, chain, next(chosen) if _verified(session, chain) else EMPTY_TREE) for session, chain in chains]
+    trees, failed = _trees(verified, budget)
+    chosen = dict(zip(trees, _choose(list(trees.values()), budget, load, decoding), strict=True))
+    for session in verified:
+        if session.id in chosen:
+            session.note_choice(len(trees[session.id]), len(chosen[session.id]))
+    lost = {session.id for session, _ in failed}
+    parts = [
+        _part(session, chain, chosen.get(session.id, EMPTY_TREE)) for session, chain in chains if session.id not in lost
+    ]
+    return parts, failed
+
+
+def _trees(sessions: Iterable[LiveRequest], budget: Budget) -> tuple[dict[str, TokenTree], list[Failed]]:
+    """Everybody's tree; what is wrong with one is no concern of the others."""
+    trees: dict[str, TokenTree] = {}
+    failed: list[Failed] = []
+    for session in sessions:
+        try:
+            trees[session.id] = session.take_tree(budget.probabilities)
+        except Exception as error:
+            failed.append((session, error))
+    return trees, failed
+
+
+def _choose(trees: list[TokenTree], budget: Budget, load: Load, decoding: Load) -> list[TokenTree]:
+    try:
+        return budget.choose(trees, load, decoding)
+    except Exception:
+        log.exception("no nodes could be chosen: the pass goes without")
+        return [EMPTY_TREE] * len(trees)
 
 
 def decoding_load(sessions: Iterable[LiveRequest]) -> Load:
@@ -107,16 +144,24 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
     times.move(target.choosing_s, "forward", "choose")
     for part, outcome in zip(parts, outcomes, strict=True):
         rows = list(range(part.rows.chain))
-        if part.rows.logits:
-            try:
+        try:
+            if part.rows.logits:
                 with times.measure("choose"):
                     part.verdict = verify(part.session, part.tree, outcome)
                 rows += [part.rows.chain + node for node in part.verdict.accepted_path]
-                if part.rows.layers:
-                    features = target.features(part.session.id, rows[part.rows.chain - 1 :])
-                    part.verdict = with_features(part.verdict, features)
-            except Exception as error:
-                part.error = error
-                continue
+            if part.rows.layers:
+                _observe(target, part, rows)
+        except Exception as error:
+            part.error = error
+            continue
         with times.measure("keep"):
             target.keep(part.session.id, part.rows.context, rows)
+
+
+def _observe(target: Target, part: Part, rows: Sequence[int]) -> None:
+    """Take the hidden states of the rows that are kept: those from which the tokens were chosen, and the prompt's before."""
+    chosen = part.rows.chain - 1 if part.verdict is not None else part.rows.chain
+    if part.session.request.plan.observe_prompt and chosen:
+        part.prompt_features = target.features(part.session.id, rows[:chosen])
+    if part.verdict is not None:
+        part.verdict = with_features(part.verdict, target.features(part.session.id, rows[chosen:]))

@@ -39,6 +39,7 @@ class LoopStats:
 
     Attributes:
         drafts_ahead: drafts used that had been made before the step that they follow was decided.
+        drafts_late: drafts that came when the pass that they were for had begun. What is left of them may still be used.
         drafting_s: what the drafts used took to make, waited for or not.
         preemptions: how often a request had to step back for want of memory.
         prompt_tokens: tokens of admitted requests, what was committed before a step back included;
@@ -51,6 +52,7 @@ class LoopStats:
     drafts_used: int = 0
     drafts_ahead: int = 0
     drafts_missed: int = 0
+    drafts_late: int = 0
     drafts_malformed: int = 0
     drafting_s: float = 0.0
     preemptions: int = 0

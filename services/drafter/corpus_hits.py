@@ -1,4 +1,4 @@
-"""Retrieval: what followed the text's ending in a corpus (REST, He et al., NAACL 2024; SPECTRA's datastore).
+"""What followed the text's ending in a corpus (REST, He et al., NAACL 2024; SPECTRA's datastore).
 
 The index looks up the longest ending that it knows; the continuations found are merged, and how many of them begin alike
 says how likely a beginning is. REST's own rule of acceptance was not lossless when sampling; here the walk decides.
@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from services.drafter.config import DrafterConfig
+from services.drafter.interfaces import TreeSource
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
 from speculation.tree import ROOT, prune
 from speculation.types import TokenTree
@@ -21,53 +23,52 @@ QUERIED = 16
 _CONTINUATIONS, _CONTINUATION_LENGTH = 64, 10
 
 
-class Retrieval:
-    """Source: see the module; one code for several names."""
+NAME = "retrieval"
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+
+def make(config: DrafterConfig) -> Retrieval:
+    """For ``SourceSpec.made_by``."""
+    return Retrieval()
+
+
+class Retrieval(TreeSource):
+    """REST's drafts (section 3): a prefix tree of what followed the longest ending that the index knows."""
 
     def open(self, message: OpenSession) -> RetrievalSession:
-        """See ``Source``."""
-        return RetrievalSession(self._name, message)
+        return RetrievalSession(message)
 
 
 class HitSession:
-    """What was found for one request's next step, drafted as it is. Asks for nothing yet: see ``Retrieving.query``."""
+    """What was found for one request's next step, drafted as it is. Asks for nothing yet: see ``LookingUp.query``."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._hits: Sequence[Continuation] = ()
 
     def found(self, hits: Sequence[Continuation]) -> None:
-        """See ``Retrieving``."""
         self._hits = hits
 
     def draft(self, max_nodes: int) -> TokenTree:
-        """See ``SourceSession``."""
         return prune(hit_tree(self._hits, self._name), max_nodes, max_nodes)
 
     def observe(self, report: StepReport) -> None:
-        """See ``SourceSession``."""
         self._hits = ()
 
     def close(self) -> None:
-        """See ``SourceSession``: nothing is kept."""
+        """Nothing is kept."""
 
 
 class RetrievalSession(HitSession):
-    """One request's last tokens. Implements ``Retrieving``."""
+    """One request's last tokens. Implements ``LookingUp``."""
 
-    def __init__(self, name: str, message: OpenSession) -> None:
-        super().__init__(name)
+    def __init__(self, message: OpenSession) -> None:
+        super().__init__(NAME)
         self._recent = deque(message.tokens, maxlen=QUERIED)
 
     def query(self) -> RetrievalQuery:
-        """See ``Retrieving``."""
         return ending(self._recent)
 
     def observe(self, report: StepReport) -> None:
-        """See ``SourceSession``."""
         super().observe(report)
         self._recent.extend(report.committed)
 

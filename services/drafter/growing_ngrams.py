@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 
 
-class Ngrams:
+class GrowingNgrams:
     """Yields every stretch of ``length`` tokens once.
 
     Attributes:

@@ -1,0 +1,71 @@
+"""One request at the drafter: its sources' sessions, what it is drafted for now, and which drafts are expected."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from services.drafter.known_states import KnownStates
+from services.drafter.model_group import ModelGroup
+from services.drafter.text_group import TextSession
+from speculation.messages import Draft
+from speculation.types import TokenTree
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class DraftedPrefix:
+    """What a request is drafted for, since ``start`` (seconds, ``perf_counter``).
+
+    ``expected`` are the models' drafts that have not come, each with its group and prefix: for this one, and for earlier
+    ones, which models were at work on when it came. Of a long draft something may still be of use.
+    """
+
+    length: int
+    hash: int
+    max_nodes: int
+    start: float
+    expected: dict[asyncio.Future[TokenTree | None], tuple[str, DraftedPrefix]] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class DraftedRequest:
+    """A session. ``text``: None where no text source is wanted, or all have failed."""
+
+    id: str
+    tenant: str | None
+    traceparent: str
+    models: Sequence[ModelGroup]
+    reads_states: bool
+    prefix: DraftedPrefix
+    text: TextSession | None = None
+    states: KnownStates = field(default_factory=KnownStates)
+
+    def begin(self, prefix: DraftedPrefix) -> None:
+        """Draft for another prefix from now on: ask all models."""
+        before, self.prefix = self.prefix, prefix
+        for group in self.models:
+            prefix.expected[group.draft(self.id, prefix.max_nodes, self.states)] = (group.name, prefix)
+        prefix.expected |= {answer: whose for answer, whose in before.expected.items() if not answer.done()}
+
+    def draft(
+        self,
+        prefix: DraftedPrefix,
+        group: str,
+        tree: TokenTree,
+        *,
+        assumed: tuple[int, ...] = (),
+        more: bool = False,
+    ) -> Draft:
+        """A group's tree for a prefix, as it is sent."""
+        return Draft(
+            session_id=self.id,
+            base_length=prefix.length,
+            base_hash=prefix.hash,
+            assumed=assumed,
+            tree=tree,
+            group=group,
+            more=more,
+            drafting_s=0.0 if assumed else time.perf_counter() - prefix.start,
+        )

@@ -1,0 +1,102 @@
+"""The target's hidden states of requests' committed positions, as the verifier sent them, for sources that read them."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+
+from speculation.types import Features
+
+
+class KnownStates:
+    """Rows of one request, by position. What never came, or was dropped, is missing: a source masks it.
+
+    One thread may add rows while another reads them: a row is there whole, or not at all.
+
+    Attributes:
+        size: bytes of all rows.
+    """
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._rows: dict[int, tuple[Features, int]] = {}
+        self._chunks: deque[Features] = deque()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def known(self, start: int, stop: int) -> list[int]:
+        """The positions from ``start`` to before ``stop`` that have a row, ascending."""
+        return [position for position in range(start, stop) if position in self._rows]
+
+    def of(self, position: int, layers: Sequence[int]) -> Features | None:
+        """One row, these ``layers`` of it side by side in this order; None where it is missing, or one of them is."""
+        found = self._rows.get(position)
+        return None if found is None else row_of(*found, layers)
+
+    def add(self, chunk: Features) -> None:
+        """Enter a chunk's rows; later ones replace earlier ones."""
+        self._chunks.append(chunk)
+        self.size += len(chunk.data)
+        for row in range(chunk.rows):
+            self._rows[chunk.start + row] = (chunk, row)
+
+    def drop_oldest(self) -> None:
+        """Forget the chunk that came first."""
+        chunk = self._chunks.popleft()
+        self.size -= len(chunk.data)
+        for row in range(chunk.rows):
+            entry = self._rows.get(chunk.start + row)
+            if entry is not None and entry[0] is chunk:
+                del self._rows[chunk.start + row]
+
+
+class BoundedStates:
+    """The rows of all requests, ``max_bytes`` at most. Who holds the most loses its oldest chunk first.
+
+    So a request with a very long prompt costs itself its beginning, and others nothing.
+
+    Attributes:
+        size: bytes of all rows.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.size = 0
+        self._max = max_bytes
+        self._held: set[KnownStates] = set()
+
+    def add(self, states: KnownStates, chunk: Features) -> None:
+        """Enter a chunk of a request's."""
+        states.add(chunk)
+        self._held.add(states)
+        self.size += len(chunk.data)
+        while self.size > self._max:
+            largest = max(self._held, key=lambda each: each.size)
+            before = largest.size
+            largest.drop_oldest()
+            self.size -= before - largest.size
+
+    def forget(self, states: KnownStates) -> None:
+        """Let go of everything of a request's."""
+        if states in self._held:
+            self._held.remove(states)
+            self.size -= states.size
+
+
+def row_of(features: Features, row: int, layers: Sequence[int]) -> Features | None:
+    """One row of ``features``, these ``layers`` of it side by side; None where it does not hold one of them."""
+    held, size = features.layers, len(features.data) // features.rows
+    if not set(layers) <= set(held):
+        return None
+    data, part = features.data[row * size : (row + 1) * size], size // len(held)
+    if tuple(layers) != held:
+        at = {layer: index * part for index, layer in enumerate(held)}
+        data = b"".join(data[at[layer] : at[layer] + part] for layer in layers)
+    return Features(
+        data=data,
+        rows=1,
+        width=features.width // len(held) * len(layers),
+        dtype=features.dtype,
+        start=features.start + row,
+        layers=tuple(layers),
+    )

@@ -1,0 +1,151 @@
+"""One model that drafts: its sessions, and the batches in which it is asked for them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from services.drafter.drafting_thread import DraftingThread
+from services.drafter.interfaces import DraftWanted, ModelSource, SourceSession
+from services.drafter.known_states import KnownStates
+from speculation.messages import OpenSession, StepReport
+from speculation.types import TokenTree
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    session_id: str
+    max_nodes: int
+    states: KnownStates
+    answer: asyncio.Future[TokenTree | None]
+
+
+class ModelGroup:
+    """Asks a model for all sessions that wait, at once; those that come while it drafts are its next batch.
+
+    The model is made, and called, in a thread of its own. A session whose draft fails is not asked for again; the others
+    go on.
+
+    Args:
+        name: of the source, and of its drafts' group.
+        make: makes the model; called in its thread, when the first session is opened.
+    """
+
+    def __init__(self, name: str, make: Callable[[], ModelSource]) -> None:
+        self.name = name
+        self._make = make
+        self._thread = DraftingThread(f"drafts-{name}")
+        self._waiting: dict[str, _Asked] = {}
+        self._begun: dict[str, _Asked] = {}
+        self._batches: asyncio.Task[None] | None = None
+        # The thread's own.
+        self._model: ModelSource | None = None
+        self._sessions: dict[str, SourceSession] = {}
+
+    def open(self, message: OpenSession) -> None:
+        """Start a session, anew if there is one."""
+        self._thread.run(self._open, message)
+
+    def observe(self, report: StepReport) -> None:
+        """Tell a session of a step."""
+        self._thread.run(self._at, report.session_id, lambda session: session.observe(report))
+
+    def draft(self, session_id: str, max_nodes: int, states: KnownStates) -> asyncio.Future[TokenTree | None]:
+        """Ask for a draft; None: there is none, or the session was asked for anew before it was begun."""
+        if (earlier := self._waiting.pop(session_id, None)) is not None:
+            _answer(earlier.answer, None)
+        asked = _Asked(
+            session_id=session_id,
+            max_nodes=max_nodes,
+            states=states,
+            answer=asyncio.get_running_loop().create_future(),
+        )
+        self._waiting[session_id] = asked
+        if self._batches is None:
+            self._batches = asyncio.create_task(self._draft_batches(), name=f"batches-{self.name}")
+        return asked.answer
+
+    def close(self, session_id: str) -> None:
+        """End a session; nobody waits for its drafts any more."""
+        for asked in [self._waiting.pop(session_id, None), self._begun.pop(session_id, None)]:
+            if asked is not None:
+                _answer(asked.answer, None)
+        self._thread.run(self._close, session_id)
+
+    def forget(self, tenant: str) -> asyncio.Future[None]:
+        """Delete what the model remembers of a tenant's requests."""
+        return self._thread.run(self._forget, tenant)
+
+    async def _draft_batches(self) -> None:
+        try:
+            while self._waiting:
+                self._begun, self._waiting = self._waiting, {}
+                batch = list(self._begun.values())
+                try:
+                    trees = await self._thread.run(self._draft, batch)
+                except Exception:
+                    log.exception("%s failed to draft for %d", self.name, len(batch))
+                    trees = {}
+                for asked in batch:
+                    _answer(asked.answer, trees.get(asked.session_id))
+                self._begun = {}
+        finally:
+            self._batches = None
+
+    # --- in the model's thread ------------------------------------------------------------------------------------
+
+    def _open(self, message: OpenSession) -> None:
+        try:
+            if self._model is None:
+                self._model = self._make()
+            self._sessions[message.session_id] = self._model.open(message)
+        except Exception:
+            self._sessions.pop(message.session_id, None)
+            log.exception("%s drafts nothing for %s", self.name, message.session_id)
+
+    def _at(self, session_id: str, function: Callable[[SourceSession], None]) -> None:
+        session = self._sessions.get(session_id)
+        try:
+            if session is not None:
+                function(session)
+        except Exception:
+            self._sessions.pop(session_id, None)
+            log.exception("%s drafts nothing more for %s", self.name, session_id)
+
+    def _close(self, session_id: str) -> None:
+        self._at(session_id, lambda session: session.close())
+        self._sessions.pop(session_id, None)
+
+    def _forget(self, tenant: str) -> None:
+        if self._model is not None:
+            self._model.forget(tenant)
+
+    def _draft(self, batch: list[_Asked]) -> dict[str, TokenTree]:
+        wanted = {
+            asked.session_id: DraftWanted(session=session, max_nodes=asked.max_nodes, states=asked.states)
+            for asked in batch
+            if (session := self._sessions.get(asked.session_id)) is not None
+        }
+        if self._model is None or not wanted:
+            return {}
+        try:
+            return dict(zip(wanted, self._model.draft(list(wanted.values())), strict=True))
+        except Exception:
+            log.exception("%s failed to draft for %d", self.name, len(wanted))
+        if len(wanted) == 1:
+            self._sessions.pop(next(iter(wanted)))
+            return {}
+        # One of them may be to blame: the others have their drafts, if it is so.
+        trees: dict[str, TokenTree] = {}
+        for asked in batch:
+            trees |= self._draft([asked])
+        return trees
+
+
+def _answer(answer: asyncio.Future[TokenTree | None], tree: TokenTree | None) -> None:
+    if not answer.done():
+        answer.set_result(tree)

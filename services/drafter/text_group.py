@@ -1,0 +1,145 @@
+"""The text sources: which of them a request drafts with, joined into one session. Everything here runs in one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+from services.drafter.blend import BlendSession
+from services.drafter.calibrator import Calibrator
+from services.drafter.catalogue import make_source
+from services.drafter.config import DrafterConfig
+from services.drafter.interfaces import LookingUp, PathSession, SourceSession, TextSource, TreeSession
+from services.drafter.outcomes import likeliest_outcomes
+from services.drafter.tree_walk import TreeWalk, prior_of
+from speculation import limits
+from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
+from speculation.sources import SOURCES
+from speculation.types import EMPTY_TREE, TokenTree
+
+# The group's name in ``Draft.group``.
+TEXT = "text"
+
+# Nodes that a source of trees proposes to the blend, which takes the best of them.
+_PROPOSED = 32
+
+
+@dataclass(kw_only=True, slots=True)
+class TextSession:
+    """A request's text sources.
+
+    Attributes:
+        joined: all of them, as one.
+        looking_up: those that want to be given what the index finds.
+        tree: the last draft.
+    """
+
+    joined: TreeSession
+    looking_up: Sequence[LookingUp]
+    tree: TokenTree = EMPTY_TREE
+
+    def observe(self, report: StepReport) -> None:
+        """As ``SourceSession.observe``."""
+        self.joined.observe(report)
+
+    def queries(self) -> list[RetrievalQuery | None]:
+        """What is to be looked up before the next draft, for each source that looks up."""
+        return [source.query() for source in self.looking_up]
+
+    def draft(self, max_nodes: int, found: Sequence[Sequence[Continuation] | None] = ()) -> TokenTree:
+        """What may follow everything seen so far.
+
+        Args:
+            found: for each of ``queries`` what the index has found; None where nothing was asked.
+        """
+        for source, hits in zip(self.looking_up, found, strict=True):
+            if hits is not None:
+                source.found(hits)
+        self.tree = self.joined.draft(max_nodes)
+        return self.tree
+
+    def outcomes(self, most: int) -> list[tuple[int, ...]]:
+        """What the step that the last draft was for is likeliest to commit, and can be drafted for now."""
+        if not isinstance(self.joined, BlendSession):
+            return []
+        outcomes = likeliest_outcomes(self.tree, self.joined.likeliest_after, most)
+        return [outcome for outcome in outcomes if len(outcome) <= limits.MAX_ASSUMED]
+
+    def draft_after(self, outcome: Sequence[int], max_nodes: int) -> TokenTree:
+        """What may follow one of ``outcomes``."""
+        return cast(BlendSession, self.joined).draft_after(outcome, max_nodes)
+
+    def catch_up(self) -> bool:
+        """As ``PathSession.catch_up``."""
+        return isinstance(self.joined, BlendSession) and self.joined.catch_up()
+
+    def close(self) -> None:
+        """As ``SourceSession.close``."""
+        self.joined.close()
+
+
+class TextGroup:
+    """Makes sessions; every source is made once, when it is first named."""
+
+    def __init__(self, config: DrafterConfig) -> None:
+        self._config = config
+        self._sources: dict[str, TextSource] = {}
+        self._calibrators: dict[tuple[str, ...], Calibrator] = {}
+
+    def open(self, message: OpenSession, names: tuple[str, ...]) -> TextSession:
+        """A session with the text sources ``names``, which exist.
+
+        One source that proposes trees is left alone: that is the papers' form. All else is blended.
+
+        Raises:
+            ConfigurationError: a file that a source needs cannot be read.
+        """
+        opened = {name: self._source(name).open(message) for name in names}
+        looking_up = [cast(LookingUp, session) for name, session in opened.items() if SOURCES[name].retrieval]
+        if len(names) == 1 and self._proposes_trees(names[0]):
+            return TextSession(joined=cast(TreeSession, opened[names[0]]), looking_up=looking_up)
+        blend = BlendSession({name: self._path(name, session) for name, session in opened.items()}, self._calibrator(names))
+        return TextSession(joined=blend, looking_up=looking_up)
+
+    def forget(self, tenant: str) -> None:
+        """Delete what sources remember of a tenant's requests."""
+        for source in self._sources.values():
+            source.forget(tenant)
+
+    def save(self) -> None:
+        """Keep what was learnt of the sources, where that is asked for."""
+        for names, calibrator in self._calibrators.items():
+            if (file := self._file(names)) is not None:
+                calibrator.save(file)
+
+    def _source(self, name: str) -> TextSource:
+        if name not in self._sources:
+            self._sources[name] = cast(TextSource, make_source(name, self._config))
+        return self._sources[name]
+
+    def _proposes_trees(self, name: str) -> bool:
+        return self._source(name).prior is None
+
+    def _path(self, name: str, session: SourceSession) -> PathSession:
+        if self._proposes_trees(name):
+            return TreeWalk(name, cast(TreeSession, session), _PROPOSED)
+        return cast(PathSession, session)
+
+    def _calibrator(self, names: tuple[str, ...]) -> Calibrator:
+        """Of one combination of sources: beside others, a source is worth something else."""
+        found = self._calibrators.get(names)
+        if found is None:
+            prior: dict[str, float] = {}
+            for name in names:
+                prior |= self._source(name).prior or prior_of(name)
+            found = self._calibrators[names] = Calibrator(prior)
+            if (file := self._file(names)) is not None:
+                found.load(file)
+        return found
+
+    def _file(self, names: tuple[str, ...]) -> Path | None:
+        """Where what is learnt of a combination is kept."""
+        kept = self._config.calibration
+        return None if kept is None else kept.with_suffix(f".{'-'.join(names)}.json")

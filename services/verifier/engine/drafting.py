@@ -1,0 +1,236 @@
+"""The loop's side of all origins of drafts: what they are told, and what becomes of what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from services.verifier.engine.admission import Admission
+from services.verifier.engine.config import LoopConfig
+from services.verifier.engine.forgetting import Forgetting
+from services.verifier.engine.kept_features import KeptFeatures, pieces, rows_from
+from services.verifier.engine.live_request import LiveRequest
+from services.verifier.engine.mailbox import Mailbox
+from services.verifier.engine.origins import Origin
+from services.verifier.engine.stats import LoopStats
+from services.verifier.engine.waiting import Experience
+from speculation import limits
+from speculation.budget import Wanted
+from speculation.errors import InvalidArgument, MalformedTree
+from speculation.messages import CloseSession, Draft, DraftFailure, DraftingReply, FeatureChunk, Forgotten
+from speculation.sources import SOURCES
+from speculation.tree import validate
+from speculation.types import Features, Plan, Verdict
+
+log = logging.getLogger(__name__)
+
+# So many groups of an origin are told apart; those of further names count as the one without a name.
+_GROUPS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Receiver:
+    """Implements ``DraftReceiver``: who speaks is known by the link."""
+
+    drafting: Drafting
+    origin: Origin
+
+    def on_reply(self, reply: DraftingReply) -> None:
+        """See ``DraftReceiver``. Whatever is wrong with a draft may cost speed, nothing else."""
+        try:
+            self.drafting.on_reply(self.origin, reply)
+        except Exception:
+            log.exception("a reply of %s was dropped", self.origin.name)
+
+    def on_connected(self) -> None:
+        self.drafting.on_connected(self.origin)
+
+
+class Drafting:
+    """Talks to every origin, and keeps what each sends for each live request.
+
+    Args:
+        origins: each with a name of its own.
+
+    Attributes:
+        came: set by whatever an origin says.
+    """
+
+    def __init__(
+        self,
+        origins: Sequence[Origin],
+        requests: Admission,
+        config: LoopConfig,
+        stats: LoopStats,
+        forgetting: Forgetting,
+        vocab_size: int,
+    ) -> None:
+        self._origins = {origin.name: origin for origin in origins}
+        if len(self._origins) < len(origins):
+            raise ValueError("two origins of drafts have the same name")
+        self._requests = requests
+        self._config = config
+        self._stats = stats
+        self._forgetting = forgetting
+        self._vocab_size = vocab_size
+        self._experience: dict[tuple[str, str], Experience] = {}
+        self._features = KeptFeatures(config.kept_feature_bytes)
+        self.came = asyncio.Event()
+
+    async def start(self) -> None:
+        """Connect."""
+        for origin in self._origins.values():
+            await origin.link.start(_Receiver(self, origin))
+
+    async def stop(self) -> None:
+        """Disconnect."""
+        for origin in self._origins.values():
+            await origin.link.stop()
+
+    def check(self, plan: Plan) -> None:
+        """Check that a plan may be drafted for.
+
+        Raises:
+            InvalidArgument: it accepts by rejection, and somebody would draft who is not trusted.
+        """
+        if plan.acceptance != "rejection":
+            return
+        for origin in self._origins.values():
+            if origin.serves(plan) and not origin.trusted:
+                raise InvalidArgument("speculation.acceptance", plan.acceptance, f"walk: {origin.name} is not trusted")
+
+    # --- what origins are told ------------------------------------------------------------------------------------
+
+    def open(self, live: LiveRequest) -> None:
+        """Tell everybody who drafts for a request that it begins."""
+        for origin in self._origins.values():
+            if origin.serves(live.request.plan):
+                self._open(origin, live)
+
+    def _open(self, origin: Origin, live: LiveRequest) -> None:
+        def experience(group: str) -> Experience:
+            return self.experience_of(origin.name, group)
+
+        if origin.name not in live.mailboxes:
+            live.mailboxes[origin.name] = Mailbox(live.prefixes, experience)
+        origin.link.open(live.opening(origin.serves(live.request.plan)))
+        live.mailboxes[origin.name].opened(len(live.tokens), _now())
+        if _wants_features(origin, live.request.plan):
+            self._send_features(origin, live, self._features.of(live.id))
+
+    def report(self, live: LiveRequest, verdict: Verdict, wanted: Wanted) -> None:
+        """Tell them what a step has committed, ``live`` being that far already."""
+        features = verdict.observation.features if verdict.observation is not None else None
+        if features is not None:
+            features = self._keep(live, features)
+        for origin, mailbox in self._of(live):
+            if mailbox.given_up:
+                continue
+            own, last = verdict, None
+            if verdict.observation is not None and verdict.observation.features is not None:
+                if features is not None and _wants_features(origin, live.request.plan):
+                    *first, last = pieces([features], limits.MAX_FEATURE_BYTES)
+                    self._send_features(origin, live, first)
+                own = replace(verdict, observation=replace(verdict.observation, features=last))
+            now = _now()
+            report = live.report(mailbox, own, wanted, asks=mailbox.asks(now))
+            if report.max_nodes:
+                mailbox.asked(report.length, now)
+            origin.link.step(report)
+
+    def show(self, live: LiveRequest, features: Features) -> None:
+        """Tell those who want them hidden states of a prompt."""
+        kept = self._keep(live, features)
+        if kept is not None:
+            for origin, mailbox in self._of(live):
+                if not mailbox.given_up and _wants_features(origin, live.request.plan, prompt=True):
+                    self._send_features(origin, live, [kept])
+
+    def close(self, live: LiveRequest) -> None:
+        """Tell them that a request has ended."""
+        self._features.drop(live.id)
+        for origin, _ in self._of(live):
+            origin.link.close(CloseSession(session_id=live.id))
+
+    def _keep(self, live: LiveRequest, features: Features) -> Features | None:
+        """What has not been reported: a request that stepped back computes its beginning twice."""
+        new = rows_from(features, live.observed)
+        if new is not None:
+            live.observed = new.start + new.rows
+            self._features.add(live.id, new)
+        return new
+
+    def _send_features(self, origin: Origin, live: LiveRequest, features: Iterable[Features]) -> None:
+        for piece in pieces(features, limits.MAX_FEATURE_BYTES):
+            origin.link.features(FeatureChunk(session_id=live.id, features=piece))
+
+    def _of(self, live: LiveRequest) -> list[tuple[Origin, Mailbox]]:
+        return [(self._origins[name], mailbox) for name, mailbox in live.mailboxes.items()]
+
+    def connected(self, origin: str) -> bool:
+        """Whether waiting for an origin makes sense."""
+        return self._origins[origin].link.connected
+
+    def experience_of(self, origin: str, group: str) -> Experience:
+        """What is known of how an origin's group drafts."""
+        found = self._experience.get((origin, group))
+        if found is None:
+            found = self._experience[origin, group] = Experience(self._config.draft_deadline_s)
+        return found
+
+    # --- what they say --------------------------------------------------------------------------------------------
+
+    def on_reply(self, origin: Origin, reply: DraftingReply) -> None:
+        """Take what an origin says. A malformed draft is dropped."""
+        if isinstance(reply, Forgotten):
+            self._forgetting.answered(reply.forget_id)
+            return
+        live = self._requests.find(reply.session_id)
+        mailbox = None if live is None else live.mailboxes.get(origin.name)
+        if live is None or mailbox is None:
+            return
+        if isinstance(reply, DraftFailure):
+            log.warning("no draft of %s for %s: %s", origin.name, reply.session_id, reply.reason[:200])
+            if mailbox.failed(len(live.tokens), reopen=reply.reopen):
+                self._open(origin, live)
+        else:
+            self._take(origin, live, mailbox, reply)
+        self.came.set()
+
+    def _take(self, origin: Origin, live: LiveRequest, mailbox: Mailbox, draft: Draft) -> None:
+        try:
+            sources = origin.serves(live.request.plan)
+            validate(draft.tree, vocab_size=self._vocab_size, max_nodes=limits.MAX_TREE_NODES, sources=sources)
+        except MalformedTree as error:
+            self._stats.drafts_malformed += 1
+            mailbox.none_for(len(live.tokens))
+            log.warning("dropped a draft of %s for %s: %s", origin.name, draft.session_id, error)
+            return
+        if (origin.name, draft.group) not in self._experience and len(self._experience) >= _GROUPS * len(self._origins):
+            draft = replace(draft, group="")
+        if live.in_pass or len(live.tokens) > draft.base_length + len(draft.assumed):
+            self._stats.drafts_late += 1
+        mailbox.add(draft, live.tokens, live.most_credited, _now())
+
+    def on_connected(self, origin: Origin) -> None:
+        """Tell an origin that joins late what is committed."""
+        self._forgetting.connected(origin.name)
+        for live in self._requests.admitted():
+            if origin.serves(live.request.plan):
+                if origin.name in live.mailboxes:
+                    live.mailboxes[origin.name].start_over()
+                self._open(origin, live)
+
+
+def _wants_features(origin: Origin, plan: Plan, *, prompt: bool = False) -> bool:
+    """Whether any of a plan's sources there reads hidden states, or the prompt's."""
+    if not plan.observe_layers or (prompt and not plan.observe_prompt):
+        return False
+    specs = [SOURCES.get(name) for name in origin.serves(plan)]
+    return any(spec is not None and spec.layers and (spec.prompt_features or not prompt) for spec in specs)
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,93 @@
+"""Hidden states of what live requests have committed: kept for origins that join late, and cut to the size of messages."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from speculation.types import Features
+
+
+class KeptFeatures:
+    """Keeps so many bytes, of all requests together; what came first is let go of first.
+
+    Args:
+        max_bytes: 0: nothing is kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._count = 0
+        self._kept: OrderedDict[int, tuple[str, Features]] = OrderedDict()
+        self._of: dict[str, dict[int, None]] = {}
+
+    def add(self, session_id: str, features: Features) -> None:
+        """Keep hidden states of a request."""
+        self._count += 1
+        self._kept[self._count] = (session_id, features)
+        self._of.setdefault(session_id, {})[self._count] = None
+        self._bytes += len(features.data)
+        while self._bytes > self._max_bytes:
+            self._remove(next(iter(self._kept)))
+
+    def of(self, session_id: str) -> list[Features]:
+        """What is left of a request's, in the order of its positions."""
+        return sorted((self._kept[number][1] for number in self._of.get(session_id, ())), key=lambda each: each.start)
+
+    def drop(self, session_id: str) -> None:
+        """Forget a request; unknown ones are fine."""
+        for number in list(self._of.get(session_id, ())):
+            self._remove(number)
+
+    def _remove(self, number: int) -> None:
+        session_id, features = self._kept.pop(number)
+        self._bytes -= len(features.data)
+        del self._of[session_id][number]
+        if not self._of[session_id]:
+            del self._of[session_id]
+
+
+def pieces(features: Iterable[Features], most_bytes: int) -> Iterator[Features]:
+    """The same rows in few pieces of at most ``most_bytes`` each, though at least a row.
+
+    Args:
+        features: in the order of their positions; those that adjoin are joined.
+    """
+    joined: list[Features] = []
+    for each in features:
+        if joined and _adjoin(joined[-1], each) and sum(len(part.data) for part in joined) + len(each.data) <= most_bytes:
+            joined.append(each)
+            continue
+        yield from _cut(joined, most_bytes)
+        joined = [each]
+    yield from _cut(joined, most_bytes)
+
+
+def rows_from(features: Features, start: int) -> Features | None:
+    """The rows of positions from ``start`` on; None: there are none."""
+    skip = max(0, start - features.start)
+    if skip >= features.rows:
+        return None
+    return _rows(features, skip, features.rows) if skip else features
+
+
+def _adjoin(first: Features, second: Features) -> bool:
+    same = (first.width, first.dtype, first.layers) == (second.width, second.dtype, second.layers)
+    return same and first.start + first.rows == second.start
+
+
+def _cut(joined: list[Features], most_bytes: int) -> Iterator[Features]:
+    if not joined:
+        return
+    data, rows = b"".join(each.data for each in joined), sum(each.rows for each in joined)
+    whole = replace(joined[0], data=data, rows=rows)
+    each_time = max(1, most_bytes * rows // max(1, len(data)))
+    for begin in range(0, rows, each_time):
+        yield _rows(whole, begin, min(rows, begin + each_time))
+
+
+def _rows(features: Features, begin: int, end: int) -> Features:
+    size = len(features.data) // features.rows
+    return replace(features, data=features.data[begin * size : end * size], rows=end - begin, start=features.start + begin)

@@ -1,0 +1,80 @@
+"""A model source over both draft links: batches, groups, hidden states, and text that waits for nobody."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+
+from services.drafter.config import DrafterConfig
+from services.drafter.service import DrafterService
+from speculation.messages import Draft, FeatureChunk, ForgetTenant, Forgotten
+from tests.contract.test_draft_links import TEXT, in_process, opening, over_grpc, report
+from tests.model_source import NAME, ModelDouble, register
+from tests.unit.test_source_groups import row, rows
+
+SOURCES = ("prompt_lookup", NAME)
+
+
+@pytest.mark.parametrize("connect", [in_process, over_grpc], ids=["in_process", "grpc"])
+async def test_a_model_drafts_for_sixteen_sessions_at_once(
+    connect: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double = register(monkeypatch, ModelDouble(answer=(7, 8)))
+    names = [f"s{n:02}" for n in range(16)]
+    async with connect(DrafterService(DrafterConfig())) as (link, recorder), asyncio.timeout(20):  # type: ignore[attr-defined]
+
+        async def replies(count: int) -> list[Draft]:
+            return [await recorder.replies.get() for _ in range(count)]
+
+        for name in names:
+            link.open(opening(name, TEXT, SOURCES))
+            link.features(FeatureChunk(session_id=name, features=rows(0, 6)))
+        opened = await replies(32)
+        assert sorted((draft.session_id, draft.group) for draft in opened) == sorted(
+            (name, group) for name in names for group in ("text", NAME)
+        )
+        # While it is at work on one, the others' text goes on; then all that wait are drafted together.
+        double.batches.clear()
+        double.stuck.set()
+        link.step(report(names[0], TEXT, (4,)))
+        assert (await recorder.replies.get()).group == "text"
+        while not double.batches:
+            await asyncio.sleep(0.001)
+        for name in names[1:]:
+            link.step(report(name, TEXT, (4,)))
+        texts = await replies(15)
+        assert [(draft.session_id, draft.group, draft.more) for draft in texts] == [
+            (name, "text", True) for name in names[1:]
+        ]
+        double.stuck.clear()
+        later = await replies(16)
+        # Over gRPC a drafter knows sessions by their stream as well.
+        asked = [[name.rpartition("/")[2] for name in batch] for batch in double.batches]
+        assert asked == [names[:1], names[1:]]
+        assert [(draft.session_id, draft.group, draft.more) for draft in later] == [(name, NAME, False) for name in names]
+        assert {draft.tree.tokens for draft in later} == {(7, 8)}
+        # The last committed token but one has not been told of.
+        assert list(double.masked.values()) == [[6]] * 16
+        assert all(states == {place: row(place) for place in range(6)} for states in double.states.values())
+        link.forget(ForgetTenant(tenant="", forget_id=5))
+        assert await recorder.replies.get() == Forgotten(forget_id=5)
+        assert double.forgotten == [""]
+        assert len(double.closed) == 16
+
+
+@pytest.mark.parametrize("connect", [in_process, over_grpc], ids=["in_process", "grpc"])
+async def test_requests_that_only_a_model_drafts_for(
+    connect: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double = register(monkeypatch, ModelDouble(answer=(7, 8)))
+    async with connect(DrafterService(DrafterConfig())) as (link, recorder), asyncio.timeout(20):  # type: ignore[attr-defined]
+        link.open(opening("a", TEXT, (NAME,)))
+        first = await recorder.replies.get()
+        assert (first.group, first.more, first.tree.tokens) == (NAME, False, (7, 8))
+        double.fails_for = {""}
+        link.step(report("a", TEXT, (4,)))
+        # That there will be nothing is worth saying: nobody waits then.
+        second = await recorder.replies.get()
+        assert (second.group, second.more, len(second.tree), second.base_length) == (NAME, False, 0, len(TEXT) + 1)

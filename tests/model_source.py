@@ -1,0 +1,114 @@
+"""A model source without a model: it reads hidden states of three layers, and is delayed, killed or made to raise at will.
+
+A template for real ones: ``register`` is the entry that a real one has in ``speculation/sources.py``.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+import pytest
+
+from services.drafter.config import DrafterConfig
+from services.drafter.interfaces import DraftWanted
+from speculation.messages import OpenSession, StepReport
+from speculation.sources import SOURCES, SourceSpec
+from speculation.tree import chain
+from speculation.types import TokenTree
+
+NAME = "double"
+LAYERS = (1, 2, -1)
+SPEC = SourceSpec(name=NAME, kind="model", made_by="tests.model_source:make", nodes=4, layers=LAYERS, prompt_features=True)
+
+
+class ModelDouble:
+    """Drafts the tokens that it is told to, and remembers how it was asked.
+
+    Attributes:
+        answer: the tokens of every chain; None: what followed the last token when it occurred before.
+        delay_s: how long a batch takes.
+        stuck: while it is set, no batch ends.
+        fails_for: sessions for which it raises, "" for all.
+        batches: of every call, the sessions that it was for.
+        masked: of every session's last draft, the committed positions whose states were missing.
+        states: of every session's last draft, the bytes of the states that were there, by position.
+    """
+
+    def __init__(self, answer: Sequence[int] | None = None) -> None:
+        self.answer = answer
+        self.delay_s = 0.0
+        self.stuck = threading.Event()
+        self.fails_for: set[str] = set()
+        self.batches: list[list[str]] = []
+        self.masked: dict[str, list[int]] = {}
+        self.states: dict[str, dict[int, bytes]] = {}
+        self.opened: list[str] = []
+        self.closed: list[str] = []
+        self.forgotten: list[str] = []
+        self.threads: set[str] = set()
+
+    def open(self, message: OpenSession) -> _Session:
+        self.threads.add(threading.current_thread().name)
+        self.opened.append(message.session_id)
+        return _Session(self, message)
+
+    def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree]:
+        self.threads.add(threading.current_thread().name)
+        self.batches.append([wanted.session.id for wanted in batch])
+        time.sleep(self.delay_s)
+        while self.stuck.is_set():
+            time.sleep(0.005)
+        if "" in self.fails_for or any(wanted.session.id in self.fails_for for wanted in batch):
+            raise RuntimeError("planted failure")
+        return [self._draft(wanted) for wanted in batch]
+
+    def forget(self, tenant: str) -> None:
+        self.forgotten.append(tenant)
+
+    def _draft(self, wanted: DraftWanted) -> TokenTree:
+        session, states = wanted.session, wanted.states
+        found = {position: row for position in range(len(session.tokens)) if (row := states.of(position, LAYERS))}
+        self.states[session.id] = {position: row.data for position, row in found.items()}
+        # Of the last token itself no state is known yet: it has not been computed.
+        self.masked[session.id] = [position for position in range(len(session.tokens) - 1) if position not in found]
+        tokens = session.followers() if self.answer is None else self.answer
+        return chain(
+            list(tokens)[: wanted.max_nodes], NAME, [0.9 ** (n + 1) for n in range(min(len(tokens), wanted.max_nodes))]
+        )
+
+
+class _Session:
+    def __init__(self, model: ModelDouble, message: OpenSession) -> None:
+        self.id = message.session_id
+        self.tokens = list(message.tokens)
+        self._model = model
+
+    def followers(self) -> list[int]:
+        last = self.tokens[-1]
+        before = [place for place in range(len(self.tokens) - 1) if self.tokens[place] == last]
+        return self.tokens[before[-1] + 1 :] if before else []
+
+    def observe(self, report: StepReport) -> None:
+        self._model.threads.add(threading.current_thread().name)
+        self.tokens += report.committed
+
+    def close(self) -> None:
+        self._model.closed.append(self.id)
+
+
+# The one that the next drafter makes.
+_next = ModelDouble()
+
+
+def make(config: DrafterConfig) -> ModelDouble:
+    return _next
+
+
+def register(monkeypatch: pytest.MonkeyPatch, double: ModelDouble | None = None, spec: SourceSpec = SPEC) -> ModelDouble:
+    """Let drafters, routers and verifiers of this test know the double."""
+    double = double or ModelDouble()
+    monkeypatch.setitem(SOURCES, spec.name, spec)
+    monkeypatch.setattr("tests.model_source._next", double)
+    return double

@@ -1,0 +1,93 @@
+"""The decoding loop on a clock that does not run but jumps: passes and drafts take exactly as long as a test says."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Executor, Future
+from typing import Any, TypeVar
+
+from services.verifier.engine.passes import finish_pass
+from speculation.budget import MeasuredBudget
+from speculation.costs import CostTable, Load
+from speculation.types import TokenTree
+from tests.fakes import RandomDrafter
+
+_Result = TypeVar("_Result")
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    now = 0.0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        ready = super().select(0 if timeout is not None else None)
+        if not ready and timeout:
+            self.now += timeout
+        return ready
+
+
+class JumpingLoop(asyncio.SelectorEventLoop):
+    """Where nothing is to be done before a time, it is that time."""
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now
+
+
+def run(main: Coroutine[Any, Any, _Result]) -> _Result:
+    """``asyncio.run`` on such a loop."""
+    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
+        return runner.run(main)
+
+
+class SimulatedWorker(Executor):
+    """One thread that is none: what it does is done at its end. ``pass_s()`` says how long the next pass takes."""
+
+    def __init__(self, pass_s: Callable[[], float]) -> None:
+        self._pass_s = pass_s
+        self._free_at = 0.0
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
+        loop = asyncio.get_running_loop()
+        done: Future[Any] = Future()
+        self._free_at = max(self._free_at, loop.time()) + (self._pass_s() if function is finish_pass else 0.0)
+
+        def end() -> None:
+            try:
+                done.set_result(function(*arguments, **keywords))
+            except Exception as error:
+                done.set_exception(error)
+
+        loop.call_at(self._free_at, end)
+        return done
+
+
+class SimulatedBudget(MeasuredBudget):
+    """Passes take ``pass_s``, whatever they hold."""
+
+    def __init__(self, pass_s: float, max_nodes: int = 6) -> None:
+        table = CostTable(by_rows={1: pass_s}, per_request=0.0, per_key=0.0)
+        super().__init__(table, max_nodes=max_nodes)
+
+    def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
+        super().learn(load, self.seconds(load), outcomes)
+
+    def learn_prompts(self, load: Load, seconds: float) -> None:
+        pass
+
+
+class SlowDrafter(RandomDrafter):
+    """Takes so many seconds for each draft."""
+
+    def __init__(self, seconds: Callable[[], float], mood: str = "good") -> None:
+        super().__init__(mood=mood)
+        self.seconds = seconds
+
+    async def _draft(self, session_id: str, max_nodes: int):  # type: ignore[no-untyped-def]
+        if max_nodes:
+            await asyncio.sleep(self.seconds())
+        return await super()._draft(session_id, max_nodes)

@@ -1,0 +1,236 @@
+"""What goes wrong inside the loop: passes that hang, a request that cannot be planned, drafters that lie."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import pytest
+
+from services.links.in_process import InProcessDraftLink
+from services.verifier.engine.live_request import LiveRequest
+from services.verifier.engine.loop import DecodingLoop
+from speculation.budget import FixedBudget
+from speculation.errors import Internal, InvalidArgument, TargetLost, Unavailable
+from speculation.messages import Draft, DraftFailure, OpenSession
+from speculation.tree import chain
+from speculation.types import Plan
+from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, decoding, origin, request
+
+FLOOR_S = 0.75
+
+
+class HangingTarget(ToyTarget):
+    """Hangs in the next pass until it is let go, when told to."""
+
+    def __init__(self, depth: int = 1) -> None:
+        super().__init__(depth=depth)
+        self.hang_in = ""
+        self.let_go = threading.Event()
+
+    def _hang(self, where: str) -> None:
+        if self.hang_in == where:
+            self.let_go.wait(30)
+
+    def begin(self, batch):  # type: ignore[no-untyped-def]
+        super().begin(batch)
+        self._hang("begin")
+
+    def finish(self):  # type: ignore[no-untyped-def]
+        self._hang("finish")
+        return super().finish()
+
+
+async def until(condition) -> None:  # type: ignore[no-untyped-def]
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("where", ["begin", "finish"])
+async def test_a_pass_that_hangs_is_noticed_and_may_come_back(where: str, depth: int) -> None:
+    target = HangingTarget(depth)
+    link = InProcessDraftLink(RandomDrafter())
+    async with decoding(target, link, pass_deadline_s=FLOOR_S, max_num_seqs=2) as loop:
+        assert len((await collect(loop, request("before", [1], max_tokens=20, ignore_eos=True)))[0]) == 20
+        target.hang_in = where
+        asked = [asyncio.create_task(collect(loop, request(name, [1, 2], max_tokens=50, ignore_eos=True))) for name in "abc"]
+        for ended in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(ended, Unavailable), "live or waiting, another verifier can answer it"
+        assert loop.alive
+        assert not loop.healthy
+        with pytest.raises(Unavailable):
+            await collect(loop, request("late", [1]))
+        await until(lambda: not loop.alive)
+        target.hang_in = ""
+        target.let_go.set()
+        await until(lambda: loop.healthy)
+        assert not target.kept
+        # The very same request may come again.
+        assert len((await collect(loop, request("a", [1, 2], max_tokens=50, ignore_eos=True)))[0]) == 50
+        assert loop.running == loop.waiting == 0
+
+
+async def test_a_pass_that_hangs_and_is_lost_is_built_anew() -> None:
+    class Lost(HangingTarget):
+        def finish(self):  # type: ignore[no-untyped-def]
+            if self.hang_in:
+                self.let_go.wait(30)
+                raise TargetLost("planted loss")
+            return super().finish()
+
+    target = Lost()
+    async with decoding(target, pass_deadline_s=FLOOR_S) as loop:
+        target.hang_in = "finish"
+        with pytest.raises(Unavailable):
+            await collect(loop, request("a", [1, 2], max_tokens=50))
+        target.hang_in = ""
+        target.let_go.set()
+        await until(lambda: loop.healthy)
+        assert target.recovered == 1
+        assert len((await collect(loop, request("a", [1, 2], max_tokens=50, ignore_eos=True)))[0]) == 50
+
+
+async def test_stopping_does_not_wait_for_a_pass_that_hangs() -> None:
+    target = HangingTarget()
+    target.hang_in = "finish"
+    async with decoding(target, pass_deadline_s=FLOOR_S) as loop:
+        with pytest.raises(Unavailable):
+            await collect(loop, request("a", [1, 2], max_tokens=50))
+        async with asyncio.timeout(5):
+            await loop.stop()
+    target.let_go.set()
+
+
+async def test_a_slow_target_does_not_hang() -> None:
+    """What passes take is what a hanging one is measured by."""
+    target = ToyTarget()
+    target.delay_s = 0.05
+    async with decoding(target, pass_deadline_s=0.2) as loop:
+        await collect(loop, request("a", [1, 2], max_tokens=5, ignore_eos=True))
+        target.delay_s = 0.4
+        tokens, _, _ = await collect(loop, request("b", [1, 2], max_tokens=3, ignore_eos=True))
+        assert len(tokens) == 3
+        assert loop.healthy
+
+
+async def with_one_cursed(loop: DecodingLoop) -> None:
+    """The request called ``cursed`` fails, the one beside it does not."""
+    good = asyncio.create_task(collect(loop, request("good", [1], max_tokens=50, ignore_eos=True)))
+    await until(lambda: loop.running)
+    with pytest.raises(Internal, match="log says why"):
+        await collect(loop, request("cursed", [1], max_tokens=50, ignore_eos=True))
+    assert len((await good)[0]) == 50
+
+
+async def test_what_cannot_be_planned_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = LiveRequest.take_tree
+
+    def cursed(live: LiveRequest, probabilities):  # type: ignore[no-untyped-def]
+        if live.id == "cursed":
+            raise RuntimeError("planted failure")
+        return plan(live, probabilities)
+
+    monkeypatch.setattr(LiveRequest, "take_tree", cursed)
+    target = ToyTarget()
+    async with decoding(target, InProcessDraftLink(RandomDrafter())) as loop:
+        await with_one_cursed(loop)
+        assert not target.kept
+
+
+async def test_what_cannot_be_committed_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    commit = LiveRequest.commit
+
+    def cursed(live: LiveRequest, tokens: tuple[int, ...]) -> None:
+        if live.id == "cursed":
+            raise RuntimeError("planted failure")
+        commit(live, tokens)
+
+    monkeypatch.setattr(LiveRequest, "commit", cursed)
+    target = ToyTarget()
+    async with decoding(target, InProcessDraftLink(RandomDrafter())) as loop:
+        await with_one_cursed(loop)
+        assert not target.kept
+
+
+async def test_what_cannot_grow_fails_alone() -> None:
+    class Cramped(ToyTarget):
+        def grow(self, session_id: str, rows: int) -> bool:
+            if session_id == "cursed":
+                raise RuntimeError("planted failure")
+            return super().grow(session_id, rows)
+
+    target = Cramped()
+    async with decoding(target, InProcessDraftLink(RandomDrafter())) as loop:
+        await with_one_cursed(loop)
+        assert not target.kept
+
+
+@pytest.mark.parametrize("method", ["choose", "seconds"])
+async def test_a_budget_that_fails_costs_speed_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("planted failure")
+
+    budget = FixedBudget(max_nodes=6)
+    async with decoding(ToyTarget(), InProcessDraftLink(RandomDrafter(mood="good")), budget=budget) as loop:
+        monkeypatch.setattr(FixedBudget, method, broken)
+        tokens, _, _ = await collect(loop, request("a", [1, 2], max_tokens=20, ignore_eos=True))
+        assert len(tokens) == 20
+
+
+async def test_nodes_of_sources_that_the_plan_does_not_have_are_refused() -> None:
+    """What is learnt of sources, and counted by them, must not grow with names that a drafter makes up."""
+
+    class Inventive(RandomDrafter):
+        count = 0
+
+        async def _draft(self, session_id: str, max_nodes: int) -> Draft | DraftFailure:
+            draft = await super()._draft(session_id, max_nodes)
+            assert isinstance(draft, Draft)
+            self.count += 1
+            tree = chain([1, 2], f"name{self.count}")
+            return Draft(session_id=session_id, base_length=draft.base_length, base_hash=draft.base_hash, tree=tree)
+
+    async with decoding(ToyTarget(), InProcessDraftLink(Inventive())) as loop:
+        await collect(loop, request("r", [1, 2], max_tokens=20, ignore_eos=True))
+        assert loop.stats.drafts_malformed > 0
+        assert loop.stats.nodes_by_source == {}
+
+
+async def test_rejection_is_refused_where_a_drafter_is_not_trusted() -> None:
+    plan = Plan(strategy="test", sources=("test",), max_nodes=6, acceptance="rejection")
+    doubtful = origin(InProcessDraftLink(RandomDrafter()), "a stranger", trusted=False)
+    elsewhere = origin(InProcessDraftLink(RandomDrafter()), "another", trusted=False, sources=["other"])
+    trusted = origin(InProcessDraftLink(RandomDrafter()), "ours")
+    async with decoding(ToyTarget(), doubtful, trusted) as loop:
+        with pytest.raises(InvalidArgument, match="a stranger is not trusted") as caught:
+            await collect(loop, request("r", [1, 2], plan, max_tokens=5))
+        assert caught.value.field == "speculation.acceptance"
+        await collect(loop, request("r", [1, 2], max_tokens=5))
+        await collect(loop, request("p", [1, 2], PLAIN, max_tokens=5))
+    async with decoding(ToyTarget(), elsewhere, trusted) as loop:
+        await collect(loop, request("r", [1, 2], plan, max_tokens=5))
+
+
+async def test_each_origin_drafts_with_its_own_sources() -> None:
+    opened: dict[str, tuple[str, ...]] = {}
+
+    class Noting(RandomDrafter):
+        def __init__(self, name: str) -> None:
+            super().__init__(mood="good")
+            self.name = name
+
+        async def open(self, message: OpenSession) -> Draft | DraftFailure:
+            opened[self.name] = message.sources
+            return await super().open(message)
+
+    origins = [
+        origin(InProcessDraftLink(Noting("near")), "near", sources=["a", "b"]),
+        origin(InProcessDraftLink(Noting("far")), "far", sources=["b", "c"]),
+        origin(InProcessDraftLink(Noting("idle")), "idle", sources=["d"]),
+    ]
+    plan = Plan(strategy="test", sources=("a", "b", "c"), max_nodes=6)
+    async with decoding(ToyTarget(), *origins) as loop:
+        await collect(loop, request("r", [1, 2], plan, max_tokens=30, ignore_eos=True))
+    assert opened == {"near": ("a", "b"), "far": ("b", "c")}

@@ -1,0 +1,198 @@
+"""The mailbox of drafts: what fits, what came ahead, what came too late and is of use all the same, and what is missing."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from services.verifier.engine.live_request import LiveRequest
+from services.verifier.engine.mailbox import Mailbox, Prefixes
+from services.verifier.engine.waiting import Experience
+from speculation.messages import Draft
+from speculation.tree import chain, claims, path_to
+from speculation.types import Plan, Proposal, TokenTree
+from tests.fakes import request
+
+TEXT = [1, 2, 3]
+REJECTION = Plan(strategy="test", sources=("x",), max_nodes=2, acceptance="rejection")
+
+
+class Box:
+    """A request with one mailbox, or several."""
+
+    def __init__(self, *names: str, plan: Plan | None = None) -> None:
+        wanted = request("s", TEXT, plan or Plan(strategy="test", sources=("x",), max_nodes=8), max_tokens=100)
+        self.live = LiveRequest(wanted, None, frozenset(), max_model_len=500, max_nodes=8)
+        self.experience: dict[str, Experience] = {}
+        for name in names or ("one",):
+            self.live.mailboxes[name] = Mailbox(self.live.prefixes, self._experience)
+
+    def _experience(self, group: str) -> Experience:
+        return self.experience.setdefault(group, Experience(0.02))
+
+    @property
+    def mailbox(self) -> Mailbox:
+        return self.live.mailboxes["one"]
+
+    def put(self, tree: TokenTree, name: str = "one", now: float = 0.0, **changes: object) -> None:
+        made = Draft(session_id="s", base_length=len(TEXT), base_hash=Prefixes(TEXT).hash, tree=tree)
+        self.live.mailboxes[name].add(replace(made, **changes), self.live.tokens, 8, now)  # type: ignore[arg-type]
+
+    def ready(self, tokens: list[int]) -> bool:
+        return any(not found.late for found in self.mailbox.find(tokens))
+
+    def take(self) -> TokenTree:
+        return self.live.take_tree(claims)
+
+
+def test_a_draft_ahead_waits_for_its_step() -> None:
+    box = Box()
+    box.put(chain([7], "x"), assumed=(4, 5))
+    assert box.mailbox.ahead
+    assert not box.ready(TEXT)
+    box.live.commit((4, 5))
+    assert box.take().tokens == (7,)
+    (found,) = box.mailbox.find([*TEXT, 4, 5])
+    assert found.draft.assumed == (4, 5)
+
+
+def test_of_a_late_draft_what_is_left_is_used() -> None:
+    box = Box()
+    box.put(chain([4, 5, 6], "x", [0.8, 0.4, 0.2]))
+    box.live.commit((4,))
+    text = [*TEXT, 4]
+    assert not box.ready(text)
+    box.mailbox.asked(len(text), 0.0)
+    assert box.mailbox.missing(text)
+    left = box.take()
+    assert left.tokens == (5, 6)
+    assert left.scores == (0.5, 0.25)
+    assert [found.late for found in box.mailbox.find(text)] == [True]
+
+
+def test_the_right_draft_comes_before_a_late_one() -> None:
+    box = Box()
+    box.live.commit((4,))
+    box.put(chain([9], "x"), base_length=4, base_hash=box.live.prefixes.hash)
+    box.put(chain([4, 5, 6], "x"))
+    assert box.take().tokens == (9,)
+
+
+def test_what_went_elsewhere_is_of_no_use() -> None:
+    box = Box()
+    box.put(chain([4, 5], "x"))
+    box.put(chain([4, 5], "x"), assumed=(8,))
+    box.live.commit((7,))
+    assert len(box.take()) == 0
+    assert box.mailbox.find([*TEXT, 7]) == []
+
+
+def test_sampled_drafts_are_used_whole_or_not_at_all() -> None:
+    q = Proposal(token_ids=(4,), probabilities=(1.0,))
+    tree = TokenTree(tokens=(4, 4), parents=(-1, 0), sources=("x", "x"), proposals=(q, q))
+    narrow, wide = Box(plan=replace(REJECTION, max_nodes=1)), Box(plan=REJECTION)
+    for box in (narrow, wide):
+        box.put(tree)
+    assert len(narrow.take()) == 0
+    assert wide.take() == tree
+    wide.live.commit((4,))
+    assert len(wide.take()) == 0
+
+
+def test_a_sampled_draft_is_merged_with_nothing() -> None:
+    q = Proposal(token_ids=(4, 5), probabilities=(0.5, 0.5))
+    sampled = TokenTree(tokens=(4,), parents=(-1,), sources=("x",), proposals=(q,))
+    box = Box("one", "two", plan=REJECTION)
+    box.put(chain([9], "x"))
+    box.put(sampled, "two")
+    assert box.take() == sampled
+    # Under the walk what was sampled is a guess like others.
+    walked = Box("one", "two")
+    walked.put(chain([9], "x"))
+    walked.put(sampled, "two")
+    assert sorted(walked.take().tokens) == [4, 9]
+    assert not walked.take().proposals
+
+
+def test_many_drafts_ahead_push_none_of_the_same_step_out() -> None:
+    box = Box()
+    box.put(chain([4], "x"))
+    for token in range(20):
+        box.put(chain([5], "x"), assumed=(token,))
+    assert box.take().tokens == (4,)
+
+
+def test_drafts_of_all_origins_and_groups_become_one_tree_of_the_best_paths() -> None:
+    box = Box("one", "two")
+    box.put(chain([4, 5], "text", [0.5, 0.2]), group="text", more=True)
+    box.put(chain([4, 6], "model", [0.9, 0.8]), group="model")
+    box.put(chain([7, 8], "far", [0.4, 0.1]), "two")
+    tree = box.take()
+    # Whoever gives a node the higher probability is who has proposed it.
+    proposed = {
+        tuple(tree.tokens[at] for at in path_to(tree, node)): (tree.sources[node], tree.scores[node]) for node in range(5)
+    }
+    assert proposed == {
+        (4,): ("model", 0.9), (4, 5): ("text", 0.2), (4, 6): ("model", 0.8), (7,): ("far", 0.4), (7, 8): ("far", 0.1),
+    }  # fmt: skip
+    best = Box("one", "two", plan=Plan(strategy="test", sources=("x",), max_nodes=3))
+    best.put(chain([4, 5], "text", [0.5, 0.2]))
+    best.put(chain([7, 8], "far", [0.4, 0.3]), "two")
+    assert best.take().tokens == (4, 7, 8)
+
+
+def test_a_later_draft_of_a_group_replaces_the_earlier() -> None:
+    box = Box()
+    box.put(chain([4], "x"), group="model")
+    box.put(chain([5], "x"), group="model")
+    assert box.take().tokens == (5,)
+
+
+def test_what_is_missing_is_known_by_group() -> None:
+    box = Box()
+    box.mailbox.opened(3, now=0.0)
+    assert box.mailbox.missing(TEXT) == {"": 0.0}
+    box.put(chain([4], "x"), group="text", more=True)
+    # Nobody knows yet who else drafts.
+    assert box.mailbox.missing(TEXT) == {}
+    box.put(chain([4], "x"), group="model")
+    assert box.mailbox.missing(TEXT) == {}
+    box.live.commit((4,))
+    text = box.live.tokens
+    assert box.mailbox.missing(text) == {}, "nothing was asked for"
+    box.mailbox.asked(4, now=1.0)
+    assert box.mailbox.missing(text) == {"text": 1.0, "model": 1.0}
+    base = {"base_length": 4, "base_hash": box.live.prefixes.hash}
+    box.put(chain([5], "x"), group="text", more=True, now=1.001, **base)
+    assert box.mailbox.missing(text) == {"model": 1.0}
+    box.put(chain([5], "x"), group="model", now=1.02, **base)
+    assert box.mailbox.missing(text) == {}
+    for group, took in (("text", 0.001), ("model", 0.02)):
+        (left,) = box.experience[group].left(0.0)
+        assert math.isclose(left, took, abs_tol=1e-3)
+
+
+def test_none_is_asked_of_who_has_not_answered() -> None:
+    box = Box()
+    box.mailbox.opened(3, now=0.0)
+    assert not box.mailbox.asks(0.1)
+    box.put(chain([4], "x"))
+    assert box.mailbox.asks(0.1)
+    box.mailbox.asked(4, 0.1)
+    assert not box.mailbox.asks(0.2)
+    # What is lost is asked for again.
+    assert box.mailbox.asks(9.0)
+
+
+def test_what_drafts_would_have_brought_is_known_of_late_ones_too() -> None:
+    box = Box()
+    box.mailbox.opened(3, now=0.0)
+    box.live.commit((4, 5))
+    before = box.mailbox.worth("").in_time
+    box.put(chain([4, 5, 6, 7], "x"))
+    assert box.mailbox.worth("").in_time > before
+    wrong = Box()
+    wrong.mailbox.opened(3, now=0.0)
+    wrong.put(chain([9], "x"))
+    wrong.live.commit((4, 5))
+    assert wrong.mailbox.worth("").in_time < before
