@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from services.generation_config import ModelProcessors
-from services.verifier.choosing import candidates, chooser, picks
+from services.verifier.choosing import candidates, chooser, penalties, picks
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.noise import likely_winners, words
 from services.verifier.choosing.penalties import Changes
@@ -202,7 +202,7 @@ def test_every_choice_is_the_laws(seed: int) -> None:
 @pytest.fixture
 def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """As if the logits lay on a device: all rows at once, and only what can be chosen comes to the host."""
-    for module in (candidates, chooser, picks):
+    for module in (candidates, chooser, penalties, picks):
         monkeypatch.setattr(module, "on_host", lambda logits: False)
 
 

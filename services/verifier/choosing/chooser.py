@@ -176,8 +176,9 @@ class Chooser:
         prepared = self._copy[: len(points)]
         if on_host(logits):
             # Plain copies: what torch does in parallel wakes its threads for less than that costs.
+            own = logits.numpy()
             for copy, point in zip(prepared.numpy(), points, strict=True):
-                copy[:] = logits[point.row].numpy()
+                copy[:] = own[point.row]
         else:
             rows = torch.tensor([point.row for point in points], device=logits.device)
             torch.index_select(logits, 0, rows, out=prepared)

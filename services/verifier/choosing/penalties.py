@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.verifier.choosing.candidates import on_host
 from speculation.types import SamplingParams
 
 _Ids = NDArray[np.int64]
@@ -108,15 +110,24 @@ class Changes:
         Args:
             logits: [rows, vocabulary], float32, contiguous, on any device.
         """
-        flat = logits.view(-1)
         for amounts in (self.biases, self.repeated, self.counted, self.barred):
             if not amounts:
                 continue
-            at = torch.from_numpy(np.concatenate([ids for ids, _ in amounts])).to(flat.device)
-            amount = torch.from_numpy(np.concatenate([values for _, values in amounts])).to(flat.device)
-            found = flat[at]
-            if amounts is self.repeated:
-                amount = torch.where(found < 0, found * amount, found / amount)
-            elif amounts is not self.barred:
-                amount += found
-            flat[at] = amount
+            at = np.concatenate([ids for ids, _ in amounts])
+            amount = np.concatenate([values for _, values in amounts])
+            if on_host(logits):
+                _change(logits.numpy().reshape(-1), at, amount, self._rule(amounts), np.where)
+            else:
+                there = torch.from_numpy(at).to(logits.device), torch.from_numpy(amount).to(logits.device)
+                _change(logits.view(-1), *there, self._rule(amounts), torch.where)
+
+    def _rule(self, amounts: _Amounts) -> str:
+        return "scale" if amounts is self.repeated else "set" if amounts is self.barred else "add"
+
+
+def _change(flat: Any, at: Any, amount: Any, rule: str, where: Callable[..., Any]) -> None:
+    """The same for arrays of numpy and tensors of torch."""
+    if rule != "set":
+        found = flat[at]
+        amount = found + amount if rule == "add" else where(found < 0, found * amount, found / amount)
+    flat[at] = amount

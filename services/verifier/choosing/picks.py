@@ -53,11 +53,17 @@ def argmax(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrE
 def sample(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
     """Gumbel-max over the few tokens of each row that can win."""
     candidates = _candidates(logits, points, [point.request.params for point in points])
-    choices: list[TokenOrError] = [
-        NOT_CHOSEN if found is not None else by_law(point, truncated, row, point.request)
-        for found, row, point in zip(candidates, logits, points, strict=True)
-    ]
-    narrowed = [(at, found) for at, found in enumerate(candidates) if found is not None]
+    choices: list[TokenOrError] = []
+    narrowed = []
+    for at, (found, row, point) in enumerate(zip(candidates, logits, points, strict=True)):
+        if found is None:
+            choices.append(by_law(point, truncated, row, point.request))
+        elif len(found.ids) == 1:
+            # No noise makes it another one.
+            choices.append(int(found.ids[0]))
+        else:
+            choices.append(NOT_CHOSEN)
+            narrowed.append((at, found))
     if narrowed:
         noisy = _noisy([(points[at], found) for at, found in narrowed])
         for (at, found), values in zip(narrowed, noisy, strict=True):
