@@ -7,9 +7,6 @@ in whatever tree the position is computed (reference: Maddison, Tarlow, Minka, "
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -19,27 +16,11 @@ from speculation.philox import NoiseStream, gumbel
 from speculation.types import SamplingParams, TokenLogprobs
 
 
-class LogitsPipeline(Protocol):
-    """Temperature, truncation, penalties and biases of one request, as one function."""
-
-    def __call__(self, logits: torch.Tensor, history: Sequence[int]) -> torch.Tensor:
-        """Process one row.
-
-        Args:
-            logits: [vocabulary], float32, not modified.
-            history: prompt, answer and the tree path down to the position, oldest first.
-
-        Returns:
-            [vocabulary]; -inf where a token cannot be chosen.
-        """
-        ...
-
-
 def choose(logits: torch.Tensor, params: SamplingParams, seed: int, position: int) -> int:
     """The target's token for ``position``.
 
     Args:
-        logits: [vocabulary], processed (see ``LogitsPipeline``).
+        logits: [vocabulary], float32, as all processors of the request leave them; -inf where a token cannot be chosen.
         seed: the request's seed, 64 bits.
         position: index of the token that is chosen, counted from the start of the prompt.
 

@@ -37,7 +37,6 @@ from transformers import (
 )
 
 from services.generation_config import ModelProcessors
-from speculation.choose import LogitsPipeline
 from speculation.types import SamplingParams
 
 _Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -64,13 +63,13 @@ def build_pipeline(
     ]
     if model.renormalize_logits:
         steps.append(LogitNormalization())
-    return _Pipeline(steps) if steps else None
+    return LogitsPipeline(steps) if steps else None
 
 
 def build_truncation(params: SamplingParams) -> LogitsPipeline | None:
     """Top-k, top-p and min-p alone, for logits that have been divided by the temperature; None where there are none."""
     steps = _warpers(replace(params, temperature=1.0), _NONE) if params.temperature > 0 else []
-    return _Pipeline(steps) if steps else None
+    return LogitsPipeline(steps) if steps else None
 
 
 def _penalties(params: SamplingParams, model: ModelProcessors, prompt_length: int) -> list[_Step]:
@@ -139,8 +138,8 @@ def _warpers(params: SamplingParams, model: ModelProcessors) -> list[_Step]:
     return steps
 
 
-class _Pipeline:
-    """See ``LogitsPipeline``."""
+class LogitsPipeline:
+    """Temperature, truncation, penalties and biases of one request, as one function."""
 
     def __init__(self, steps: list[_Step]) -> None:
         self._steps = LogitsProcessorList(steps)
