@@ -36,8 +36,9 @@ class ModelDouble:
         states: of every session's last draft, the bytes of the states that were there, by position.
     """
 
-    def __init__(self, answer: Sequence[int] | None = None) -> None:
+    def __init__(self, answer: Sequence[int] | None = None, layers: tuple[int, ...] = LAYERS) -> None:
         self.answer = answer
+        self.layers = layers
         self.delay_s = 0.0
         self.stuck = threading.Event()
         self.fails_for: set[str] = set()
@@ -69,7 +70,7 @@ class ModelDouble:
 
     def _draft(self, wanted: DraftWanted) -> TokenTree:
         session, states = wanted.session, wanted.states
-        found = {position: row for position in range(len(session.tokens)) if (row := states.of(position, LAYERS))}
+        found = {position: row for position in range(len(session.tokens)) if (row := states.of(position, self.layers))}
         self.states[session.id] = {position: row.data for position, row in found.items()}
         # Of the last token itself no state is known yet: it has not been computed.
         self.masked[session.id] = [position for position in range(len(session.tokens) - 1) if position not in found]
