@@ -102,7 +102,6 @@ class WorkerContestant:
     most_at_once: int | None = None
 
     def run(self, load: LoadPoint) -> LoadOutcome:
-        """See ``Contestant``."""
         count = len(load.requests)
         reply = self.engine.order({"do": "run", "contestant": self.name, "load": order_of(load)}, count)
         answers = tuple(answer_of(entry) for entry in reply["answers"])

@@ -53,7 +53,6 @@ class Direct:
     most_at_once: int | None = None
 
     def run(self, load: LoadPoint) -> LoadOutcome:
-        """See ``Contestant``."""
         reply = self.peer.run(self.name, order_of(load))
         return LoadOutcome(answers=tuple(map(answer_of, reply["answers"])), wall_s=reply["wall_s"], loop=reply["loop"])
 

@@ -28,7 +28,7 @@ from services.verifier.attention.calls import MAX_NODES
 from services.verifier.config import Kernels, TargetConfig, Weights
 from services.verifier.loading.load_model import shape_of
 from services.verifier.target import TransformersTarget
-from speculation.ports import Rows
+from services.verifier.target_port import Rows
 
 Pass = Callable[[int], None]
 _MOST_ROWS = 512

@@ -137,7 +137,6 @@ class VerifierSettings(Placed):
 
     @property
     def processes(self) -> int:
-        """See ``Placed``."""
         return self.stages
 
 

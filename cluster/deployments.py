@@ -95,7 +95,6 @@ class DrafterDeployment(_Process):
         return self._address
 
     async def forget(self, tenant: str) -> None:
-        """See ``Drafter.forget``."""
         await self._drafter.forget(ForgetTenant(tenant=tenant))
 
 
@@ -156,11 +155,9 @@ class VerifierDeployment(_Process):
             await events.aclose()
 
     async def describe(self) -> bytes:
-        """See ``VerifierPort.describe``."""
         return serialised.write_card(await self._verifier.describe())
 
     async def forget(self, tenant: str) -> None:
-        """See ``VerifierPort.forget``."""
         await self._verifier.forget(tenant)
 
     async def running(self) -> int:
@@ -220,7 +217,6 @@ class ServeVerifierLink:
         self._drafters = drafters
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
-        """See ``VerifierPort``."""
         events = self._handle.options(stream=True).generate.remote(serialised.write_request(request))
         finished = False
         try:
@@ -235,7 +231,6 @@ class ServeVerifierLink:
                 events.cancel()
 
     async def describe(self) -> VerifierCard:
-        """See ``VerifierPort``."""
         try:
             wire = await self._handle.describe.remote()
         except Exception as error:

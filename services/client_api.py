@@ -147,16 +147,12 @@ class RouterPort(Protocol):
         Raises:
             OutriderError: instead of ``Completion``.
         """
-        ...
 
     async def models(self) -> list[ModelCard]:
         """What is served."""
-        ...
 
     async def forget(self, tenant: str) -> None:
         """See ``VerifierPort``."""
-        ...
 
     async def ready(self) -> bool:
         """Whether requests would be answered now."""
-        ...

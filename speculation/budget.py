@@ -41,26 +41,21 @@ class Budget(Protocol):
     @property
     def max_nodes(self) -> int:
         """Most nodes of one request's tree, ever."""
-        ...
 
     def seconds(self, load: Load) -> float:
         """How long a pass takes; infinite where time does not count."""
-        ...
 
     def probabilities(self, tree: TokenTree) -> list[float]:
         """For every node of a tree the probability that the target takes the path to it."""
-        ...
 
     def wanted(self, load: Load) -> Wanted:
         """What drafts for a step beside ``load`` should hold. Where that is nothing, nobody waits for one."""
-        ...
 
     def prompt_rows(self, load: Load, most: int, keys: int) -> int:
         """How many rows of prompts, at most ``most``, the coming step computes beside the decoding requests in ``load``.
 
         ``keys`` tokens of the prompt that has got farthest are computed already.
         """
-        ...
 
     def choose(self, trees: Sequence[TokenTree], load: Load, decoding: Load) -> list[TokenTree]:
         """The part of each tree that the coming step checks, beside ``load``, which counts no node.
@@ -68,15 +63,12 @@ class Budget(Protocol):
         There is one tree, empty or not, for every request that the step gives a token. ``load`` holds prompts besides;
         ``decoding`` is what it would be without them.
         """
-        ...
 
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
         """Take note of a pass: what it held, nodes included, what it took, and each checked tree's accepted path."""
-        ...
 
     def learn_prompts(self, load: Load, seconds: float) -> None:
         """Take note of a pass that computed prompts: another kind of work, which says nothing about nodes."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,15 +86,12 @@ class FixedBudget:
         return claims(tree)
 
     def wanted(self, load: Load) -> Wanted:
-        """See ``Budget``: everything."""
         return Wanted(nodes=self.max_nodes)
 
     def prompt_rows(self, load: Load, most: int, keys: int) -> int:
-        """See ``Budget``: all."""
         return most
 
     def choose(self, trees: Sequence[TokenTree], load: Load, decoding: Load) -> list[TokenTree]:
-        """See ``Budget``."""
         return list(trees)
 
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
@@ -188,13 +177,11 @@ class MeasuredBudget:
         ]
 
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
-        """See ``Budget``."""
         self._costs.learn(load, seconds)
         for tree, accepted_path in outcomes:
             self._acceptance.learn(tree, accepted_path)
 
     def learn_prompts(self, load: Load, seconds: float) -> None:
-        """See ``Budget``."""
         ratio = min(4.0, max(0.25, seconds / self._costs.seconds(load)))
         self._prompt_factor += _PROMPT_WEIGHT * (ratio - self._prompt_factor)
 

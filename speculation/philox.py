@@ -39,13 +39,14 @@ def philox4x32(counters: NDArray[np.uint64], seed: int | NDArray[np.uint64]) -> 
         [4, n], each below 2^32.
     """
     seeds = np.atleast_1d(np.asarray(seed, dtype=np.uint64))
-    key = np.stack([seeds & _LOW, seeds >> _SHIFT])
+    keys = (np.stack([seeds & _LOW, seeds >> _SHIFT]) + np.arange(10, dtype=np.uint64)[:, None, None] * _GROWTH) & _LOW
     even, odd = counters[0::2], counters[1::2]
-    for _ in range(10):
+    for key in keys:
         products = even * _MULTIPLIERS
-        even = (products >> _SHIFT)[::-1] ^ odd ^ key
-        odd = (products & _LOW)[::-1]
-        key = (key + _GROWTH) & _LOW
+        even = (products >> _SHIFT)[::-1] ^ odd
+        even ^= key
+        products &= _LOW
+        odd = products[::-1]
     return np.stack([even[0], odd[0], even[1], odd[1]])
 
 

@@ -19,6 +19,7 @@ from services.verifier.choosing.chooser import Chooser
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
+from services.verifier.target_port import Outcome, Prefix, Rows, Sampling
 from speculation.budget import Budget, FixedBudget
 from speculation.errors import TargetLost, Unavailable
 from speculation.messages import (
@@ -36,7 +37,7 @@ from speculation.messages import (
     Retrieved,
     StepReport,
 )
-from speculation.ports import DraftLink, Outcome, Prefix, Rows, Sampling
+from speculation.ports import DraftLink
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.types import Features, Plan, SamplingParams, TokenTree
 

@@ -71,7 +71,6 @@ class DrafterService:
         return len(self._sessions)
 
     async def open(self, message: OpenSession) -> Draft | DraftFailure | None:
-        """See ``Drafter``."""
         start = time.perf_counter()
         try:
             check_names(message.sources)
@@ -113,7 +112,6 @@ class DrafterService:
             raise
 
     async def step(self, message: StepReport) -> Draft | DraftFailure | None:
-        """See ``Drafter``."""
         start = time.perf_counter()
         session = self._sessions.get(message.session_id)
         if session is None:
@@ -166,13 +164,11 @@ class DrafterService:
             yield session.draft(prefix, TEXT, ahead, assumed=outcome)
 
     def features(self, message: FeatureChunk) -> None:
-        """See ``Drafter``."""
         session = self._sessions.get(message.session_id)
         if session is not None:
             self._keep(session, message.features)
 
     def close(self, message: CloseSession) -> None:
-        """See ``Drafter``."""
         session = self._drop(message.session_id)
         if session is None:
             return

@@ -56,7 +56,6 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler[Any, Any] | None]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """See ``grpc.aio.ServerInterceptor``."""
         handler = await continuation(handler_call_details)
         if handler is None or handler_call_details.method == _HEALTH or self._known(handler_call_details):
             return handler

@@ -55,11 +55,9 @@ class GrpcDraftLink:
 
     @property
     def connected(self) -> bool:
-        """See ``DraftLink``."""
         return self._calls is not None
 
     async def start(self, receiver: DraftReceiver) -> None:
-        """See ``DraftLink``."""
 
         async def talk(channel: grpc.aio.Channel) -> None:
             await self._talk(channel, receiver)
@@ -68,27 +66,21 @@ class GrpcDraftLink:
         self._task = asyncio.create_task(connecting, name="grpc-drafts")
 
     def open(self, message: OpenSession) -> None:
-        """See ``DraftLink``."""
         self._send(message)
 
     def step(self, message: StepReport) -> None:
-        """See ``DraftLink``."""
         self._send(message)
 
     def features(self, message: FeatureChunk) -> None:
-        """See ``DraftLink``."""
         self._send(message)
 
     def close(self, message: CloseSession) -> None:
-        """See ``DraftLink``."""
         self._send(message)
 
     def forget(self, message: ForgetTenant) -> None:
-        """See ``DraftLink``."""
         self._send(message)
 
     async def stop(self) -> None:
-        """See ``DraftLink``."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

@@ -75,7 +75,6 @@ class GrpcRetrievalLink:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def retrieve(self, query: RetrievalQuery) -> Retrieved:
-        """See ``Retriever``."""
         if self._asked is None:
             raise Unavailable("the retrieval service is not there")
         waiting = _Waiting(query=query, answer=asyncio.get_running_loop().create_future())

@@ -26,7 +26,6 @@ class GrpcVerifierLink:
         self._stub = verification_pb2_grpc.VerificationServiceStub(self._channel)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
-        """See ``VerifierPort``."""
         call = self._stub.Verify(codec.encode_generation(request))
         try:
             async for event in call:
@@ -37,7 +36,6 @@ class GrpcVerifierLink:
             call.cancel()
 
     async def describe(self) -> VerifierCard:
-        """See ``VerifierPort``."""
         try:
             answer = await self._stub.Describe(verification_pb2.DescribeRequest(), timeout=limits.DESCRIBE_S)
         except grpc.aio.AioRpcError as error:
@@ -45,7 +43,6 @@ class GrpcVerifierLink:
         return codec.decode_card(answer)
 
     async def forget(self, tenant: str) -> None:
-        """See ``VerifierPort``."""
         try:
             await self._stub.Forget(codec.encode_forget(tenant), timeout=limits.FORGET_S)
         except grpc.aio.AioRpcError as error:

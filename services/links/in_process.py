@@ -55,21 +55,17 @@ class InProcessDraftLink:
 
     @property
     def connected(self) -> bool:
-        """See ``DraftLink``."""
         return self._calls is not None
 
     async def start(self, receiver: DraftReceiver) -> None:
-        """See ``DraftLink``."""
         self._calls = CallQueue()
         receiver.on_connected()
         self._task = asyncio.create_task(self._pump(receiver, self._calls), name="in-process-drafts")
 
     def open(self, message: OpenSession) -> None:
-        """See ``DraftLink``."""
         self._send(message)
 
     def step(self, message: StepReport) -> None:
-        """See ``DraftLink``."""
         self._send(message)
 
     def features(self, message: FeatureChunk) -> None:
@@ -77,15 +73,12 @@ class InProcessDraftLink:
         self._send(message)
 
     def close(self, message: CloseSession) -> None:
-        """See ``DraftLink``."""
         self._send(message)
 
     def forget(self, message: ForgetTenant) -> None:
-        """See ``DraftLink``."""
         self._send(message)
 
     async def stop(self) -> None:
-        """See ``DraftLink``."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -137,7 +130,6 @@ class InProcessRetrievalLink:
         self._service = service
 
     async def retrieve(self, query: RetrievalQuery) -> Retrieved:
-        """See ``Retriever``."""
         wire = retrieval_codec.encode_queries(0, [query]).SerializeToString()
         (received,) = retrieval_codec.decode_queries(retrieval_pb2.RetrieveRequest.FromString(wire))
         answer = await self._service.retrieve(received)
@@ -152,7 +144,6 @@ class InProcessVerifierLink:
         self._verifier = verifier
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
-        """See ``VerifierPort``."""
         wire = verification_codec.encode_generation(request).SerializeToString()
         received = verification_codec.decode_generation(verification_pb2.VerifyRequest.FromString(wire))
         events = self._verifier.generate(received)
@@ -164,11 +155,9 @@ class InProcessVerifierLink:
             await events.aclose()
 
     async def forget(self, tenant: str) -> None:
-        """See ``VerifierPort``."""
         wire = verification_codec.encode_forget(tenant).SerializeToString()
         await self._verifier.forget(verification_codec.decode_forget(verification_pb2.ForgetRequest.FromString(wire)))
 
     async def describe(self) -> VerifierCard:
-        """See ``VerifierPort``."""
         wire = verification_codec.encode_card(await self._verifier.describe()).SerializeToString()
         return verification_codec.decode_card(verification_pb2.DescribeResponse.FromString(wire))

@@ -43,7 +43,6 @@ class RouterService:
         self._card: VerifierCard | None = None
 
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
-        """See ``RouterPort``."""
         arrived_at = time.perf_counter()
         if not request.request_id:
             request = replace(request, request_id=uuid.uuid4().hex)
@@ -91,7 +90,6 @@ class RouterService:
             await asyncio.sleep(delay_s)
 
     async def models(self) -> list[ModelCard]:
-        """See ``RouterPort``."""
         card, strategy = await self._describe(), self._config.strategy
         return [
             ModelCard(
@@ -107,11 +105,9 @@ class RouterService:
         ]
 
     async def forget(self, tenant: str) -> None:
-        """See ``RouterPort``."""
         await self._verifier.forget(tenant)
 
     async def ready(self) -> bool:
-        """See ``RouterPort``."""
         try:
             self._card = await self._ask()
         except OutriderError:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from speculation.ports import Rows
+from services.verifier.target_port import Rows
 
 if TYPE_CHECKING:
     from services.verifier.target import TransformersTarget

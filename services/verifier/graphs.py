@@ -13,7 +13,7 @@ import torch
 
 from services.verifier.attention.static import StaticPass
 from services.verifier.kv_cache.pool import TILE, KVPool
-from speculation.ports import Rows
+from services.verifier.target_port import Rows
 
 log = logging.getLogger(__name__)
 

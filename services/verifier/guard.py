@@ -22,8 +22,8 @@ from transformers import PreTrainedModel
 
 from services.verifier.attention.calls import computing_by
 from services.verifier.loading.adapters import exact_attention
+from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError, OutriderError
-from speculation.ports import Rows
 
 if TYPE_CHECKING:
     from services.verifier.model_slice import ModelSlice

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from services.verifier.target_port import Rows
 from speculation.errors import InvalidArgument
-from speculation.ports import Rows
 from speculation.types import Features
 
 # The one name that is no layer's: what the output layer reads, after the final norm.

@@ -20,8 +20,8 @@ from services.verifier.config import TargetConfig
 from services.verifier.kept import Kept, digest_of
 from services.verifier.kv_cache.pool import TILE
 from services.verifier.target import TransformersTarget
+from services.verifier.target_port import Rows
 from speculation.costs import CostTable, Load
-from speculation.ports import Rows
 
 log = logging.getLogger(__name__)
 

@@ -31,8 +31,8 @@ from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.native import attention_kernel as native_attention
 from services.verifier.native.layer_kernel import fuse
 from services.verifier.native.library import library
+from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError
-from speculation.ports import Rows
 
 log = logging.getLogger(__name__)
 

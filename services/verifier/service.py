@@ -65,13 +65,11 @@ class VerifierService:
         return self.loop.alive
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
-        """See ``VerifierPort``."""
         name, sampling = log_name(request.request_id, request.traceparent), request.sampling
         log.info("request %s: %d tokens after %d", name, sampling.max_tokens, len(request.prompt) + len(request.committed))
         return self.loop.generate(request)
 
     async def forget(self, tenant: str) -> None:
-        """See ``VerifierPort``."""
         await self.loop.forget(tenant)
 
     async def describe(self) -> VerifierCard:

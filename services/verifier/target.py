@@ -23,15 +23,15 @@ from services.verifier.kv_cache.tiles import TileAllocator
 from services.verifier.loading.load_model import check_files, check_memory, read_config, split_layers
 from services.verifier.model_slice import ModelSlice
 from services.verifier.stages.upstream import Launch, earlier_stages
+from services.verifier.target_port import Outcome, Prefix, Rows, Sampling
 from speculation.errors import ConfigurationError
-from speculation.ports import Outcome, Prefix, Rows, Sampling
 from speculation.types import Features
 
 log = logging.getLogger(__name__)
 
 
 class TransformersTarget:
-    """Implements ``speculation.ports.Target``. The last stage is in this process; ``launch`` starts the others.
+    """Implements ``services.verifier.target_port.Target``. The last stage is in this process; ``launch`` starts the others.
 
     Raises:
         ConfigurationError: the model cannot be loaded or served; says why.
@@ -112,7 +112,6 @@ class TransformersTarget:
     def open(
         self, session_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
     ) -> bool:
-        """See ``Target``."""
         given = Prefix(tokens=()) if prefix is None else prefix
         tenant = None if prefix is None or not self._config.enable_prefix_caching else prefix.tenant
         shared = self.tiles.open(session_id, rows, given.tokens, tenant, spare=-(-spare // TILE))
@@ -127,7 +126,6 @@ class TransformersTarget:
         return True
 
     def grow(self, session_id: str, rows: int) -> bool:
-        """See ``Target``."""
         taken = self.tiles.grow(session_id, rows)
         if taken:
             self.pool.assign(session_id, taken, len(taken))
@@ -135,11 +133,9 @@ class TransformersTarget:
         return taken is not None
 
     def computed(self, session_id: str) -> int:
-        """See ``Target``."""
         return len(self._tokens.get(session_id, ()))
 
     def close(self, session_id: str) -> None:
-        """See ``Target``."""
         self.tiles.release(session_id)
         self.pool.forget(session_id)
         self._tokens.pop(session_id, None)
@@ -148,11 +144,9 @@ class TransformersTarget:
         self._earlier.close(session_id)
 
     def forget(self, tenant: str) -> None:
-        """See ``Target``."""
         self.tiles.forget(tenant)
 
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
-        """See ``Target``."""
         self.pool.move(session_id, [context + row for row in rows], context)
         self._earlier.keep(session_id, context, rows)
         tokens = self._tokens.get(session_id)
@@ -166,13 +160,11 @@ class TransformersTarget:
             self.tiles.seal(session_id, tokens)
 
     def begin(self, batch: Sequence[Rows]) -> None:
-        """See ``Target``."""
         self._earlier.begin(batch)
         self._under_way.append(batch)
         self._rows.update((rows.session_id, rows) for rows in batch)
 
     def finish(self) -> list[Outcome]:
-        """See ``Target``."""
         batch = self._under_way[0]
         logits = self.end_pass()
         start = time.perf_counter()
@@ -187,11 +179,9 @@ class TransformersTarget:
         return self._part.run(batch, *self._earlier.finish(self._part))
 
     def check_layers(self, layers: Sequence[int]) -> None:
-        """See ``Target``."""
         self._part.hidden_states.check(layers)
 
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
-        """See ``Target``."""
         return self._part.hidden_states.features(self._rows[session_id], rows)
 
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
@@ -200,7 +190,6 @@ class TransformersTarget:
         return list(torch.split(self.end_pass().cpu(), [rows.logits for rows in batch]))
 
     def recover(self) -> None:
-        """See ``Target``."""
         self.shutdown()
         self._under_way.clear()
         self._tokens.clear()
@@ -209,7 +198,6 @@ class TransformersTarget:
         self._build(self._part)
 
     def shutdown(self) -> None:
-        """See ``Target``."""
         self._earlier.stop()
 
 

@@ -42,6 +42,10 @@ def test_files_and_functions_stay_small(path: Path) -> None:
             assert lines <= 60, f"{node.name} has {lines} lines"
 
 
+def test_the_idea_reads_in_one_sitting() -> None:
+    assert sum(len(path.read_text().splitlines()) for path in (ROOT / "speculation").glob("*.py")) < 2000
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_public_things_are_documented_and_nothing_unpickles(path: Path) -> None:
     tree = ast.parse(path.read_text())

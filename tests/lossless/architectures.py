@@ -33,9 +33,9 @@ from services.verifier.guard import check_slice
 from services.verifier.loading.adapters import inputs_of
 from services.verifier.model_slice import ModelSlice
 from services.verifier.target import TransformersTarget
+from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.messages import Draft, DraftFailure
-from speculation.ports import Rows
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.sources import STRATEGIES
 from speculation.types import Plan, TokenTree

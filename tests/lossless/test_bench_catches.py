@@ -29,9 +29,9 @@ from cluster.models import ResolvedModel
 from services.drafter.prompt_lookup import PromptLookupSession
 from services.verifier.engine import verify
 from services.verifier.model_slice import ModelSlice
+from services.verifier.target_port import Rows
 from speculation import acceptance
 from speculation.acceptance import Accepted, StopRule
-from speculation.ports import Rows
 from speculation.tree import chain
 from speculation.types import TokenTree
 from tests.service import tiny_settings

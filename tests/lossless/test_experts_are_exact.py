@@ -18,7 +18,7 @@ from services.verifier.config import Kernels, TargetConfig
 from services.verifier.model_slice import _pack
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
-from speculation.ports import Rows
+from services.verifier.target_port import Rows
 from tests.mixture import make_mixture
 from tests.tiny import make_tiny_model
 

@@ -21,9 +21,9 @@ from services.verifier.engine.live_request import check_request
 from services.verifier.loading.adapters import exact_attention
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
+from services.verifier.target_port import Rows
 from speculation.errors import InvalidArgument
 from speculation.messages import GenerationRequest
-from speculation.ports import Rows
 from speculation.types import Features, Plan, SamplingParams
 
 # One process, since the models are shared.

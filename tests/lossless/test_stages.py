@@ -26,8 +26,8 @@ from services.verifier.stages.orders import Op, Orders, read_orders
 from services.verifier.stages.process import spec_from_json, spec_to_json
 from services.verifier.stages.upstream import StageSpec
 from services.verifier.target import TransformersTarget
+from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError, TargetLost
-from speculation.ports import Rows
 from tests.service import pipeline
 from tests.tiny import make_tiny_model
 from tests.tiny_gguf import make_tiny_gguf

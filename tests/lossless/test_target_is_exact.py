@@ -17,8 +17,8 @@ from services.verifier.config import Kernels, TargetConfig
 from services.verifier.kv_cache.pool import TILE
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
+from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError
-from speculation.ports import Rows
 from tests.tiny import make_tiny_model
 
 # One process, since targets and plain decoding are shared, and so that the last test sees what the others gave back.

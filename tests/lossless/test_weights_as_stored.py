@@ -16,8 +16,8 @@ from services.verifier.loading.load_model import load_whole
 from services.verifier.loading.weight_files import BLOCKS_FILE
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
+from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError
-from speculation.ports import Rows
 from tests.tiny import make_tiny_model
 from tests.tiny_gguf import make_tiny_gguf
 

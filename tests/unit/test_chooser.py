@@ -18,11 +18,11 @@ from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.noise import likely_winners, words
 from services.verifier.choosing.penalties import Changes
 from services.verifier.choosing.processors import build_pipeline, build_truncation
+from services.verifier.target_port import NOT_CHOSEN, Outcome, Rows, Sampling
 from speculation.acceptance import stop_token_ids
 from speculation.choose import choose, log_probabilities
 from speculation.errors import Internal
 from speculation.philox import NoiseStream, gumbel, gumbels, uniforms
-from speculation.ports import NOT_CHOSEN, Outcome, Rows, Sampling
 from speculation.types import SamplingParams
 
 EOS = frozenset({3})

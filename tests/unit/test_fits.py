@@ -13,8 +13,8 @@ from services.verifier.config import TargetConfig
 from services.verifier.loading.memory import Shape, check_fits
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
+from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError
-from speculation.ports import Rows
 
 GIB = 2**30
 # 10 layers of 1 GiB each in float32, 1 GiB besides, and a cache of 64 KiB a token.

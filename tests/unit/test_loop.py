@@ -9,9 +9,9 @@ import threading
 import pytest
 
 from services.links.in_process import InProcessDraftLink
+from services.verifier.target_port import Prefix, Sampling
 from speculation.errors import Internal, InvalidArgument, PromptTooLong, ResourceExhausted, Unavailable
 from speculation.messages import DraftFailure, Finished, GenerationRequest, OpenSession
-from speculation.ports import Prefix, Sampling
 from speculation.types import FinishReason, Plan
 from tests.fakes import EOS, PLAIN, VOCAB, RandomDrafter, ToyTarget, collect, decoding, request, toy_logits
 

@@ -22,7 +22,7 @@ from services.verifier.native import library as compiling
 from services.verifier.native.attention_kernel import kernel_for, lay_out
 from services.verifier.native.library import Library, library
 from services.verifier.native.linear_kernel import NativeLinear
-from speculation.ports import Rows
+from services.verifier.target_port import Rows
 
 SETS = ("avx512", "avx2", "neon")
 FORMS = ("float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1")

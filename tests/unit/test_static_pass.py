@@ -9,7 +9,7 @@ import torch
 
 from services.verifier.config import TargetConfig
 from services.verifier.target import TransformersTarget
-from speculation.ports import Rows
+from services.verifier.target_port import Rows
 from tests.attention_models import make_architecture
 from tests.tiny import make_tiny_model
 

@@ -11,7 +11,7 @@ import pytest
 from services.client_api import ClientRequest, RequestedSampling, TextChunk
 from services.verifier.kv_cache.pool import TILE
 from services.verifier.kv_cache.tiles import TileAllocator
-from speculation.ports import Prefix
+from services.verifier.target_port import Prefix
 from tests.service import pipeline
 
 TEXT = list(range(3 * TILE + 10))

@@ -19,7 +19,6 @@ def check_size(name: str, size: int, most: int) -> None:
 
 
 def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
-    """See ``TokenTree``."""
     names = list(dict.fromkeys(tree.sources))
     place = {name: index for index, name in enumerate(names)}
     return tree_pb2.TokenTree(

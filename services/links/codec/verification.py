@@ -118,7 +118,6 @@ def encode_forget(tenant: str) -> verification_pb2.ForgetRequest:
 
 
 def decode_forget(wire: verification_pb2.ForgetRequest) -> str:
-    """See ``encode_forget``."""
     return wire.tenant
 
 
@@ -204,7 +203,6 @@ def encode_card(card: VerifierCard) -> verification_pb2.DescribeResponse:
 
 
 def decode_card(wire: verification_pb2.DescribeResponse) -> VerifierCard:
-    """See ``encode_card``."""
     return VerifierCard(
         model=wire.model,
         max_model_len=wire.max_model_len,

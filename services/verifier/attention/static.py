@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from services.verifier.attention.calls import Call
 from services.verifier.kv_cache.pool import TILE, KVPool
-from speculation.ports import Rows
+from services.verifier.target_port import Rows
 from speculation.tree import ROOT
 
 
@@ -80,7 +80,6 @@ class StaticPass:
         self._sees.copy_(sees)
 
     def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """See ``attention.Pass``."""
         keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
         keys[self._own_tile, :, :, self._own_offset] = key.transpose(0, 1)
         values[self._own_tile, :, self._own_offset, :-1] = value.transpose(0, 1)

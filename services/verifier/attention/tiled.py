@@ -10,7 +10,7 @@ from torch.nn import functional
 from services.verifier.attention.calls import Bias, Call
 from services.verifier.attention.tiled_layout import Bucket, Heads, Index, Layout, lay_out
 from services.verifier.kv_cache.pool import TILE, KVPool
-from speculation.ports import Rows
+from services.verifier.target_port import Rows
 
 # Matrix products with fewer rows take other kernels, with other rounding.
 _ROW_MULTIPLE = 8
@@ -31,7 +31,6 @@ class TiledPass:
         return self._layout.positions
 
     def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """See ``attention.Pass``."""
         layout = self._layout
         keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
         keys[layout.tiles, :, :, layout.offsets] = key.transpose(0, 1)

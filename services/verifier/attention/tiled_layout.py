@@ -25,7 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.verifier.kv_cache.pool import TILE, KVPool
-from speculation.ports import Rows
+from services.verifier.target_port import Rows
 from speculation.tree import ROOT
 
 Index = slice | torch.Tensor

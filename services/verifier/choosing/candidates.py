@@ -70,14 +70,19 @@ def narrow(logits: torch.Tensor, params: Sequence[SamplingParams]) -> list[Candi
         params: [rows], each of which truncates.
     """
     vocabulary = logits.shape[1]
-    tops = logits.amax(-1).tolist()
+    tops = _tops(logits)
+    cut_by_count = [0 < own.top_k < vocabulary for own in params]
     totals: list[float | None] = [None] * len(params)
-    with_nucleus = [row for row, own in enumerate(params) if own.top_p < 1 and not 0 < own.top_k < vocabulary]
-    for row, total in zip(with_nucleus, _sums(logits, with_nucleus), strict=True):
+    finite = [row for row, top in enumerate(tops) if math.isfinite(top)]
+    with_nucleus = [row for row in finite if params[row].top_p < 1 and not cut_by_count[row]]
+    for row, total in zip(with_nucleus, _totals(logits, tops, with_nucleus), strict=True):
         totals[row] = total
-    bounds = [
-        _bound(logits[row], own, top, total) for row, (own, top, total) in enumerate(zip(params, tops, totals, strict=True))
-    ]
+    bounds = [math.inf] * len(params)
+    for row in finite:
+        if cut_by_count[row]:
+            bounds[row] = _least_of(logits[row], params[row].top_k)
+        else:
+            bounds[row] = _bound(params[row], tops[row], totals[row], vocabulary)
     found = at_least(logits, bounds, logits)
     return [
         _cut(ids, values, own, top, total, row) if math.isfinite(top) else None
@@ -85,30 +90,47 @@ def narrow(logits: torch.Tensor, params: Sequence[SamplingParams]) -> list[Candi
     ]
 
 
-def _sums(logits: torch.Tensor, rows: list[int]) -> list[float]:
+def _tops(logits: torch.Tensor) -> list[float]:
+    """The greatest logit of each row."""
+    if on_host(logits):
+        return [float(row.max()) for row in logits.numpy()]
+    tops: list[float] = logits.amax(-1).tolist()
+    return tops
+
+
+def _totals(logits: torch.Tensor, tops: Sequence[float], rows: list[int]) -> list[float]:
     """Sum of exp(logit - greatest logit) of each of ``rows``; relative error below ``_ERROR``."""
     if not rows:
         return []
-    chosen = logits if len(rows) == len(logits) else logits[rows]
-    probabilities = chosen.softmax(-1)
+    if on_host(logits):
+        # Row by row, so that all of it stays near; numpy adds pairwise.
+        own, scratch = logits.numpy(), np.empty(logits.shape[1], dtype=np.float32)
+        sums = []
+        for row in rows:
+            np.subtract(own[row], np.float32(tops[row]), out=scratch)
+            sums.append(float(np.exp(scratch, out=scratch).sum()))
+        return sums
+    probabilities = logits[rows].softmax(-1)
     # The softmax's own sum is less exact than one of its results.
-    sums: list[float] = (probabilities.sum(-1) / probabilities.amax(-1)).tolist()
-    return sums
+    found: list[float] = (probabilities.sum(-1) / probabilities.amax(-1)).tolist()
+    return found
 
 
-def _bound(logits: torch.Tensor, params: SamplingParams, top: float, total: float | None) -> float:
-    """A logit that every token which may be left has at least. Infinite where the row is not to be looked at."""
-    vocabulary = len(logits)
-    if not math.isfinite(top):
-        return math.inf
-    if 0 < params.top_k < vocabulary:
-        if vocabulary % _DEPTH or vocabulary // _DEPTH < params.top_k:
-            return float(torch.topk(logits, params.top_k).values[-1])
-        # So many columns, so many logits.
-        return float(logits.view(_DEPTH, -1).amax(0).topk(params.top_k).values[-1])
-    bound = -math.inf
-    if params.min_p:
-        bound = top + math.log(params.min_p)
+def _least_of(row: torch.Tensor, k: int) -> float:
+    """A logit that the ``k`` greatest of [vocabulary] have at least."""
+    vocabulary = len(row)
+    if vocabulary % _DEPTH or vocabulary // _DEPTH < k:
+        return float(torch.topk(row, k).values[-1])
+    # So many columns, so many logits.
+    if on_host(row):
+        maxima = row.numpy().reshape(_DEPTH, -1).max(0)
+        return float(np.partition(maxima, len(maxima) - k)[len(maxima) - k])
+    return float(row.view(_DEPTH, -1).amax(0).topk(k).values[-1])
+
+
+def _bound(params: SamplingParams, top: float, total: float | None, vocabulary: int) -> float:
+    """A logit that every token has at least which top-p and min-p may leave."""
+    bound = top + math.log(params.min_p) if params.min_p else -math.inf
     if total is not None:
         # All that are less likely than this have less than 1 - top_p together.
         bound = max(bound, top + math.log(float(np.float32(1 - params.top_p)) * total / vocabulary))

@@ -17,8 +17,8 @@ from services.verifier.choosing.candidates import likeliest, on_host
 from services.verifier.choosing.penalties import Changes
 from services.verifier.choosing.picks import argmax, by_law, sample, truncated
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError, Walk
+from services.verifier.target_port import NOT_CHOSEN, Outcome, Rows, Sampling
 from speculation.choose import choose, log_probabilities
-from speculation.ports import NOT_CHOSEN, Outcome, Rows, Sampling
 from speculation.types import SamplingParams, TokenLogprobs
 
 _COPIED_ROWS = 16
@@ -173,14 +173,23 @@ class Chooser:
         vocabulary = logits.shape[1]
         if len(self._copy) < len(points) or self._copy.shape[1] != vocabulary or self._copy.device != logits.device:
             self._copy = torch.empty(max(len(points), _COPIED_ROWS), vocabulary, device=logits.device)
-        rows = torch.tensor([point.row for point in points], device=logits.device)
-        prepared = torch.index_select(logits, 0, rows, out=self._copy[: len(points)])
+        prepared = self._copy[: len(points)]
+        if on_host(logits):
+            # Plain copies: what torch does in parallel wakes its threads for less than that costs.
+            for copy, point in zip(prepared.numpy(), points, strict=True):
+                copy[:] = logits[point.row].numpy()
+        else:
+            rows = torch.tensor([point.row for point in points], device=logits.device)
+            torch.index_select(logits, 0, rows, out=prepared)
         changes = Changes([], [], [], [])
         for at, point in enumerate(points):
             point.request.penalties.changes(at, vocabulary, point.path, point.position, changes)
         changes.apply(prepared)
         temperatures = [point.request.params.temperature or 1.0 for point in points]
-        if any(temperature != 1 for temperature in temperatures):
+        if on_host(logits):
+            for copy, temperature in zip(prepared.numpy(), temperatures, strict=True):
+                copy /= np.float32(temperature)
+        else:
             prepared /= torch.tensor(temperatures, device=logits.device)[:, None]
         return prepared
 

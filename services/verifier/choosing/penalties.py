@@ -114,10 +114,9 @@ class Changes:
                 continue
             at = torch.from_numpy(np.concatenate([ids for ids, _ in amounts])).to(flat.device)
             amount = torch.from_numpy(np.concatenate([values for _, values in amounts])).to(flat.device)
+            found = flat[at]
             if amounts is self.repeated:
-                found = flat[at]
-                flat[at] = torch.where(found < 0, found * amount, found / amount)
-            elif amounts is self.barred:
-                flat[at] = amount
-            else:
-                flat[at] += amount
+                amount = torch.where(found < 0, found * amount, found / amount)
+            elif amounts is not self.barred:
+                amount += found
+            flat[at] = amount

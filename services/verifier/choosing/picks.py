@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from services.verifier.choosing.candidates import Candidates, narrow, on_host, truncates
 from services.verifier.choosing.noise import likely_winners
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError
+from services.verifier.target_port import NOT_CHOSEN
 from speculation.choose import choose
 from speculation.philox import NoiseStream, gumbels
-from speculation.ports import NOT_CHOSEN
 from speculation.types import SamplingParams
 
 _Arguments = TypeVarTuple("_Arguments")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from services.generation_config import ModelProcessors
 from services.verifier.choosing.penalties import Penalties
 from services.verifier.choosing.processors import build_pipeline, build_truncation
+from services.verifier.target_port import Rows, Sampling
 from speculation.acceptance import stop_token_ids
 from speculation.errors import Internal
-from speculation.ports import Rows, Sampling
 
 # A token, or why there is none.
 TokenOrError = int | Exception

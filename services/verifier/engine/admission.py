@@ -9,9 +9,9 @@ from collections import deque
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import LoopStats
+from services.verifier.target_port import Prefix, Sampling, Target
 from speculation.errors import Internal, InvalidArgument, OutriderError, ResourceExhausted
 from speculation.messages import GenerationRequest
-from speculation.ports import Prefix, Sampling, Target
 
 log = logging.getLogger(__name__)
 

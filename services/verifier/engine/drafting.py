@@ -45,7 +45,6 @@ class _Receiver:
             log.exception("a reply of %s was dropped", self.origin.name)
 
     def on_connected(self) -> None:
-        """See ``DraftReceiver``."""
         self.drafting.on_connected(self.origin)
 
 

@@ -7,10 +7,11 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
+from services.verifier.target_port import Target
 from speculation import limits
 from speculation.errors import Unavailable
 from speculation.messages import ForgetTenant
-from speculation.ports import DraftLink, Target
+from speculation.ports import DraftLink
 
 # A drafter that returns is told of so many tenants, the latest ones.
 _MOST = 1024

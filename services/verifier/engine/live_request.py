@@ -9,11 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
+from services.verifier.target_port import Target
 from speculation.acceptance import StopRule, stop_token_ids
 from speculation.budget import Wanted
 from speculation.errors import InvalidArgument, PromptTooLong
 from speculation.messages import Finished, GenerationRequest, OpenSession, Progress, StepReport
-from speculation.ports import Target
 from speculation.tree import merge, prune
 from speculation.types import EMPTY_TREE, FinishReason, TokenTree, Verdict
 

@@ -30,10 +30,10 @@ from services.verifier.engine.origins import Origin
 from services.verifier.engine.pass_queue import PassHung, PassQueue
 from services.verifier.engine.passes import Part, decoding_load, load_of, plan_parts
 from services.verifier.engine.stats import LoopStats
+from services.verifier.target_port import Target
 from speculation.budget import Budget, Wanted
 from speculation.errors import Internal, OutriderError, TargetLost, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress
-from speculation.ports import Target
 
 log = logging.getLogger(__name__)
 

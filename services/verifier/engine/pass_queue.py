@@ -11,8 +11,8 @@ from typing import TypeVar, TypeVarTuple, Unpack
 
 from services.verifier.engine.passes import Part, finish_pass, whole_pass
 from services.verifier.engine.stats import StepTimes
+from services.verifier.target_port import Target
 from speculation.errors import TargetLost
-from speculation.ports import Target
 
 log = logging.getLogger(__name__)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import StepTimes
 from services.verifier.engine.verify import verify, with_features
+from services.verifier.target_port import Rows, Target
 from speculation.budget import Budget
 from speculation.costs import Load
-from speculation.ports import Rows, Target
 from speculation.types import EMPTY_TREE, Features, TokenTree, Verdict
 
 log = logging.getLogger(__name__)

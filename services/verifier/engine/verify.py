@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from services.verifier.engine.live_request import LiveRequest
+from services.verifier.target_port import NOT_CHOSEN, Outcome
 from speculation import acceptance, rejection
 from speculation.acceptance import Accepted
 from speculation.errors import Internal
-from speculation.ports import NOT_CHOSEN, Outcome
 from speculation.tree import ROOT
 from speculation.types import Features, Observation, TokenLogprobs, TokenTree, Verdict
 

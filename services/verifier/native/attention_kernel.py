@@ -12,7 +12,7 @@ import torch
 from services.verifier.attention.calls import Call
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.native.library import Library
-from speculation.ports import Rows
+from services.verifier.target_port import Rows
 from speculation.tree import ROOT
 
 # Must equal the constants in vectors.h and tree_attention.c.

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from services.verifier.stages.exchange import Exchange
+from services.verifier.target_port import Rows
 from speculation.errors import Internal, TargetLost
-from speculation.ports import Rows
 
 if TYPE_CHECKING:
     from services.verifier.model_slice import ModelSlice

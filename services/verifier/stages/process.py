@@ -21,8 +21,8 @@ from services.verifier.stages.activations import Activations, Health, receive_ac
 from services.verifier.stages.exchange import Exchange, attend_meeting
 from services.verifier.stages.orders import Op, read_orders
 from services.verifier.stages.upstream import StageSpec
+from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError, Internal, TargetLost
-from speculation.ports import Rows
 
 log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from services.verifier.config import TargetConfig
 from services.verifier.stages.activations import Activations, receive_activations
 from services.verifier.stages.exchange import Exchange, Meeting, Sent
 from services.verifier.stages.orders import Op, Orders
+from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError, TargetLost
-from speculation.ports import Rows
 
 if TYPE_CHECKING:
     from services.verifier.model_slice import ModelSlice
@@ -151,33 +151,26 @@ class Upstream:
             raise
 
     def join(self) -> None:
-        """See ``EarlierStages``."""
         self._exchange = self._meeting.join(self._size, lambda stage: self._stages[stage].alive(), self._timeout_s)
 
     def open(self, session_id: str, shared: int, tiles: Sequence[int]) -> None:
-        """See ``EarlierStages``."""
         self._orders.open(session_id, shared, tiles)
 
     def grow(self, session_id: str, tiles: Sequence[int]) -> None:
-        """See ``EarlierStages``."""
         self._orders.grow(session_id, tiles)
 
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
-        """See ``EarlierStages``."""
         self._orders.keep(session_id, context, rows)
 
     def close(self, session_id: str) -> None:
-        """See ``EarlierStages``."""
         self._orders.close(session_id)
 
     def begin(self, batch: Sequence[Rows]) -> None:
-        """See ``EarlierStages``."""
         self._orders.run(batch)
         # Not waited for: a stage that is sending what the verifier has not received yet does not listen.
         self._under_way.append((batch, self._tell()))
 
     def finish(self, part: ModelSlice) -> Activations:
-        """See ``EarlierStages``."""
         assert self._exchange is not None
         batch, sent = self._under_way.popleft()
         made = receive_activations(self._exchange, part, batch)
@@ -186,7 +179,6 @@ class Upstream:
         return made
 
     def stop(self) -> None:
-        """See ``EarlierStages``."""
         # Held until the stages have ended: what is on its way must not be freed.
         sent = []
         if self._exchange is not None:
