@@ -91,7 +91,7 @@ def measure(client: outrider.Client, probe: Probe, case: Case, tokens: int) -> R
     after, steps_after = probe()
     steps = steps_after - steps_before
     row = {part: 1e3 * (after.get(part, 0.0) - before.get(part, 0.0)) / steps for part in after}
-    row["thread hop"] = row.pop("pass_and_verify") - row["forward"] - row["choose"] - row["keep"]
+    row["thread hop"] = row.pop("pass_and_verify") - row["begin"] - row["forward"] - row["choose"] - row["keep"]
     row["to the client"] = 1e3 * seen / steps - sum(row[part] for part in PARTS if part in row)
     return row
 

@@ -78,11 +78,9 @@ class FixedBudget:
     max_nodes: int
 
     def seconds(self, load: Load) -> float:
-        """See ``Budget``: time does not count."""
         return math.inf
 
     def probabilities(self, tree: TokenTree) -> list[float]:
-        """See ``Budget``: what the sources claim."""
         return claims(tree)
 
     def wanted(self, load: Load) -> Wanted:
@@ -121,11 +119,9 @@ class MeasuredBudget:
         self._prompt_factor = 1.0
 
     def seconds(self, load: Load) -> float:
-        """See ``Budget``: as measured."""
         return self._costs.seconds(load)
 
     def probabilities(self, tree: TokenTree) -> list[float]:
-        """See ``Budget``: as learnt."""
         return self._acceptance.probabilities(tree)
 
     def wanted(self, load: Load) -> Wanted:

@@ -166,11 +166,7 @@ def merge(trees: Iterable[TokenTree], value: Callable[[TokenTree], Sequence[floa
             elif valued[node] > values[at]:
                 scores[at], values[at], sources[at] = claimed[node], valued[node], tree.sources[node]
     return TokenTree(
-        tokens=tuple(tokens),
-        parents=tuple(parents),
-        sources=tuple(sources),
-        scores=tuple(scores),
-        probes=tuple(probes),
+        tokens=tuple(tokens), parents=tuple(parents), sources=tuple(sources), scores=tuple(scores), probes=tuple(probes)
     )
 
 

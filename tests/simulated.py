@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Executor, Future
 from typing import Any, TypeVar
 
-from services.verifier.engine.passes import finish_pass
+from services.verifier.engine.passes import whole_pass
 from speculation.budget import MeasuredBudget
 from speculation.costs import CostTable, Load
 from speculation.types import TokenTree
@@ -54,7 +54,7 @@ class SimulatedWorker(Executor):
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
         loop = asyncio.get_running_loop()
         done: Future[Any] = Future()
-        self._free_at = max(self._free_at, loop.time()) + (self._pass_s() if function is finish_pass else 0.0)
+        self._free_at = max(self._free_at, loop.time()) + (self._pass_s() if function is whole_pass else 0.0)
 
         def end() -> None:
             try:

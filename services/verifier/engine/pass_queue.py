@@ -9,7 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar, TypeVarTuple, Unpack
 
-from services.verifier.engine.passes import Part, finish_pass
+from services.verifier.engine.passes import Part, finish_pass, whole_pass
 from services.verifier.engine.stats import StepTimes
 from services.verifier.target_port import Target
 from speculation.errors import TargetLost
@@ -69,12 +69,15 @@ class PassQueue:
         return len(self._under_way) >= self._target.depth
 
     async def begin(self, parts: list[Part]) -> None:
-        """Begin a pass.
+        """Begin a pass; where there is one at a time, with its end: between the two the thread would only wait for this one.
 
         Raises:
             PassHung: it took too long.
         """
         _mark(parts, in_pass=True)
+        if self._target.depth == 1:
+            self._under_way.append(parts)
+            return
         try:
             with self._times.measure("begin"):
                 await self._watched(self._target.begin, [part.rows for part in parts])
@@ -98,9 +101,10 @@ class PassQueue:
         """
         parts = self._under_way.popleft()
         before = self._times.seconds.get("forward", 0.0)
+        run = whole_pass if self._target.depth == 1 else finish_pass
         try:
             with self._times.measure("pass_and_verify"):
-                await self._watched(finish_pass, self._target, parts, self._times, meanwhile=meanwhile)
+                await self._watched(run, self._target, parts, self._times, meanwhile=meanwhile)
         finally:
             _mark(parts, in_pass=False)
         return parts, self._times.seconds["forward"] - before
@@ -111,6 +115,8 @@ class PassQueue:
         Raises:
             TargetLost: the target is.
         """
+        if self._target.depth == 1:
+            self.drop()
         while self._under_way:
             _mark(self._under_way.popleft(), in_pass=False)
             try:
@@ -121,7 +127,7 @@ class PassQueue:
                 log.exception("a pass failed after another had")
 
     def drop(self) -> None:
-        """Forget what is under way: the target is lost, and all of it with it."""
+        """Forget what is under way: the target has lost it, or never had it."""
         while self._under_way:
             _mark(self._under_way.popleft(), in_pass=False)
 

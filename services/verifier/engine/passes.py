@@ -158,6 +158,13 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
             target.keep(part.session.id, part.rows.context, rows)
 
 
+def whole_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
+    """Begin a pass, and then as ``finish_pass``."""
+    with times.measure("begin"):
+        target.begin([part.rows for part in parts])
+    finish_pass(target, parts, times)
+
+
 def _observe(target: Target, part: Part, rows: Sequence[int]) -> None:
     """Take the hidden states of the rows that are kept: those from which the tokens were chosen, and the prompt's before."""
     chosen = part.rows.chain - 1 if part.verdict is not None else part.rows.chain
