@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,7 +32,13 @@ class DraftedPrefix:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class DraftedRequest:
-    """A session. ``text``: None where no text source is wanted, or all have failed."""
+    """A session.
+
+    Attributes:
+        text: None where no text source is wanted, or all have failed.
+        text_s: how long the text sources took for the last step.
+        counted: the text sources know all of the prompt.
+    """
 
     id: str
     tenant: str | None
@@ -40,6 +47,8 @@ class DraftedRequest:
     reads_states: bool
     prefix: DraftedPrefix
     text: TextSession | None = None
+    text_s: float = math.inf
+    counted: bool = False
     states: KnownStates = field(default_factory=KnownStates)
 
     def begin(self, prefix: DraftedPrefix) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -151,8 +152,11 @@ class DrafterService:
             async for ahead in self._ahead(session, session.text, prefix):
                 yield ahead
         # While nobody waits: what a long prompt says is not all known yet.
-        while await self._thread.run(_if_still, session, prefix, session.text.catch_up, later=True):
-            pass
+        while not session.counted:
+            behind: bool | None = await self._thread.run(_if_still, session, prefix, session.text.catch_up, later=True)
+            if behind is None:
+                return
+            session.counted = not behind
 
     async def _ahead(self, session: DraftedRequest, text: TextSession, prefix: DraftedPrefix) -> AsyncIterator[Draft]:
         outcomes = partial(text.outcomes, self._config.draft_ahead)
@@ -229,7 +233,11 @@ class DrafterService:
 
     async def _text_tree(self, session: DraftedRequest, prepare: Callable[[], TextSession]) -> TokenTree:
         nodes = session.prefix.max_nodes
-        text, queries, tree = await self._thread.run(_prepared, prepare, nodes, self._retriever is not None)
+        looks_up = self._retriever is not None
+        preparing = self._thread.run(_prepared, prepare, nodes, looks_up, expected_s=session.text_s)
+        text, queries, tree, took_s = await preparing
+        # What a session is opened with says nothing of its steps.
+        session.text_s = math.inf if session.text is None else took_s
         session.text = text
         if tree is None:
             # Together, so that they share a message.
@@ -262,11 +270,13 @@ def _hash(prefix: DraftedPrefix, tokens: Sequence[int]) -> None:
 
 def _prepared(
     prepare: Callable[[], TextSession], max_nodes: int, look_up: bool
-) -> tuple[TextSession, list[RetrievalQuery | None], TokenTree | None]:
-    """A session and its draft; or what is to be looked up before."""
+) -> tuple[TextSession, list[RetrievalQuery | None], TokenTree | None, float]:
+    """A session and its draft, or what is to be looked up before; and how long that took."""
+    start = time.perf_counter()
     text = prepare()
     queries = text.queries() if look_up else []
-    return text, queries, None if queries else text.draft(max_nodes)
+    tree = None if queries else text.draft(max_nodes)
+    return text, queries, tree, time.perf_counter() - start
 
 
 def _observed(text: TextSession, report: StepReport) -> TextSession:

@@ -370,6 +370,29 @@ def test_a_text_source_that_fails_costs_its_own_nodes(at: str) -> None:
     blend.close()
 
 
+async def test_what_takes_no_time_is_done_at_once_unless_the_thread_is_at_work() -> None:
+    thread, names = DraftingThread("at work"), []
+
+    def note() -> None:
+        names.append(threading.current_thread().name)
+
+    here = threading.current_thread().name
+    await thread.run(note, expected_s=0.0001)
+    await thread.run(note, expected_s=0.01)
+    await thread.run(note, expected_s=0.0001)
+    assert names == [here, "at work", here]
+    gate = threading.Event()
+    waiting = thread.run(gate.wait)
+    behind = thread.run(note, expected_s=0.0001)
+    assert not behind.done()
+    gate.set()
+    await asyncio.gather(waiting, behind)
+    assert names[3:] == ["at work"]
+    for function in (lambda: 1 / 0, exit):
+        with pytest.raises((ZeroDivisionError, RuntimeError)):
+            await thread.run(function, expected_s=0.0)
+
+
 async def test_a_thread_runs_in_order_and_later_what_can_wait() -> None:
     thread, ran = DraftingThread("t"), []
     gate = threading.Event()
