@@ -41,6 +41,8 @@ SAMPLING: list[dict[str, object]] = [
     {"temperature": 0.9, "repetition_penalty": 1.2, "presence_penalty": 0.4, "frequency_penalty": 0.2, "seed": 3},
     {"repetition_penalty": 1.5},
 ]
+# Of two origins: the last one is drafted elsewhere.
+TWO = ("spectra_core", "random")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +60,7 @@ async def verifier(
         spectra=SpectraConfig(ngram=4, window=3, guesses=4),
         draft_ahead=2,
     )
-    service = RandomDrafter(vocab=250) if drafter == "random" else DrafterService(config, RandomRetriever(vocab=250))
+    service = RandomDrafter(vocab=250) if drafter != "real" else DrafterService(config, RandomRetriever(vocab=250))
     server = None
     if link == "grpc":
         server, port = await serve_drafter(service, "127.0.0.1:0")
@@ -75,7 +77,13 @@ async def verifier(
         loop=LoopConfig(max_batched_tokens=50),
         budget=budget,
     )
-    running = VerifierService(verifier_config, [origin(draft_link)])
+    origins = [origin(draft_link)]
+    if drafter == "both":
+        origins = [
+            origin(draft_link, "far", sources=["random"]),
+            origin(InProcessDraftLink(DrafterService(config, RandomRetriever(vocab=250))), "near", sources=TWO[:-1]),
+        ]
+    running = VerifierService(verifier_config, origins)
     await running.start()
     try:
         yield running
@@ -177,6 +185,15 @@ async def test_the_measured_budget_changes_no_token(tiny_model: Path, link: str)
         for together in (False, True):
             result = await answers(tiny_model, drafter, link, plan, sampling, together=together, budget="measured")
             assert result == plain, (drafter, together)
+
+
+@pytest.mark.parametrize("link", ["in_process", "grpc"])
+@pytest.mark.parametrize("sampling", SAMPLING[:4], ids=str)
+async def test_two_origins_in_one_tree(tiny_model: Path, sampling: dict[str, object], link: str) -> None:
+    """Probes of one beside whatever the other drafts."""
+    plain = await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=False)
+    plan = Plan(strategy="any", sources=TWO, max_nodes=24, observe_top_k=6)
+    assert await answers(tiny_model, "both", link, plan, sampling, together=True) == plain
 
 
 @pytest.mark.parametrize("penalty", [1.0, 1.4])
