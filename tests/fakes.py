@@ -149,11 +149,13 @@ class ToyTarget:
         pass
 
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
-        """Two numbers a row: the token at the row, and how many rows the pass had."""
-        tokens = self._last[session_id].tokens
-        data = struct.pack(f"<{2 * len(rows)}e", *(number for row in rows for number in (tokens[row], len(tokens))))
-        start = self._last[session_id].context + rows[0]
-        return Features(data=data, rows=len(rows), width=2, dtype="float16", start=start)
+        """Two numbers a row, for each layer: the token at the row, and how many rows the pass had."""
+        last = self._last[session_id]
+        layers = last.layers or (-1,)
+        numbers = [number for row in rows for number in (last.tokens[row], len(last.tokens)) * len(layers)]
+        data = struct.pack(f"<{len(numbers)}e", *numbers)
+        start = last.context + rows[0]
+        return Features(data=data, rows=len(rows), width=2 * len(layers), dtype="float16", start=start, layers=layers)
 
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
         self.threads.add(threading.current_thread().name)
