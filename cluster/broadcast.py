@@ -38,7 +38,7 @@ async def tell_all(
     except TimeoutError:
         return f"not all of {total or 'the'} {name} replicas answered within {within_s:g} s"
     except (DeploymentUnavailableError, RayError) as error:
-        log.warning("no %s can be told to %s: %s", name, method, error)
+        log.warning("no %s could be called to %s: %s", name, method, error)
         answers = []
     failed = [answer for answer in answers if isinstance(answer, BaseException)]
     for reason in failed:

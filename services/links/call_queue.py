@@ -102,7 +102,7 @@ class CallQueue:
         number, size = self._carrying.popitem(last=False)
         self.feature_bytes -= size
         if not self.dropped:
-            log.warning("a drafter does not keep up: hidden states for it are left out")
+            log.warning("a drafter does not keep up: hidden states for it are dropped")
         self.dropped += 1
         call = self._calls[number]
         if isinstance(call, StepReport):

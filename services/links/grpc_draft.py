@@ -88,7 +88,7 @@ class GrpcDraftLink:
     def _send(self, call: DraftingCall) -> None:
         # Without a connection the call is dropped: on_connected tells a drafter that returns everything.
         if self._calls is not None and not self._calls.push(call):
-            log.warning("the drafter does not read what it is sent; connecting anew")
+            log.warning("the drafter does not keep up with its calls; reconnecting")
             self._calls = None
             self._talking.cancel()
 

@@ -94,9 +94,9 @@ class InProcessDraftLink:
         try:
             if calls.push(_through_codec(call)):
                 return
-            log.warning("the drafter does not keep up with what it is sent; starting it anew")
+            log.warning("the drafter does not keep up with its calls; restarting it")
         except Exception:
-            log.exception("a message to the drafter is lost; starting it anew")
+            log.exception("a message to the drafter is lost; restarting it")
         self._calls = None
         calls.abandon()
 
@@ -108,14 +108,14 @@ class InProcessDraftLink:
                         wire = encode_reply(reply).SerializeToString()
                         receiver.on_reply(codec.decode_drafting_reply(drafting_pb2.DraftResponse.FromString(wire)))
             except Exception:
-                log.exception("drafting in this process failed; starting anew")
+                log.exception("drafting in this process failed; restarting it")
             self._calls = None
             await asyncio.sleep(_PAUSE_S)
             self._calls = calls = CallQueue()
             try:
                 receiver.on_connected()
             except Exception:
-                log.exception("drafting in this process does not start; trying again")
+                log.exception("drafting in this process cannot restart; trying again")
                 calls.abandon()
 
 

@@ -90,7 +90,7 @@ class PublicServer:
             try:
                 ready = await self._router.ready()
             except Exception:
-                log.exception("whether requests would be answered cannot be told")
+                log.exception("the router's readiness could not be checked")
                 ready = False
             status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
             for service in (SERVICE, ""):

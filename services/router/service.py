@@ -84,7 +84,7 @@ class RouterService:
                 if delay_s is None:
                     raise
                 name = log_name(request.request_id, request.traceparent)
-                log.warning("request %s moves on after %d tokens: %s", name, len(committed), error)
+                log.warning("request %s is retried after %d tokens: %s", name, len(committed), error)
             finally:
                 await events.aclose()
             await asyncio.sleep(delay_s)

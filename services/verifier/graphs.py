@@ -94,7 +94,7 @@ class Graphs:
                 bucket.made = self._run(bucket.laid_out, bucket.given)
             bucket.graph = graph
         except RuntimeError as error:
-            log.warning("passes of this model cannot be captured, each takes longer: %s", error)
+            log.warning("passes of this model cannot be captured, so each takes longer: %s", error)
             self._captures = False
 
 

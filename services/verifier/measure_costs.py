@@ -52,7 +52,7 @@ def costs_of(target: TransformersTarget, config: TargetConfig, folder: Path | No
         return found
     start = time.perf_counter()
     table = measure(target, plan)
-    log.info("measured what passes cost in %.1f s: %s", time.perf_counter() - start, table.as_object())
+    log.info("measured the costs of passes in %.1f s: %s", time.perf_counter() - start, table.as_object())
     kept.write(table.as_object())
     return table
 
@@ -76,7 +76,11 @@ def _still_holds(target: TransformersTarget, plan: _Plan, table: CostTable) -> b
     difference = measured[few] / measured[1] / (table.seconds(some) / table.seconds(one))
     if 1 / _SURPRISE <= difference <= _SURPRISE:
         return True
-    log.warning("what passes cost is measured anew: %d rows cost %.1f times what was found before", few, difference)
+    log.warning(
+        "the costs of passes are measured anew: the cost of %d rows relative to one is %.1f times the stored one",
+        few,
+        difference,
+    )
     return False
 
 

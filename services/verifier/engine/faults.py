@@ -63,7 +63,7 @@ class Faults:
 
     async def recover(self, lost: TargetLost) -> None:
         """End the running requests and rebuild the target; if that keeps failing, end the waiting ones as well."""
-        log.error("the target is lost and built anew: %s", lost)
+        log.error("the target is lost and will be rebuilt: %s", lost)
         self.recovering = True
         self._passes.drop()
         self._held.clear()
@@ -75,9 +75,9 @@ class Faults:
                 self.recovering = False
                 return
             except TargetLost as error:
-                log.error("and lost again: %s", error)
+                log.error("the rebuilt target is lost again: %s", error)
             except Exception:
-                log.exception("the target cannot be built anew")
+                log.exception("the target cannot be rebuilt")
                 self._failures = _MAX_FAILURES
         self.recovering = False
         self.lose(Unavailable("the target is lost"), waiting=True)

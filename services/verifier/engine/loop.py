@@ -200,7 +200,7 @@ class DecodingLoop:
                 await self._draft_wait.for_batch(batch, decoding_load(batch), self._stream)
             except Exception:
                 # Missing drafts cost speed, and nothing else.
-                log.exception("drafts could not be waited for")
+                log.exception("waiting for drafts failed")
         with times.measure("schedule"):
             everybody = decoding_load(self._requests.live.values())
             parts, failed = plan_parts(batch, self._budget, self.config.max_batched_tokens, everybody)
@@ -221,7 +221,7 @@ class DecodingLoop:
                 try:
                     self._deliver(part, wanted)
                 except Exception as error:
-                    self._fail(part.session, error, "what a pass brought could not be delivered")
+                    self._fail(part.session, error, "the result of its pass could not be delivered")
         times.steps += 1
 
     def _learn(self, parts: list[Part], seconds: float) -> None:

@@ -96,7 +96,7 @@ def _choose(trees: list[TokenTree], budget: Budget, load: Load, decoding: Load) 
     try:
         return budget.choose(trees, load, decoding)
     except Exception:
-        log.exception("no nodes could be chosen: the pass goes without")
+        log.exception("choosing nodes failed; the pass has no drafts")
         return [EMPTY_TREE] * len(trees)
 
 
