@@ -91,7 +91,7 @@ class DrafterDeployment(_Process):
             self._address = f"{_reachable(host)}:{port}"
 
     async def address(self) -> str:
-        """Where it answers."""
+        """The "host:port" of its gRPC server."""
         return self._address
 
     async def forget(self, tenant: str) -> None:
@@ -113,7 +113,7 @@ class RetrievalDeployment(_Process):
             self._address = f"{_reachable(host)}:{port}"
 
     async def address(self) -> str:
-        """Where it answers."""
+        """The "host:port" of its gRPC server."""
         return self._address
 
     async def version(self) -> str | None:
@@ -161,7 +161,7 @@ class VerifierDeployment(_Process):
         await self._verifier.forget(tenant)
 
     async def running(self) -> int:
-        """Requests being decoded or waiting."""
+        """Number of requests being decoded or waiting."""
         return self._verifier.loop.running + self._verifier.loop.waiting
 
     async def loop_stats(self) -> dict[str, Any]:

@@ -99,5 +99,5 @@ class Graphs:
 
 
 def _bucket_size(count: int) -> int:
-    """The next power of two."""
+    """The smallest power of two that is at least ``count``."""
     return 1 << (count - 1).bit_length()

@@ -101,7 +101,7 @@ class Drafting:
             if origin.serves(plan) and not origin.trusted:
                 raise InvalidArgument("speculation.acceptance", plan.acceptance, f"walk: {origin.name} is not trusted")
 
-    # --- what origins are told ------------------------------------------------------------------------------------
+    # --- calls to the origins -----------------------------------------------------------------------------------
 
     def open(self, live: LiveRequest) -> None:
         """Open a session at every origin that drafts for the request."""
@@ -180,7 +180,7 @@ class Drafting:
             found = self._experience[origin, group] = Experience(self._config.draft_deadline_s)
         return found
 
-    # --- what they say --------------------------------------------------------------------------------------------
+    # --- replies ------------------------------------------------------------------------------------------------
 
     def on_reply(self, origin: Origin, reply: DraftingReply) -> None:
         """Handle a reply. A malformed draft is dropped."""
