@@ -41,7 +41,7 @@ Name = TypeVar("Name", bound=str | int)
 
 
 def costs_of(target: TransformersTarget, config: TargetConfig, folder: Path | None) -> CostTable:
-    """The target's cost table, read from ``folder`` where an earlier start stored it, or measured within seconds.
+    """The target's cost table, read from ``folder`` where an earlier start stored it, or measured (a few seconds).
 
     A file that is damaged, no longer holds, or is of another model, machine or setting is replaced by a new measurement.
     """

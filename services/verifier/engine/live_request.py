@@ -124,7 +124,7 @@ class LiveRequest:
 
     @property
     def decoding(self) -> bool:
-        """Whether the whole prompt is computed, so that every pass yields a token."""
+        """Whether only the pending token is left to compute, so that every pass yields a token."""
         return self.computed == len(self.tokens) - 1
 
     @property

@@ -101,7 +101,7 @@ def _choose(trees: list[TokenTree], budget: Budget, load: Load, decoding: Load) 
 
 
 def decoding_load(sessions: Iterable[LiveRequest]) -> Load:
-    """The load of the decoding requests, whose prompts are computed, without drafts."""
+    """The load of the requests with only the pending token left to compute, without drafts."""
     keys = [session.computed for session in sessions if len(session.tokens) - session.computed == 1]
     return Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
 
