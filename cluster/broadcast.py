@@ -1,4 +1,4 @@
-"""Telling every replica of a deployment, and saying who did not answer."""
+"""Calls a method of every replica of a deployment, and reports which did not answer."""
 
 from __future__ import annotations
 
@@ -24,10 +24,12 @@ async def tell_all(
     *arguments: object,
     within_s: float = limits.FORGET_S,
 ) -> str | None:
-    """Call ``method`` of every replica; says who did not do it, None if all have.
+    """Call ``method`` of every replica. Returns a sentence on how many failed, None if all succeeded.
 
-    Serve leaves out, without a word, replicas that it cannot reach just now and those that are about to stop: so they are
-    counted first.
+    Serve's broadcast silently skips replicas that it cannot reach or that are stopping, so the replicas are counted first.
+
+    Args:
+        within_s: seconds allowed for the count, and again for the answers.
     """
     name, total = handle.deployment_name, 0
     try:
@@ -36,7 +38,7 @@ async def tell_all(
     except TimeoutError:
         return f"not all of {total or 'the'} {name} replicas answered within {within_s:g} s"
     except (DeploymentUnavailableError, RayError) as error:
-        log.warning("no %s can be told to %s: %s", name, method, error)
+        log.warning("no %s could be called to %s: %s", name, method, error)
         answers = []
     failed = [answer for answer in answers if isinstance(answer, BaseException)]
     for reason in failed:
@@ -47,7 +49,7 @@ async def tell_all(
 
 
 async def _count(handle: DeploymentHandle) -> int:
-    """Replicas that may hold something of a request."""
+    """Number of replicas that may hold data of requests."""
     status = await asyncio.to_thread(serve.status)
     application = status.applications.get(handle.app_name)
     deployment = None if application is None else application.deployments.get(handle.deployment_name)

@@ -1,4 +1,4 @@
-"""The composition root: turns settings into components and joins them with links. Nothing else knows the topology."""
+"""The composition root: turns settings into components and connects them with links. Nothing else knows the topology."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from services.verifier.service import VerifierService
 
 
-# In the cache folder: what was measured of kernels.
+# Folder of kernel measurements, within the cache folder.
 KERNELS = "kernel-choices"
 
 
@@ -50,19 +50,19 @@ class Pipeline:
 
 @asynccontextmanager
 async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[Pipeline]:
-    """Build everything in this process, run it for the block, and stop it.
+    """Build all components in this process, run them during the block, and stop them.
 
     Raises:
-        ConfigurationError: the settings or the model do not work; says why.
+        ConfigurationError: the settings or the model cannot be used; says why.
     """
-    # These bring gRPC, numpy and torch: whoever only reads settings, or drafts, starts much faster without.
+    # These import gRPC, numpy and torch. Commands that only read settings, and drafters, start much faster without them.
     from cluster.stage_actors import launch_child
     from services.drafter.service import DrafterService
     from services.links.in_process import InProcessDraftLink, InProcessRetrievalLink, InProcessVerifierLink
     from services.router.service import RouterService
     from services.verifier.service import VerifierService
 
-    # What is wrong with the settings is said before anything is loaded.
+    # Reports wrong settings before anything is loaded.
     routing = router_config(settings, model)
     retrieval = None
     if settings.retrieval.enabled:
@@ -88,7 +88,7 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
 
 
 def origin(settings: Settings, link: DraftLink) -> Origin:
-    """The drafter at the other end of ``link``, as the verifier sees it."""
+    """The draft origin for the drafter at the other end of ``link``."""
     return Origin(name="the drafter", link=link, trusted=settings.drafter.trusted)
 
 
@@ -114,10 +114,10 @@ def drafter_config(settings: Settings) -> DrafterConfig:
 
 
 def _snapshot(named: Path | None, index: Path | None) -> Path | None:
-    """What recycling begins with.
+    """The file that token recycling starts from: the named one, else the index's own, else None.
 
     Raises:
-        ConfigurationError: the file that is named does not exist.
+        ConfigurationError: the named file does not exist.
     """
     if named is not None:
         if not named.is_file():
@@ -127,13 +127,13 @@ def _snapshot(named: Path | None, index: Path | None) -> Path | None:
         return None
     from speculation.successor_table import FILE
 
-    # Whether an index is for this model's tokens is checked where it is opened; a file of its own speaks for itself.
+    # Not checked against the model's tokenizer here: opening the index does that.
     beside = index / FILE
     return beside if beside.is_file() else None
 
 
 def _as_name(model: str) -> str:
-    """A model's name as a file's."""
+    """A file name for a model: a readable part and a hash."""
     readable = re.sub(r"[^A-Za-z0-9_-]+", "-", model).strip("-")[-64:]
     return f"{readable}-{hashlib.sha256(model.encode()).hexdigest()[:8]}"
 
@@ -143,7 +143,7 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
 
     Raises:
         ConfigurationError: both a folder and Redis are named, the folder holds no index or one for another tokenizer, the
-            URL is none, or the model has no tokenizer.
+            URL is invalid, or the model has no tokenizer.
     """
     from retrieval_index.index import check_index
     from retrieval_index.manifest import read_manifest, tokenizer_digest
@@ -169,7 +169,7 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
 
 
 def read_model_config(model: Path) -> dict[str, Any]:
-    """What the model's own configuration says; nothing where there is none at hand.
+    """The model's config.json; empty if there is none.
 
     Raises:
         ConfigurationError: it cannot be read.
@@ -182,7 +182,7 @@ def _hidden_size(model: Path) -> int:
     """Width of a model's hidden states.
 
     Raises:
-        ConfigurationError: its configuration does not say.
+        ConfigurationError: its config.json does not name it.
     """
     content = read_model_config(model)
     width = text_config(content).get("hidden_size")
@@ -197,7 +197,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
     """The verifier's part of ``settings``.
 
     Raises:
-        ConfigurationError: there are more stages than layers, or they could not find each other.
+        ConfigurationError: there are more stages than layers, or stage_host is not an IP address.
     """
     verifier = settings.verifier
     check_stages(verifier.stages, model.path)
@@ -240,7 +240,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
 
 
 def check_stages(stages: int, model: Path) -> None:
-    """As far as the model's own configuration is at hand.
+    """Check the number of pipeline stages, if the model's config.json names its layers.
 
     Raises:
         ConfigurationError: there are more stages than layers.
@@ -256,8 +256,8 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
     """The router's part of ``settings``.
 
     Raises:
-        ConfigurationError: the default strategy does not exist, hidden states are to be looked up without an index, or
-            answers are to depend on drafters that are not trusted.
+        ConfigurationError: the default strategy is unknown or cannot be served, retrieval.semantic is set without an index,
+            or the acceptance rule is rejection and the drafter is not trusted.
     """
     router = settings.router
     if router.acceptance == "rejection" and not settings.drafter.trusted:

@@ -35,7 +35,7 @@ KeyHash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class Placed(_Section):
-    """A component that Ray places."""
+    """A component that Ray places on nodes."""
 
     replicas: int = Field(1, ge=1, description="processes of this kind")
     num_cpus: float = Field(0.25, ge=0, description="cores that Ray sets aside for each")
@@ -43,7 +43,7 @@ class Placed(_Section):
 
     @property
     def processes(self) -> int:
-        """Of each replica; each gets its cores and GPUs."""
+        """Processes of each replica; each gets the component's cores and GPUs."""
         return 1
 
 
@@ -60,7 +60,7 @@ class ServerSettings(_Section):
 
 
 class RouterSettings(Placed):
-    """The public entry, and what a request gets that does not say."""
+    """The public entry, and defaults for requests that leave values unset."""
 
     replicas: int = Field(1, ge=1, le=1, description="one: it owns the public port")
     strategy: str = _STRATEGY.strategy
@@ -68,7 +68,7 @@ class RouterSettings(Placed):
         _STRATEGY.num_speculative_tokens,
         ge=0,
         le=512,
-        description="most drafted tokens per step; None: as suits the strategy",
+        description="most drafted tokens per step; None: the strategy's own number",
     )
     acceptance: Literal["walk", "rejection"] = _STRATEGY.acceptance
 
@@ -81,7 +81,7 @@ class VerifierSettings(Placed):
     device: str = _TARGET.device
     weights: Weights = Field(
         _TARGET.weights,
-        description="on a CPU: multiply from float32 numbers, or from the same numbers in the fewer bytes that files have",
+        description="on a CPU: multiply from float32 numbers, or from the same numbers in fewer bytes, as files store them",
     )
     kernels: Kernels = Field(
         _TARGET.kernels, description="on a CPU, what multiplies; auto: the fastest exact ones, measured at the first start"
@@ -90,44 +90,44 @@ class VerifierSettings(Placed):
     max_model_len: int | None = Field(_TARGET.max_model_len, ge=2)
     threads: int | None = Field(_TARGET.threads, ge=1)
     enable_prefix_caching: bool = Field(
-        _TARGET.enable_prefix_caching, description="requests of one API key share the cache of what they begin with"
+        _TARGET.enable_prefix_caching, description="requests of one API key share the cache of their common prefixes"
     )
     stages: int = Field(_TARGET.stages, ge=1, description="processes that the model's layers are split over")
     stage_host: str = Field(_TARGET.stage_host, description="address of the interface on which the stages find each other")
     pass_timeout_s: float = Field(
-        _TARGET.pass_timeout_s, gt=0, le=3600, description="seconds after which a pass hangs, and the target is built anew"
+        _TARGET.pass_timeout_s, gt=0, le=3600, description="seconds after which a pass hangs and the target is rebuilt"
     )
     generation_config: str = Field(
         _TARGET.generation_config,
-        description="auto: the model's generation_config.json gives requests the defaults that they leave open, and what "
-        "else it does to logits is done; none: only its end-of-text tokens count; or a folder that has another such file",
+        description="auto: the model's generation_config.json gives the defaults of requests and the processing of logits; "
+        "none: only its end-of-text tokens count; or a folder with another such file",
     )
     override_generation_config: dict[str, Any] = Field(
-        default_factory=dict, description="fields that count instead of that file's, such as {temperature: 0.7, min_p: null}"
+        default_factory=dict, description="fields that replace those of that file, such as {temperature: 0.7, min_p: null}"
     )
     max_num_seqs: int = Field(_LOOP.max_num_seqs, ge=1)
     max_waiting: int = Field(_LOOP.max_waiting, ge=0)
     max_batched_tokens: int = Field(_LOOP.max_batched_tokens, ge=1)
     draft_deadline_s: float = Field(
-        _LOOP.draft_deadline_s, ge=0, le=10, description="longest that a step waits for drafts, where that pays at all"
+        _LOOP.draft_deadline_s, ge=0, le=10, description="longest wait of a step for drafts, where waiting pays"
     )
     pass_deadline_s: float = Field(
-        _LOOP.pass_deadline_s, gt=0, description="seconds after which a pass that is far longer than others hangs"
+        _LOOP.pass_deadline_s, gt=0, description="seconds after which a pass far longer than others counts as hung"
     )
     kept_feature_bytes: int = Field(
         _LOOP.kept_feature_bytes,
         ge=0,
-        description="hidden states kept for drafters that join late, of all requests together",
+        description="most bytes of hidden states kept for drafters that join late, over all requests",
     )
-    max_nodes: int = Field(64, ge=0, le=128, description="most drafted tokens of one request that a step may check")
+    max_nodes: int = Field(64, ge=0, le=128, description="most drafted tokens of one request that a step may verify")
     budget: Literal["measured", "fixed"] = Field(
-        "measured", description="measured: check what pays at the present load; fixed: all that was drafted"
+        "measured", description="measured: verify the nodes that pay at the current load; fixed: verify all nodes"
     )
     max_step_s: float = Field(
         0.5,
         gt=0,
         le=60,
-        description="seconds that prompts may stretch a step to while others are decoded (budget: measured)",
+        description="seconds to which prompt chunks may extend a step while others decode (budget: measured)",
     )
 
     @property
@@ -136,14 +136,14 @@ class VerifierSettings(Placed):
 
 
 def _fields_of(config: type) -> dict[str, Any]:
-    """What a configuration class says of its settings, as pydantic is told it."""
+    """The settings of a configuration class as pydantic fields."""
     return {
         mark.name: (kind, Field(default, description=mark.about, ge=mark.ge, gt=mark.gt, le=mark.le))
         for mark, kind, default in settings_of(config)
     }
 
 
-# Written once, in the classes that the sources read.
+# The fields are declared once, in the configuration classes of the sources.
 if TYPE_CHECKING:
     _OfSources = Placed
 else:
@@ -151,13 +151,13 @@ else:
 
 
 class DrafterSettings(_OfSources):
-    """The drafter and its sources: what ``DrafterConfig`` marks as settings, and how the drafter is placed."""
+    """The drafter and its sources: the settings marked in ``DrafterConfig``, and the placement of the drafter."""
 
     keep_calibration: bool = Field(
-        True, description="keep what is learnt of the sources' worth in cache_dir; it holds no text"
+        True, description="store in cache_dir how good the sources' drafts were; that holds no text"
     )
     session_silence_s: float = Field(
-        SILENCE_S, ge=1, description="seconds after which the text of a request of which nothing is heard is let go of"
+        SILENCE_S, ge=1, description="seconds without a word of a request after which the drafter drops its text"
     )
     trusted: bool = Field(
         True,
@@ -176,7 +176,7 @@ class RetrievalSettings(Placed):
     )
     name: str = Field("default", pattern="^[A-Za-z0-9._-]{1,64}$", description="of the index in Redis")
     semantic: bool = Field(
-        False, description="look up the target's hidden states, too: needs an index built with --semantic"
+        False, description="also search by the target's hidden states; needs an index built with --semantic"
     )
     host: str = Field("127.0.0.1", description="interface on which retrieval serves the drafters")
 
@@ -195,7 +195,7 @@ class ClusterSettings(_Section):
 
 
 class Settings(BaseSettings):
-    """Everything."""
+    """All settings of a service."""
 
     model_config = SettingsConfigDict(
         extra="forbid", env_prefix=_PREFIX, env_nested_delimiter="__", frozen=True, protected_namespaces=()
@@ -203,7 +203,7 @@ class Settings(BaseSettings):
 
     model: str = Field("smollm2-135m-instruct", description="Hugging Face name, folder, GGUF file, or the built-in one")
     internal_token: str | None = Field(None, min_length=16, description="shared by the components; None: drawn at start")
-    cache_dir: Path = Field(default_factory=cache_folder, description="where converted models are kept")
+    cache_dir: Path = Field(default_factory=cache_folder, description="folder of models, indexes and measurements")
     cluster: ClusterSettings = ClusterSettings()
     server: ServerSettings = ServerSettings()
     router: RouterSettings = RouterSettings()
@@ -220,7 +220,7 @@ class Settings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Only what ``load`` passes: it reads file, environment and flags itself, to know where a wrong key came from."""
+        """Use only the values that ``load`` passes: it reads file, environment and flags itself."""
         return (init_settings,)
 
 
@@ -233,7 +233,7 @@ def load(path: Path | None = None, flags: Sequence[str] = (), environ: Mapping[s
         environ: the environment; None: this process's own.
 
     Raises:
-        ConfigurationError: a file that cannot be read, an unknown key or a value that does not fit; names the key.
+        ConfigurationError: the file cannot be read, a key is unknown or a value does not fit; names the file or key.
     """
     merged: dict[str, Any] = _read_file(path) if path is not None else {}
     for name, value in (os.environ if environ is None else environ).items():
@@ -276,7 +276,7 @@ def _one_line(error: Exception) -> str:
 def _check_keys(content: dict[Any, Any], path: Path) -> None:
     for section, below in content.items():
         for key in (section, *(below if isinstance(below, dict) else ())):
-            # YAML takes 1 and yes for a number and a truth value.
+            # YAML reads the keys 1 and yes as a number and a boolean.
             if not isinstance(key, str):
                 raise ConfigurationError(f"the configuration {path} has the key {key!r}: keys must be names of settings")
 

@@ -1,8 +1,8 @@
 """The components as Ray Serve deployments.
 
 Serve places, watches and scales them, and carries one streaming call per generation from router to verifier. Token trees go
-over the drafters' own gRPC servers; so does the public API, over the router's (serve's gRPC proxy would bind to every
-interface, without TLS, without our limits and without the callers' deadlines: docs/operations.md).
+through the drafters' own gRPC servers, and the public API through the router's. Serve's gRPC proxy is not used: it would
+bind to every interface, without TLS, without our limits and without the callers' deadlines (docs/operations.md).
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ from speculation.messages import Finished, ForgetTenant, GenerationRequest, Prog
 
 log = logging.getLogger(__name__)
 
-# Serve's own default, 5 at once per replica, would throttle: the verifier has its own queue.
+# Serve's own default of 5 per replica would throttle; the verifier has its own queue.
 _ONGOING = 4096
-# Seconds before a verifier that is not there yet is asked again.
+# Seconds between questions to a verifier that is still starting.
 _ASK_AGAIN_S = 0.2
 
 
 @contextmanager
 def _telling_why() -> Iterator[None]:
-    """Whatever keeps a replica from starting becomes one line that whoever waits for it finds among Serve's many."""
+    """Turn any error of the block into one marked line, which the starting process can find in Serve's messages."""
     try:
         yield
     except Exception as error:
@@ -59,10 +59,10 @@ def _telling_why() -> Iterator[None]:
 
 
 class _Process:
-    """What all deployments have in common."""
+    """Methods that all deployments have."""
 
     async def process_id(self) -> int:
-        """For those who want to watch it, or to kill it."""
+        """The replica's process id, for monitoring and tests."""
         return os.getpid()
 
 
@@ -91,7 +91,7 @@ class DrafterDeployment(_Process):
             self._address = f"{_reachable(host)}:{port}"
 
     async def address(self) -> str:
-        """Where it answers."""
+        """The "host:port" of its gRPC server."""
         return self._address
 
     async def forget(self, tenant: str) -> None:
@@ -113,11 +113,11 @@ class RetrievalDeployment(_Process):
             self._address = f"{_reachable(host)}:{port}"
 
     async def address(self) -> str:
-        """Where it answers."""
+        """The "host:port" of its gRPC server."""
         return self._address
 
     async def version(self) -> str | None:
-        """Of the index in use."""
+        """The version of the index in use."""
         return self._retrieval.version
 
 
@@ -131,7 +131,7 @@ class VerifierDeployment(_Process):
             async def resolve() -> str:
                 return cast(str, await drafter.address.remote())
 
-            # Imported where it is needed: a drafter without torch starts much faster.
+            # Imported here because drafters start much faster without torch.
             from services.verifier.service import VerifierService
 
             link = GrpcDraftLink(resolve, settings.internal_token)
@@ -146,7 +146,7 @@ class VerifierDeployment(_Process):
             await self._verifier.start()
 
     async def generate(self, request: bytes) -> AsyncGenerator[bytes, None]:
-        """See ``VerifierPort.generate``; the messages are outrider.internal.v1's, serialised."""
+        """As ``VerifierPort.generate``, with serialised messages of outrider.internal.v1."""
         events = self._verifier.generate(serialised.read_request(request))
         try:
             async for event in events:
@@ -161,15 +161,15 @@ class VerifierDeployment(_Process):
         await self._verifier.forget(tenant)
 
     async def running(self) -> int:
-        """Requests being decoded or waiting."""
+        """Number of requests being decoded or waiting."""
         return self._verifier.loop.running + self._verifier.loop.waiting
 
     async def loop_stats(self) -> dict[str, Any]:
-        """``services.verifier.engine.stats.LoopStats`` as plain objects."""
+        """``LoopStats`` as a dict."""
         return dataclasses.asdict(self._verifier.loop.stats)
 
     async def check_health(self) -> None:
-        """Fails when the decoding loop has died, so that Serve replaces the replica."""
+        """Raise if the decoding loop has died, so that Serve replaces the replica."""
         if not self._verifier.alive:
             raise RuntimeError("the decoding loop is not running")
 
@@ -185,21 +185,21 @@ class RouterDeployment(_Process):
             from services.router.service import RouterService
 
             router = RouterService(build.router_config(settings, model), ServeVerifierLink(verifier, drafter))
-            # The port opens when requests will be answered.
+            # Open the public port only once requests can be answered.
             await _answered(router)
             self._server = await serve_public(router, build.server_config(settings))
 
     async def address(self) -> str:
-        """Where users reach it."""
+        """The public "host:port"."""
         return self._server.address
 
     async def close(self) -> None:
-        """Let running calls finish for a few seconds and accept no more."""
+        """Accept no more calls, and let running ones finish for a few seconds."""
         await self._server.stop()
 
 
 async def _answered(router: RouterPort) -> None:
-    """Wait until a verifier says what is served: a model takes its time to load."""
+    """Wait until a verifier describes what it serves: loading a model takes time."""
     while True:
         try:
             await router.models()
@@ -238,9 +238,13 @@ class ServeVerifierLink:
         return serialised.read_card(wire)
 
     async def forget(self, tenant: str) -> None:
-        """See ``VerifierPort``: every replica remembers, also a drafter that no verifier is connected to any more.
+        """Delete what is stored of a tenant's requests, at every replica.
 
-        The verifiers first: afterwards none of them tells a drafter anything more in the tenant's name.
+        Drafters are told directly as well, since no verifier may be connected to one. The verifiers come first, so that
+        afterwards none of them sends a drafter anything under the tenant's name.
+
+        Raises:
+            Unavailable: not all replicas have confirmed.
         """
         told = [await tell_all(handle, "forget", tenant) for handle in (self._handle, self._drafters)]
         if missed := [word for word in told if word is not None]:
@@ -248,8 +252,8 @@ class ServeVerifierLink:
 
 
 def _translate(error: Exception) -> OutriderError:
-    """What Ray makes of our errors, and its own, as ours."""
-    # Ray raises a class of both kinds, whose text is a remote traceback: what was raised over there is its cause.
+    """Convert errors raised by Ray, its own or wrapped ones of ours, to ours."""
+    # Ray wraps a remote error in one whose text is the remote traceback; the original error is its cause.
     if isinstance(error, RayTaskError):
         error = cast(Any, error).cause
     if isinstance(error, OutriderError):
@@ -263,12 +267,12 @@ def _translate(error: Exception) -> OutriderError:
 
 
 def _reachable(host: str) -> str:
-    """Where other nodes reach a server that is bound to ``host``."""
+    """The host name at which other nodes reach a server bound to ``host``."""
     return str(ray.util.get_node_ip_address()) if host in ("0.0.0.0", "::", "[::]") else host
 
 
 def application(settings: Settings, model: ResolvedModel) -> serve.Application:
-    """Router, verifier, drafter and, where there is an index, retrieval, bound together."""
+    """The application: router, verifier, drafter and, if there is an index, retrieval."""
     retrieval = None
     if settings.retrieval.enabled:
         retrieval = _placed(RetrievalDeployment, settings.retrieval).bind(settings, model)
@@ -279,7 +283,7 @@ def application(settings: Settings, model: ResolvedModel) -> serve.Application:
 
 def _placed(deployment: Any, component: Placed) -> serve.Deployment:
     resources = {"num_cpus": component.num_cpus, "num_gpus": component.num_gpus}
-    # What keeps a replica from starting is wrong with settings or model: another try would only take its time.
+    # A replica that cannot start has wrong settings or a wrong model, so a second attempt would fail as well.
     options: dict[str, Any] = {
         "num_replicas": component.replicas,
         "ray_actor_options": resources,
@@ -287,7 +291,7 @@ def _placed(deployment: Any, component: Placed) -> serve.Deployment:
     }
     if component.processes > 1:
         bundle = {"CPU": component.num_cpus, "GPU": component.num_gpus}
-        # Ray takes no empty bundle.
+        # Ray rejects empty bundles.
         bundle = {name: amount for name, amount in bundle.items() if amount} or {"CPU": 0.001}
         bundles = [bundle] * component.processes
         options |= {"placement_group_bundles": bundles, "placement_group_strategy": "PACK"}

@@ -1,4 +1,4 @@
-"""Starts the other pipeline stages of a target: as child processes, or as actors that Ray places."""
+"""Starts the further pipeline stages of a target, as child processes or as Ray actors."""
 
 from __future__ import annotations
 
@@ -57,7 +57,10 @@ class _Actor:
 
 
 def launcher_in(placement_group: Any, *, num_cpus: float, num_gpus: float) -> Launch:
-    """Starts stages in the bundles of a verifier replica's placement group; the first bundle is the replica's own."""
+    """A ``Launch`` that starts stages as actors in a verifier replica's placement group.
+
+    Bundle 0 of the group is the replica's own; the stage numbered n gets bundle n + 1.
+    """
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 

@@ -1,7 +1,7 @@
-"""What users say and hear, and who answers them.
+"""The messages between users and the router, and the port that the public API talks to.
 
-In ``RequestedSampling`` a value may be unset. The router joins it with the model's defaults to ``SamplingParams``, once,
-before anything else sees the request.
+In ``RequestedSampling`` a value may be unset. The router completes it with the model's defaults to ``SamplingParams`` before
+anything else sees the request.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from speculation.types import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestedSampling:
-    """``SamplingParams`` as a user sends it: None, or empty, is unset.
+    """``SamplingParams`` as a user sends it; None or empty means unset.
 
-    ``ignore_generation_config``: nothing of the model's generation config counts but its end-of-text tokens.
+    ``ignore_generation_config``: use nothing of the model's generation config but its end-of-text tokens.
 
     Raises:
         InvalidArgument: a value is outside its range; names the field.
@@ -48,12 +48,12 @@ class RequestedSampling:
     ignore_generation_config: bool | None = None
 
     def __post_init__(self) -> None:
-        # How long the answer may get where nobody says is not known yet.
+        # The router computes the default of max_tokens later; any valid value will do for this check.
         SamplingParams(**{"max_tokens": 2**31 - 1, **self.given})
 
     @property
     def given(self) -> dict[str, Any]:
-        """What is set, by name."""
+        """The values that are set, by name."""
         values = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: value for name, value in values.items() if value is not None and value not in ((), {})}
 
@@ -68,10 +68,12 @@ class ChatMessage:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClientRequest:
-    """What a user asks for. ``input`` is text, a conversation or token ids; the router fills in what is left open.
+    """A user's request. The router fills in whatever is None.
 
-    ``tenant`` and ``traceparent`` as in ``GenerationRequest``. ``request_id`` is what the user knows the request by:
-    any text, others may use the same; empty: the router draws one.
+    Attributes:
+        input: text, a conversation or token ids.
+        tenant, traceparent: as in ``GenerationRequest``.
+        request_id: the user's own id for the request; need not be unique. Empty: the router draws one.
     """
 
     input: str | tuple[ChatMessage, ...] | tuple[int, ...]
@@ -96,7 +98,7 @@ class TextChunk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Seconds from the request's arrival at the router; ``queue_s`` is the time that it waited for room."""
+    """Times in seconds since the request arrived at the router; ``queue_s`` is how long it waited to be admitted."""
 
     queue_s: float
     time_to_first_token_s: float
@@ -105,7 +107,7 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """Ends an answer. ``stop`` is the stop string or stop token that did, if one did."""
+    """The end of an answer. ``stop`` is the stop string or stop token that ended it, if one did."""
 
     request_id: str
     finish_reason: FinishReason
@@ -123,9 +125,11 @@ class Completion:
 class ModelCard:
     """A served model, as users see it.
 
-    ``defaults`` is what its requests get that do not say, ``processors`` what happens to its logits besides: name and value.
-    ``bit_exact``: a token's logits were seen to be the same bits whatever shares its pass; otherwise answers are the same up
-    to near ties.
+    Attributes:
+        defaults: sampling values for requests that leave them unset.
+        processors: further processing of the model's logits, as (name, value).
+        bit_exact: a check at start found a token's logits to be the same bits whatever shares its pass. Otherwise answers
+            are the same except where two tokens nearly tie.
     """
 
     name: str
@@ -139,7 +143,7 @@ class ModelCard:
 
 
 class RouterPort(Protocol):
-    """Answers users; what the public API talks to."""
+    """Answers users' requests. The public API talks to it."""
 
     def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         """Yield the answer's pieces, then exactly one ``Completion``. Leaving the iterator cancels the request.
@@ -149,10 +153,14 @@ class RouterPort(Protocol):
         """
 
     async def models(self) -> list[ModelCard]:
-        """What is served."""
+        """The served models."""
 
     async def forget(self, tenant: str) -> None:
-        """See ``VerifierPort``."""
+        """Delete what is stored of a tenant's requests.
+
+        Raises:
+            OutriderError: that could not be done everywhere.
+        """
 
     async def ready(self) -> bool:
         """Whether requests would be answered now."""

@@ -1,11 +1,11 @@
-"""Settings that are written once, at the configuration class that they are for: name, type, default, bounds and meaning.
+"""Declares settings in the configuration classes that use them: name, type, default, bounds and meaning, each written once.
 
-A class marks those of its fields that users may set with a ``Setting``::
+A class marks a field that users may set with a ``Setting``::
 
     depth: Annotated[int, Setting(name="suffix_depth", ge=1, about="longest stretch that is counted")] = 16
 
-What is read from files and flags is built from these marks (``settings_of``), and what was read goes back into the class
-(``filled``).
+``settings_of`` lists these marks, from which the schema of files and flags is built. ``filled`` puts the values that were
+read into the class.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Setting:
     """A field that users may set.
 
     Attributes:
-        name: what it is called in its section of the settings. Fields of several classes may share a setting.
-        about: what it means, where its name does not say.
-        ge, gt, le: its bounds: at least, more than, at most.
+        name: its key in its section of the settings. Fields of several classes may share a setting.
+        about: its meaning, where the name does not say it.
+        ge, gt, le: bounds: at least, greater than, at most.
     """
 
     name: str
@@ -35,7 +35,7 @@ class Setting:
 
 
 def settings_of(config: type) -> Iterator[tuple[Setting, Any, Any]]:
-    """Every setting of a configuration class and of those within it: what marks it, its type and its default."""
+    """Every setting of a configuration class and of the classes nested in it: its mark, type and default."""
     hints = get_type_hints(config, include_extras=True)
     for field in fields(config):
         hint = hints[field.name]
@@ -46,7 +46,7 @@ def settings_of(config: type) -> Iterator[tuple[Setting, Any, Any]]:
 
 
 def filled(config: type[_Config], value_of: Callable[[str], Any]) -> _Config:
-    """A configuration with its settings' values; what is no setting has its default.
+    """A configuration with the values of its settings; all other fields keep their defaults.
 
     Args:
         value_of: gives the value of a setting by its name.

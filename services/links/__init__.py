@@ -1,5 +1,5 @@
 """The links between components, and the only home of gRPC and protobuf.
 
-``codec`` turns the messages of ``speculation.messages`` into the internal protobuf messages and back, ``public`` does so for
-the public API. ``in_process`` and ``grpc_*`` are two ways to carry the same bytes.
+``codec`` converts the messages of ``speculation.messages`` to and from the internal protobuf messages; ``public`` does the
+same for the public API. ``in_process`` and ``grpc_*`` are two ways to carry the same bytes.
 """

@@ -1,4 +1,4 @@
-"""API keys: checked on every call but health checks; only their hashes are kept."""
+"""API keys, checked on every call but health checks. The service stores only their hashes."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import grpc.aio
 from services.links.status import abort
 from speculation.errors import Unauthenticated
 
-# Check alone: a Watch is a call that never ends, and anyone could hold as many of them as the server allows calls.
+# Only Check is exempt: a Watch call never ends, so anyone could use up the server's concurrent calls with them.
 _HEALTH = "/grpc.health.v1.Health/Check"
 _SCHEME = "Bearer "
 
 
 def hash_key(key: str) -> str:
-    """SHA-256 of an API key, in hex: what a configuration holds."""
+    """SHA-256 of an API key in hex, as written in a configuration."""
     return hashlib.sha256(key.encode()).hexdigest()
 
 
@@ -37,16 +37,20 @@ def bearer_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
 
 
 def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """Who is calling: derived from the key, so that no caller can claim to be another.
+    """The caller's tenant name, derived from its key so that no caller can claim to be another.
 
-    All who call without a key are one, with an empty name: where there are no keys, a service has one user.
+    All callers without a key share the empty name: a service without keys has one user.
     """
     key = bearer_of(metadata)
     return hash_key(key)[:16] if key else ""
 
 
 class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without one of the keys whose hashes it is given."""
+    """Refuses calls without a known key.
+
+    Args:
+        key_hashes: SHA-256 of each known key, in hex.
+    """
 
     def __init__(self, key_hashes: Iterable[str]) -> None:
         self._hashes = tuple(key_hashes)
@@ -63,7 +67,7 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
 
     def _known(self, details: grpc.HandlerCallDetails) -> bool:
         key = bearer_of(details.invocation_metadata)
-        # Every hash is compared, so that the time taken does not tell which one matched.
+        # Compare with every hash, so that the time taken does not reveal which one matched.
         matches = [hmac.compare_digest(hash_key(key or ""), known) for known in self._hashes]
         return key is not None and any(matches)
 

@@ -1,4 +1,4 @@
-"""Calls on their way to a drafter: in order, and bounded, however slow it is."""
+"""A bounded, ordered queue of calls to a drafter."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ END = None
 
 
 class CallQueue:
-    """A queue between one that sends and one that reads, in one event loop.
+    """A queue between one sender and one reader in the same event loop.
 
-    A verifier must not wait: it uses ``push``, and where hidden states pile up, the oldest of them are left out (a source
-    does without). A drafter's server may wait: it uses ``put``, and so slows down whoever sends.
+    A verifier must not wait: it uses ``push``, which drops the oldest hidden states when too many are queued (sources can do
+    without them). A drafter's server may wait: it uses ``put``, which slows the sender down.
 
     Attributes:
-        most_calls, most_feature_bytes: that wait at a time, where nobody says.
-        feature_bytes: of the hidden states that wait.
-        dropped: times that hidden states were left out.
+        most_calls, most_feature_bytes: default limits of queued calls and of their hidden states in bytes.
+        feature_bytes: bytes of hidden states in the queue.
+        dropped: how often hidden states were dropped.
     """
 
     most_calls = 4096
@@ -34,7 +34,7 @@ class CallQueue:
         self._most_calls = most_calls or self.most_calls
         self._most_feature_bytes = most_feature_bytes or self.most_feature_bytes
         self._calls: OrderedDict[int, DraftingCall] = OrderedDict()
-        # Numbers of the calls that carry hidden states, and how many bytes.
+        # Bytes of hidden states, by the number of the call that carries them.
         self._carrying: OrderedDict[int, int] = OrderedDict()
         self._next = 0
         self._ended = False
@@ -47,7 +47,7 @@ class CallQueue:
         return len(self._calls)
 
     def push(self, call: DraftingCall) -> bool:
-        """Add ``call`` now; False if there are too many calls already, and it is not added."""
+        """Add ``call`` now; False, without adding it, if the queue is full."""
         if len(self._calls) >= self._most_calls:
             return False
         self._add(call)
@@ -63,12 +63,12 @@ class CallQueue:
         self._add(call)
 
     def end(self) -> None:
-        """Nothing more will be added."""
+        """End the queue: ``get`` returns ``END`` after the last call."""
         self._ended = True
         self._came.set()
 
     def abandon(self) -> None:
-        """Nothing more will be added, and nobody shall answer what waits."""
+        """End the queue and drop the calls in it."""
         self._calls.clear()
         self._carrying.clear()
         self.feature_bytes = 0
@@ -102,7 +102,7 @@ class CallQueue:
         number, size = self._carrying.popitem(last=False)
         self.feature_bytes -= size
         if not self.dropped:
-            log.warning("a drafter does not keep up: hidden states for it are left out")
+            log.warning("a drafter does not keep up: hidden states for it are dropped")
         self.dropped += 1
         call = self._calls[number]
         if isinstance(call, StepReport):

@@ -1,4 +1,4 @@
-"""gRPC channels and servers with our limits on them."""
+"""Options of gRPC channels and servers: message sizes, keepalive, TLS."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Options = list[tuple[str, int]]
 
 
 def client_options(max_bytes: int) -> Options:
-    """Of a channel: message size, and pings that notice a dead peer within a quarter of a minute."""
+    """Channel options: message size, and pings that notice a dead peer within 15 seconds."""
     return [
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", max_bytes),
@@ -24,9 +24,9 @@ def client_options(max_bytes: int) -> Options:
 
 
 def server_options(max_bytes: int) -> Options:
-    """Of a server: message size, no compression bombs, leave for the clients' pings, and pings of its own.
+    """Server options: sizes of messages and metadata, pings, and permission for the clients' pings.
 
-    A client whose machine is gone ends no stream: what is kept for it would be kept for ever.
+    The server's own pings end the streams of clients whose machine is gone; their sessions would otherwise stay for ever.
     """
     return [
         ("grpc.keepalive_time_ms", 10_000),
@@ -34,7 +34,7 @@ def server_options(max_bytes: int) -> Options:
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", max_bytes),
         ("grpc.max_metadata_size", 16 << 10),
-        # Two servers on one port would share its calls without a word; the second one shall fail instead.
+        # Two servers on one port would silently share its calls; without reuse the second one fails to bind.
         ("grpc.so_reuseport", 0),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
@@ -47,7 +47,7 @@ def make_server(
     max_concurrent: int | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
 ) -> grpc.aio.Server:
-    """A server without services."""
+    """A server without services; ``max_bytes`` limits the size of a message."""
     return grpc.aio.server(
         interceptors=list(interceptors),
         options=server_options(max_bytes),
@@ -60,7 +60,7 @@ def bind(server: grpc.aio.Server, address: str, tls: TlsFiles | None = None) -> 
     """Bind to "host:port" (port 0: any) and return the port.
 
     Raises:
-        RuntimeError: the address is taken or not ours.
+        RuntimeError: the address is taken, or belongs to no interface of this machine.
     """
     if tls is None:
         return server.add_insecure_port(address)

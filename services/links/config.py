@@ -1,4 +1,4 @@
-"""Settings of the public server, and whether it could be started with them: found without starting it, without gRPC."""
+"""Settings of the public server, and checks of them that need neither gRPC nor a running server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TlsFiles:
-    """PEM files of a server: its certificate chain and its key."""
+    """PEM files of a server's certificate chain and its private key."""
 
     certificate: Path
     key: Path
@@ -26,12 +26,12 @@ class PublicServerConfig:
     """The public entry.
 
     Attributes:
-        host: interface to bind to; anything but loopback needs API keys.
-        port: 0 takes any free one.
+        host: interface to bind to; any but loopback needs API keys.
+        port: 0 takes any free port.
         api_key_hashes: SHA-256 of each API key in hex; empty: no keys, loopback only.
         tls: certificate and key; None: plain text.
-        reflection: lets tools such as grpcurl ask what there is.
-        max_concurrent_requests: more calls than these at once are refused.
+        reflection: lets tools such as grpcurl list the services.
+        max_concurrent_requests: most calls at once; further ones are refused.
     """
 
     host: str = "127.0.0.1"
@@ -46,8 +46,8 @@ def check_server(config: PublicServerConfig) -> None:
     """Check that the server could be started, without starting it.
 
     Raises:
-        ConfigurationError: it would be open to others without API keys, its address is unknown, not ours or taken, or its
-            TLS files cannot be used.
+        ConfigurationError: it would be open to other machines without API keys; its address is unknown, taken or not of
+            this machine; or its TLS files cannot be used.
     """
     addresses = _resolve(config.host, config.port)
     if config.host not in _LOOPBACK and not config.api_key_hashes:
@@ -57,17 +57,17 @@ def check_server(config: PublicServerConfig) -> None:
         )
     if config.tls is not None:
         check_tls(config.tls)
-    # As the server does, which tries one after the other: any that can be bound will do.
+    # Like the server, accept if any of the host's addresses can be bound.
     refusals = [refusal for family, address in addresses if (refusal := _try_to_bind(family, address)) is not None]
     if len(refusals) == len(addresses):
         _refuse(config.host, config.port, refusals[0])
 
 
 def check_tls(files: TlsFiles) -> None:
-    """Check that certificate and key can be read and belong together.
+    """Check that certificate and key can be read and match.
 
     Raises:
-        ConfigurationError: they cannot, or do not.
+        ConfigurationError: they cannot be read, or do not match.
     """
     for name, file in (("tls_certificate", files.certificate), ("tls_key", files.key)):
         try:
@@ -77,7 +77,7 @@ def check_tls(files: TlsFiles) -> None:
         if b"-----BEGIN " not in content:
             raise ConfigurationError(f"server.{name} is {file}: must be a PEM file")
     try:
-        # An encrypted key would ask for its password on the terminal: it is given none.
+        # An empty password keeps an encrypted key from asking for one on the terminal.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(files.certificate, files.key, password=lambda: "")
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":

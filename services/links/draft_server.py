@@ -1,4 +1,4 @@
-"""What both draft links share: a drafter's side of the conversation."""
+"""The drafter's side of a draft link, shared by the in-process link and the gRPC link."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from speculation.ports import Drafter
 
 log = logging.getLogger(__name__)
 
-# Calls that are answered at a time, and replies that wait to be read: whoever sends more waits.
+# Most calls answered at once, and most unread replies. Beyond these the sender has to wait.
 _MOST = 4096
 
 
 async def converse(drafter: Drafter, calls: CallQueue, silence_s: float) -> AsyncGenerator[DraftingReply, None]:
-    """Answer calls until ``END``: those of one session in their order, those of different ones side by side.
+    """Answer calls until ``END``: those of one session in order, those of different sessions concurrently.
 
-    Whatever ends it, the sessions that it has opened are closed: whoever leaves it early closes it (``aclosing``).
+    All sessions that it opened are closed when it ends. A caller that leaves it early must close it (``aclosing``).
 
     Args:
-        silence_s: seconds after which a session of which nothing is said is closed.
+        silence_s: seconds without a call after which a session is closed.
     """
     conversation = _Conversation(drafter, silence_s)
     listening = asyncio.create_task(conversation.listen(calls), name="drafting-calls")
@@ -52,7 +52,7 @@ async def converse(drafter: Drafter, calls: CallQueue, silence_s: float) -> Asyn
 
 
 def encode_reply(reply: DraftingReply) -> drafting_pb2.DraftResponse:
-    """The message for ``reply``; what a drafter says that cannot be said in one concerns its session only."""
+    """The message for ``reply``. A draft that cannot be encoded becomes a failure of its session only."""
     try:
         return encode_drafting_reply(reply)
     except (ValueError, TypeError):
@@ -67,10 +67,10 @@ def _failure(session_id: str) -> DraftFailure:
 
 
 class _Conversation:
-    """A drafter as one verifier uses it. A drafter that raises has no draft: that is no reason to end the stream.
+    """One verifier's conversation with a drafter. An exception of the drafter fails one session, not the conversation.
 
     Attributes:
-        replies: what is to be said, then ``END``.
+        replies: replies to send, then ``END``.
     """
 
     def __init__(self, drafter: Drafter, silence_s: float) -> None:
@@ -78,7 +78,7 @@ class _Conversation:
         self._sessions = OpenSessions(drafter, silence_s)
         self._room = asyncio.Semaphore(_MOST)
         self._tasks: set[asyncio.Task[None]] = set()
-        # Of each session: what answers its last call, and what drafts further once that is done.
+        # By session: the task that answers its last call, and the task that makes further drafts after that.
         self._answering: dict[str, asyncio.Task[None]] = {}
         self._further: dict[str, asyncio.Task[None]] = {}
         self.replies: asyncio.Queue[DraftingReply | None] = asyncio.Queue(_MOST)
@@ -97,14 +97,14 @@ class _Conversation:
         await self.replies.put(END)
 
     async def watch(self) -> None:
-        """Close sessions of which nothing is said any more."""
+        """Close silent sessions, for ever."""
         pause_s = 0.0
         while True:
             await asyncio.sleep(pause_s)
             pause_s = self._sessions.close_silent()
 
     async def end(self) -> None:
-        """Close all sessions; first nobody may be opening one any more."""
+        """Cancel all tasks, which could open further sessions, and close all sessions."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -116,11 +116,11 @@ class _Conversation:
             await self._keep(call)
             return
         if isinstance(call, StepReport) and name in self._answering and (features := features_of(call)) is not None:
-            # A drafter bounds what it keeps of them. Here they would pile up behind a slow answer.
+            # The drafter bounds the hidden states that it keeps. Queued here, they would pile up behind a slow answer.
             await self._keep(FeatureChunk(session_id=name, features=features))
             call = with_features(call, None)
         await self._room.acquire()
-        # A draft that is still being made is for an earlier prefix.
+        # Further drafts still being made are for an earlier prefix.
         if (further := self._further.pop(name, None)) is not None:
             further.cancel()
         task = self._answering[name] = self._begin(self._answer(call, self._answering.get(name)))
@@ -138,7 +138,7 @@ class _Conversation:
             del self._answering[name]
 
     async def _keep(self, call: FeatureChunk) -> None:
-        # A session that was opened just now begins first.
+        # Let the task of a session opened just now run first.
         await asyncio.sleep(0)
         self._sessions.heard(call.session_id)
         try:
@@ -186,7 +186,7 @@ class _Conversation:
             await asyncio.wait(list(self._answering.values()))
 
     async def _forget(self, call: ForgetTenant) -> None:
-        # What was asked before a tenant is forgotten is answered before.
+        # Calls that came before this one are answered first.
         await self._all_answered()
         try:
             await self._drafter.forget(call)

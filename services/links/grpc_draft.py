@@ -39,11 +39,11 @@ log = logging.getLogger(__name__)
 
 
 class GrpcDraftLink:
-    """Implements ``speculation.ports.DraftLink``. Reconnects for ever; meanwhile there is no drafter, and nobody waits.
+    """Implements ``speculation.ports.DraftLink``. Reconnects for ever; while disconnected, it drops what it is told to send.
 
     Args:
-        resolve: gives the drafter's "host:port" anew before every attempt, so that a restarted one is found.
-        token: what the drafter's server asks for; None: it asks for nothing.
+        resolve: gives the drafter's "host:port" before every attempt, so that a restarted drafter is found.
+        token: the token that the drafter's server asks for; None: it asks for none.
     """
 
     def __init__(self, resolve: Callable[[], Awaitable[str]], token: str | None = None) -> None:
@@ -86,9 +86,9 @@ class GrpcDraftLink:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def _send(self, call: DraftingCall) -> None:
-        # Without a connection there is nobody to tell: a drafter that comes back is told everything by on_connected.
+        # Without a connection the call is dropped: on_connected tells a drafter that returns everything.
         if self._calls is not None and not self._calls.push(call):
-            log.warning("the drafter does not read what it is sent; connecting anew")
+            log.warning("the drafter does not keep up with its calls; reconnecting")
             self._calls = None
             self._talking.cancel()
 
@@ -122,7 +122,7 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         request_iterator: AsyncIterator[drafting_pb2.DraftRequest],
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[drafting_pb2.DraftResponse]:
-        # Two verifiers may use one request id (a request that moved): sessions are kept apart by stream.
+        # Two verifiers may use one request id (a request that moved), so each stream gets a prefix of its own.
         prefix = f"{next(self._streams)}/"
         calls = CallQueue()
         reading = asyncio.create_task(_read(request_iterator, prefix, calls))
@@ -139,7 +139,7 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
 
 
 async def _read(requests: AsyncIterator[drafting_pb2.DraftRequest], prefix: str, calls: CallQueue) -> None:
-    """Put a stream's calls into a queue, and its end. Where they are too many, whoever sends them waits."""
+    """Put a stream's calls into a queue, then end the queue. A full queue makes the sender wait."""
     try:
         async for wire in requests:
             call = codec.decode_drafting_call(wire)
@@ -151,10 +151,11 @@ async def _read(requests: AsyncIterator[drafting_pb2.DraftRequest], prefix: str,
 async def serve_drafter(
     drafter: Drafter, address: str, token: str | None = None, silence_s: float = SILENCE_S
 ) -> tuple[grpc.aio.Server, int]:
-    """Start a server for ``drafter`` at "host:port" (port 0: any) that asks for ``token``; returns it and its port.
+    """Start a server for ``drafter`` at "host:port" (port 0: any free one). Returns it and its port.
 
     Args:
-        silence_s: seconds after which a session of which nothing is said is closed.
+        token: asked for on every call; None: nothing is asked for.
+        silence_s: seconds without a call after which a session is closed.
     """
     servicer = _DraftingServicer(drafter, silence_s)
     return await serve_internal(

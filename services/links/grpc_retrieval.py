@@ -1,4 +1,4 @@
-"""The retrieval link over gRPC: one stream per drafter-retrieval pair; what is asked together goes in one message."""
+"""The retrieval link over gRPC: one stream per drafter-retrieval pair. Concurrent queries share a message."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ log = logging.getLogger(__name__)
 
 
 _MOST_WAITING, _MOST_UNANSWERED = 4096, 256
-# Hidden states, in bytes, after which a message takes no further look-up.
+# A message takes no further query once its hidden states have this many bytes.
 _FULL_BYTES = limits.MAX_DRAFT_MESSAGE_BYTES // 2
 
 
 class LooksUp(Protocol):
-    """What serves: see ``RetrievalService.look_up``."""
+    """The service behind the server, such as ``RetrievalService``."""
 
     def look_up(self, queries: Sequence[RetrievalQuery]) -> list[Retrieved]:
-        """Answer several queries from one version."""
+        """Answer several queries from one version of the index, in their order."""
         ...
 
 
@@ -45,16 +45,16 @@ class _Waiting:
 
     @property
     def size(self) -> int:
-        """Bytes of what may be large in it."""
+        """Bytes of its hidden states."""
         return 0 if self.query.state is None else len(self.query.state.data)
 
 
 class GrpcRetrievalLink:
-    """Implements ``speculation.ports.Retriever``. Reconnects for ever; meanwhile every look-up fails at once.
+    """Implements ``speculation.ports.Retriever``. Reconnects for ever; while disconnected, every query fails at once.
 
     Args:
-        resolve: gives the service's "host:port" anew before every attempt.
-        token: what its server asks for; None: it asks for nothing.
+        resolve: gives the service's "host:port" before every attempt.
+        token: the token that its server asks for; None: it asks for none.
     """
 
     def __init__(self, resolve: Callable[[], Awaitable[str]], token: str | None = None) -> None:
@@ -114,7 +114,7 @@ async def _requests(
             while not asked.empty() and len(waiting) < limits.MAX_QUERIES and size < _FULL_BYTES:
                 waiting.append(asked.get_nowait())
                 size += waiting[-1].size
-            # Whoever has given up meanwhile needs no answer any more.
+            # Callers that have given up meanwhile need no answer.
             batch = [each for each in waiting if not each.answer.done()]
         if len(sent) >= _MOST_UNANSWERED:
             raise Unavailable("the retrieval service does not answer")
@@ -133,7 +133,7 @@ def _settle(batch: Sequence[_Waiting], reply: retrieval_pb2.RetrieveResponse) ->
                 waiting.answer.set_exception(error)
         return
     for waiting, answer in zip(batch, answers, strict=True):
-        # Whoever has stopped waiting has cancelled it.
+        # A caller that stopped waiting has cancelled its future.
         if not waiting.answer.done():
             waiting.answer.set_result(answer)
 
@@ -157,7 +157,11 @@ class _RetrievalServicer(retrieval_pb2_grpc.RetrievalServiceServicer):
 
 
 async def serve_retrieval(service: LooksUp, address: str, token: str | None = None) -> tuple[grpc.aio.Server, int]:
-    """Start a server for ``service`` at "host:port" (port 0: any) that asks for ``token``; returns it and its port."""
+    """Start a server for ``service`` at "host:port" (port 0: any free one). Returns it and its port.
+
+    Args:
+        token: asked for on every call; None: nothing is asked for.
+    """
     return await serve_internal(
         lambda server: retrieval_pb2_grpc.add_RetrievalServiceServicer_to_server(_RetrievalServicer(service), server),
         address,

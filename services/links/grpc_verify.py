@@ -1,4 +1,4 @@
-"""The way from router to verifier over gRPC: one server-streaming call per generation."""
+"""The link from router to verifier over gRPC: one server-streaming call per generation."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class GrpcVerifierLink:
 
 
 def _late(error: grpc.aio.AioRpcError, deadline_s: float) -> OutriderError:
-    """A deadline of ours is no fault of the caller's: another verifier, or the same one later, may answer."""
+    """Convert an error. Missing our deadline is ``Unavailable``: another verifier, or this one later, may answer."""
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
         return Unavailable(f"the verifier has not answered for {deadline_s:g} s; try again")
     return from_grpc(error)
@@ -90,7 +90,7 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
 
 
 async def serve_verifier(verifier: VerifierPort, address: str) -> tuple[grpc.aio.Server, int]:
-    """Start a server for ``verifier`` at "host:port" (port 0: any); returns it and its port."""
+    """Start a server for ``verifier`` at "host:port" (port 0: any free one). Returns it and its port."""
     server = make_server(limits.MAX_VERIFY_MESSAGE_BYTES)
     verification_pb2_grpc.add_VerificationServiceServicer_to_server(_VerificationServicer(verifier), server)
     port = bind(server, address)

@@ -1,5 +1,7 @@
-"""Links within one process. The same messages as over gRPC: everything passes through the codec, and nothing is copied
-that is large (hidden states)."""
+"""Links within one process. They carry the same messages as over gRPC: all pass through the codec.
+
+Only the bytes of hidden states, which are large, are passed by reference.
+"""
 
 from __future__ import annotations
 
@@ -34,17 +36,17 @@ from speculation.ports import Drafter, DraftReceiver, Retriever, VerifierPort
 
 log = logging.getLogger(__name__)
 
-# Before drafting that failed begins anew.
+# Seconds before failed drafting is restarted.
 _PAUSE_S = 0.1
 
 
 class InProcessDraftLink:
-    """Implements ``speculation.ports.DraftLink`` on a drafter in the same event loop.
+    """Implements ``speculation.ports.DraftLink`` for a drafter in the same event loop.
 
-    Where drafting fails, or falls too far behind, it begins anew, as a stream that breaks would.
+    When drafting fails or falls too far behind, the conversation is restarted, as after a broken stream.
 
     Args:
-        silence_s: seconds after which a session of which nothing is said is closed.
+        silence_s: seconds without a call after which a session is closed.
     """
 
     def __init__(self, drafter: Drafter, silence_s: float = SILENCE_S) -> None:
@@ -69,7 +71,7 @@ class InProcessDraftLink:
         self._send(message)
 
     def features(self, message: FeatureChunk) -> None:
-        """See ``DraftLink``. Their bytes are handed over as they are: nothing copies them."""
+        """Send hidden states; their bytes are not copied."""
         self._send(message)
 
     def close(self, message: CloseSession) -> None:
@@ -86,15 +88,15 @@ class InProcessDraftLink:
 
     def _send(self, call: DraftingCall) -> None:
         calls = self._calls
-        # As over gRPC: whoever is not there is told everything by on_connected.
+        # As over gRPC, a call is dropped while disconnected: on_connected tells the drafter everything later.
         if calls is None:
             return
         try:
             if calls.push(_through_codec(call)):
                 return
-            log.warning("the drafter does not keep up with what it is sent; starting it anew")
+            log.warning("the drafter does not keep up with its calls; restarting it")
         except Exception:
-            log.exception("a message to the drafter is lost; starting it anew")
+            log.exception("a message to the drafter is lost; restarting it")
         self._calls = None
         calls.abandon()
 
@@ -106,14 +108,14 @@ class InProcessDraftLink:
                         wire = encode_reply(reply).SerializeToString()
                         receiver.on_reply(codec.decode_drafting_reply(drafting_pb2.DraftResponse.FromString(wire)))
             except Exception:
-                log.exception("drafting in this process failed; starting anew")
+                log.exception("drafting in this process failed; restarting it")
             self._calls = None
             await asyncio.sleep(_PAUSE_S)
             self._calls = calls = CallQueue()
             try:
                 receiver.on_connected()
             except Exception:
-                log.exception("drafting in this process does not start; trying again")
+                log.exception("drafting in this process cannot restart; trying again")
                 calls.abandon()
 
 
@@ -124,7 +126,7 @@ def _through_codec(call: DraftingCall) -> DraftingCall:
 
 
 class InProcessRetrievalLink:
-    """Implements ``speculation.ports.Retriever`` on a retrieval service in the same event loop."""
+    """Implements ``speculation.ports.Retriever`` for a retrieval service in the same event loop."""
 
     def __init__(self, service: Retriever) -> None:
         self._service = service
@@ -138,7 +140,7 @@ class InProcessRetrievalLink:
 
 
 class InProcessVerifierLink:
-    """Implements ``speculation.ports.VerifierPort`` on a verifier in the same event loop."""
+    """Implements ``speculation.ports.VerifierPort`` for a verifier in the same event loop."""
 
     def __init__(self, verifier: VerifierPort) -> None:
         self._verifier = verifier

@@ -1,4 +1,4 @@
-"""Servers of components for each other: our limits, and the token that they share."""
+"""gRPC servers between components, protected by a shared token."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from speculation import limits
 async def serve_internal(
     add: Callable[[grpc.aio.Server], None], address: str, token: str | None
 ) -> tuple[grpc.aio.Server, int]:
-    """Start a server at "host:port" (port 0: any) that asks for ``token``; returns it and its port.
+    """Start a server at "host:port" (port 0: any free one). Returns it and its port.
 
     Args:
-        add: puts the service on the server.
+        add: adds the service to the server.
+        token: asked for on every call; None: nothing is asked for.
     """
     guards = [ApiKeyInterceptor([hash_key(token)])] if token else []
     server = make_server(limits.MAX_DRAFT_MESSAGE_BYTES, interceptors=guards)

@@ -1,4 +1,4 @@
-"""Which of a drafter's sessions one conversation has opened, so that none outlives it."""
+"""Tracks the drafter's sessions that one conversation has opened, so that none outlives it."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from speculation.ports import Drafter
 
 log = logging.getLogger(__name__)
 
-# A live request says something with every step. One that waits this long is opened anew when it goes on.
+# A running request sends a call with every step. A request that is silent for this long is reopened when it goes on.
 SILENCE_S = 120.0
 
 
 class OpenSessions:
-    """The sessions of one verifier, the one that was silent for longest first.
+    """The open sessions of one verifier, ordered by their last call.
 
-    What ends a session may get lost: a stream breaks, a verifier dies. So a session lives until it is closed, until its
-    conversation ends, or until nothing has been said of it for ``silence_s``, whatever comes first. One that was closed too
-    early is opened anew by its next step.
+    The call that closes a session may get lost when a stream breaks or a verifier dies. So a session also ends with its
+    conversation, or after ``silence_s`` seconds without a call. A session closed too early is reopened after its next step.
 
     Args:
-        silence_s: seconds.
+        silence_s: seconds without a call after which a session is closed.
+        clock: the current time in seconds.
     """
 
     def __init__(self, drafter: Drafter, silence_s: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -34,17 +34,17 @@ class OpenSessions:
         self._heard: OrderedDict[str, float] = OrderedDict()
 
     def opened(self, session_id: str) -> None:
-        """Something begins that a drafter keeps."""
+        """Note a new session."""
         self._heard[session_id] = self._clock()
         self._heard.move_to_end(session_id)
 
     def heard(self, session_id: str) -> None:
-        """Note a sign of life; of sessions that were not opened here, nothing is noted."""
+        """Note a call for a session. Sessions not opened here are ignored."""
         if session_id in self._heard:
             self.opened(session_id)
 
     def close(self, session_id: str) -> None:
-        """End a session; unknown ones are fine."""
+        """Close a session at the drafter. Unknown ids are fine."""
         self._heard.pop(session_id, None)
         try:
             self._drafter.close(CloseSession(session_id=session_id))
@@ -52,7 +52,7 @@ class OpenSessions:
             log.exception("closing %s failed", session_id)
 
     def close_silent(self) -> float:
-        """End those of which nothing was heard for too long; gives the seconds until there may be more of them."""
+        """Close the sessions that were silent for too long. Returns the seconds until the next one may be."""
         now = self._clock()
         while self._heard:
             session_id, at = next(iter(self._heard.items()))
@@ -62,6 +62,6 @@ class OpenSessions:
         return self._silence_s
 
     def close_all(self) -> None:
-        """End all."""
+        """Close all sessions."""
         while self._heard:
             self.close(next(iter(self._heard)))

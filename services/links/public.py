@@ -12,7 +12,7 @@ from speculation.types import FinishReason, TokenLogprobs
 
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
-# Fields of RequestedSampling that are copied as they are, if set.
+# Fields of RequestedSampling that are copied unchanged if set.
 _PLAIN_FIELDS = (
     "temperature",
     "top_k",
@@ -33,7 +33,7 @@ _PLAIN_FIELDS = (
 def decode_request(
     wire: pb.GenerateRequest, *, tenant: str | None, request_id: str = "", traceparent: str = ""
 ) -> ClientRequest:
-    """A user's request, and what its call's metadata say.
+    """A user's request from its message and from its call's metadata (tenant, request id, trace).
 
     Raises:
         InvalidArgument: no input, or a value outside its range; names the field.
@@ -81,7 +81,7 @@ def _decode_sampling(wire: pb.SamplingParams) -> RequestedSampling:
 
 
 def encode_event(event: TextChunk | Completion) -> pb.GenerateResponse:
-    """A piece of the answer, or its end."""
+    """The message for a piece of the answer, or for its end."""
     if isinstance(event, TextChunk):
         chunk = pb.Chunk(text=event.text, token_ids=event.token_ids, logprobs=_encode_logprobs(event.logprobs))
         return pb.GenerateResponse(chunk=chunk)
@@ -132,7 +132,7 @@ def _encode_completion(event: Completion) -> pb.Complete:
 
 
 def encode_models(cards: Sequence[ModelCard]) -> pb.ListModelsResponse:
-    """What is served."""
+    """The message that lists the served models."""
     return pb.ListModelsResponse(
         models=[
             pb.Model(

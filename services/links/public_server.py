@@ -38,7 +38,7 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         async with aborting(context):
             metadata = context.invocation_metadata()
             request_id = request_id_of(metadata)
-            # At once: an error, too, says whose it is.
+            # Sent first, so that the caller has the request id of a call that fails as well.
             await context.send_initial_metadata(((REQUEST_ID, request_id),))
             asked = decode_request(
                 request, tenant=tenant_of(metadata), request_id=request_id, traceparent=traceparent_of(metadata)
@@ -63,10 +63,10 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
 
 class PublicServer:
-    """A running server.
+    """A running public server.
 
     Attributes:
-        address: "host:port" that it listens on.
+        address: the "host:port" that it listens on.
     """
 
     def __init__(
@@ -79,18 +79,18 @@ class PublicServer:
         self.address = address
 
     async def stop(self, grace_s: float = 5.0) -> None:
-        """Say NOT_SERVING, let running calls finish for ``grace_s`` seconds, then end them."""
+        """Report NOT_SERVING, let running calls finish for ``grace_s`` seconds, then end them."""
         self._watch.cancel()
         await self._health.enter_graceful_shutdown()
         await self._server.stop(grace_s)
 
     async def _follow_router(self) -> None:
-        """SERVING exactly while requests would be answered."""
+        """Report SERVING while the router would answer requests, else NOT_SERVING."""
         while True:
             try:
                 ready = await self._router.ready()
             except Exception:
-                log.exception("whether requests would be answered cannot be told")
+                log.exception("the router's readiness could not be checked")
                 ready = False
             status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
             for service in (SERVICE, ""):

@@ -1,4 +1,4 @@
-"""Keeping a stream to a component open: connect, talk, and try again when it ends."""
+"""Keeps a stream to a component open: connects, and reconnects when the stream ends."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ _RETRY_FIRST_S, _RETRY_MOST_S = 0.1, 2.0
 async def stay_connected(
     name: str, resolve: Callable[[], Awaitable[str]], max_bytes: int, talk: Callable[[grpc.aio.Channel], Awaitable[None]]
 ) -> None:
-    """Connect to the component ``name`` and ``talk``, for ever.
+    """Connect to the component ``name`` and run ``talk`` on the channel, again and again until cancelled.
 
     Args:
-        resolve: gives its "host:port" anew before every attempt, so that a restarted one is found.
+        resolve: gives its "host:port" before every attempt, so that a restarted component is found.
+        max_bytes: largest message.
     """
     delay = _RETRY_FIRST_S
     while True:
@@ -36,7 +37,7 @@ async def stay_connected(
                 log.info("connected to the %s at %s", name, address)
                 await talk(channel)
         except asyncio.CancelledError:
-            # A stream that was cancelled for its own sake raises this too: only who is asked to stop shall.
+            # Cancelling only the stream raises this too. Stop only if this task was cancelled.
             task = asyncio.current_task()
             if task is None or task.cancelling():
                 raise

@@ -1,4 +1,4 @@
-"""What a request is called, and the trace that it belongs to: how call metadata say it."""
+"""Reads a request's id and its trace from call metadata."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from speculation.errors import InvalidArgument
 REQUEST_ID = "x-request-id"
 TRACEPARENT = "traceparent"
 _MOST = 128
-# Version, trace, parent, flags; later versions may add to it. (www.w3.org/TR/trace-context/#traceparent-header)
+# Version, trace, parent, flags; later versions may append fields (www.w3.org/TR/trace-context/#traceparent-header).
 _TRACE = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,64})?")
 
 Metadata = Iterable[tuple[str, str | bytes]] | None
 
 
 def request_id_of(metadata: Metadata) -> str:
-    """What the caller calls its request; drawn where it does not say.
+    """The caller's id for its request; a random one if it gives none.
 
     Raises:
-        InvalidArgument: it is none.
+        InvalidArgument: there are several, or it is not 1 to 128 printable ASCII characters.
     """
     given = _values(metadata, REQUEST_ID)
     if not given:
@@ -33,7 +33,7 @@ def request_id_of(metadata: Metadata) -> str:
 
 
 def traceparent_of(metadata: Metadata) -> str:
-    """The caller's trace; empty where there is none that can be read, which by the standard is the same."""
+    """The caller's trace. Empty if it is missing or invalid, which the standard treats alike."""
     given = _values(metadata, TRACEPARENT)
     return given[0] if len(given) == 1 and _TRACE.fullmatch(given[0]) else ""
 

@@ -1,4 +1,4 @@
-"""The verifier's messages as bytes, for carriers that know no protobuf (Ray Serve's handles); outrider.internal.v1's."""
+"""The verifier's messages as serialised outrider.internal.v1 messages, for Ray Serve's handles, which carry bytes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def write_request(request: GenerationRequest) -> bytes:
 
 
 def read_request(data: bytes) -> GenerationRequest:
-    """What ``write_request`` has made.
+    """Decode the bytes of ``write_request``.
 
     Raises:
         InvalidArgument: a limit is broken; names the field.
@@ -27,7 +27,7 @@ def write_event(event: Progress | Finished) -> bytes:
 
 
 def read_event(data: bytes) -> Progress | Finished:
-    """What ``write_event`` has made."""
+    """Decode the bytes of ``write_event``."""
     return codec.decode_generation_event(verification_pb2.VerifyResponse.FromString(data))
 
 
@@ -37,5 +37,5 @@ def write_card(card: VerifierCard) -> bytes:
 
 
 def read_card(data: bytes) -> VerifierCard:
-    """What ``write_card`` has made."""
+    """Decode the bytes of ``write_card``."""
     return codec.decode_card(verification_pb2.DescribeResponse.FromString(data))

@@ -1,4 +1,4 @@
-"""Our errors <-> gRPC statuses, with their fields in the trailer ``outrider-error-bin``."""
+"""Our errors <-> gRPC statuses. The errors' fields travel in the trailer ``outrider-error-bin``."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ DETAIL_KEY = "outrider-error-bin"
 
 
 class Status(NamedTuple):
-    """How an error leaves the service: a gRPC status name and an HTTP code."""
+    """An error's gRPC status name and HTTP code."""
 
     grpc: str
     http: int
 
 
-# From error to gRPC status to HTTP code; the most specific class that it holds counts.
+# By error class; the most specific class in the table counts.
 STATUS: dict[type[OutriderError], Status] = {
     InvalidArgument: Status("INVALID_ARGUMENT", 400),
     PromptTooLong: Status("OUT_OF_RANGE", 400),
@@ -59,7 +59,7 @@ STATUS: dict[type[OutriderError], Status] = {
 
 
 def status_of(error: BaseException) -> Status:
-    """The status of ``error``; anything not raised on purpose is ``Internal``."""
+    """The status of ``error``. Errors of other kinds than ours count as ``Internal``."""
     for cls in type(error).__mro__:
         if cls in STATUS:
             return STATUS[cls]
@@ -67,7 +67,7 @@ def status_of(error: BaseException) -> Status:
 
 
 def detail_of(error: OutriderError) -> generation_pb2.ErrorDetail:
-    """The parts of ``error`` that a program may want."""
+    """The fields of ``error`` that a client program may need."""
     if isinstance(error, InvalidArgument):
         return generation_pb2.ErrorDetail(field=error.field, value=error.value, allowed=error.allowed)
     if isinstance(error, ResourceExhausted):
@@ -84,7 +84,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderErro
 
 @asynccontextmanager
 async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[None]:
-    """End the call with the right status if the block raises; what was not raised on purpose stays in our log."""
+    """End the call with the matching status if the block raises. Details of unexpected errors go to our log only."""
     try:
         yield
     except OutriderError as error:
@@ -111,7 +111,7 @@ _WITH_FIELD: dict[str, type[InvalidArgument]] = {
 
 
 def from_grpc(error: grpc.aio.AioRpcError) -> OutriderError:
-    """The error that the other side raised."""
+    """The error that the server raised, rebuilt from its status and trailer."""
     code, message = error.code().name, error.details() or ""
     detail = _read_detail(error)
     if code in _WITH_FIELD and detail.field:

@@ -1,4 +1,4 @@
-"""The router: validates, tokenises, plans, asks a verifier, and turns its tokens into an answer."""
+"""The router: validates, tokenises and plans a request, sends it to a verifier, and turns the tokens into an answer."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from speculation.types import FinishReason
 
 log = logging.getLogger(__name__)
 
-# Seconds before each further try when a verifier has died.
+# Seconds before each further attempt after a verifier has become unavailable.
 _MIGRATION_DELAYS_S = (0.1, 1.0, 3.0)
 
 
 class RouterService:
-    """Implements ``speculation.ports.RouterPort``.
+    """Implements ``services.client_api.RouterPort``.
 
     Raises:
         ConfigurationError: the tokeniser cannot be loaded, or the default strategy does not exist.
@@ -47,7 +47,7 @@ class RouterService:
         if not request.request_id:
             request = replace(request, request_id=uuid.uuid4().hex)
         card = await self._describe()
-        # Long texts take their time: other requests are served meanwhile.
+        # Tokenising a long text takes time: in a thread, it does not delay other requests.
         inner = await asyncio.to_thread(self._prepare, request, card)
         answer = Answer(inner, request.request_id, self._tokens.detokenizer(), arrived_at)
         events = self._verify(inner)
@@ -66,10 +66,10 @@ class RouterService:
             await events.aclose()
 
     async def _verify(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
-        """A verifier's events. Where it dies, another goes on behind what is committed: same seed, same tokens."""
+        """A verifier's events. If it dies, another one continues after the committed tokens: same seed, same tokens."""
         committed: list[int] = []
         for attempt, delay_s in enumerate((*_MIGRATION_DELAYS_S, None)):
-            # A name of its own: the verifier may live, and not have noticed yet that nobody reads the attempt before.
+            # A new id for each attempt: the verifier may be alive and still hold the abandoned attempt.
             name = f"{request.request_id}.{attempt}"
             events = self._verifier.generate(replace(request, request_id=name, committed=tuple(committed)))
             try:
@@ -84,7 +84,7 @@ class RouterService:
                 if delay_s is None:
                     raise
                 name = log_name(request.request_id, request.traceparent)
-                log.warning("request %s moves on after %d tokens: %s", name, len(committed), error)
+                log.warning("request %s is retried after %d tokens: %s", name, len(committed), error)
             finally:
                 await events.aclose()
             await asyncio.sleep(delay_s)
@@ -115,7 +115,7 @@ class RouterService:
         return True
 
     async def _describe(self) -> VerifierCard:
-        # What a verifier serves does not change while it lives; its load is not asked for here.
+        # Only the load changes while a verifier lives, and it is not needed here.
         if self._card is None:
             self._card = await self._ask()
         return self._card
@@ -137,7 +137,7 @@ class RouterService:
             raise PromptTooLong(
                 "prompt", f"{len(prompt)} tokens", f"at most {most} tokens (max_model_len is {card.max_model_len})"
             )
-        # Others may call theirs the same, at the same verifier.
+        # Users may choose the same request id, but ids must be unique at a verifier.
         name = f"{request.request_id}.{secrets.token_hex(4)}"
         log.info("request %s: %d tokens, strategy %s", log_name(name, request.traceparent), len(prompt), plan.strategy)
         return GenerationRequest(

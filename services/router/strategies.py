@@ -1,4 +1,4 @@
-"""The strategies that users can name, and the plan that each stands for."""
+"""Turns the strategy that a user names into a plan."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from speculation.types import AcceptanceRule, Plan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StrategyConfig:
-    """What is used where a request does not say.
+    """Defaults for requests that leave values unset, and what the server can do.
 
     Attributes:
         strategy: the default strategy.
-        num_speculative_tokens: most drafted tokens per step; None: what suits the strategy.
-        acceptance: the default rule.
-        retrieval: whether there is an index; without, strategies that need one are refused.
-        semantic: whether hidden states can be looked up in it.
+        num_speculative_tokens: most drafted tokens per step; None: the strategy's own number.
+        acceptance: the default acceptance rule.
+        retrieval: whether there is an index; without one, strategies that need it are refused.
+        semantic: whether the index can be searched by hidden states.
     """
 
     strategy: str = "blend"
@@ -31,17 +31,23 @@ class StrategyConfig:
 
 
 def served(*, retrieval: bool, semantic: bool = False) -> tuple[str, ...]:
-    """The strategies of a server with a retrieval index, or without one; with hidden states in it, or without them."""
+    """The strategies that a server can offer.
+
+    Args:
+        retrieval: it has a retrieval index.
+        semantic: the index can be searched by hidden states.
+    """
     return tuple(
         name for name in STRATEGIES if (retrieval or not _needs_index(name)) and (semantic or not _needs_states(name))
     )
 
 
 def check_default(config: StrategyConfig) -> None:
-    """Check a default strategy at start.
+    """Check the defaults at start.
 
     Raises:
-        ConfigurationError: there is no such strategy, or the draft length is out of range.
+        ConfigurationError: the strategy is unknown or needs an index that is not there, or num_speculative_tokens is out of
+            range.
     """
     if config.strategy not in STRATEGIES:
         raise ConfigurationError(f"strategy is {config.strategy}: must be one of {_known()}")
@@ -60,7 +66,7 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
     """The plan for ``request``.
 
     Raises:
-        InvalidArgument: it names an unknown strategy, or too many nodes.
+        InvalidArgument: its strategy is unknown or not served here, or num_speculative_tokens is out of range.
     """
     strategy = request.strategy if request.strategy is not None else config.strategy
     if strategy not in STRATEGIES:
@@ -97,7 +103,7 @@ def _suitable_nodes(strategy: str) -> int:
 
 
 def _sources(strategy: str, config: StrategyConfig) -> tuple[str, ...]:
-    """A strategy's sources, and those that it uses besides where they can be."""
+    """A strategy's sources, and the optional ones that the server's index makes possible."""
     besides = [
         source
         for source in WHERE_INDEXED.get(strategy, ())
@@ -111,7 +117,7 @@ def _needs_index(strategy: str) -> bool:
 
 
 def _needs_states(strategy: str) -> bool:
-    """Whether hidden states are looked up in the index."""
+    """Whether the strategy searches the index by hidden states."""
     return any(SOURCES[source].retrieval and SOURCES[source].layers for source in STRATEGIES[strategy])
 
 

@@ -1,4 +1,4 @@
-"""Text to token ids, and back one token at a time."""
+"""Converts text to token ids, and tokens back to text one at a time."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from speculation import limits
 from speculation.errors import InvalidArgument
 
 _BROKEN = "\ufffd"
-# Longest character in UTF-8.
+# Bytes of the longest character in UTF-8.
 _CHARACTER_BYTES = 4
-# Tokens that are decoded with a new one: from half to as many.
+# Each new token is decoded together with its predecessors. Their number is cut to about half of this when it exceeds it.
 _WINDOW = 16
 
 
 class Backend(Protocol):
-    """What turns text into ids and back: a library's tokenizer with the model's chat template."""
+    """A tokenizer library with the model's tokenizer and chat template."""
 
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be encoded."""
 
     def encode(self, text: str) -> Sequence[int]:
-        """Ids of ``text``, with the special tokens that the model wants around a text."""
+        """Ids of ``text``, with the special tokens that the model's tokenizer adds to a text."""
 
     def encode_chat(self, conversation: Sequence[Mapping[str, str]]) -> Sequence[int]:
-        """Ids of a conversation, up to where the assistant's answer begins.
+        """Ids of a conversation, up to the beginning of the assistant's answer.
 
         Raises:
             jinja2.TemplateError: the chat template refuses it.
@@ -39,14 +39,14 @@ class Backend(Protocol):
 
     @property
     def special_ids(self) -> Container[int]:
-        """Tokens that are no text."""
+        """Ids of special tokens, which have no text."""
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ``tokens``, special ones left out."""
+        """Text of ``tokens``, without special tokens."""
 
 
 def load(model_path: str) -> Backend:
-    """A model's tokenizer. transformers is imported only where nothing else knows what the model's tokenizer does.
+    """A model's tokenizer. transformers is imported only if tokenizer.json alone might give other results.
 
     Raises:
         ConfigurationError: the tokeniser cannot be loaded, or is not a fast one.
@@ -75,7 +75,7 @@ class Tokens:
         return self._backend.has_chat_template
 
     def encode(self, text: str) -> tuple[int, ...]:
-        """Token ids of ``text``, special tokens added as the model's tokeniser does.
+        """Token ids of ``text``, with the special tokens that the model's tokeniser adds.
 
         Raises:
             InvalidArgument: the text is empty.
@@ -85,10 +85,11 @@ class Tokens:
         return tuple(self._backend.encode(text))
 
     def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
-        """Token ids of a conversation, up to where the assistant's answer begins.
+        """Token ids of a conversation, up to the beginning of the assistant's answer.
 
         Raises:
-            InvalidArgument: no message, too many, or what the model's chat template refuses.
+            InvalidArgument: no messages, too many, a message without a role, or the model has no chat template or one that
+                refuses the conversation.
         """
         if not 1 <= len(messages) <= limits.MAX_MESSAGES:
             raise InvalidArgument("messages", f"{len(messages)} messages", f"1 to {limits.MAX_MESSAGES} messages")
@@ -104,39 +105,40 @@ class Tokens:
             raise InvalidArgument("messages", "a conversation", f"what the chat template allows: {error}") from error
 
     def detokenizer(self) -> Detokenizer:
-        """For one answer."""
+        """A new detokenizer, for one answer."""
         return Detokenizer(self._backend)
 
 
 class Detokenizer:
-    """Turns an answer's tokens into text one by one, holding back what is not a whole character yet.
+    """Turns an answer's tokens into text one by one, and holds back incomplete characters.
 
-    A token's text may depend on its neighbours, so the last few are decoded with each new one: what lies behind the text
-    that was shown is new. The pieces together are what decoding all tokens at once gives. (One exception, where a tokeniser
-    spells characters in bytes: a byte that breaks off makes it replace the whole characters before, which may be shown.)
+    A token's text may depend on its neighbours, so the last few tokens are decoded together with each new one. Whatever
+    follows the text already shown is new. Together the pieces equal the text of all tokens decoded at once. (One exception:
+    where a tokeniser spells characters in bytes, an incomplete one makes it replace the whole characters before it as well,
+    which may have been shown already.)
     """
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._window: list[int] = []
-        # Of the window's text: how much was shown.
+        # The part of the window's text that was shown.
         self._shown = ""
-        # Tokens since its text last ended in a whole character.
+        # Tokens since the window's text last ended in a whole character.
         self._broken = 0
 
     def push(self, token: int) -> str:
-        """The text that ``token`` completes; empty if it ends within a character."""
+        """The new text after ``token``; empty if the text ends within a character."""
         if token in self._backend.special_ids:
             return ""
         self._window.append(token)
         text = self._backend.decode(self._window)
         end = len(text)
-        # A broken character looks like this; so does a token that says it outright, which is merely late then.
+        # An incomplete character decodes to this. So does a token that really means it, which is then only delayed.
         if text.endswith(_BROKEN):
             self._broken += 1
             if self._broken < _CHARACTER_BYTES:
                 return ""
-            # So many tokens are no beginning of one character any more, save the last ones.
+            # So many tokens are too long for one incomplete character; only the last few may still be one.
             end -= _CHARACTER_BYTES - 1
         else:
             self._broken = 0
@@ -146,14 +148,14 @@ class Detokenizer:
         return piece
 
     def flush(self) -> str:
-        """What was held back, with a replacement character for broken UTF-8."""
+        """The text held back, with a replacement character for broken UTF-8. Ends the answer."""
         text = self._backend.decode(self._window)
         rest = self._show(text, len(text))
         self._window, self._shown, self._broken = [], "", 0
         return rest
 
     def _show(self, text: str, end: int) -> str:
-        # Text gets shorter where what looked broken was not.
+        # The text gets shorter when further bytes complete a character that looked broken.
         shown = len(self._shown) if len(self._shown) <= len(text) else _in_common(self._shown, text)
         if end <= shown:
             return ""
@@ -161,7 +163,7 @@ class Detokenizer:
         return text[shown:end]
 
     def _forget(self, text: str) -> None:
-        """Keep as few tokens as give the same end of the text: not the very last ones, on which the next may depend."""
+        """Drop old tokens from the window: keep at least ``_WINDOW // 2``, and as few as still give the same end of text."""
         hidden = len(text) - len(self._shown)
         rest = text
         for kept in range(_WINDOW // 2, _WINDOW):
@@ -169,7 +171,7 @@ class Detokenizer:
             if len(rest) > hidden and text.endswith(rest):
                 break
         else:
-            # Some tokens show nothing: with more of them it might fit.
+            # Some tokens have no text of their own, so a longer window may yet give the same end.
             if len(self._window) < 4 * _WINDOW:
                 return
         self._window = self._window[-kept:]
@@ -177,5 +179,5 @@ class Detokenizer:
 
 
 def _in_common(first: str, second: str) -> int:
-    """Length of what both begin with."""
+    """Length of the common prefix."""
     return next((at for at, (a, b) in enumerate(zip(first, second, strict=False)) if a != b), min(len(first), len(second)))

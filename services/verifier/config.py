@@ -16,28 +16,28 @@ Kernels = Literal["auto", "avx512", "avx2", "neon", "onednn", "torch"]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TargetConfig:
-    """The target model and its cache.
+    """The target model and its KV cache.
 
     Attributes:
-        model_path: a folder with weights in safetensors, its configuration and its tokeniser.
-        dtype: of weights and cache. Losslessness is bit for bit in float32. int8 means the weights of linear layers;
-            the rest, and all arithmetic, is float32 on a CPU and bfloat16 on a GPU.
-        weights: on a CPU, what linear layers are multiplied from: their float32 numbers, or the blocks of a GGUF file and
-            the bfloat16 numbers of others as they are stored, the same numbers in fewer bytes; auto: what is faster.
-        kernels: on a CPU, what multiplies them: our own, compiled for an instruction set, oneDNN or torch; auto: the
+        model_path: a folder with weights in safetensors, configuration and tokeniser.
+        dtype: of weights and cache. In float32 answers are lossless bit for bit. int8 applies to the weights of linear
+            layers; everything else, and all arithmetic, is float32 on a CPU and bfloat16 on a GPU.
+        weights: on a CPU, the format in which linear layers hold their weights: float32, or as stored (the blocks of a GGUF
+            file, else bfloat16), which are the same numbers in fewer bytes; auto: the faster one.
+        kernels: on a CPU, what multiplies by them: our own kernels for an instruction set, oneDNN or torch; auto: the
             fastest exact ones, by measurement.
-        kernels_dir: where measurements of kernels are kept; None: they are taken at every start.
-        kv_cache_tokens: rows of the key-value pool, over all requests.
-        max_model_len: most tokens of prompt and answer; None: what the model was made for.
-        threads: of torch, in each stage; None: the cores that a process may use, shared by the stages.
-        enable_prefix_caching: requests of one tenant share the cache of what they begin with.
-        stages: processes that the layers are split over.
+        kernels_dir: where kernel measurements are kept; None: they are repeated at every start.
+        kv_cache_tokens: rows of the KV cache, over all requests.
+        max_model_len: most tokens of prompt and answer; None: the model's own limit.
+        threads: torch's threads in each stage; None: the cores that a process may use, shared by the stages.
+        enable_prefix_caching: requests of one tenant share the cache of their common prefixes.
+        stages: pipeline stages, each a process with a share of the layers.
         stage_host: where the stages find each other: the address of one of this machine's interfaces.
-        pass_timeout_s: a pass that takes longer hangs, and the target is built anew. Generous, since one that is merely slow
-            would fail again and again: 256 rows of a prompt take a model of 8 billion parameters most of a minute on two
-            cores. A stage that dies is noticed at once.
-        generation_config: whose generation_config.json counts; see ``read_generation_config``.
-        override_generation_config: fields that count instead of that file's.
+        pass_timeout_s: seconds after which a pass counts as hung and the target is rebuilt. The default is generous because
+            a pass that is merely slow would fail again and again: 256 prompt rows of a model with 8 billion parameters take
+            most of a minute on two cores. A stage that dies is noticed at once.
+        generation_config: which generation_config.json applies; see ``read_generation_config``.
+        override_generation_config: fields that replace those of that file.
     """
 
     model_path: str
@@ -62,9 +62,9 @@ class VerifierConfig:
     """A verifier: its target, its loop and its budget.
 
     Attributes:
-        max_nodes: most drafted nodes of one request's tree.
-        budget: ``measured`` checks the nodes that maximise tokens per second at the present load; ``fixed`` all of them.
-        max_step_s: longest that a step shall take for the sake of prompts while others are decoded; needs measured costs.
+        max_nodes: most nodes of one request's tree.
+        budget: ``measured`` verifies the nodes that maximise tokens per second at the current load, ``fixed`` all of them.
+        max_step_s: seconds to which prompt chunks may extend a step while others decode; needs the measured budget.
         costs_dir: where measured costs are kept; None: they are measured at every start.
     """
 

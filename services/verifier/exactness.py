@@ -1,4 +1,4 @@
-"""Whether a token's logits are the same bits, whatever shares its pass: seen on a few rows, at every start."""
+"""Checks at every start, on a few rows, whether a token's logits are the same bits whatever shares its pass."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _ROWS = 12
 
 
 def is_exact(target: TransformersTarget) -> bool:
-    """Compare rows computed one by one with the same rows in a chunk, in a tree and beside another request."""
+    """Whether rows give the same bits in a prompt chunk, in a tree and beside another request as they do alone."""
     text = tuple(at % target.vocab_size for at in range(1, _ROWS + 1))
 
     def computed(*batch: Rows) -> torch.Tensor:
-        """Logits of the last request's rows; the chains of all are kept."""
+        """Logits of the last request's rows, [rows, vocabulary]. Keeps the chains of all requests."""
         made = target.forward(batch)[-1]
         for rows in batch:
             target.keep(rows.session_id, rows.context, range(rows.chain))

@@ -1,6 +1,6 @@
-"""Captured passes: on a GPU, a small pass costs what its memory reads cost, once nobody launches its kernels one by one.
+"""CUDA graphs of small passes. Replaying a graph saves launching kernels one by one, so a pass costs its memory reads only.
 
-Not run on a GPU yet (docs/log.md): there, ``Graphs`` falls back to launching kernels where capturing fails.
+Not run on a GPU yet (docs/log.md). Where capturing fails, ``Graphs`` launches the kernels itself.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ log = logging.getLogger(__name__)
 
 # Passes of more rows compute for longer than their launches take.
 _MOST_ROWS = 256
-# Their mask and the gathered keys would outgrow what a graph may hold on to.
+# Passes over more tiles would need too much memory for their mask and gathered keys, which a graph keeps allocated.
 _MOST_TILES = 1024
 _WARM_UP = 2
 
-# Runs the model over a pass whose tokens, or hidden states, lie in the tensor: [rows] or [rows, hidden size].
+# Runs the model over a pass. The tensor holds its tokens, [rows], or its hidden states, [rows, hidden size].
 RunModel = Callable[[StaticPass, torch.Tensor], torch.Tensor]
 
 
 @dataclass(kw_only=True, slots=True)
 class _Captured:
-    """A bucket's buffers and its graph; without a graph, kernels are launched."""
+    """A bucket's buffers and its graph; without a graph, kernels are launched one by one."""
 
     laid_out: StaticPass
     given: torch.Tensor
@@ -38,11 +38,11 @@ class _Captured:
 
 
 class Graphs:
-    """One graph for every bucket of rows and tiles, captured when it is first needed.
+    """One graph for every bucket of rows and tiles, captured when first needed.
 
     Args:
-        run: the model, without anything that depends on what the pass holds.
-        given: an empty tensor like the rows that ``run`` gets: [0] token ids, or [0, hidden size].
+        run: runs the model; what it launches must not depend on a pass's contents.
+        given: an empty tensor of the type and width of the rows that ``run`` gets: [0] token ids, or [0, hidden size].
     """
 
     def __init__(self, pool: KVPool, run: RunModel, given: torch.Tensor) -> None:
@@ -51,11 +51,11 @@ class Graphs:
         self._given = given
         self._buckets: dict[tuple[int, int], _Captured] = {}
         self._captures = pool.device.type == "cuda"
-        # Only one graph runs at a time: they share their intermediate results' memory.
+        # Only one graph runs at a time, so all share the memory of intermediate results.
         self._memory = torch.cuda.graph_pool_handle() if self._captures else None
 
     def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None) -> torch.Tensor | None:
-        """What the model makes of the pass: [rows, ...], in memory that the next pass overwrites. None: it is too large."""
+        """The model's output for the pass, [rows, ...]; the next pass may overwrite it. None if the pass is too large."""
         rows = sum(len(request.tokens) for request in batch)
         tiles = sum((request.context + len(request.tokens) - 1) // TILE + 1 for request in batch)
         if rows > _MOST_ROWS or tiles > _MOST_TILES:
@@ -80,7 +80,7 @@ class Graphs:
         return found
 
     def _capture(self, bucket: _Captured) -> None:
-        """Run the pass on nobody's rows until everything is warm, then record it."""
+        """Run an empty pass until everything is warm, then capture it."""
         bucket.laid_out.fill([])
         try:
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -94,10 +94,10 @@ class Graphs:
                 bucket.made = self._run(bucket.laid_out, bucket.given)
             bucket.graph = graph
         except RuntimeError as error:
-            log.warning("passes of this model cannot be captured, each takes longer: %s", error)
+            log.warning("passes of this model cannot be captured, so each takes longer: %s", error)
             self._captures = False
 
 
 def _bucket_size(count: int) -> int:
-    """The next power of two."""
+    """The smallest power of two that is at least ``count``."""
     return 1 << (count - 1).bit_length()

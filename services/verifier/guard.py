@@ -1,9 +1,9 @@
-"""What is loaded is served as its own code means it, or not at all: looked at once, before the first request.
+"""Checks once, before the first request, that a loaded model is served as its own code computes it, and else refuses it.
 
-transformers' own pass over a whole sequence, under its eager attention and without our pool, says what is right. The same
-modules then compute the same tokens as they will be served: a first chunk, a second one behind it, a tree of two branches,
-beside another request. What differs is refused by name. Windows and chunks longer than these few rows are known from the
-model's own masks, not computed.
+The reference is transformers' own pass over a whole sequence, with eager attention and without our pool. The same modules
+then compute the same tokens the way they will be served: a first prompt chunk, a second one after it, and a tree of two
+branches, beside another request. A model whose rows differ is refused by name. Attention windows and chunks longer than
+these few rows are read from the model's own masks, and not tested here.
 """
 
 from __future__ import annotations
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# Rows of each sequence; where the tree of two branches hangs.
+# Rows of each sequence, and the position after which the tree's two branches begin.
 _ROWS = 32
 _FORK = 24
-# Of the reference: a text, one that leaves it at the fork, and another request's.
+# The reference's sequences: a text, one that differs from it after the fork, and another request's.
 _TEXT, _BRANCH, _OTHER = range(3)
-# What rounding in another order may change of a row, relative to its spread. In float32, models of all types differ by less
-# than a fiftieth of this, what is computed otherwise by ten times as much and more.
+# How much rounding in another order may change a row, relative to its spread. In float32, correct models of all types stay
+# below a fiftieth of this; wrong computations exceed it at least tenfold.
 _LEAST = {torch.float32: 2e-3, torch.float16: 0.02, torch.bfloat16: 0.02}
 _MOST = 0.6
-# Rows that are touchier are so in the model itself: so many times what one rounding of the embeddings changes.
+# More sensitive rows are allowed this many times the change that one rounding of the model's input causes, up to ``_MOST``.
 _ROUNDINGS = 6
-# Which of a part's rows, from the best to the worst, must be right: in half precision one, since others may have other
-# experts, or attend to such rows. Of what is computed otherwise, none is.
+# The share of a part's rows, from the best to the worst, that must be right. In half precision one row is enough: others may
+# be routed to other experts, or attend to such rows. A wrong computation gets none right.
 _RIGHT = {torch.float32: 1.0, torch.float16: 0.0, torch.bfloat16: 0.0}
-# What layers may be given besides hidden states, wherever they are: it follows from positions alone.
+# What layers may be given besides hidden states: it follows from positions alone, so every stage can compute it.
 _FROM_POSITIONS = {"attention_mask", "position_ids", "position_embeddings", "cache_position"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Part:
-    """Rows of the reference that one pass computes for a request, and what such a pass is called."""
+    """Rows of the reference that one pass computes for a request, and the name of such a part in messages."""
 
     sequence: int
     positions: Sequence[int]
@@ -58,14 +58,14 @@ class _Part:
 
 
 def check_slice(part: ModelSlice, stages: int = 1) -> None:
-    """Compare a slice of a model with what its own code computes.
+    """Compare what a slice of a model computes with what the model's own code does.
 
     Args:
-        part: just loaded; nobody has tiles of its pool.
-        stages: of how many slices it is one.
+        part: just loaded, with no tiles of its pool in use.
+        stages: the number of slices of the model.
 
     Raises:
-        ConfigurationError: they differ, or cannot be compared; says what differs.
+        ConfigurationError: they differ, or cannot be compared; says how or why.
     """
     start = time.perf_counter()
     name = _name(part.model)
@@ -107,10 +107,10 @@ def _inputs(part: ModelSlice) -> torch.Tensor:
 
 @torch.inference_mode()
 def _reference(part: ModelSlice, given: torch.Tensor, stretched: int = 1) -> torch.Tensor:
-    """[3, rows, vocabulary or hidden size], float32, on the CPU: one pass of transformers over whole sequences.
+    """One pass of transformers over whole sequences: [3, rows, vocabulary or hidden size], float32, on the CPU.
 
     Args:
-        stretched: so many positions from row to row.
+        stretched: distance in positions from row to row.
     """
     module = part.model if part.is_last else part.model.get_decoder()
     named: dict[str, Any] = {"use_cache": False, ("input_ids" if part.is_first else "inputs_embeds"): given.to(part.device)}
@@ -119,7 +119,7 @@ def _reference(part: ModelSlice, given: torch.Tensor, stretched: int = 1) -> tor
         positions = torch.arange(given.shape[1], device=part.device) * stretched
         named["position_ids"] = positions.expand(len(given), -1)
         if stretched > 1:
-            # Without it, gaps between positions would be taken for borders between texts.
+            # Without a mask, transformers would take gaps between positions for borders between packed texts.
             named["attention_mask"] = torch.ones(given.shape[:2], dtype=torch.int64, device=part.device)
     with _as_transformers_has_it(part.model):
         made = module(**named)
@@ -129,7 +129,7 @@ def _reference(part: ModelSlice, given: torch.Tensor, stretched: int = 1) -> tor
 
 @contextmanager
 def _as_transformers_has_it(model: PreTrainedModel) -> Iterator[None]:
-    """Eager attention, and every method that was put onto a module of the model taken off, for a while."""
+    """Within the block, use eager attention and remove every method that was replaced on a module of the model."""
     methods = [
         (module, name, method)
         for module in model.modules()
@@ -147,11 +147,11 @@ def _as_transformers_has_it(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _serve(part: ModelSlice, given: torch.Tensor) -> list[tuple[_Part, torch.Tensor]]:
-    """What the slice makes of the same inputs as it is served: of each part of a pass its rows of the result."""
+    """What the slice computes from the same inputs when served: the result rows of each part of each pass."""
     part.pool.assign("text", [0], 1)
     part.pool.assign("other", [1], 1)
     branches = [(sequence, position) for position in range(_FORK + 1, _ROWS) for sequence in (_TEXT, _BRANCH)]
-    # Nodes by turns of one branch and of the other: each but the first two hangs on the last but one.
+    # Nodes alternate between the two branches, so the parent of each but the first two is the node two before it.
     parents = tuple(node - 2 if node >= 2 else -1 for node in range(len(branches)))
     first, half = _FORK // 3, _ROWS // 3
     passes: list[list[tuple[_Part, str, tuple[int, ...]]]] = [
@@ -173,7 +173,7 @@ def _serve(part: ModelSlice, given: torch.Tensor) -> list[tuple[_Part, torch.Ten
             if nodes:
                 own = torch.cat([own, torch.stack([given[place] for place in branches])])
             context = piece.positions[0]
-            # Of no use where hidden states are given.
+            # Later slices get hidden states and ignore token ids.
             tokens = tuple(own.tolist()) if part.is_first else (0,) * len(own)
             batch.append(Rows(session_id=session, context=context, tokens=tokens, parents=nodes, logits=len(own)))
             inputs.append(own)
@@ -189,14 +189,14 @@ def _serve(part: ModelSlice, given: torch.Tensor) -> list[tuple[_Part, torch.Ten
 def _difference(
     part: ModelSlice, given: torch.Tensor, expected: torch.Tensor, served: list[tuple[_Part, torch.Tensor]]
 ) -> str:
-    """What is served otherwise than it should be; empty: nothing."""
+    """A sentence on what is computed wrongly; empty if nothing is."""
     if not bool(expected.isfinite().all()):
         return "its logits are no numbers: config.json or its weights are damaged"
     least, right = _LEAST[part.dtype], _RIGHT[part.dtype]
     allowed: torch.Tensor | None = None
     for piece, rows in served:
         off = _distances(rows, expected[piece.sequence, list(piece.positions)])
-        # Written so that what is no number differs.
+        # Written so that NaN counts as different.
         if bool(off.quantile(right) <= least):
             continue
         if allowed is None:
@@ -217,13 +217,13 @@ def _difference(
 
 
 def _distances(rows: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """[...], how far rows, [..., numbers], are from the right ones, relative to their spread."""
+    """Distances of ``rows``, [..., numbers], from the right ones, relative to their spread: [...]."""
     spread = (right - right.mean(-1, keepdim=True)).square().mean(-1).sqrt()
     return (rows - right).square().mean(-1).sqrt() / spread.clamp(min=torch.finfo(torch.float32).tiny)
 
 
 def _touchiness(part: ModelSlice, given: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """[3, rows], how far off rows are when what enters the model is rounded once more."""
+    """How far rows move when the model's input is rounded once more: [3, rows], relative to their spread."""
     step = torch.finfo(part.dtype).eps
     generator = torch.Generator().manual_seed(1)
 
@@ -248,13 +248,13 @@ def _ignores_positions(part: ModelSlice, given: torch.Tensor, expected: torch.Te
     try:
         return torch.equal(_reference(part, given, stretched=2), expected)
     except (IndexError, RuntimeError):
-        # Further than the model goes: so they are used.
+        # Positions beyond the model's limit fail, so the model does use them.
         return False
 
 
 @torch.inference_mode()
 def _check_hand_over(part: ModelSlice, given: torch.Tensor) -> None:
-    """Hidden states must enter a slice's layers, and leave them, as they are handed on; nothing else may come from outside.
+    """Check that slices pass on hidden states unchanged, and that their layers need nothing else from other slices.
 
     Raises:
         ConfigurationError: the model cannot be split.

@@ -1,4 +1,4 @@
-"""Times the target's passes at start, and keeps what it found for the next start on the same machine."""
+"""Times the target's passes at start, and stores the result for the next start on the same machine."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _REQUESTS = 8
 _CONTEXT = 256
 _LONGER = 4096
 _REPEATS = 3
-# A kept table is compared with passes over a row and over a few, unless those take long; it may be wrong by that factor.
+# A stored table is checked by passes over one row and over a few, unless these take too long. The ratio of their times may
+# differ from the table's by this factor.
 _FEW = 8
 _SLOW_S = 0.5
 _SURPRISE = 1.5
@@ -40,9 +41,9 @@ Name = TypeVar("Name", bound=str | int)
 
 
 def costs_of(target: TransformersTarget, config: TargetConfig, folder: Path | None) -> CostTable:
-    """The target's cost table, from the file that an earlier start has left in ``folder``, or measured: a few seconds.
+    """The target's cost table, read from ``folder`` where an earlier start stored it, or measured (a few seconds).
 
-    A file that is damaged, or of another model, machine or setting, is measured anew and replaced.
+    A file that is damaged, no longer holds, or is of another model, machine or setting is replaced by a new measurement.
     """
     plan = _plan(target)
     kept = Kept(folder, _about(target, config, plan))
@@ -51,16 +52,19 @@ def costs_of(target: TransformersTarget, config: TargetConfig, folder: Path | No
         return found
     start = time.perf_counter()
     table = measure(target, plan)
-    log.info("measured what passes cost in %.1f s: %s", time.perf_counter() - start, table.as_object())
+    log.info("measured the costs of passes in %.1f s: %s", time.perf_counter() - start, table.as_object())
     kept.write(table.as_object())
     return table
 
 
 def _still_holds(target: TransformersTarget, plan: _Plan, table: CostTable) -> bool:
-    """Whether a few rows cost as much more than one as the table says: it may have been measured beside other work."""
+    """Whether a few rows still cost as much relative to one row as the table says.
+
+    They do not if other work disturbed the stored measurement.
+    """
     few = max(rows for rows in plan.rows if rows <= _FEW)
     one, some = (Load(rows=rows, requests=1, keys=plan.context, row_keys=rows * plan.context) for rows in (1, few))
-    # A slow model's table took long to measure, so that what disturbed it for a moment did not matter.
+    # A slow model's measurement takes so long that brief disturbances do not matter.
     if table.seconds(some) > _SLOW_S or not target.open("check", plan.context + MAX_NODES + 1):
         return True
     try:
@@ -72,13 +76,17 @@ def _still_holds(target: TransformersTarget, plan: _Plan, table: CostTable) -> b
     difference = measured[few] / measured[1] / (table.seconds(some) / table.seconds(one))
     if 1 / _SURPRISE <= difference <= _SURPRISE:
         return True
-    log.warning("what passes cost is measured anew: %d rows cost %.1f times what was found before", few, difference)
+    log.warning(
+        "the costs of passes are measured anew: the cost of %d rows relative to one is %.1f times the stored one",
+        few,
+        difference,
+    )
     return False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Plan:
-    """What is measured: passes over so many rows behind ``context`` tokens, and one row behind ``longer``."""
+    """What to measure: passes over each number of ``rows`` after ``context`` tokens, and some after ``longer`` tokens."""
 
     rows: tuple[int, ...]
     context: int
@@ -86,7 +94,7 @@ class _Plan:
 
 
 def _plan(target: TransformersTarget) -> _Plan:
-    """As much as the pool and the model's positions allow."""
+    """The largest plan that the pool and the model's positions allow."""
     most = min(target.max_model_len, target.tiles.total * TILE) - MAX_NODES - 1
     context = max(1, min(_CONTEXT, most // 2))
     # Some models have no positions beyond their longest context.
@@ -95,13 +103,13 @@ def _plan(target: TransformersTarget) -> _Plan:
 
 
 def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
-    """Time passes over one request's tree, over several requests, and behind a longer context.
+    """Time passes over one request, over several requests, and after a longer context.
 
-    Nothing is computed before: what the keys are does not change what they cost.
+    The contexts are not computed: the values of the keys do not change a pass's cost.
     """
     names = [f"calibration {number}" for number in range(_REQUESTS)]
     rooms = [plan.longer, *[plan.context] * (_REQUESTS - 1)]
-    # Whoever finds no room is left out: a pool may be small.
+    # Requests for which a small pool has no room are left out.
     opened = [name for name, room in zip(names, rooms, strict=True) if target.open(name, room + MAX_NODES + 1)]
     try:
         for name in opened:
@@ -115,9 +123,9 @@ def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
         for name in opened:
             target.close(name)
     by_rows = {rows: times[rows] for rows in plan.rows}
-    # Too short a way, and the difference is all noise.
+    # If the contexts differ too little, the difference is only noise.
     way, most = plan.longer - plan.context, plan.rows[-1]
-    # What a key adds to a pass of one row, and of many: the reading of it, and then every row's share.
+    # What one key adds to a pass: the cost of reading it once, and a cost for every row that attends to it.
     added = {rows: max(0.0, behind[rows] - by_rows[rows]) / way if way >= _CONTEXT else 0.0 for rows in behind}
     per_row_key = max(0.0, added[most] - added[1]) / (most - 1) if most > 1 else 0.0
     per_key = max(0.0, added[1] - per_row_key)
@@ -125,7 +133,7 @@ def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
     others = len(opened) - 1
     keys = plan.context * (per_key + per_row_key)
     per_request = (times["together"] - same_rows) / others - keys if others else 0.0
-    # What was measured behind a context holds the cost of its keys.
+    # The measured times include the cost of the context's keys; subtract it.
     bare = {
         rows: max(seconds - plan.context * (per_key + rows * per_row_key), 0.1 * seconds)
         for rows, seconds in by_rows.items()
@@ -138,12 +146,12 @@ def _chain(name: str, context: int, rows: int) -> Rows:
 
 
 def _pretend(target: TransformersTarget, name: str, context: int) -> None:
-    """Let every stage believe that the session has computed so many tokens."""
+    """Mark ``context`` tokens of the session as computed in every stage, without computing them."""
     target.keep(name, 0, range(context))
 
 
 def _seconds(target: TransformersTarget, passes: Mapping[Name, Sequence[Rows]]) -> dict[Name, float]:
-    """The shortest of a few times for each pass: taken by turns, so that what else the machine does meets all of them."""
+    """The shortest of a few times of each pass, in seconds. Passes alternate, so that other load affects all alike."""
     best = dict.fromkeys(passes, math.inf)
     for _ in range(1 + _REPEATS):
         for name, batch in passes.items():
@@ -154,7 +162,7 @@ def _seconds(target: TransformersTarget, passes: Mapping[Name, Sequence[Rows]]) 
 
 
 def _about(target: TransformersTarget, config: TargetConfig, plan: _Plan) -> dict[str, Any]:
-    """Everything that a pass's cost, and what is measured of it, depends on."""
+    """Everything that the measured costs depend on: a stored table must match all of it."""
     gpu = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else None
     return {
         "format": _FORMAT,

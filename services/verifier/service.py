@@ -1,4 +1,4 @@
-"""The verifier: a target, the loop that decodes on it, and what others may ask of them."""
+"""The verifier service: a target and the decoding loop that runs on it."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ class VerifierService:
     """Implements ``speculation.ports.VerifierPort``.
 
     Args:
-        origins: who drafts.
-        launch: starts the processes of the target's other stages, where it has any.
+        origins: where drafts come from.
+        launch: starts the processes of the target's further pipeline stages; needed only if there are any.
 
     Raises:
         ConfigurationError: the model cannot be served; says why.
-        TargetLost: a stage died while it was loading.
+        TargetLost: a pipeline stage died while it was loading.
     """
 
     def __init__(self, config: VerifierConfig, origins: Sequence[Origin], launch: Launch | None = None) -> None:
         self._config = config
-        # Everything that torch does in parallel happens in this one thread, loading included: each further thread would get
-        # an OpenMP team of its own, and two teams on the same cores cost a third of the speed (docs/log.md, 2026-11-21).
+        # This one thread runs all of torch's parallel work, loading included: each further thread would get an OpenMP team
+        # of its own, and two teams on the same cores cost a third of the speed (docs/log.md, 2026-11-21).
         worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="target")
         self._target = worker.submit(TransformersTarget, config.target, launch).result()
         try:
@@ -50,18 +50,18 @@ class VerifierService:
         await self.loop.start()
 
     async def stop(self) -> None:
-        """End every request and let go of everything."""
+        """End every request and shut the target down."""
         await self.loop.stop()
         await asyncio.to_thread(self._target.shutdown)
 
     @property
     def healthy(self) -> bool:
-        """Whether requests are being decoded."""
+        """Whether requests are being decoded now."""
         return self.loop.healthy
 
     @property
     def alive(self) -> bool:
-        """Whether requests will be decoded: now, or when the target has been built anew."""
+        """Whether requests will be decoded, now or once the target has recovered."""
         return self.loop.alive
 
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
@@ -73,10 +73,10 @@ class VerifierService:
         await self.loop.forget(tenant)
 
     async def describe(self) -> VerifierCard:
-        """See ``VerifierPort``.
+        """What is served, and the load.
 
         Raises:
-            Unavailable: requests would fail.
+            Unavailable: the loop cannot decode at present.
         """
         if not self.healthy:
             raise Unavailable("the verifier's decoding loop is not running")

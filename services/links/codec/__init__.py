@@ -1,4 +1,4 @@
 """speculation's messages <-> outrider.internal.v1, both ways: one module per proto file.
 
-Every message that travels between components passes through here, also where they share a process.
+Every message between components passes through this codec, even where they share a process.
 """

@@ -43,10 +43,10 @@ def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:
 
 
 def decode_drafting_call(wire: drafting_pb2.DraftRequest, data: bytes | None = None) -> DraftingCall:
-    """See ``encode_drafting_call``.
+    """Decode a message from verifier to drafter.
 
     Args:
-        data: numbers of the hidden states, where they did not travel in the message.
+        data: bytes of the hidden states if they are not in the message.
 
     Raises:
         InvalidArgument: no event, or one that breaks a limit.
@@ -173,7 +173,7 @@ def encode_drafting_reply(message: DraftingReply) -> drafting_pb2.DraftResponse:
 
 
 def decode_drafting_reply(wire: drafting_pb2.DraftResponse) -> DraftingReply:
-    """See ``encode_drafting_reply``. A draft that breaks a limit becomes a ``DraftFailure``: it concerns one session only.
+    """Decode a message from drafter to verifier. A draft that breaks a limit becomes a failure of its session only.
 
     Raises:
         InvalidArgument: no event.
@@ -198,7 +198,7 @@ def decode_drafting_reply(wire: drafting_pb2.DraftResponse) -> DraftingReply:
                 base_hash=draft.base_hash,
                 assumed=tuple(draft.assumed),
                 tree=tree,
-                # A statistic: nonsense in it is no reason to lose the draft.
+                # Only a statistic: an invalid value is no reason to drop the draft.
                 drafting_s=draft.drafting_s if 0 <= draft.drafting_s < math.inf else 0.0,
                 group=draft.group,
                 more=draft.more,

@@ -1,4 +1,4 @@
-"""``Features`` <-> drafting.proto, and the one place that knows how much of them a message may carry."""
+"""``Features`` (hidden states) <-> drafting.proto, and their division into messages of bounded size."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NUMBER_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 
 
 def encode_features(features: Features) -> drafting_pb2.Features:
-    """Hidden states."""
+    """The message for hidden states."""
     return drafting_pb2.Features(
         data=features.data,
         rows=features.rows,
@@ -28,13 +28,13 @@ def encode_features(features: Features) -> drafting_pb2.Features:
 
 
 def decode_features(wire: drafting_pb2.Features, data: bytes | None = None) -> Features:
-    """Hidden states that keep every limit.
+    """Decode hidden states and check all limits.
 
     Args:
-        data: the numbers, where they did not travel in the message: within one process nothing copies them.
+        data: their bytes if they are not in the message: within one process they are passed by reference.
 
     Raises:
-        InvalidArgument: not as many bytes as numbers, or more rows, layers or numbers than are allowed.
+        InvalidArgument: the number of bytes does not match the shape, or a limit is broken; names the field.
     """
     if wire.dtype not in NUMBER_BYTES:
         raise InvalidArgument("features.dtype", wire.dtype, f"one of {', '.join(NUMBER_BYTES)}")
@@ -82,7 +82,7 @@ def with_features(step: StepReport, features: Features | None) -> StepReport:
 
 
 def detach_data(call: DraftingCall) -> tuple[DraftingCall, bytes | None]:
-    """``call`` without the numbers of its hidden states, and those: what travels within one process apart."""
+    """``call`` without the bytes of its hidden states, and those bytes (None: it has none)."""
     features = features_of(call)
     match call:
         case StepReport() if features is not None:
@@ -94,16 +94,16 @@ def detach_data(call: DraftingCall) -> tuple[DraftingCall, bytes | None]:
 
 
 def in_messages(call: DraftingCall) -> Iterator[DraftingCall]:
-    """``call`` as calls that each fit into a message.
+    """Split ``call`` into calls that each fit into a message.
 
-    Hidden states that are too many for one go ahead as chunks; a step's report comes last, with the last of them.
+    Hidden states too large for one message are sent ahead in chunks. A step report comes last, with the last chunk.
     """
     features = features_of(call)
     large = features is not None and len(features.data) > limits.MAX_FEATURE_BYTES
     if features is None or not large or not isinstance(call, StepReport | FeatureChunk):
         yield call
         return
-    # Of rows that fit into no message there are no pieces: a source does without.
+    # A row too large for a message gives no pieces: such hidden states are dropped, and sources do without them.
     pieces = split(features, limits.MAX_FEATURE_BYTES)
     last = pieces.pop() if pieces and isinstance(call, StepReport) else None
     for piece in pieces:
@@ -113,7 +113,7 @@ def in_messages(call: DraftingCall) -> Iterator[DraftingCall]:
 
 
 def split(features: Features, most_bytes: int) -> list[Features]:
-    """``features`` in pieces of whole rows, in order, each of at most ``most_bytes``; none where a row is larger."""
+    """Split ``features`` into pieces of whole rows, in order, of at most ``most_bytes`` each; [] if one row is larger."""
     row = len(features.data) // features.rows
     rows = most_bytes // row
     if not rows:

@@ -31,7 +31,7 @@ def encode_queries(batch_id: int, queries: Sequence[RetrievalQuery]) -> retrieva
 
 
 def decode_queries(wire: retrieval_pb2.RetrieveRequest) -> list[RetrievalQuery]:
-    """See ``encode_queries``.
+    """Decode a message from drafter to retrieval.
 
     Raises:
         InvalidArgument: a limit is broken; names the field.
@@ -55,7 +55,7 @@ def decode_queries(wire: retrieval_pb2.RetrieveRequest) -> list[RetrievalQuery]:
 
 
 def encode_answers(batch_id: int, answers: Sequence[Retrieved]) -> retrieval_pb2.RetrieveResponse:
-    """Retrieval to drafter; all answers come from one version."""
+    """Retrieval to drafter. All answers must come from one version of the index."""
     return retrieval_pb2.RetrieveResponse(
         batch_id=batch_id,
         answers=[
@@ -72,7 +72,7 @@ def encode_answers(batch_id: int, answers: Sequence[Retrieved]) -> retrieval_pb2
 
 
 def decode_answers(wire: retrieval_pb2.RetrieveResponse, expected: int) -> list[Retrieved]:
-    """See ``encode_answers``.
+    """Decode a message from retrieval to drafter.
 
     Raises:
         InvalidArgument: there are not ``expected`` answers, or a limit is broken.

@@ -9,7 +9,7 @@ from speculation.types import Proposal, TokenTree
 
 
 def check_size(name: str, size: int, most: int) -> None:
-    """Check a message's or a field's size.
+    """Check the size of the field ``name``.
 
     Raises:
         InvalidArgument: it is above ``most``.
@@ -33,7 +33,7 @@ def encode_tree(tree: TokenTree) -> tree_pb2.TokenTree:
 
 
 def decode_tree(wire: tree_pb2.TokenTree) -> TokenTree:
-    """See ``TokenTree``. What makes a tree well-formed is checked by ``speculation.tree.validate``.
+    """Decode a tree and check its sizes. ``speculation.tree.validate`` checks whether it is well-formed.
 
     Raises:
         MalformedTree: a field is too long, or a source has no name.

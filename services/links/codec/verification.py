@@ -59,7 +59,7 @@ def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequ
 
 
 def decode_generation(wire: verification_pb2.VerifyRequest) -> GenerationRequest:
-    """See ``encode_generation``.
+    """Decode a message from router to verifier.
 
     Raises:
         InvalidArgument: a value is outside its range.
@@ -148,7 +148,7 @@ def encode_generation_event(message: Progress | Finished) -> verification_pb2.Ve
 
 
 def decode_generation_event(wire: verification_pb2.VerifyResponse) -> Progress | Finished:
-    """See ``encode_generation_event``.
+    """Decode a message from verifier to router.
 
     Raises:
         InvalidArgument: no event, or an unknown reason.
@@ -187,7 +187,7 @@ def _decode_logprobs(wire: verification_pb2.TokenLogprobs) -> TokenLogprobs:
 
 
 def encode_card(card: VerifierCard) -> verification_pb2.DescribeResponse:
-    """What a verifier serves."""
+    """Verifier to router: what is served, and the load."""
     return verification_pb2.DescribeResponse(
         model=card.model,
         max_model_len=card.max_model_len,
@@ -218,7 +218,7 @@ def decode_card(wire: verification_pb2.DescribeResponse) -> VerifierCard:
 
 
 def default_fields(defaults: SamplingDefaults) -> dict[str, Any]:
-    """What is set, by the names that both messages have."""
+    """The defaults by field name, as keyword arguments of the internal and the public message alike."""
     return dataclasses.asdict(defaults)
 
 

@@ -1,1 +1,1 @@
-"""The decoding loop: admission, passes, drafts that wait, delivery."""
+"""The decoding loop: admission, drafts, forward passes, verification, delivery."""

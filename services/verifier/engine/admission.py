@@ -1,4 +1,4 @@
-"""Who waits, who is being decoded, and who has to step back when memory runs out."""
+"""Admits waiting requests, and preempts running ones when the KV cache is full."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from speculation.messages import GenerationRequest
 
 log = logging.getLogger(__name__)
 
-# Rows that every request which is being decoded may need soon: new ones are admitted beside that much room, so that they do
-# not push out those that are there.
+# Rows kept free for each running request when a new one is admitted, so that an admission does not cause a preemption soon
+# after.
 _HEADROOM = 64
 
 
 class Admission:
-    """Requests of one loop, first come, first served.
+    """The requests of one loop, first come, first served.
 
-    Memory is given out as answers grow. When there is none left, the request that was admitted last steps back: it waits in
-    front of all others, and what it has committed is computed anew when there is room. Nothing of its answer is lost, and
-    the one that was admitted first always gets on.
+    A request gets cache memory as its answer grows. When none is left, the request admitted last is preempted: it goes to
+    the front of the waiting queue and its committed tokens are recomputed once there is room. A preempted request loses
+    nothing of its answer, and the request admitted first always makes progress.
 
     Attributes:
-        waiting: not admitted yet, or not any more.
-        live: by id, in the order of admission.
+        waiting: requests not admitted yet, and preempted ones.
+        live: running requests by id, in the order of admission.
     """
 
     def __init__(self, target: Target, config: LoopConfig, stats: LoopStats) -> None:
@@ -41,11 +41,11 @@ class Admission:
         self._stats = stats
 
     def check(self, request: GenerationRequest) -> None:
-        """Whether it may wait.
+        """Check that ``request`` may join the waiting queue.
 
         Raises:
             InvalidArgument: its id is in use.
-            ResourceExhausted: too many wait already.
+            ResourceExhausted: the queue is full.
         """
         if request.request_id in self.live or any(session.id == request.request_id for session in self.waiting):
             raise InvalidArgument("request_id", request.request_id, "unused")
@@ -54,7 +54,7 @@ class Admission:
             raise ResourceExhausted(f"{most} requests are waiting already (max_waiting)")
 
     def admit(self) -> list[LiveRequest]:
-        """Let in whom there is room for; gives those that drafters do not know yet."""
+        """Admit waiting requests while there is room. Returns those admitted for the first time, unknown to drafters."""
         new = []
         while self.waiting and len(self.live) < self._config.max_num_seqs:
             session = self.waiting[0]
@@ -70,7 +70,7 @@ class Admission:
             if not opened and self.live:
                 break
             if not opened:
-                # Not even alone: the pool is smaller than a request may be.
+                # Nothing else is running, so the whole pool is too small for this request.
                 most = "small enough for the key-value cache"
                 self._end(session, InvalidArgument("max_tokens", session.request.sampling.max_tokens, most))
                 continue
@@ -86,10 +86,10 @@ class Admission:
         return new
 
     def make_room(self, sessions: list[LiveRequest], *, wait: bool) -> list[LiveRequest]:
-        """Those of ``sessions`` that have the memory for their next pass.
+        """Get memory for the next pass of ``sessions``, preempting others if needed. Returns those that have it.
 
         Args:
-            wait: passes are under way, whose end may free memory.
+            wait: whether passes are under way that may free memory when they end.
         """
         for session in sessions:
             while session.id in self.live and not self._grow(session):
@@ -104,8 +104,10 @@ class Admission:
         return [session for session in fitting if session.id in self.live]
 
     def _grow(self, session: LiveRequest) -> bool:
-        """Make room for all that is committed, and the largest tree behind it; False if there is none. Where that fails the
-        request ends, and needs none."""
+        """Make room for the committed tokens and the largest tree; False if there is none.
+
+        A target that raises ends the request. The result is then True, because an ended request needs no room.
+        """
         try:
             return self._target.grow(session.id, len(session.tokens) + session.max_nodes)
         except Exception:
@@ -114,7 +116,7 @@ class Admission:
             return True
 
     def left(self) -> list[LiveRequest]:
-        """Those that have been ended, or whose consumers have gone, and that no pass holds."""
+        """Requests to release: failed here, or abandoned by their consumers and in no pass."""
         ended, self._ended = self._ended, []
         for session in [session for session in self.waiting if session.closed and not session.admitted]:
             self.waiting.remove(session)
@@ -122,28 +124,28 @@ class Admission:
         return ended + closed
 
     def admitted(self) -> list[LiveRequest]:
-        """Those that drafters know: being decoded, or stepped back."""
+        """Requests known to drafters: running or preempted."""
         return [*self.live.values(), *(session for session in self.waiting if session.admitted)]
 
     def find(self, session_id: str) -> LiveRequest | None:
-        """One of them."""
+        """The admitted request with this id, if there is one."""
         found = self.live.get(session_id)
         return found or next((session for session in self.admitted() if session.id == session_id), None)
 
     def forget(self, session: LiveRequest) -> None:
-        """It has ended."""
+        """Remove an ended request."""
         self.live.pop(session.id, None)
         if session in self.waiting:
             self.waiting.remove(session)
 
     def _end(self, session: LiveRequest, error: OutriderError) -> None:
-        """Fail it; whatever it holds is freed with those that have left."""
+        """Fail a request. The loop frees what it holds when it asks for ``left``."""
         self.forget(session)
         session.fail(error)
         self._ended.append(session)
 
     def _preempt(self, session: LiveRequest) -> None:
-        log.info("%s steps back after %d tokens: the cache is full", session.id, len(session.tokens))
+        log.info("%s is preempted after %d tokens: the cache is full", session.id, len(session.tokens))
         self._stats.preemptions += 1
         self._target.close(session.id)
         session.computed = 0

@@ -1,4 +1,4 @@
-"""Bounds of the decoding loop."""
+"""Limits of the decoding loop."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoopConfig:
-    """Bounds of the loop.
+    """Limits of the loop.
 
     Attributes:
         max_num_seqs: most requests decoded at once.
-        max_waiting: most requests that wait for room; more are refused.
-        max_batched_tokens: most prompt rows of one pass, over all requests.
-        draft_deadline_s: longest that a step waits for drafts, if it pays.
-        pass_deadline_s: a pass that takes so long, and many times as long as others of late, hangs.
-        kept_feature_bytes: hidden states of live requests that are kept for drafters which join late, all together.
+        max_waiting: most requests in the waiting queue; further ones are refused.
+        max_batched_tokens: most prompt tokens in one pass, over all requests.
+        draft_deadline_s: longest time that a step waits for drafts, where waiting pays.
+        pass_deadline_s: a pass hangs if it takes longer than this and far longer than recent passes.
+        kept_feature_bytes: most bytes of hidden states kept for drafters that join late, over all live requests.
     """
 
     max_num_seqs: int = 16

@@ -1,4 +1,4 @@
-"""Between two passes: waits for drafts that are missing as long as that pays, and notes what the wait has brought."""
+"""Before a pass: waits for missing drafts while that pays, and measures what the wait gained."""
 
 from __future__ import annotations
 
@@ -15,31 +15,35 @@ from speculation.costs import Load
 from speculation.tree import follow
 from speculation.types import Verdict
 
-# Tokens that a draft is worth at least: where time does not count, all are waited for.
+# Least expected gain of a missing draft, in tokens. It is above zero so that every draft is waited for where time is free.
 _LEAST = 1e-3
 
-# An origin's name and a group of its drafts.
+# The name of an origin, and one of its draft groups.
 _Group = tuple[str, str]
 
 
 class DraftWait:
-    """Does what ``waiting`` decides, with the drafts that ``drafting`` has, on the event loop's clock."""
+    """Carries out the waits that ``waiting`` decides on, with the event loop's clock.
+
+    Args:
+        most_s: longest wait of a step, in seconds.
+    """
 
     def __init__(self, drafting: Drafting, budget: Budget, stats: LoopStats, most_s: float) -> None:
         self._drafting = drafting
         self._budget = budget
         self._stats = stats
         self._waiting = Waiting(most_s)
-        # What waits cost at present: tokens that the batch gives in a second.
+        # Tokens per second of the current batch: the price of waiting.
         self._rate = 0.0
 
     async def for_batch(self, batch: Sequence[LiveRequest], load: Load, meanwhile: Callable[[], None]) -> None:
         """Wait for the drafts of the coming pass.
 
         Args:
-            batch: its requests.
-            load: what it holds of those that are decoding, without drafts.
-            meanwhile: called before a wait, if there is one.
+            batch: the requests of the pass.
+            load: the decoding requests of ``batch``, without drafts.
+            meanwhile: called before the wait, if there is one.
         """
         drafted = [live for live in batch if live.decoding and not live.undrafted]
         pays = self._budget.wanted(load).nodes > 0
@@ -56,7 +60,7 @@ class DraftWait:
             still = await self._wait(batch, drafted, load, began + longest)
             self._waiting.waited(_now() - began, in_vain=still.keys() == missing.keys())
         for live in drafted:
-            # A draft that nobody wanted has not been missed.
+            # Where drafting does not pay, an absent draft does not count as missed.
             ready = sorted(live.ready().values(), key=lambda found: found.late)
             if pays or any(not found.late for found in ready):
                 self._stats.count_draft(ready[0].draft if ready else None)
@@ -64,7 +68,7 @@ class DraftWait:
     async def _wait(
         self, batch: Sequence[LiveRequest], drafted: Sequence[LiveRequest], load: Load, deadline: float
     ) -> dict[_Group, Missing]:
-        """Until all are there, the deadline comes, or the rest is not worth it. Gives what is missing then."""
+        """Wait until every draft is there, the deadline passes, or the rest is not worth it. Returns what is missing."""
         pass_s = self._budget.seconds(load)
         while missing := self._missing([live for live in drafted if not live.closed], load):
             left = deadline - _now()
@@ -78,14 +82,14 @@ class DraftWait:
                     await self._drafting.came.wait()
             except TimeoutError:
                 continue
-            # What came in the meantime makes the step worth more, and the rest of the wait dearer.
+            # Each draft that arrives raises the step's yield, and with it the cost of waiting longer.
             rest = self._missing(drafted, load)
             if rest and math.isfinite(pass_s) and not best_wait(list(rest.values()), _tokens(batch), pass_s, left):
                 return rest
         return missing
 
     def learn(self, live: LiveRequest, verdict: Verdict) -> None:
-        """A step has decided this, which is not committed yet: has its wait brought anything?"""
+        """Credit the wait with the tokens that it gained. Called after verification, before ``verdict`` is committed."""
         since, live.waited_since = live.waited_since, None
         if since is None or not self._rate:
             return
@@ -97,20 +101,20 @@ class DraftWait:
             self._waiting.gained(gained, self._rate)
 
     def _missing(self, drafted: Iterable[LiveRequest], load: Load) -> dict[_Group, Missing]:
-        """What may come, by who sends it."""
+        """Drafts that may still arrive, by origin and group."""
         asked: dict[_Group, list[tuple[float, float]]] = {}
         for live in drafted:
             for origin, mailbox in live.mailboxes.items():
                 groups = mailbox.missing(live.tokens) if self._drafting.connected(origin) else {}
                 for group, at in groups.items():
                     gain = mailbox.worth(group).in_time - live.expected()
-                    # What is left of drafts that are sent ahead is as good as another one.
+                    # With drafts sent ahead, the remainder of an earlier one may be just as good: gain may be zero.
                     asked.setdefault((origin, group), []).append((at, max(0.0 if mailbox.ahead else _LEAST, gain)))
         found: dict[_Group, Missing] = {}
         now, alone = _now(), self._budget.seconds(load)
         for name, each in asked.items():
             tokens = sum(gain for _, gain in each)
-            # Every token that it brings has been a row; of several, the one that was asked for last comes last.
+            # Each token gained costs a row. Requests of one group come together, so the latest one sets the age.
             rows_s = 0.0 if math.isinf(alone) else self._budget.seconds(load.plus(math.ceil(tokens))) - alone
             left = self._drafting.experience_of(*name).left(now - max(at for at, _ in each))
             found[name] = Missing(left=left, tokens=tokens, seconds=rows_s)
@@ -118,7 +122,7 @@ class DraftWait:
 
 
 def _tokens(batch: Iterable[LiveRequest]) -> float:
-    """What a pass gives if it goes now: a token for everybody, and what drafts that are there bring."""
+    """Expected tokens of a pass that begins now: one per request, and the accepted tokens of the drafts at hand."""
     return sum(1.0 + live.expected() for live in batch)
 
 

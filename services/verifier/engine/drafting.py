@@ -1,4 +1,4 @@
-"""The loop's side of all origins of drafts: what they are told, and what becomes of what they say."""
+"""The loop's connection to its draft origins: sends them calls and puts their drafts into mailboxes."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from speculation.types import Features, Plan, Verdict
 
 log = logging.getLogger(__name__)
 
-# So many groups of an origin are told apart; those of further names count as the one without a name.
+# Bound of the (origin, group) pairs tracked, per origin. Drafts of further groups count as the unnamed group.
 _GROUPS = 8
 
 
 @dataclass(frozen=True, slots=True)
 class _Receiver:
-    """Implements ``DraftReceiver``: who speaks is known by the link."""
+    """Implements ``DraftReceiver`` for one origin."""
 
     drafting: Drafting
     origin: Origin
 
     def on_reply(self, reply: DraftingReply) -> None:
-        """See ``DraftReceiver``. Whatever is wrong with a draft may cost speed, nothing else."""
+        # A bad reply may cost speed, and nothing else.
         try:
             self.drafting.on_reply(self.origin, reply)
         except Exception:
@@ -49,13 +49,13 @@ class _Receiver:
 
 
 class Drafting:
-    """Talks to every origin, and keeps what each sends for each live request.
+    """Talks to every origin and keeps its drafts for each live request.
 
     Args:
-        origins: each with a name of its own.
+        origins: their names must differ.
 
     Attributes:
-        came: set by whatever an origin says.
+        came: set when an origin has replied for a live request.
     """
 
     def __init__(
@@ -80,20 +80,20 @@ class Drafting:
         self.came = asyncio.Event()
 
     async def start(self) -> None:
-        """Connect."""
+        """Start every origin's link."""
         for origin in self._origins.values():
             await origin.link.start(_Receiver(self, origin))
 
     async def stop(self) -> None:
-        """Disconnect."""
+        """Stop every origin's link."""
         for origin in self._origins.values():
             await origin.link.stop()
 
     def check(self, plan: Plan) -> None:
-        """Check that a plan may be drafted for.
+        """Check that the plan's drafters may be used with its acceptance rule.
 
         Raises:
-            InvalidArgument: it accepts by rejection, and somebody would draft who is not trusted.
+            InvalidArgument: the rule is rejection and one of its origins is not trusted.
         """
         if plan.acceptance != "rejection":
             return
@@ -101,10 +101,10 @@ class Drafting:
             if origin.serves(plan) and not origin.trusted:
                 raise InvalidArgument("speculation.acceptance", plan.acceptance, f"walk: {origin.name} is not trusted")
 
-    # --- what origins are told ------------------------------------------------------------------------------------
+    # --- calls to the origins -----------------------------------------------------------------------------------
 
     def open(self, live: LiveRequest) -> None:
-        """Tell everybody who drafts for a request that it begins."""
+        """Open a session at every origin that drafts for the request."""
         for origin in self._origins.values():
             if origin.serves(live.request.plan):
                 self._open(origin, live)
@@ -121,7 +121,7 @@ class Drafting:
             self._send_features(origin, live, self._features.of(live.id))
 
     def report(self, live: LiveRequest, verdict: Verdict, wanted: Wanted) -> None:
-        """Tell them what a step has committed, ``live`` being that far already."""
+        """Send a step's verdict to the request's origins. It must be committed to ``live`` already."""
         features = verdict.observation.features if verdict.observation is not None else None
         if features is not None:
             features = self._keep(live, features)
@@ -141,7 +141,7 @@ class Drafting:
             origin.link.step(report)
 
     def show(self, live: LiveRequest, features: Features) -> None:
-        """Tell those who want them hidden states of a prompt."""
+        """Send hidden states of the prompt to the origins that use them."""
         kept = self._keep(live, features)
         if kept is not None:
             for origin, mailbox in self._of(live):
@@ -149,13 +149,13 @@ class Drafting:
                     self._send_features(origin, live, [kept])
 
     def close(self, live: LiveRequest) -> None:
-        """Tell them that a request has ended."""
+        """Close the request's sessions at its origins."""
         self._features.drop(live.id)
         for origin, _ in self._of(live):
             origin.link.close(CloseSession(session_id=live.id))
 
     def _keep(self, live: LiveRequest, features: Features) -> Features | None:
-        """What has not been reported: a request that stepped back computes its beginning twice."""
+        """Keep the rows not reported yet, and return them. A preempted request computes its prefix twice."""
         new = rows_from(features, live.observed)
         if new is not None:
             live.observed = new.start + new.rows
@@ -170,20 +170,20 @@ class Drafting:
         return [(self._origins[name], mailbox) for name, mailbox in live.mailboxes.items()]
 
     def connected(self, origin: str) -> bool:
-        """Whether waiting for an origin makes sense."""
+        """Whether the origin's link is connected."""
         return self._origins[origin].link.connected
 
     def experience_of(self, origin: str, group: str) -> Experience:
-        """What is known of how an origin's group drafts."""
+        """The statistics of one origin's draft group."""
         found = self._experience.get((origin, group))
         if found is None:
             found = self._experience[origin, group] = Experience(self._config.draft_deadline_s)
         return found
 
-    # --- what they say --------------------------------------------------------------------------------------------
+    # --- replies ------------------------------------------------------------------------------------------------
 
     def on_reply(self, origin: Origin, reply: DraftingReply) -> None:
-        """Take what an origin says. A malformed draft is dropped."""
+        """Handle a reply. A malformed draft is dropped."""
         if isinstance(reply, Forgotten):
             self._forgetting.answered(reply.forget_id)
             return
@@ -215,7 +215,7 @@ class Drafting:
         mailbox.add(draft, live.tokens, live.most_credited, _now())
 
     def on_connected(self, origin: Origin) -> None:
-        """Tell an origin that joins late what is committed."""
+        """Open sessions for all admitted requests at an origin that has just connected."""
         self._forgetting.connected(origin.name)
         for live in self._requests.admitted():
             if origin.serves(live.request.plan):
@@ -225,7 +225,7 @@ class Drafting:
 
 
 def _wants_features(origin: Origin, plan: Plan, *, prompt: bool = False) -> bool:
-    """Whether any of a plan's sources there reads hidden states, or the prompt's."""
+    """Whether any of the plan's sources at ``origin`` uses hidden states, or with ``prompt`` those of the prompt."""
     if not plan.observe_layers or (prompt and not plan.observe_prompt):
         return False
     specs = [SOURCES.get(name) for name in origin.serves(plan)]

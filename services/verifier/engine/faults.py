@@ -1,4 +1,4 @@
-"""What becomes of the requests when a pass fails or hangs, or the target is lost; and whether the loop is fit to go on."""
+"""Handles passes that fail or hang and targets that are lost: ends the affected requests and recovers the target."""
 
 from __future__ import annotations
 
@@ -13,19 +13,20 @@ from speculation.errors import Internal, OutriderError, TargetLost, Unavailable
 
 log = logging.getLogger(__name__)
 
-# So many failed passes in a row, and the target is given up for broken.
+# Failures in a row after which the target counts as broken.
 _MAX_FAILURES = 3
 
 
 class Faults:
-    """Whoever asked for an answer that is ended here with ``Unavailable`` may ask another verifier, or this one again:
-    nothing committed is lost.
+    """Ends requests when the target fails, and recovers the target.
+
+    A request ended here with ``Unavailable`` can continue at this verifier or another one, from the tokens committed so far.
 
     Args:
-        forget: tells everybody but the target that a request has ended.
+        forget: removes an ended request everywhere but at the target.
 
     Attributes:
-        recovering: the target is being built anew.
+        recovering: whether the target is being rebuilt.
     """
 
     def __init__(
@@ -37,20 +38,20 @@ class Faults:
         self._passes = passes
         self._forget = forget
         self._failures = 0
-        # Requests that have been ended while a pass with their rows hangs: the target holds them until it comes back.
+        # Ids of requests that ended while a pass hung. The target keeps their rows until the pass returns.
         self._held: list[str] = []
 
     @property
     def broken(self) -> bool:
-        """Whether nothing but another process helps."""
+        """Whether only a new process can help."""
         return self._failures >= _MAX_FAILURES or self._passes.lost
 
     def succeeded(self) -> None:
-        """A pass has."""
+        """Note that a pass succeeded."""
         self._failures = 0
 
     async def failed(self, error: Exception) -> None:
-        """A pass has failed, and with it all requests that are being decoded."""
+        """End all running requests after a failed pass."""
         log.error("a decoding step failed", exc_info=error)
         self._failures += 1
         await self._abandon()
@@ -61,8 +62,8 @@ class Faults:
             self._forget(live)
 
     async def recover(self, lost: TargetLost) -> None:
-        """Build the target anew."""
-        log.error("the target is lost and built anew: %s", lost)
+        """End the running requests and rebuild the target; if that keeps failing, end the waiting ones as well."""
+        log.error("the target is lost and will be rebuilt: %s", lost)
         self.recovering = True
         self._passes.drop()
         self._held.clear()
@@ -74,27 +75,30 @@ class Faults:
                 self.recovering = False
                 return
             except TargetLost as error:
-                log.error("and lost again: %s", error)
+                log.error("the rebuilt target is lost again: %s", error)
             except Exception:
-                log.exception("the target cannot be built anew")
+                log.exception("the target cannot be rebuilt")
                 self._failures = _MAX_FAILURES
         self.recovering = False
         self.lose(Unavailable("the target is lost"), waiting=True)
 
     def hung(self) -> None:
-        """A pass hangs. Nobody here will be answered soon."""
+        """End all requests, running and waiting, because a pass hangs."""
         self._held += self._requests.live
         self.lose(Unavailable("a pass of the target hangs; try another verifier"), waiting=True)
 
     async def returned(self) -> None:
-        """It has come back: begin anew."""
+        """Clean up after a hung pass has returned, so that decoding can go on."""
         await self._abandon()
         while self._held:
             self._target.close(self._held.pop())
 
     def lose(self, error: OutriderError, *, waiting: bool = False) -> None:
-        """End the requests that are being decoded, and those that wait, without freeing anything: what the target held is
-        lost, or a pass with its rows may be under way still."""
+        """End the running requests without freeing their rows: the target has lost them, or a pass may still use them.
+
+        Args:
+            waiting: end the waiting requests as well.
+        """
         for live in list(self._requests.live.values()):
             live.fail(error)
             self._forget(live)

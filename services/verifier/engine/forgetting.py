@@ -1,4 +1,4 @@
-"""Tenants whose requests are to be forgotten: by the target before the next pass, by every drafter, and each says so."""
+"""Deletes a tenant's data at the target (before the next pass) and at every drafter, and waits for their confirmations."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from speculation.errors import Unavailable
 from speculation.messages import ForgetTenant
 from speculation.ports import DraftLink
 
-# A drafter that returns is told of so many tenants, the latest ones.
+# Most recent tenants of which a reconnecting drafter is told.
 _MOST = 1024
-# Well before whoever asks gives up, so that it hears who has not answered.
+# Less than the caller's own timeout, so that the caller learns who has not answered.
 _WITHIN_S = limits.FORGET_S / 2
 
 _Answer = asyncio.Future[None]
 
 
 class Forgetting:
-    """Takes the word at any time, passes it on when it can be acted upon, and waits until all have acted.
+    """Passes requests to forget a tenant on to the target and the drafters.
 
     Args:
-        links: ways to drafters, by what messages call them.
+        links: links to the drafters, by their names in messages.
     """
 
     def __init__(self, target: Target, links: Mapping[str, DraftLink]) -> None:
         self._target = target
         self._links = links
         self._numbers = itertools.count(1)
-        # Whom it is told, for each tenant: the target, when the next pass is planned ...
+        # By tenant: futures of the target, which is told before the next pass.
         self._waiting: dict[str, list[_Answer]] = {}
-        # ... and the drafters, at once, each under a number.
+        # By tenant: the number of the latest message to each drafter. These are sent at once.
         self._told: OrderedDict[str, dict[str, int]] = OrderedDict()
         self._answers: dict[int, list[_Answer]] = {}
 
     def tell(self, tenant: str) -> dict[str, _Answer]:
-        """Pass the word on; gives for everybody who must forget what is done when they have."""
+        """Ask the target and all drafters to forget. Returns by name a future that is done when that one has."""
         loop = asyncio.get_running_loop()
         answers: dict[str, _Answer] = {"the target": loop.create_future()}
         self._waiting.setdefault(tenant, []).append(answers["the target"])
@@ -47,7 +47,7 @@ class Forgetting:
         numbers = self._told[tenant] = {name: next(self._numbers) for name in self._links}
         for name, number in numbers.items():
             answers[name] = loop.create_future()
-            # Whoever waits for an earlier word's answer is content with this one's.
+            # This number's answer also settles callers who wait for an earlier one.
             patient = [answer for answer in self._answers.pop(earlier.get(name, 0), []) if not answer.done()]
             self._answers[number] = [*patient, answers[name]]
         if len(self._told) > _MOST:
@@ -58,10 +58,10 @@ class Forgetting:
         return answers
 
     async def forget(self, tenant: str) -> None:
-        """Pass the word on and wait.
+        """Ask the target and all drafters to forget, and wait until they have.
 
         Raises:
-            Unavailable: somebody has not answered in time; says who. A drafter that is away is told on its return.
+            Unavailable: some have not answered in time; names them. A disconnected drafter is told when it reconnects.
         """
         answers = self.tell(tenant)
         await asyncio.wait(answers.values(), timeout=_WITHIN_S)
@@ -72,18 +72,18 @@ class Forgetting:
             raise Unavailable(f"{' and '.join(missed)} did not answer within {_WITHIN_S:g} s; try again")
 
     def between_passes(self) -> None:
-        """Let the target forget."""
+        """Let the target forget the tenants asked for since the last call. Must be called between passes."""
         while self._waiting:
             tenant, answers = self._waiting.popitem()
             self._target.forget(tenant)
             _done(answers)
 
     def answered(self, forget_id: int) -> None:
-        """A drafter has forgotten."""
+        """Note a drafter's confirmation."""
         _done(self._answers.pop(forget_id, ()))
 
     def connected(self, name: str) -> None:
-        """A drafter that was away may remember what it should not. Told twice, it only drafts worse for a while."""
+        """Repeat to a reconnected drafter what it may have missed. Forgetting twice only makes drafts worse for a while."""
         for tenant in self._told:
             self._tell(name, tenant)
 

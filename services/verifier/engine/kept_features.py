@@ -1,4 +1,4 @@
-"""Hidden states of what live requests have committed: kept for origins that join late, and cut to the size of messages."""
+"""Hidden states of committed tokens: kept for origins that connect late, and split to the size of messages."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from speculation.types import Features
 
 
 class KeptFeatures:
-    """Keeps so many bytes, of all requests together; what came first is let go of first.
+    """Hidden states of all live requests, up to a total size; the oldest are dropped first.
 
     Args:
-        max_bytes: 0: nothing is kept.
+        max_bytes: the limit; 0 keeps nothing.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -33,11 +33,11 @@ class KeptFeatures:
             self._remove(next(iter(self._kept)))
 
     def of(self, session_id: str) -> list[Features]:
-        """What is left of a request's, in the order of its positions."""
+        """A request's hidden states that are still kept, ordered by position."""
         return sorted((self._kept[number][1] for number in self._of.get(session_id, ())), key=lambda each: each.start)
 
     def drop(self, session_id: str) -> None:
-        """Forget a request; unknown ones are fine."""
+        """Drop a request's hidden states. Unknown ids are ignored."""
         for number in list(self._of.get(session_id, ())):
             self._remove(number)
 
@@ -50,10 +50,10 @@ class KeptFeatures:
 
 
 def pieces(features: Iterable[Features], most_bytes: int) -> Iterator[Features]:
-    """The same rows in few pieces of at most ``most_bytes`` each, though at least a row.
+    """Regroup rows into few pieces of at most ``most_bytes`` each; a piece has at least one row, whatever its size.
 
     Args:
-        features: in the order of their positions; those that adjoin are joined.
+        features: ordered by position; neighbours are joined.
     """
     joined: list[Features] = []
     for each in features:
@@ -66,7 +66,7 @@ def pieces(features: Iterable[Features], most_bytes: int) -> Iterator[Features]:
 
 
 def rows_from(features: Features, start: int) -> Features | None:
-    """The rows of positions from ``start`` on; None: there are none."""
+    """The rows at positions from ``start`` on; None if there are none."""
     skip = max(0, start - features.start)
     if skip >= features.rows:
         return None

@@ -1,4 +1,4 @@
-"""One live request inside the decoding loop."""
+"""A request inside the decoding loop."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from speculation.messages import Finished, GenerationRequest, OpenSession, Progr
 from speculation.tree import merge, prune
 from speculation.types import EMPTY_TREE, FinishReason, TokenTree, Verdict
 
-# A request asks for twice the nodes that any of its last steps could use, and for a few at least.
+# A request asks for twice as many nodes as the budget chose in the best of its last steps, and for at least a few.
 _REMEMBERED = 8
 _FEWEST = 4
 
 
 def check_request(request: GenerationRequest, target: Target) -> None:
-    """Check what only a target can know.
+    """Check a request against the target's limits.
 
     Raises:
-        InvalidArgument: no prompt, a token id outside the vocabulary, or a layer that there is not; names the field.
-        PromptTooLong: nothing could follow the prompt.
+        InvalidArgument: no prompt, a token id outside the vocabulary, or a layer that does not exist; names the field.
+        PromptTooLong: the prompt leaves no room for an answer.
     """
     prompt, most, vocab = request.prompt, target.max_model_len, target.vocab_size
     if not prompt:
@@ -47,23 +47,23 @@ def check_request(request: GenerationRequest, target: Target) -> None:
 
 
 class LiveRequest:
-    """State of a request: what is committed, what is computed, which drafts wait.
+    """State of a request: committed tokens, computed tokens, drafts and undelivered events.
 
     Attributes:
-        tenant: who shares what it leaves behind.
-        tokens: prompt and answer so far. Its last one is pending: committed, but not computed.
+        tenant: the tenant that shares its cached prefixes; changed by ``forget_tenant``.
+        tokens: prompt and answer so far. The last token is pending: committed, but not computed.
         computed: tokens whose keys and values the target holds.
         max_nodes: most nodes of its tree.
-        prefixes: what drafts for it may grow from.
-        mailboxes: its drafts, by the name of the origin that they come from.
-        waited_since: when the coming step began to wait for drafts, where nobody waits for others' sake; and what was
-            ``expected`` before.
-        observed: positions whose hidden states have been reported, where anybody asks: all before this one.
-        events: what the consumer reads; ends in ``Finished`` or an exception.
-        closed: nobody reads any more.
-        admitted: it has been let in, though it may have had to step back.
-        in_pass: a pass that is under way holds its rows.
-        ended: it has been answered to the end, or failed.
+        prefixes: recent prefixes that a draft may start from.
+        mailboxes: its drafts, by the name of their origin.
+        waited_since: when the coming step began to wait for drafts, in seconds of the event loop's clock, and ``expected()``
+            at that time; None if it has not waited, or if the wait delayed requests without drafts.
+        observed: the hidden states of all positions before this one have been reported.
+        events: read by the consumer; ends in ``Finished`` or an exception.
+        closed: the consumer has stopped reading.
+        admitted: it has been admitted once, and may have been preempted since.
+        in_pass: a pass under way holds its rows.
+        ended: it has finished or failed.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class LiveRequest:
         self.submitted_at = time.perf_counter()
         self.queue_s = 0.0
         self.max_nodes = min(max_nodes, request.plan.max_nodes)
-        # Of the last steps that had a draft: nodes that the budget let through, all of them counting as the most.
+        # Nodes that the budget chose in each of the last drafted steps. A draft chosen whole counts as ``max_nodes``.
         self._chosen: deque[int] = deque([self.max_nodes], maxlen=_REMEMBERED)
         self._room = min(request.sampling.max_tokens, max_model_len - len(request.prompt))
         self._stop_ids = stop_token_ids(request.sampling, eos_token_ids)
@@ -98,11 +98,11 @@ class LiveRequest:
 
     @property
     def id(self) -> str:
-        """The request's id; sessions with drafters carry it too."""
+        """The request's id, which is also the id of its sessions at drafters."""
         return self.request.request_id
 
     def forget_tenant(self) -> None:
-        """From now on nobody shares what this request leaves, however often it steps back or is drafted for anew."""
+        """Move the request to a tenant of its own, so that nothing it leaves in caches from now on is shared."""
         self.tenant = f"forgotten/{self.id}"
 
     @property
@@ -112,28 +112,28 @@ class LiveRequest:
 
     @property
     def stop_rule(self) -> StopRule:
-        """When the answer ends, from where it stands now."""
+        """The rule that ends the answer, counting from the tokens generated so far."""
         return StopRule(stop_token_ids=self._stop_ids, generated=self.generated, room=self._room)
 
     @property
     def complete(self) -> FinishReason | None:
-        """Why nothing is left to do, where what an earlier verifier committed is the whole answer."""
+        """The finish reason if an earlier verifier has already committed the whole answer, else None."""
         committed = list(self.request.committed)
         rule = StopRule(stop_token_ids=self._stop_ids, generated=0, room=self._room)
         return rule.after(committed) if committed else None
 
     @property
     def decoding(self) -> bool:
-        """Whether the coming pass decides its next token whatever else it holds: its prompt is through."""
+        """Whether only the pending token is left to compute, so that every pass yields a token."""
         return self.computed == len(self.tokens) - 1
 
     @property
     def undrafted(self) -> bool:
-        """Whether nobody drafts for it."""
+        """Whether no origin drafts for it, or all have given up."""
         return all(mailbox.given_up for mailbox in self.mailboxes.values())
 
     def ready(self) -> dict[tuple[str, str], ReadyDraft]:
-        """The drafts that lie ready for the coming step, by origin and group."""
+        """The drafts at hand for the coming step, by origin and group."""
         return {
             (origin, found.draft.group): found
             for origin, mailbox in self.mailboxes.items()
@@ -141,7 +141,7 @@ class LiveRequest:
         }
 
     def expected(self) -> float:
-        """How many tokens they are expected to get accepted."""
+        """Expected number of accepted tokens of the best draft at hand."""
         return max(
             (
                 self.mailboxes[origin].worth(group).of(late=found.late)
@@ -152,7 +152,7 @@ class LiveRequest:
         )
 
     def commit(self, tokens: tuple[int, ...]) -> None:
-        """Append what a step decided."""
+        """Append the tokens of a step, and rate the drafts by them."""
         for mailbox in self.mailboxes.values():
             mailbox.learn(self.tokens, tokens, self.most_credited)
         self.tokens.extend(tokens)
@@ -162,21 +162,21 @@ class LiveRequest:
 
     @property
     def most_credited(self) -> int:
-        """How many tokens of a draft the budget would let through, as far as the last steps show."""
+        """Most accepted tokens that a draft is credited with: the most nodes that the budget chose in recent steps."""
         return max(self._chosen)
 
     def take_tree(self, probabilities: Callable[[TokenTree], list[float]]) -> TokenTree:
-        """The one tree that the coming step may check: what lies ready, of all origins, merged.
+        """The tree that the coming step may verify: the drafts of all origins, merged and pruned.
 
         Args:
-            probabilities: of each node of a tree, that the target takes the path to it.
+            probabilities: gives for each node of a tree the probability that the target accepts the path to it.
         """
         # The last token of the answer needs no row: nothing is chosen after it.
         max_depth = self._room - self.generated - 1
         trees = [found.tree for found in self.ready().values() if len(found.tree)]
         if self.request.plan.acceptance == "rejection":
-            # Sampled tokens must not be left out by looking at them; by their number all of them may. They are of one q: the
-            # first tree there is.
+            # Pruning sampled tokens by their values would bias rejection sampling; dropping a whole tree for its size does
+            # not. A tree's tokens must come from one draft distribution, so trees are not merged: the first one is taken.
             sampled = [tree for tree in trees if tree.proposals]
             if sampled:
                 tree = sampled[0]
@@ -188,21 +188,27 @@ class LiveRequest:
         return prune(tree, self.max_nodes, max_depth, probabilities(tree))
 
     def note_choice(self, drafted: int, chosen: int) -> None:
-        """Remember how many of a draft's nodes were worth their rows."""
+        """Remember how many of a draft's nodes the budget chose.
+
+        Args:
+            drafted: nodes of the draft.
+            chosen: nodes that the budget chose.
+        """
         if drafted:
             self._chosen.append(self.max_nodes if chosen == drafted else chosen)
 
     def _wanted_nodes(self, mailbox: Mailbox, wanted: Wanted) -> int:
-        """How many nodes the next draft should have: where rows are dear, drafting what nobody checks costs time as well.
+        """How many nodes to ask for. Nodes that will not be verified only cost drafting time.
 
-        Not where drafts are sent ahead: there nobody waits, and what is left of a large tree serves the step after, too.
+        Drafts sent ahead may be as large as allowed: no step waits for them, and what remains of a large tree serves the
+        next step.
         """
         if mailbox.ahead:
             return self.max_nodes
         return min(self.max_nodes, wanted.nodes, max(_FEWEST, 2 * max(self._chosen)))
 
     def opening(self, sources: tuple[str, ...]) -> OpenSession:
-        """The message that starts a drafter's session with ``sources``, now or late."""
+        """The message that opens a drafter's session with ``sources``, from the tokens committed so far."""
         return OpenSession(
             session_id=self.id,
             tokens=tuple(self.tokens),
@@ -215,10 +221,10 @@ class LiveRequest:
         )
 
     def report(self, mailbox: Mailbox, verdict: Verdict, wanted: Wanted, *, asks: bool) -> StepReport:
-        """What an origin is told of a step, once it is committed, and of what the next one wants.
+        """The message that reports a committed step to an origin and asks for the next draft.
 
         Args:
-            asks: whether another draft is asked for at all.
+            asks: whether to ask for a draft.
         """
         return StepReport(
             session_id=self.id,
@@ -232,22 +238,22 @@ class LiveRequest:
         )
 
     def say(self, event: Progress | Finished) -> None:
-        """Tell the consumer something, with the next ``flush``."""
+        """Queue an event; the next ``flush`` delivers it."""
         self._unsent.append(event)
 
     def flush(self) -> None:
-        """Hand over what was said."""
+        """Deliver the queued events to the consumer."""
         for event in self._unsent:
             self.events.put_nowait(event)
         self._unsent.clear()
 
     def finish(self, reason: FinishReason) -> None:
-        """End with an answer, at the next ``flush``."""
+        """End the answer; the next ``flush`` delivers ``Finished``."""
         self.ended = True
         self.say(Finished(reason=reason))
 
     def fail(self, error: BaseException) -> None:
-        """End with an error, after all that was said."""
+        """Deliver the queued events, then ``error``. Does nothing if the request has ended."""
         if not self.ended:
             self.ended = True
             self.flush()

@@ -1,15 +1,15 @@
-"""The decoding loop: owns all live requests, never waits for long, commits only what the target chose.
+"""The decoding loop: owns all live requests, never waits for long, and commits only what the target chose.
 
 One step, for all requests at once:
 
-1. admit   requests that wait, as far as the target has room
-2. draft   take the trees that lie ready; wait for missing ones as long as that pays
-3. begin   a pass over every request's rows: a chunk of its prompt, or its pending token and its tree
-4. finish  the oldest pass, walk each tree, keep the accepted rows
-5. deliver reports to the drafters, which draft at once; free what has ended; while the next pass runs, tokens to consumers
+1. admit   waiting requests while the target has room
+2. draft   collect the trees at hand; wait for missing ones while that pays
+3. begin   a pass over every request's rows: a prompt chunk, or its pending token and its tree
+4. finish  the oldest pass; verify each tree and keep the accepted rows
+5. deliver reports to the drafters, which draft at once; release ended requests; send tokens while the next pass runs
 
-A target of several stages has as many passes under way, each with its share of the requests, so that all stages work.
-Passes run in a worker thread, so that the event loop keeps serving links and clients meanwhile.
+With several pipeline stages, as many passes are under way, each over a share of the requests, so that no stage is idle.
+Passes run in a worker thread, so that the event loop can serve links and clients meanwhile.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ log = logging.getLogger(__name__)
 
 
 class DecodingLoop:
-    """Decodes requests on one target with the help of any number of origins of drafts.
+    """Decodes requests on one target, with drafts from any number of origins.
 
     Args:
-        origins: who drafts, if anybody does.
-        worker: the one thread that touches the target; the loop shuts it down when it stops.
+        origins: where drafts come from; may be empty.
+        worker: a single thread, the only one that touches the target; the loop shuts it down when it stops.
     """
 
     def __init__(
@@ -71,12 +71,12 @@ class DecodingLoop:
     # --- for the service ----------------------------------------------------------------------------------------
 
     async def start(self) -> None:
-        """Connect to the origins of drafts and begin to decode."""
+        """Connect to the draft origins and begin to decode."""
         await self._drafting.start()
         self._task = asyncio.create_task(self._run(), name="decoding-loop")
 
     async def stop(self) -> None:
-        """End every request with ``Unavailable`` and let go of everything."""
+        """End every request with ``Unavailable``, disconnect from the origins and shut the worker down."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -87,12 +87,12 @@ class DecodingLoop:
 
     @property
     def alive(self) -> bool:
-        """Whether the loop runs, and its passes succeed, or will when the target has been built anew or one has returned."""
+        """Whether the loop runs and can decode, now or once the target is rebuilt or a hung pass returns."""
         return self._task is not None and not self._task.done() and not self._faults.broken
 
     @property
     def healthy(self) -> bool:
-        """Whether requests are decoded now."""
+        """Whether requests are being decoded now."""
         return self.alive and not self._faults.recovering and not self._passes.hanging
 
     @property
@@ -102,7 +102,7 @@ class DecodingLoop:
 
     @property
     def waiting(self) -> int:
-        """Requests that wait for room."""
+        """Requests in the waiting queue."""
         return len(self._requests.waiting)
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
@@ -121,10 +121,10 @@ class DecodingLoop:
             self._wake.set()
 
     async def forget(self, tenant: str) -> None:
-        """Delete what is remembered of a tenant's requests, here before the next pass and at every origin of drafts.
+        """Delete what is stored of a tenant's requests, at the target before the next pass and at every draft origin.
 
         Raises:
-            Unavailable: the loop does not run, or somebody has not answered in time.
+            Unavailable: the loop does not run, or not all have confirmed in time; names those.
         """
         if not self.alive:
             raise Unavailable("the verifier is not running")
@@ -135,7 +135,7 @@ class DecodingLoop:
         await self._forgetting.forget(tenant)
 
     def _submit(self, request: GenerationRequest) -> LiveRequest:
-        # While the target is being built anew, requests wait for it.
+        # Requests are accepted while the target is being rebuilt, and wait.
         if not self.alive or self._passes.hanging:
             raise Unavailable("the verifier is not running")
         check_request(request, self._target)
@@ -188,7 +188,7 @@ class DecodingLoop:
         await self._wake.wait()
 
     async def _begin_pass(self) -> bool:
-        """Steps 2 and 3, for a stage's share of the requests; whether there was anything to begin."""
+        """Steps 2 and 3 for one pipeline stage's share of the requests. Returns whether a pass was begun."""
         share = -(-len(self._requests.live) // self._target.depth)
         idle = [live for live in self._requests.live.values() if not live.in_pass]
         batch = self._requests.make_room(idle[:share], wait=len(self._passes) > 0)
@@ -199,8 +199,8 @@ class DecodingLoop:
             try:
                 await self._draft_wait.for_batch(batch, decoding_load(batch), self._stream)
             except Exception:
-                # It costs speed, nothing else.
-                log.exception("drafts could not be waited for")
+                # Missing drafts cost speed, and nothing else.
+                log.exception("waiting for drafts failed")
         with times.measure("schedule"):
             everybody = decoding_load(self._requests.live.values())
             parts, failed = plan_parts(batch, self._budget, self.config.max_batched_tokens, everybody)
@@ -221,11 +221,11 @@ class DecodingLoop:
                 try:
                     self._deliver(part, wanted)
                 except Exception as error:
-                    self._fail(part.session, error, "what a pass brought could not be delivered")
+                    self._fail(part.session, error, "the result of its pass could not be delivered")
         times.steps += 1
 
     def _learn(self, parts: list[Part], seconds: float) -> None:
-        """Tell the budget what came of a pass."""
+        """Update the budget with a pass's time and its accepted paths."""
         if any(part.rows.chain > 1 for part in parts):
             self._budget.learn_prompts(load_of(parts), seconds)
             return
@@ -267,13 +267,13 @@ class DecodingLoop:
         self._faults.hung()
 
     def _stream(self) -> None:
-        """Hand the consumers what they were told."""
+        """Deliver the events queued in the last passes."""
         for live in self._told:
             live.flush()
         self._told.clear()
 
     def _fail(self, live: LiveRequest, error: Exception, what: str) -> None:
-        """End one request; the others go on."""
+        """End one request with an error; the others go on."""
         known = isinstance(error, OutriderError)
         if not known:
             log.error("%s (%s)", what, live.id, exc_info=error)

@@ -1,4 +1,4 @@
-"""The drafts of one request that have come from one origin, and which of those asked for are missing."""
+"""A mailbox: one origin's drafts for one request, and which requested drafts are still missing."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.tree import descend, follow
 from speculation.types import TokenTree
 
-# Prefixes of so many steps are remembered, and so many drafts kept: several are sent ahead, for possible outcomes of a step.
+# Remembered prefixes, one per step, and kept drafts. Drafters send several drafts ahead, for possible outcomes of a step.
 _PREFIXES, _KEPT = 8, 64
-# As long as a report is not answered, the next ones ask for nothing: a slow drafter would only fall farther behind. From far
-# away drafts come ahead, and so many reports may be under way. What has not come for so long is lost.
+# Most unanswered requests for drafts: with more of them, a slow drafter would only fall further behind. A drafter that sends
+# drafts ahead may have several. A request unanswered for ``_LOST_S`` seconds counts as lost.
 _MOST_ASKED, _MOST_ASKED_AHEAD, _LOST_S = 1, 4, 5.0
 
 
 class Prefixes:
-    """Hashes of what was committed by the last few steps: what a draft may grow from.
+    """Hashes of a request's prefixes after its last few steps. A draft must start from one of these.
 
     Attributes:
-        hash: of everything committed so far.
+        hash: of the whole committed prefix.
     """
 
     def __init__(self, tokens: Sequence[int]) -> None:
@@ -31,19 +31,22 @@ class Prefixes:
         self._hashes = {len(tokens): self.hash}
 
     def commit(self, length: int, tokens: Sequence[int]) -> None:
-        """Note that ``tokens`` were appended, and the prefix is ``length`` long now."""
+        """Note that ``tokens`` were appended, which made the prefix ``length`` tokens long."""
         self.hash = extend_hash(self.hash, tokens)
-        # Drafts may have been made from any of the last few prefixes (draft-ahead), never from much older ones.
+        # Drafts sent ahead start from one of the last few prefixes, never from much older ones.
         self._hashes[length] = self.hash
         if len(self._hashes) > _PREFIXES:
             del self._hashes[min(self._hashes)]
 
     def known(self, draft: Draft) -> bool:
-        """Whether a draft grows from one of them."""
+        """Whether a draft starts from a remembered prefix."""
         return self._hashes.get(draft.base_length) == draft.base_hash
 
     def since(self, draft: Draft, tokens: Sequence[int]) -> tuple[int, ...] | None:
-        """What has been committed behind the prefix that a draft grows from; None if it grows from another one."""
+        """The tokens committed after the position where a draft's tree starts.
+
+        Empty if the tree starts at the end of ``tokens``; None if it does not continue a prefix of ``tokens``.
+        """
         end = draft.base_length + len(draft.assumed)
         if end > len(tokens) or not self.known(draft) or tuple(tokens[draft.base_length : end]) != draft.assumed:
             return None
@@ -52,12 +55,12 @@ class Prefixes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadyDraft:
-    """What may be checked of a draft: its tree, or what is left of it where some of its tokens have been committed.
+    """The usable part of a draft: its whole tree, or the subtree below tokens that have been committed meanwhile.
 
     Attributes:
-        late: whether only what is left.
-        asked: whether it answers a report that asked for nodes.
-        at: when it came, on the loop's clock.
+        late: whether it is only such a subtree.
+        asked: whether the draft answers a request for one.
+        at: arrival time, in seconds of the event loop's clock.
     """
 
     draft: Draft
@@ -75,15 +78,15 @@ class _Kept:
 
 
 class Mailbox:
-    """What one origin has sent for one request.
+    """One origin's drafts for one request.
 
     Args:
-        prefixes: the request's; whoever commits notes it there.
-        experience: what is known of a group's drafts over all requests.
+        prefixes: the request's prefixes, which the request keeps up to date.
+        experience: gives the statistics of a draft group over all requests.
 
     Attributes:
-        given_up: the origin has said that there will be no drafts for this request.
-        ahead: it sends drafts ahead: what is left of a large one serves later steps, too.
+        given_up: the origin has said that it will not draft for this request.
+        ahead: the origin sends drafts ahead, so the remainder of a large draft may serve later steps.
     """
 
     def __init__(self, prefixes: Prefixes, experience: Callable[[str], Experience]) -> None:
@@ -92,36 +95,37 @@ class Mailbox:
         self._prefixes = prefixes
         self._experience = experience
         self._kept: deque[_Kept] = deque(maxlen=_KEPT)
-        # When a draft was asked for, by the prefix's length. The first one opens a session and says nothing of later ones.
+        # When a draft was asked for, by prefix length. The first one includes opening a session, so its time is not counted.
         self._asked: OrderedDict[int, float] = OrderedDict()
         self._opened_at = self._answered = -1
-        # By group, all groups that have ever sent anything.
+        # By group, for every group that has sent a draft.
         self._worth: dict[str, Worth] = {}
         self._none_for = -1
         self._reopened_for = -1
 
     def opened(self, length: int, now: float) -> None:
-        """The origin has been told of the request, when it had ``length`` tokens."""
+        """Note that a session was opened with ``length`` tokens, which asks for a first draft."""
         self._opened_at = length
         self._asked[length] = now
 
     def asks(self, now: float) -> bool:
-        """Whether a draft more may be asked for."""
+        """Whether another draft may be asked for now."""
         while self._asked and now - next(iter(self._asked.values())) > _LOST_S:
             self._asked.popitem(last=False)
         unanswered = sum(length > self._answered for length in self._asked)
         return unanswered < (_MOST_ASKED_AHEAD if self.ahead else _MOST_ASKED)
 
     def asked(self, length: int, now: float) -> None:
-        """A report has gone out that asks for nodes behind the prefix of this length."""
+        """Note that a draft was asked for after a prefix of ``length`` tokens."""
         self._asked[length] = now
 
     def add(self, draft: Draft, tokens: Sequence[int], most: int, now: float) -> None:
-        """Keep a draft until its prefix is reached.
+        """Store a draft, and measure how long it took and, if it is late, how many of its tokens were right.
 
         Args:
-            tokens: what is committed now.
-            most: tokens that a draft may be credited with.
+            tokens: all committed tokens.
+            most: most tokens that a draft is credited with.
+            now: arrival time, in seconds of the event loop's clock.
         """
         experience = self._experience(draft.group)
         experience.spoke()
@@ -142,13 +146,18 @@ class Mailbox:
         self._kept.append(_Kept(draft=draft, asked=asked_at is not None, at=now))
 
     def none_for(self, length: int) -> None:
-        """There will be no draft for the prefix of this length."""
+        """Note that no draft will come for the prefix of ``length`` tokens."""
         self._none_for = length
         self._asked.pop(length, None)
         self._answered = max(self._answered, length)
 
     def failed(self, length: int, *, reopen: bool) -> bool:
-        """Note that the drafter failed; whether to open its session anew, which is tried once per prefix."""
+        """Note that drafting failed. Returns whether to reopen the session, which is tried once per prefix.
+
+        Args:
+            length: committed tokens now.
+            reopen: whether the drafter asks for its session to be reopened; if not, it drafts no more for this request.
+        """
         for group in self._worth or ("",):
             self._experience(group).spoke()
         self.none_for(length)
@@ -161,13 +170,13 @@ class Mailbox:
         return False
 
     def start_over(self) -> None:
-        """A session is opened anew: nothing is held against it, and what was asked for before is not coming."""
+        """Reset for a new session: earlier failures and unanswered requests no longer count."""
         self.given_up, self.ahead = False, False
         self._none_for = self._reopened_for = self._answered = -1
         self._asked.clear()
 
     def missing(self, tokens: Sequence[int]) -> dict[str, float]:
-        """Groups of which a draft for what follows ``tokens`` has not come and may, and when it was asked for."""
+        """Groups whose draft after ``tokens`` may still arrive, with the time it was asked for."""
         at = self._asked.get(len(tokens))
         if at is None or self.given_up or self._none_for == len(tokens):
             return {}
@@ -175,11 +184,11 @@ class Mailbox:
         return {group: at for group in self._worth or ("",) if group not in there}
 
     def worth(self, group: str) -> Worth:
-        """What a group's drafts have brought this request, or others where it had none yet."""
+        """How many tokens a group's drafts get accepted in this request; over all requests if it had none here yet."""
         return self._worth.get(group) or self._experience(group).worth
 
     def find(self, tokens: Sequence[int]) -> list[ReadyDraft]:
-        """Of every group the newest draft that grows from exactly ``tokens``, or what is left of one that came too late."""
+        """The newest usable draft of every group: one that starts after exactly ``tokens``, else the rest of a late one."""
         exact: dict[str, ReadyDraft] = {}
         late: dict[str, ReadyDraft] = {}
         for kept in reversed(self._kept):
@@ -190,14 +199,18 @@ class Mailbox:
             if not since:
                 exact[group] = ReadyDraft(draft=draft, tree=draft.tree, late=False, asked=kept.asked, at=kept.at)
             elif not draft.tree.proposals and (tree := descend(draft.tree, since)):
-                # Of sampled trees nothing may be left out by looking.
+                # A subtree selected by committed tokens would bias rejection sampling, so a sampled tree has none.
                 late[group] = ReadyDraft(draft=draft, tree=tree, late=True, asked=kept.asked, at=kept.at)
         return [*exact.values(), *(found for group, found in late.items() if group not in exact)]
 
     def learn(self, tokens: Sequence[int], committed: Sequence[int], most: int) -> None:
-        """``committed`` has followed ``tokens``: how much of it did the drafts say, at most ``most`` tokens each?
+        """Rate the drafts at hand by how many tokens of ``committed`` they predicted, at most ``most`` each.
 
-        That is known of drafts that were not checked, too: no tree changes what the target says.
+        This rates unverified drafts as well: what the target commits does not depend on the tree.
+
+        Args:
+            tokens: committed before the step.
+            committed: the step's tokens.
         """
         for found in self.find(tokens):
             if found.asked:
@@ -207,6 +220,6 @@ class Mailbox:
                     each.learn(brought, late=found.late)
 
     def drop_old(self) -> None:
-        """Forget drafts whose prefix is out of reach."""
+        """Drop the oldest drafts while their prefix is no longer remembered."""
         while self._kept and not self._prefixes.known(self._kept[0].draft):
             self._kept.popleft()

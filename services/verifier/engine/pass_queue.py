@@ -1,4 +1,4 @@
-"""The passes that are under way, oldest first, in the one thread that touches the target; and whether they come back."""
+"""The queue of passes under way. Runs them in the target's thread and notices when one hangs."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ log = logging.getLogger(__name__)
 _Arguments = TypeVarTuple("_Arguments")
 _Result = TypeVar("_Result")
 
-# A pass that takes so many times as long as the longest of late hangs; and how fast that one is forgotten, per pass.
+# A pass hangs if it takes this many times as long as the longest recent one, whose time decays by this factor per pass.
 _TIMES_LONGEST = 20.0
 _FORGOTTEN = 0.99
 
 
 class PassHung(Exception):
-    """A pass came back after it had been given up; what it brought is for nobody."""
+    """A hung pass has returned. Its requests have ended, so its result is dropped."""
 
 
 class PassQueue:
     """Begins and finishes passes.
 
     Args:
-        worker: the one thread that touches the target; ``stop`` shuts it down.
-        deadline_s: no pass hangs before so many seconds.
-        hung: called when a pass hangs, while it still does.
+        worker: a single thread, the only one that touches the target; ``stop`` shuts it down.
+        deadline_s: seconds that a pass may take before it can count as hung.
+        hung: called as soon as a pass counts as hung.
 
     Attributes:
-        hanging: a pass has not come back in time.
-        lost: nor in as much time again.
+        hanging: a pass has missed its deadline and has not returned.
+        lost: it has not returned within twice its deadline either.
     """
 
     def __init__(
@@ -65,11 +65,11 @@ class PassQueue:
 
     @property
     def full(self) -> bool:
-        """Whether every stage of the target has a pass."""
+        """Whether every pipeline stage has a pass."""
         return len(self._under_way) >= self._target.depth
 
     async def begin(self, parts: list[Part]) -> None:
-        """Begin a pass; where there is one at a time, with its end: between the two the thread would only wait for this one.
+        """Begin a pass. With a single stage, ``finish`` runs the whole pass instead, which saves a thread switch.
 
         Raises:
             PassHung: it took too long.
@@ -82,7 +82,7 @@ class PassQueue:
             with self._times.measure("begin"):
                 await self._watched(self._target.begin, [part.rows for part in parts])
         except PassHung:
-            # It came back: the pass has begun.
+            # The call has returned, so the pass is under way.
             self._under_way.append(parts)
             raise
         except Exception:
@@ -91,10 +91,10 @@ class PassQueue:
         self._under_way.append(parts)
 
     async def finish(self, meanwhile: Callable[[], None]) -> tuple[list[Part], float]:
-        """Finish the oldest pass, with what has come of it; and the seconds that the target took.
+        """Finish the oldest pass and verify its trees. Returns its parts and the target's time in seconds.
 
         Args:
-            meanwhile: called while the pass runs.
+            meanwhile: called in the event loop while the pass runs.
 
         Raises:
             PassHung: it took too long.
@@ -110,10 +110,10 @@ class PassQueue:
         return parts, self._times.seconds["forward"] - before
 
     async def abandon(self) -> None:
-        """Finish what is under way, for nobody.
+        """Finish all passes under way and drop their results.
 
         Raises:
-            TargetLost: the target is.
+            TargetLost: the target is lost.
         """
         if self._target.depth == 1:
             self.drop()
@@ -127,12 +127,12 @@ class PassQueue:
                 log.exception("a pass failed after another had")
 
     def drop(self) -> None:
-        """Forget what is under way: the target has lost it, or never had it."""
+        """Forget all passes under way: the target has lost them, or has not begun them."""
         while self._under_way:
             _mark(self._under_way.popleft(), in_pass=False)
 
     async def recover(self) -> None:
-        """Build the target anew.
+        """Rebuild the target.
 
         Raises:
             TargetLost: it is lost again.
@@ -140,7 +140,7 @@ class PassQueue:
         await asyncio.get_running_loop().run_in_executor(self._worker, self._target.recover)
 
     async def stop(self) -> None:
-        """End the thread; one that hangs is left behind."""
+        """Shut the thread down; do not wait for it if a pass hangs."""
         if self.hanging:
             self._worker.shutdown(wait=False, cancel_futures=True)
         else:
@@ -152,7 +152,14 @@ class PassQueue:
         *arguments: *_Arguments,
         meanwhile: Callable[[], None] | None = None,
     ) -> _Result:
-        """Run something in the target's thread. A pass that hangs cannot be stopped: it is waited for, but told of."""
+        """Run ``function`` in the target's thread. A hung call cannot be stopped: it is reported, and waited for.
+
+        Args:
+            meanwhile: called here while ``function`` runs.
+
+        Raises:
+            PassHung: it returned, but too late.
+        """
         loop = asyncio.get_running_loop()
         began = loop.time()
         work = loop.run_in_executor(self._worker, function, *arguments)

@@ -1,4 +1,4 @@
-"""One pass: which rows each live request contributes, and what comes of them."""
+"""One forward pass: which rows each request contributes, and the verdicts on its trees."""
 
 from __future__ import annotations
 
@@ -19,10 +19,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(kw_only=True, slots=True)
 class Part:
-    """A request's share of one pass.
+    """A request's part of one pass.
 
-    ``verdict`` stays None while its prompt is not through, ``error`` unless it failed. ``prompt_features`` are hidden states
-    of the prompt's rows, where the plan asks for them.
+    Attributes:
+        verdict: None if the pass does not reach the end of the prompt, or failed.
+        prompt_features: hidden states of the prompt's rows, where the plan asks for them.
+        error: why verification failed; None if it did not.
     """
 
     session: LiveRequest
@@ -39,11 +41,11 @@ Failed = tuple[LiveRequest, Exception]
 def plan_parts(
     sessions: Iterable[LiveRequest], budget: Budget, prompt_rows: int, everybody: Load
 ) -> tuple[list[Part], list[Failed]]:
-    """Every request's rows for the coming pass, and the requests for which they could not be found.
+    """Choose the rows of every request for the coming pass. Returns the parts, and the requests whose tree failed.
 
     Args:
-        prompt_rows: most rows of prompts, over all requests; who finds none left waits for the next pass.
-        everybody: what all requests that are being decoded hold, in this pass or in another: they wait for it.
+        prompt_rows: most prompt rows over all requests; a request that gets none is left for the next pass.
+        everybody: the load of all decoding requests, in this pass or another one: all are slowed down by its prompt rows.
     """
     sessions = list(sessions)
     farthest = max((session.computed for session in sessions if len(session.tokens) - session.computed > 1), default=0)
@@ -79,7 +81,7 @@ def plan_parts(
 
 
 def _trees(sessions: Iterable[LiveRequest], budget: Budget) -> tuple[dict[str, TokenTree], list[Failed]]:
-    """Everybody's tree; what is wrong with one is no concern of the others."""
+    """Every request's tree, by request id. An error in one does not affect the others."""
     trees: dict[str, TokenTree] = {}
     failed: list[Failed] = []
     for session in sessions:
@@ -94,18 +96,18 @@ def _choose(trees: list[TokenTree], budget: Budget, load: Load, decoding: Load) 
     try:
         return budget.choose(trees, load, decoding)
     except Exception:
-        log.exception("no nodes could be chosen: the pass goes without")
+        log.exception("choosing nodes failed; the pass has no drafts")
         return [EMPTY_TREE] * len(trees)
 
 
 def decoding_load(sessions: Iterable[LiveRequest]) -> Load:
-    """What a pass holds of the requests whose prompt is through, without drafts."""
+    """The load of the requests with only the pending token left to compute, without drafts."""
     keys = [session.computed for session in sessions if len(session.tokens) - session.computed == 1]
     return Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
 
 
 def _verified(session: LiveRequest, chain: int) -> bool:
-    """Whether a pass over ``chain`` rows reaches the pending token, so that its logits decide something."""
+    """Whether a pass over ``chain`` rows reaches the pending token and so yields a new one."""
     return session.computed + chain == len(session.tokens)
 
 
@@ -125,7 +127,7 @@ def _part(session: LiveRequest, chain: int, tree: TokenTree) -> Part:
 
 
 def load_of(parts: Sequence[Part]) -> Load:
-    """What a pass over ``parts`` holds, nodes included."""
+    """The load of a pass over ``parts``, tree nodes included."""
     return Load(
         rows=sum(len(part.rows.tokens) for part in parts),
         requests=len(parts),
@@ -135,9 +137,9 @@ def load_of(parts: Sequence[Part]) -> Load:
 
 
 def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
-    """Finish the oldest pass and verify; runs in the target's thread and touches only the target and the parts.
+    """Finish the oldest pass and verify its trees. Runs in the target's thread; touches only the target and the parts.
 
-    What goes wrong with one request's verdict is noted in its part; what goes wrong with the pass is raised.
+    An error of one request is stored in its part; an error of the whole pass is raised.
     """
     with times.measure("forward"):
         outcomes = target.finish()
@@ -159,14 +161,14 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
 
 
 def whole_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
-    """Begin a pass, and then as ``finish_pass``."""
+    """Begin a pass and finish it, see ``finish_pass``."""
     with times.measure("begin"):
         target.begin([part.rows for part in parts])
     finish_pass(target, parts, times)
 
 
 def _observe(target: Target, part: Part, rows: Sequence[int]) -> None:
-    """Take the hidden states of the rows that are kept: those from which the tokens were chosen, and the prompt's before."""
+    """Take the hidden states of the kept rows: those that tokens were chosen from, and the prompt's rows before them."""
     chosen = part.rows.chain - 1 if part.verdict is not None else part.rows.chain
     if part.session.request.plan.observe_prompt and chosen:
         part.prompt_features = target.features(part.session.id, rows[:chosen])

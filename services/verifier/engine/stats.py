@@ -1,4 +1,4 @@
-"""What the decoding loop counts: where its time goes, and what becomes of the drafts."""
+"""Statistics of the decoding loop: time per part of a step, and counts of drafts, nodes and tokens."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class StepTimes:
 
     @contextmanager
     def measure(self, part: str) -> Iterator[None]:
-        """Add the time that the block takes to ``part``."""
+        """Add the block's running time to ``part``."""
         start = time.perf_counter()
         try:
             yield
@@ -28,7 +28,7 @@ class StepTimes:
             self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
 
     def move(self, seconds: float, part: str, other: str) -> None:
-        """Count time that was measured as ``part``'s as ``other``'s."""
+        """Move measured time from ``part`` to ``other``."""
         self.seconds[part] -= seconds
         self.seconds[other] = self.seconds.get(other, 0.0) + seconds
 
@@ -38,14 +38,16 @@ class LoopStats:
     """Counts since start.
 
     Attributes:
-        drafts_ahead: drafts used that had been made before the step that they follow was decided.
-        drafts_late: drafts that came when the pass that they were for had begun. What is left of them may still be used.
-        drafting_s: what the drafts used took to make, waited for or not.
-        preemptions: how often a request had to step back for want of memory.
-        prompt_tokens: tokens of admitted requests, what was committed before a step back included;
-            ``prompt_tokens_cached``: those of them that were in the cache already.
-        nodes_by_source: tree nodes that were verified; ``accepted_by_source``: those of them that were accepted;
-            ``probes_by_source``: nodes that were only computed.
+        drafts_used: steps of a request with a draft at hand; ``drafts_missed``: steps without one where drafting pays.
+        drafts_ahead: drafts used that were made before the preceding step was decided.
+        drafts_late: drafts that arrived after their pass had begun. Their remainder may still be used.
+        drafts_malformed: drafts dropped because their tree was invalid.
+        drafting_s: seconds spent on making the drafts used, whether or not a step waited for them.
+        preemptions: how often a request was preempted because the cache was full.
+        prompt_tokens: tokens of admitted requests; after a preemption its committed tokens count again.
+        prompt_tokens_cached: those of them that were in the cache already.
+        nodes_by_source: tree nodes verified, without probes; ``accepted_by_source``: those of them that were accepted;
+            ``probes_by_source``: nodes that were computed but not candidates for acceptance.
     """
 
     times: StepTimes = field(default_factory=StepTimes)
@@ -63,7 +65,7 @@ class LoopStats:
     probes_by_source: dict[str, int] = field(default_factory=dict)
 
     def count_draft(self, draft: Draft | None) -> None:
-        """Count what a speculating request has for the coming step."""
+        """Count a request's draft for the coming step, or its absence."""
         if draft is None:
             self.drafts_missed += 1
             return

@@ -1,4 +1,4 @@
-"""One request's part of a pass: the tree and what the target made of it in, the verdict out."""
+"""Verifies one request's tree: turns the target's outcome of a pass into a verdict."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from speculation.types import Features, Observation, TokenLogprobs, TokenTree, V
 
 
 def verify(session: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
-    """Decide what ``session`` commits.
+    """Decide which tokens ``session`` commits.
 
     Args:
-        outcome: what the pass brought after the pending token and after each node of ``tree``.
+        outcome: the target's results after the pending token (row 0) and after each node of ``tree``.
 
     Raises:
-        Exception: why a row has no choice that the walk comes to.
+        Exception: the target's own error, if it chose nothing after a row on the accepted path.
     """
     accepted = _accept(session, tree, outcome)
     return Verdict(
@@ -34,7 +34,7 @@ def verify(session: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
 
 
 def with_features(verdict: Verdict, features: Features) -> Verdict:
-    """The verdict, with the hidden states from which its tokens were chosen."""
+    """``verdict`` with the hidden states that its tokens were chosen from."""
     return replace(verdict, observation=replace(verdict.observation or Observation(), features=features))
 
 

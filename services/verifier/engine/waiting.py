@@ -1,12 +1,12 @@
-"""How long a step waits for drafts: as long as that pays (architecture, law 3). No clock and no asyncio in here.
+"""Decides how long a step waits for drafts: as long as that pays (architecture, law 3). Uses no clock and no asyncio.
 
-A step that goes now gives ``tokens`` in ``pass_s`` seconds. One that waits for a draft gives more, later, and everybody in
-the batch waits with it. From how long drafts took before, the expected tokens and seconds of every deadline follow; the step
-takes the deadline with the most tokens per second. That is the rule by which ``MeasuredBudget`` chooses nodes.
+A step that begins now yields ``tokens`` in ``pass_s`` seconds. A step that waits for a draft yields more tokens later, and
+delays the whole batch. The times that earlier drafts took give the expected tokens and seconds of every deadline, and the
+step takes the deadline with the most tokens per second. ``MeasuredBudget`` chooses nodes by the same rule.
 
-Estimates may be wrong, so an account bounds what they can cost: a wait is paid from it, what a wait has brought is paid in,
-and so is a small share of all time. Where it is empty nobody waits. What lies in it pays for a trial now and then, so that
-an origin that has become faster is noticed.
+The estimates may be wrong, so an account bounds their cost. Each wait is debited; the time that waits have gained is
+credited, and so is a small share of all pass time. No step waits while the account is overdrawn. A full account pays for a
+trial now and then, so that an origin that has become faster is noticed.
 """
 
 from __future__ import annotations
@@ -16,47 +16,50 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-# So many of the latest drafts say how long the next one takes, and weight of the latest one in what drafts bring.
+# How many of the latest drafts predict the next one's time, and the weight of the latest draft in the average gain.
 _REMEMBERED = 16
 _WORTH_WEIGHT = 0.1
-# After so many waits in a row to the end, for nothing, an origin is waited for only to try, until it says something.
+# After so many fruitless waits in a row, an origin is waited for only in trials, until it sends something.
 _VAIN = 4
-# What comes as late as the latest before may come a little later still: by so much, and so many times as late.
+# Slack for drafts slower than all before: seconds added to each estimate, and a factor on the chosen wait.
 _LATER_S, _MARGIN = 0.0003, 1.1
-# Share of all time that waits may take which bring nothing.
+# Share of all pass time that fruitless waits may take.
 _SHARE = 0.015
-# A trial after so many steps without a wait; every one in vain doubles that, up to so many.
+# Steps without a wait before a trial. Each fruitless trial doubles them, up to the second number.
 _TRY_EVERY, _TRY_AT_LEAST_EVERY = 32, 2048
 
 
 @dataclass(kw_only=True, slots=True)
 class Worth:
-    """How many tokens drafts get accepted: one that is there in time, and what is left of a late one."""
+    """Average number of tokens that a draft gets accepted: of drafts in time, and of the remainders of late ones."""
 
     in_time: float = 1.0
     late: float = 0.0
 
     def learn(self, tokens: float, *, late: bool) -> None:
-        """Of a draft, so many tokens were what the target said."""
+        """Include a draft of which the target confirmed ``tokens`` tokens."""
         if late:
             self.late += _WORTH_WEIGHT * (tokens - self.late)
         else:
             self.in_time += _WORTH_WEIGHT * (tokens - self.in_time)
 
     def of(self, *, late: bool) -> float:
-        """Tokens of a draft."""
+        """The average for late drafts or for those in time."""
         return self.late if late else self.in_time
 
     def copy(self) -> Worth:
-        """One that goes on learning apart."""
+        """An independent copy."""
         return replace(self)
 
 
 class Experience:
-    """What is known of the drafts of one origin's group, over all requests.
+    """Statistics of one origin's draft group, over all requests.
 
     Args:
-        first_guess_s: how long a draft takes, before any has come.
+        first_guess_s: assumed seconds for a draft until the first one has arrived.
+
+    Attributes:
+        worth: how many tokens its drafts get accepted.
     """
 
     def __init__(self, first_guess_s: float) -> None:
@@ -66,22 +69,23 @@ class Experience:
         self._vain = 0
 
     def came(self, seconds: float) -> None:
-        """A draft has come, so long after the report that it answers, waited for or not."""
+        """Note a draft that arrived ``seconds`` after it was asked for, whether or not a step waited for it."""
         self._took.append(seconds)
 
     def spoke(self) -> None:
-        """The origin is there."""
+        """Note that the origin has replied."""
         self._vain = 0
 
     def in_vain(self) -> None:
-        """A step has waited as long as it would, and no draft came."""
+        """Note that a step waited until its deadline and no draft came."""
         self._vain += 1
         self._took.append(math.inf)
 
     def left(self, age_s: float) -> list[float]:
-        """How much longer a draft that was asked for so long ago may take: one guess for each that came, ascending.
+        """How many more seconds a draft may take that was asked for ``age_s`` seconds ago.
 
-        None where every one before had come by then, or where waits have been in vain too often.
+        Returns one estimate for each earlier draft that took longer than ``age_s``, ascending. Empty if there is none, or
+        after too many fruitless waits.
         """
         if self._vain >= _VAIN:
             return []
@@ -90,12 +94,12 @@ class Experience:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Missing:
-    """Drafts that come together: those of one origin's group for a step.
+    """The missing drafts of one origin's group for a step, which are expected to arrive together.
 
     Attributes:
-        left: in how many seconds they come, as ``Experience.left`` gives it.
-        tokens: what all of them are expected to get accepted, beyond what lies ready.
-        seconds: how much longer the pass takes for their rows.
+        left: estimates of the seconds until they arrive, as from ``Experience.left``.
+        tokens: accepted tokens expected of all of them, beyond those of the drafts at hand.
+        seconds: how much longer the pass takes with their rows.
     """
 
     left: Sequence[float]
@@ -107,8 +111,8 @@ def best_wait(missing: Sequence[Missing], tokens: float, pass_s: float, most_s: 
     """The deadline, in seconds from now and at most ``most_s``, with the most expected tokens per second; 0: go now.
 
     Args:
-        tokens: what the step gives if it goes now, all requests together.
-        pass_s: how long its pass takes; infinite where time does not count: then the most tokens are wanted.
+        tokens: expected tokens of the step if it begins now, over all requests.
+        pass_s: seconds that its pass takes. Infinite where time does not count: the deadline with the most tokens wins.
     """
 
     def rate(more: float, seconds: float) -> float:
@@ -119,7 +123,7 @@ def best_wait(missing: Sequence[Missing], tokens: float, pass_s: float, most_s: 
     gained, rows_s, waited_s, now = 0.0, 0.0, 0.0, 0.0
     best, best_rate = 0.0, rate(0.0, 0.0)
     for at, index in events:
-        # Until all are there the step waits on; origins are independent of each other.
+        # The step waits until all have arrived; origins are taken to be independent.
         waited_s += (at - now) * (1.0 - math.prod(come))
         now = at
         share = 1.0 / len(missing[index].left)
@@ -132,10 +136,10 @@ def best_wait(missing: Sequence[Missing], tokens: float, pass_s: float, most_s: 
 
 
 class Waiting:
-    """Says how long each step waits, and keeps the account.
+    """Decides how long each step waits, and keeps the account.
 
     Args:
-        most_s: longest that a step waits.
+        most_s: longest wait of a step, in seconds.
     """
 
     def __init__(self, most_s: float) -> None:
@@ -146,14 +150,14 @@ class Waiting:
         self._trying = False
 
     def seconds(self, missing: Sequence[Missing], tokens: float, pass_s: float, *, delays_others: bool) -> float:
-        """How long the coming step waits at most; asked once for every step.
+        """The longest wait of the coming step, in seconds. Call once per step.
 
         Args:
-            missing: what has not come; from those that are silent nothing is expected, but a trial waits for them, too.
-            tokens: what the step gives if it goes now.
-            pass_s: how long its pass takes; infinite where time does not count.
-            delays_others: somebody is in the batch for whom nobody drafts: nothing that others gain makes up for their wait.
-                It has to come out of the account.
+            missing: drafts not here yet. No estimate is made for silent origins, but a trial waits for them too.
+            tokens: expected tokens of the step if it begins now.
+            pass_s: seconds that its pass takes; infinite where time does not count.
+            delays_others: the batch holds requests without drafts. They gain nothing from a wait, so it may not exceed the
+                account's balance.
         """
         self._trying = False
         allowed = self._most_s
@@ -175,11 +179,19 @@ class Waiting:
         return self._most_s
 
     def waited(self, seconds: float, *, in_vain: bool) -> None:
-        """The step has waited, and something came or nothing did."""
+        """Debit a step's wait.
+
+        Args:
+            in_vain: whether no draft came.
+        """
         self._account_s -= seconds
         if self._trying:
             self._try_every = min(_TRY_AT_LEAST_EVERY, 2 * self._try_every) if in_vain else _TRY_EVERY
 
     def gained(self, tokens: float, rate: float) -> None:
-        """So many tokens were accepted only because a step had waited; ``rate`` is what the batch gives in a second."""
+        """Credit the account with ``tokens`` that were accepted only because a step had waited.
+
+        Args:
+            rate: the batch's tokens per second without the wait.
+        """
         self._account_s = min(self._most_s, self._account_s + tokens / rate)
