@@ -17,7 +17,7 @@ from speculation.types import TokenTree
 
 NAME = "anpd"
 
-# How likely each further token is: only ranks nodes against those of other requests.
+# Claimed probability of each further token; it only ranks nodes against those of other requests.
 _EACH = 0.6
 
 
