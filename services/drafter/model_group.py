@@ -1,4 +1,4 @@
-"""One model that drafts: its sessions, and the batches in which it is asked for them."""
+"""One model that drafts: its sessions, and the batches that it drafts in."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class _Asked:
 
 
 class ModelGroup:
-    """Asks a model for all sessions that wait, at once; those that come while it drafts are its next batch.
+    """Drafts for all waiting sessions in one batch; sessions that arrive meanwhile make up the next batch.
 
-    The model is made, and called, in a thread of its own. A session whose draft fails is not asked for again; the others
+    The model is made and called in a thread of its own. A session whose draft fails is not drafted for again; the others
     go on.
 
     Args:
-        name: of the source, and of its drafts' group.
-        make: makes the model; called in its thread, when the first session is opened.
+        name: name of the source, and of its drafts' group.
+        make: makes the model; called in its thread when the first session is opened.
     """
 
     def __init__(self, name: str, make: Callable[[], ModelSource]) -> None:
@@ -47,7 +47,7 @@ class ModelGroup:
         self._sessions: dict[str, SourceSession] = {}
 
     def open(self, message: OpenSession) -> None:
-        """Start a session, anew if there is one."""
+        """Start a session, anew if it exists."""
         self._thread.run(self._open, message)
 
     def observe(self, report: StepReport) -> None:
@@ -55,7 +55,7 @@ class ModelGroup:
         self._thread.run(self._at, report.session_id, lambda session: session.observe(report))
 
     def draft(self, session_id: str, max_nodes: int, states: KnownStates) -> asyncio.Future[TokenTree | None]:
-        """Ask for a draft; None: there is none, or the session was asked for anew before it was begun."""
+        """Ask for a draft. The result is None if there is none, or if a newer request for the session replaced this one."""
         if (earlier := self._waiting.pop(session_id, None)) is not None:
             _answer(earlier.answer, None)
         asked = _Asked(
@@ -139,7 +139,7 @@ class ModelGroup:
         if len(wanted) == 1:
             self._sessions.pop(next(iter(wanted)))
             return {}
-        # One of them may be to blame: the others have their drafts, if it is so.
+        # One session may be to blame: draft for each alone, so that the others get theirs.
         trees: dict[str, TokenTree] = {}
         for asked in batch:
             trees |= self._draft([asked])
