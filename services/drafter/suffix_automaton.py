@@ -186,10 +186,10 @@ class Automaton:
                 return made
 
     def _split(self, state: int, token: int, old: int, size: int) -> int:
-        """Give the n-grams of ``old`` with at most ``size`` tokens a state of their own: they will occur without longer ones.
+        """Give the n-grams of ``old`` with at most ``size`` tokens a state of their own: they now occur without longer ones.
 
         Args:
-            state: the state whose longest n-gram, followed by ``token``, is the longest of them.
+            state: the state of the n-gram that, followed by ``token``, is the longest of them.
         """
         made = self._new(size)
         self._link[made], self._count[made], self._first[made] = self._link[old], self._count[old], self._first[old]
