@@ -74,7 +74,7 @@ class Calibrator:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, json.dumps(content, indent=0, sort_keys=True).encode())
         except OSError as error:
-            log.warning("cannot save what sources are worth to %s: %s", path, error)
+            log.warning("cannot save the calibration to %s: %s", path, error)
 
     def load(self, path: Path) -> bool:
         """Take over saved weights; returns whether there were any. An unusable file is logged and left as it is."""
@@ -94,7 +94,7 @@ class Calibrator:
                 if not (abs(weight) <= _LARGEST and 1 <= square < math.inf):
                     raise ValueError(f"{kind}: {weight}, {square}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            log.warning("%s is no file of weights (%s): sources are judged anew", path, error)
+            log.warning("%s is no usable calibration (%s): sources start from their priors", path, error)
             return {}
         return entries
 

@@ -88,7 +88,7 @@ class ModelGroup:
                 try:
                     trees = await self._thread.run(self._draft, batch)
                 except Exception:
-                    log.exception("%s failed to draft for %d", self.name, len(batch))
+                    log.exception("%s failed to draft for %d sessions", self.name, len(batch))
                     trees = {}
                 for asked in batch:
                     _answer(asked.answer, trees.get(asked.session_id))
@@ -135,7 +135,7 @@ class ModelGroup:
         try:
             return dict(zip(wanted, self._model.draft(list(wanted.values())), strict=True))
         except Exception:
-            log.exception("%s failed to draft for %d", self.name, len(wanted))
+            log.exception("%s failed to draft for %d sessions", self.name, len(wanted))
         if len(wanted) == 1:
             self._sessions.pop(next(iter(wanted)))
             return {}

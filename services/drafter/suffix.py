@@ -19,7 +19,7 @@ from speculation.messages import OpenSession, StepReport
 
 NAME = "suffix"
 
-# Kinds of candidates: by whose text, length of the suffix, and how often and in which share of cases the token followed it.
+# Kinds of candidates: by the text's owner, the suffix's length, how often the token followed it, and in what share of cases.
 _WHOSE = ("own", "shared")
 _LENGTHS = (1, 2, 3, 4, 6, 9, 13)
 _COUNTS = (1, 2, 4)

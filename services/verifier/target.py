@@ -91,8 +91,8 @@ class TransformersTarget:
             raise
         # The other stages have the same kinds of modules.
         blamed = [] if self.exact else inexact(part.model) or ["no layer is known for it"]
-        reservation = f" up to near ties ({', '.join(blamed)})" if blamed else ""
-        log.info("a token's logits do not depend%s on what shares its pass", reservation)
+        reservation = f", up to near ties ({', '.join(blamed)})" if blamed else ""
+        log.info("a token's logits are the same whatever shares its pass%s", reservation)
 
     @property
     def device(self) -> torch.device:

@@ -162,7 +162,7 @@ class Target(Protocol):
         """Stop sharing what has been computed for a tenant."""
 
     def recover(self) -> None:
-        """Build everything anew after ``TargetLost``, without any session."""
+        """Rebuild the target after ``TargetLost``, without any session."""
 
     def shutdown(self) -> None:
         """Release everything outside this process."""

@@ -168,7 +168,7 @@ def answering(one: Attends) -> Iterator[None]:
 
 
 class Running:
-    """A pass through a model whose calls are known."""
+    """Answers the calls of a running pass; each must match a recorded one."""
 
     def __init__(self, laid_out: Pass, calls: Calls) -> None:
         self._pass = laid_out

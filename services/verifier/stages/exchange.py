@@ -112,7 +112,7 @@ class Meeting:
             _choose_interface(self.host, self.port)
             return Exchange(self._store, size - 1, size, timedelta(seconds=timeout_s))
         except RuntimeError as error:
-            raise TargetLost("a stage has died while the stages were finding each other") from error
+            raise TargetLost("a stage has died while the stages were connecting") from error
 
 
 def attend_meeting(host: str, port: int, rank: int, size: int, refusal: str = "") -> Exchange | None:
@@ -129,7 +129,7 @@ def attend_meeting(host: str, port: int, rank: int, size: int, refusal: str = ""
         _choose_interface(host, port)
         return Exchange(store, rank, size, _IDLE_TIMEOUT)
     except RuntimeError as error:
-        raise TargetLost(f"nobody at {host}:{port}") from error
+        raise TargetLost(f"no verifier at {host}:{port}") from error
 
 
 def _listen(host: str) -> socket.socket:
