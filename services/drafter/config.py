@@ -51,7 +51,7 @@ class SuffixConfig:
             name="suffix_max_tokens",
             ge=256,
             le=1 << 20,
-            about="tokens of a request's own text, the latest, that `suffix` looks for endings in: some 150 bytes each",
+            about="latest tokens of a request's own text in which `suffix` looks for its endings; about 150 bytes each",
         ),
     ] = 65_536
     max_cached_tokens: Annotated[
@@ -172,7 +172,7 @@ class DrafterConfig:
             name="draft_ahead",
             ge=0,
             le=8,
-            about="outcomes of a step for which the next draft is sent beforehand; pays where the link is slow",
+            about="likely outcomes of a step for which the next draft is sent in advance; pays on slow links",
         ),
     ] = 0
     max_feature_bytes: int = 1 << 30
