@@ -23,7 +23,7 @@ _SLACK = 0.75
 _PROMPT_ROWS = 16
 # Steps with prompts are planned for this share of ``max_step_s``; the rest is reserve for other work on the machine.
 _PROMPT_SHARE = 0.8
-# Weight of a new measurement of what prompts cost.
+# Weight of a new measurement in the cost of prompts.
 _PROMPT_WEIGHT = 0.5
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from services.settings import Setting
 
-# SPECTRA's and Lookahead's, which have the same meaning.
+# Settings that SPECTRA and lookahead share.
 _NGRAM = Setting(name="spectra_ngram", ge=2, le=16, about="N of spectra and lookahead: length of n-grams")
 _WINDOW = Setting(name="spectra_window", ge=0, le=64, about="W: columns of their candidate window")
 _GUESSES = Setting(name="spectra_guesses", ge=1, le=64, about="G: continuations kept for a token")
@@ -107,7 +107,7 @@ class LookaheadConfig:
 
     Attributes:
         ngram: N, length of the n-grams that the window yields.
-        window: W, its columns.
+        window: W, number of its columns.
         guesses: G, most n-grams that are kept for a token and checked at once.
     """
 
@@ -122,7 +122,7 @@ class SpectraConfig:
 
     Attributes:
         ngram: N, length of the n-grams that are entered into the dictionaries.
-        window: W, columns of the candidate window; 0: none.
+        window: W, number of columns of the candidate window; 0: no window.
         guesses: G, most continuations that are kept for a token and checked at once.
         explore_prob: probability that a column takes a token that the forward dictionary does not know yet.
         forward, backward, sub_ngrams: parts that the paper's ablation (Table 2) switches off, one at a time.

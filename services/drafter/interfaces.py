@@ -27,7 +27,7 @@ class SourceSession(Protocol):
         ...
 
     def close(self) -> None:
-        """The request has ended: forget it."""
+        """End the session: the request has ended."""
         ...
 
 

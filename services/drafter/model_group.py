@@ -42,7 +42,7 @@ class ModelGroup:
         self._waiting: dict[str, _Asked] = {}
         self._begun: dict[str, _Asked] = {}
         self._batches: asyncio.Task[None] | None = None
-        # The thread's own.
+        # Used in the model's thread only.
         self._model: ModelSource | None = None
         self._sessions: dict[str, SourceSession] = {}
 
@@ -51,7 +51,7 @@ class ModelGroup:
         self._thread.run(self._open, message)
 
     def observe(self, report: StepReport) -> None:
-        """Tell a session of a step."""
+        """Tell a session what a step committed."""
         self._thread.run(self._at, report.session_id, lambda session: session.observe(report))
 
     def draft(self, session_id: str, max_nodes: int, states: KnownStates) -> asyncio.Future[TokenTree | None]:

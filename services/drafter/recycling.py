@@ -128,7 +128,6 @@ class RecyclingSession:
         self._read(tokens)
 
     def start(self) -> Context:
-        """The last tokens."""
         return self._context
 
     def follow(self, place: Context, token: int) -> Context:

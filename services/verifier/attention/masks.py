@@ -47,7 +47,6 @@ class Sight:
         return self
 
     def to(self, *_: object, **__: object) -> Sight:
-        """Itself."""
         return self
 
     def first_seen(self, positions: torch.Tensor) -> torch.Tensor:
