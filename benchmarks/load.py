@@ -3,8 +3,8 @@
     python -m benchmarks.load [--strategies autoregressive,prompt_lookup] [--concurrency 1,2,4,8,16,32] [--repeats 3]
     python -m benchmarks.load --long-prompt 6000         (a long prompt arrives beside four streams)
 
-Everything runs in this process. The strategies take turns at every concurrency; plain decoding is always among them. The
-columns are explained in `outrider bench --help`; ratios compare tokens per second with plain decoding in the same repeat.
+Everything runs in this process. At every concurrency the strategies take turns; plain decoding is always one of them.
+`outrider bench --help` explains the columns; ratios compare tokens per second with plain decoding in the same repeat.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from speculation.errors import OutriderError
 from speculation.sources import STRATEGIES
 
 STREAMS = 4
-# Width of the table, also on a narrower terminal.
+# At least the width of the table, even on a narrower terminal.
 console = Console(width=max(116, shutil.get_terminal_size().columns))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Direct:
-    """Implements ``Contestant``: a strategy on the engine in this process."""
+    """Implements ``Contestant`` by a strategy on the engine in this process."""
 
     name: str
     peer: Peer
@@ -58,7 +58,7 @@ class Direct:
 
 
 def users(settings: Settings, model: ResolvedModel, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measure all strategies at all concurrencies; one row for each pair."""
+    """Measure all strategies at all concurrencies; returns a row for each pair."""
     tokens = Tokens(str(model.path))
     peer = Peer({"settings": settings.model_dump(mode="json"), "model": model.name, "model_path": str(model.path)})
     contestants = [Direct(name=name, peer=peer) for name in arguments.strategies]
@@ -87,7 +87,7 @@ def _requests(pool: Sequence[Request], concurrency: int) -> list[Request]:
     for request in pool:
         by_task.setdefault(request.task, []).append(request)
     mixed = [request for hand in zip(*by_task.values(), strict=False) for request in hand]
-    # One common task makes a round contain all requests, at any concurrency.
+    # With one common task, a round contains all requests at any concurrency.
     wanted = max(4, 2 * concurrency)
     return [
         Request(id=f"{request.id} {number}", task="mixed", prompt=request.prompt, seed=request.seed)
@@ -112,9 +112,9 @@ def _row(cells: Sequence[Cell], name: str, concurrency: int) -> dict[str, Any]:
 
 
 async def beside_a_long_prompt(settings: Settings, model: ResolvedModel, length: int) -> dict[str, Any]:
-    """Gaps between two arrivals of four streams, before and while a prompt of ``length`` tokens is processed beside them.
+    """Gaps between the arrivals of four streams, before and while a prompt of ``length`` tokens is processed beside them.
 
-    Times in seconds; ``bound_s`` is ``verifier.max_step_s``, the limit on one step.
+    All times in seconds; ``bound_s`` is ``verifier.max_step_s``, the limit on one step.
     """
     arrivals: list[list[float]] = [[] for _ in range(STREAMS)]
     async with build.in_process(settings, model) as pipeline:
@@ -178,7 +178,7 @@ def show(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    """Write a plot of throughput, time to first token and inter-token latency against concurrency."""
+    """Write a plot (SVG) of throughput, time to first token and inter-token latency by concurrency."""
     import matplotlib
 
     matplotlib.use("Agg")

@@ -1,4 +1,4 @@
-"""The data of a benchmark: prompts, requests, answers, cells, contestants."""
+"""The data types of a benchmark: prompts, requests, answers, cells, contestants."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from speculation.errors import OutriderError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prompt:
-    """The turns of a user in one conversation."""
+    """The user's turns in one conversation."""
 
     id: str
     task: str
@@ -34,7 +34,7 @@ class TimedAnswer:
     Attributes:
         tokens: token ids, including the end-of-sequence token.
         arrivals: (seconds since the request was sent, number of tokens that arrived then).
-        histogram: ``histogram[a]`` steps accepted exactly ``a`` drafted tokens; empty if the contestant does not report it.
+        histogram: ``histogram[a]`` is the number of steps that accepted ``a`` drafted tokens; empty if not reported.
     """
 
     tokens: tuple[int, ...]
@@ -49,7 +49,7 @@ class TimedAnswer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadPoint:
-    """An order to a contestant for one cell: answer these requests, ``concurrency`` at a time."""
+    """One cell's work for a contestant: answer these requests, ``concurrency`` at a time."""
 
     requests: tuple[Request, ...]
     concurrency: int
@@ -61,9 +61,9 @@ class LoadPoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadOutcome:
-    """A contestant's answers to a load, in the order of its requests, and the seconds that all of them took.
+    """A contestant's answers to a load, in the order of its requests, and the seconds for all of them together.
 
-    ``loop`` is what our own decoding loop counted meanwhile (``services.verifier.engine.stats.LoopStats``); empty for peers.
+    ``loop``: what our own decoding loop counted meanwhile (``services.verifier.engine.stats.LoopStats``); empty for peers.
     """
 
     answers: tuple[TimedAnswer, ...]
@@ -103,6 +103,6 @@ class Contestant(Protocol):
         """Answer all requests.
 
         Raises:
-            ContestantFailed: it cannot.
+            ContestantFailed: it crashed, hung or refused.
         """
         ...

@@ -3,10 +3,10 @@
     python -m benchmarks.step_breakdown [--tokens 96] [--repeats 3] [--together 1 16] [--only in_process]
 
 Every number is milliseconds per step, the mean over all steps of a strategy, greedy or sampled (temperature 0.8, top-p 0.9,
-all penalties), with one request at a time or several. `forward` is the target's pass, without its choices; all else is what
-we add to it. `to the client` is what a step takes as the client sees it, less what the loop accounts for: event loop,
-links, router, detokenising, and on Ray the Serve call and the public server. The repeats take turns between the cases;
-the tables show medians.
+all penalties), with one request at a time or several. `forward` is the target's pass without its choices; everything else is
+our overhead. `to the client` is a step's time as the client sees it minus what the loop accounts for: event loop, links,
+router, detokenising, and on Ray the Serve call and the public server. Cases take turns in every repeat; the tables show
+medians over repeats.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ PROMPTS = (
 )
 PARTS = ("draft_wait", "schedule", "begin", "forward", "choose", "keep", "thread hop", "deliver", "to the client")
 Row = dict[str, float]
-# Gives seconds per part, and steps, since start.
+# Returns seconds by part, and the number of steps, since start.
 Probe = Callable[[], tuple[Row, int]]
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is measured: requests of one kind, ``together`` at a time."""
+    """Requests of one kind, ``together`` at a time."""
 
     strategy: str
     sampling: str
@@ -58,12 +58,12 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As results name it."""
+        """Its name in the results."""
         return f"{self.strategy} {self.sampling} x{self.together}"
 
 
 def cases(together: Sequence[int]) -> list[Case]:
-    """All kinds of requests, side by side for every number of them."""
+    """All cases: every strategy, sampling and number of requests at a time."""
     return [Case(*kind) for kind in itertools.product(STRATEGIES, SAMPLINGS, together)]
 
 
@@ -84,7 +84,7 @@ def measure(client: outrider.Client, probe: Probe, case: Case, tokens: int) -> R
     before, steps_before = probe()
     start = time.perf_counter()
     with ThreadPoolExecutor(case.together) as clients:
-        # As many as keep all of them busy to the end.
+        # All prompts, and at least one request for every client.
         for _ in clients.map(ask, range(max(len(PROMPTS), case.together))):
             pass
     seen = time.perf_counter() - start
@@ -97,7 +97,7 @@ def measure(client: outrider.Client, probe: Probe, case: Case, tokens: int) -> R
 
 
 def run(client: outrider.Client, probe: Probe, arguments: argparse.Namespace) -> dict[str, Row]:
-    """Medians for every case."""
+    """Medians over the repeats, by case."""
     every = cases(arguments.together)
     measure(client, probe, every[0], 8)
     rows: dict[str, list[Row]] = {case.name: [] for case in every}
@@ -110,7 +110,7 @@ def run(client: outrider.Client, probe: Probe, arguments: argparse.Namespace) ->
 
 
 def in_process(settings: Settings, arguments: argparse.Namespace) -> dict[str, Row]:
-    """All components in this process, the client behind the public server."""
+    """Measure with all components in this process, through the public server."""
     import asyncio
     import threading
 
@@ -140,7 +140,7 @@ def in_process(settings: Settings, arguments: argparse.Namespace) -> dict[str, R
 
 
 def on_ray(settings: Settings, arguments: argparse.Namespace) -> dict[str, Row]:
-    """Three processes on a local Ray."""
+    """Measure on a local Ray cluster."""
     from cluster.on_ray import running_on_ray
 
     model = resolve(settings.model, settings.cache_dir)
@@ -160,7 +160,7 @@ TOPOLOGIES = {"in_process": in_process, "ray": on_ray}
 
 
 def show(results: dict[str, dict[str, Row]], together: Sequence[int]) -> None:
-    """A table for every topology and number of requests."""
+    """Print a table for every topology and number of requests."""
     for topology, number in itertools.product(results, together):
         table = Table(title=f"milliseconds per step, medians: {topology}, {number} at a time", title_justify="left")
         table.add_column("part")

@@ -4,7 +4,7 @@ Glossary: the *pending* token is the last committed one; its key and value are n
 *Accepted* tokens are nodes whose token is the target's choice. The *bonus* token is the target's choice after the last
 accepted node: every pass yields one, so a pass over an empty tree is plain decoding.
 
-The choice at a node depends on its path, the seed and the position, never on which other nodes exist. This is the whole
+The choice at a node depends on its path, the seed and the position, never on the tree's other nodes. This is the whole
 proof of losslessness: a tree decides how many of the target's tokens one pass yields, not which ones.
 """
 
@@ -19,7 +19,7 @@ from speculation.types import FinishReason, SamplingParams, TokenTree
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accepted:
-    """The tokens that a pass commits: those of ``path`` and the bonus token, unless generation ended within the path."""
+    """The tokens that a pass commits: those of ``path``, then the bonus token unless generation ended within the path."""
 
     path: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -28,12 +28,12 @@ class Accepted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopRule:
-    """Decides when generation ends. It is asked after every single token, so that nothing beyond the end is committed.
+    """Decides when generation ends. It is asked after every token, so that nothing beyond the end is committed.
 
     Attributes:
         stop_token_ids: tokens that end generation, including the model's own unless they are ignored.
         generated: tokens of the answer so far.
-        room: most tokens that the answer may have: max_tokens, or what the context leaves.
+        room: most tokens that the answer may have: max_tokens, or fewer if the context leaves fewer.
     """
 
     stop_token_ids: frozenset[int]
@@ -48,7 +48,7 @@ class StopRule:
 
 
 def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> frozenset[int]:
-    """All tokens that end a request with these ``params``."""
+    """All tokens that end an answer under ``params``."""
     return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
 
 

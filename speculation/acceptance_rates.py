@@ -1,4 +1,4 @@
-"""From what sources claim to what the target does: scores become probabilities of acceptance, learnt online."""
+"""Turns the scores that sources claim into probabilities of acceptance, learnt online."""
 
 from __future__ import annotations
 
@@ -8,27 +8,29 @@ from collections.abc import Collection
 from speculation.tree import ROOT, claims
 from speculation.types import TokenTree
 
-# Scores are sorted into buckets that halve: above 1/2, above 1/4, ... with steps between.
+# Buckets of scores are logarithmic, ``_STEPS_PER_HALF`` of them between a score and its half.
 _STEPS_PER_HALF = 2
 _BUCKETS = 16
-# A bucket believes its source until it has seen about so many nodes, and forgets what is older than so many.
+# In nodes: how many the source's own claim weighs as much as, and how many a bucket remembers.
 _PRIOR = 8.0
 _MEMORY = 512.0
 
 
 class AcceptanceRates:
-    """One table per source: of the nodes that claimed about so much, which share was accepted?
+    """One table per source: the accepted share of its nodes, by bucket of the score that they claimed.
 
     A node's score claims the probability that the target takes the whole path to it. A source without scores claims 1/2 for
-    every further token. What is learnt is shared by all requests, and holds no text.
+    every further token. All requests share what is learnt; it holds no text.
     """
 
     def __init__(self) -> None:
         self._seen: dict[tuple[str, int], tuple[float, float]] = {}
 
     def probabilities(self, tree: TokenTree) -> list[float]:
-        """For every node the probability that it is accepted; for probes what they are held to be worth: they are never
-        accepted, and bring tokens later. Never above its parent's: alone, a node would be checked behind another text."""
+        """The probability that each node is accepted, capped at its parent's: no node may be chosen before its parent.
+
+        A probe is never accepted; its value is the score that its source gave it for the tokens that it brings later.
+        """
         found: list[float] = []
         probes = set(tree.probes)
         for node, claimed in enumerate(claims(tree)):
@@ -42,7 +44,7 @@ class AcceptanceRates:
         return found
 
     def learn(self, tree: TokenTree, accepted_path: Collection[int]) -> None:
-        """Take note of which of the verified nodes were accepted."""
+        """Learn which of the verified nodes were accepted."""
         for node, claimed in enumerate(claims(tree)):
             if node in tree.probes:
                 continue

@@ -13,67 +13,67 @@ from speculation.costs import CostTable, Load
 from speculation.tree import claims, take
 from speculation.types import EMPTY_TREE, TokenTree
 
-# After so many steps without a node a few are waited for and checked all the same: else nobody would ever learn that drafts,
-# or rows, have become better than they were.
+# After so many steps without a node, a few are drafted and checked all the same. Otherwise nobody would learn that drafts
+# have become better, or rows cheaper.
 _EXPLORE_EVERY = 32
 _EXPLORED = 2
-# Drafters may think less of a node than it turns out to be worth: they are asked for somewhat less likely ones, too.
+# Drafters may underestimate a node, so they are asked for somewhat less likely ones, too.
 _SLACK = 0.75
-# A prompt always gets on by so many rows: they cost little more than one.
+# Smallest prompt chunk, in rows, whatever the time: so few cost little more than one.
 _PROMPT_ROWS = 16
-# Steps with prompts are planned for this share of ``max_step_s``: the rest is for what the machine does meanwhile.
+# Steps with prompts are planned for this share of ``max_step_s``; the rest is reserve for other work on the machine.
 _PROMPT_SHARE = 0.8
-# Weight of a new measurement of what prompts cost.
+# Weight of a new measurement in the cost of prompts.
 _PROMPT_WEIGHT = 0.5
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wanted:
-    """What a draft should hold: at most ``nodes`` nodes, none that is accepted with less than ``min_probability``."""
+    """What a draft should hold: at most ``nodes`` nodes, each accepted with probability ``min_probability`` or more."""
 
     nodes: int
     min_probability: float = 0.0
 
 
 class Budget(Protocol):
-    """A policy. Choosing no node is plain decoding."""
+    """Decides how many drafted nodes a step checks. Choosing none is plain decoding."""
 
     @property
     def max_nodes(self) -> int:
         """Most nodes of one request's tree, ever."""
 
     def seconds(self, load: Load) -> float:
-        """How long a pass takes; infinite where time does not count."""
+        """How long a pass takes; infinite for a budget that ignores time."""
 
     def probabilities(self, tree: TokenTree) -> list[float]:
-        """For every node of a tree the probability that the target takes the path to it."""
+        """For every node of a tree, the probability that the target takes the path to it."""
 
     def wanted(self, load: Load) -> Wanted:
-        """What drafts for a step beside ``load`` should hold. Where that is nothing, nobody waits for one."""
+        """What drafts for a step should hold beside ``load``. If that is nothing, nobody waits for a draft."""
 
     def prompt_rows(self, load: Load, most: int, keys: int) -> int:
         """How many rows of prompts, at most ``most``, the coming step computes beside the decoding requests in ``load``.
 
-        ``keys`` tokens of the prompt that has got farthest are computed already.
+        ``keys``: tokens already computed of the prompt that is furthest along.
         """
 
     def choose(self, trees: Sequence[TokenTree], load: Load, decoding: Load) -> list[TokenTree]:
-        """The part of each tree that the coming step checks, beside ``load``, which counts no node.
+        """The part of each tree that the coming step checks.
 
-        There is one tree, empty or not, for every request that the step gives a token. ``load`` holds prompts besides;
-        ``decoding`` is what it would be without them.
+        There is one tree, empty or not, for every request that gets a token in this step. ``load`` is the step without any
+        node, its prompt chunks included; ``decoding`` is the same without prompt chunks.
         """
 
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
-        """Take note of a pass: what it held, nodes included, what it took, and each checked tree's accepted path."""
+        """Learn from a pass: what it held (nodes included), how long it took, each checked tree and its accepted path."""
 
     def learn_prompts(self, load: Load, seconds: float) -> None:
-        """Take note of a pass that computed prompts: another kind of work, which says nothing about nodes."""
+        """Learn from a pass that computed prompts; it says nothing about the cost of nodes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FixedBudget:
-    """Everything that was drafted, at any load."""
+    """Checks everything that was drafted, at any load."""
 
     max_nodes: int
 
@@ -93,20 +93,20 @@ class FixedBudget:
         return list(trees)
 
     def learn(self, load: Load, seconds: float, outcomes: Sequence[tuple[TokenTree, Sequence[int]]]) -> None:
-        """See ``Budget``: nothing is learnt."""
+        """Learns nothing."""
 
     def learn_prompts(self, load: Load, seconds: float) -> None:
-        """See ``Budget``: nothing is learnt."""
+        """Learns nothing."""
 
 
 class MeasuredBudget:
     """The nodes of all live requests compete for the number of rows that maximises expected tokens per second.
 
-    Expected tokens of a step are one for each request and, for each node, the probability that it is accepted: exactly so,
-    if the probabilities are right. (reference: DSpark's scheduler, with measured costs, on trees)
+    A step's expected tokens are one per request plus the sum of its nodes' probabilities of acceptance; this is exact if the
+    probabilities are right. (reference: DSpark's scheduler, with measured costs, on trees)
 
     Args:
-        max_step_s: longest that a step shall take for the sake of prompts while other requests are being decoded.
+        max_step_s: longest step, in seconds, that prompts may cause while other requests are being decoded.
     """
 
     def __init__(self, costs: CostTable, *, max_nodes: int, max_step_s: float = math.inf) -> None:
@@ -115,7 +115,7 @@ class MeasuredBudget:
         self._costs = costs
         self._acceptance = AcceptanceRates()
         self._steps_without = 0
-        # What a pass with prompts takes, measured against what the table expects.
+        # Measured over expected seconds of passes with prompts.
         self._prompt_factor = 1.0
 
     def seconds(self, load: Load) -> float:
@@ -125,7 +125,7 @@ class MeasuredBudget:
         return self._acceptance.probabilities(tree)
 
     def wanted(self, load: Load) -> Wanted:
-        """See ``Budget``: a node must bring what plain decoding does in the time of a row, where rows are cheapest."""
+        """A node must bring at least the tokens that plain decoding yields in the time of one row, at the cheapest rows."""
         alone, requests = self._costs.seconds(load), max(1, load.requests)
         counts = [2**power for power in range((requests * self.max_nodes).bit_length())]
         cheapest = min(((self._costs.seconds(load.plus(rows)) - alone) / rows for rows in counts), default=math.inf)
@@ -135,7 +135,7 @@ class MeasuredBudget:
         return Wanted(nodes=min(_EXPLORED, self.max_nodes) if self._explores() else 0)
 
     def prompt_rows(self, load: Load, most: int, keys: int) -> int:
-        """See ``Budget``: all where nobody is kept waiting by it, else what ``max_step_s`` leaves time for."""
+        """All rows if no request is being decoded, else as many as ``max_step_s`` leaves time for."""
         least = min(most, _PROMPT_ROWS)
 
         def seconds(rows: int) -> float:
@@ -148,8 +148,7 @@ class MeasuredBudget:
         return max(least, bisect_right(range(most), limit, key=seconds) - 1)
 
     def choose(self, trees: Sequence[TokenTree], load: Load, decoding: Load) -> list[TokenTree]:
-        """See ``Budget``. Sampled trees (``proposals``) are taken whole: leaving tokens out after they were seen would bias
-        the rejection rule."""
+        """Sampled trees (``proposals``) stay whole: dropping tokens after they were drawn would bias the rejection rule."""
         fixed = sum(len(tree) for tree in trees if tree.proposals)
         load, decoding = load.plus(fixed), decoding.plus(fixed)
         candidates = [
@@ -158,7 +157,7 @@ class MeasuredBudget:
             if not tree.proposals
             for node, probability in enumerate(self._acceptance.probabilities(tree))
         ]
-        # Parents come before their children: they are at least as probable, and stand first.
+        # Parents come before their children: they are at least as probable, and the sort is stable.
         candidates.sort(key=lambda candidate: -candidate[0])
         count = self._best_count(len(trees), [probability for probability, _, _ in candidates], load, decoding)
         self._steps_without = 0 if count else self._steps_without + 1
@@ -182,10 +181,10 @@ class MeasuredBudget:
         self._prompt_factor += _PROMPT_WEIGHT * (ratio - self._prompt_factor)
 
     def _best_count(self, tokens: int, probabilities: Sequence[float], load: Load, decoding: Load) -> int:
-        """How many of the likeliest nodes, beside ``tokens`` that are certain, are worth their rows.
+        """How many of the likeliest nodes are worth their rows, beside ``tokens`` that are certain.
 
-        What a second of the target is worth, steps without prompts say: the most tokens that one could give in it. Prompts
-        take the same time whether nodes are checked beside them or not; that a step is long makes no node cheaper.
+        A second of the target is worth the most tokens per second that a step without prompts could yield. Prompts take
+        the same time with or without nodes beside them, so a step that they make long makes no node cheaper.
         """
         worth = max(self._rates(tokens, probabilities, decoding))
         gains, before = [0.0], self._costs.seconds(load)

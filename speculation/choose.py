@@ -20,7 +20,7 @@ def choose(logits: torch.Tensor, params: SamplingParams, seed: int, position: in
     """The target's token for ``position``.
 
     Args:
-        logits: [vocabulary], float32, as all processors of the request leave them; -inf where a token cannot be chosen.
+        logits: [vocabulary], float32, after all processors of the request; -inf where a token cannot be chosen.
         seed: the request's seed, 64 bits.
         position: index of the token that is chosen, counted from the start of the prompt.
 
@@ -28,7 +28,7 @@ def choose(logits: torch.Tensor, params: SamplingParams, seed: int, position: in
         Internal: no token can be chosen (NaN, or everything masked).
     """
     if params.temperature == 0:
-        # Ten times as fast as torch's; both take the first of equals.
+        # Ten times as fast as torch's argmax; both take the first of equal logits.
         values = logits.numpy()
         best = int(values.argmax())
         _check_finite(float(values[best]))

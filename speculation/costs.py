@@ -1,4 +1,4 @@
-"""What a pass costs: measured at start, corrected while running (architecture: "the budget is measured")."""
+"""The cost of a pass: measured at start, corrected while running (architecture: "the budget is measured")."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-# Share of a new measurement that goes into the machine's present speed, and into the shape of the table.
+# Weights of a new measurement in the machine's present speed, and in the shape of the table.
 _SPEED_WEIGHT = 0.2
 _SHAPE_WEIGHT = 0.02
 
@@ -17,10 +17,10 @@ class Load:
     """What a pass holds.
 
     Attributes:
-        rows: token rows, of all requests.
-        requests: how many they are of.
-        keys: committed tokens that they attend to, of all requests.
-        row_keys: each request's rows times its keys, of all requests.
+        rows: token rows of all requests.
+        requests: number of requests.
+        keys: committed tokens that the rows attend to, summed over requests.
+        row_keys: rows times keys of each request, summed over requests.
     """
 
     rows: int
@@ -29,12 +29,12 @@ class Load:
     row_keys: int = 0
 
     def plus(self, rows: int) -> Load:
-        """The same with ``rows`` more rows of a request like the others."""
+        """The same load with ``rows`` more rows, spread evenly over its requests."""
         more = rows * self.keys // max(1, self.requests)
         return Load(rows=self.rows + rows, requests=self.requests, keys=self.keys, row_keys=self.row_keys + more)
 
     def plus_request(self, rows: int, keys: int) -> Load:
-        """The same with one more request."""
+        """The same load with one more request."""
         return Load(
             rows=self.rows + rows,
             requests=self.requests + 1,
@@ -44,13 +44,13 @@ class Load:
 
 
 class CostTable:
-    """Seconds of a pass by its number of rows, and what each further request, each key, and each row for each key add.
+    """Seconds of a pass: a table by rows, plus linear terms for further requests, keys, and rows times keys.
 
     Args:
-        by_rows: seconds of a pass of one request, by rows; at least one entry.
-        per_request: seconds that a further request adds, its rows counted apart.
-        per_key: seconds that a committed token adds for being read.
-        per_row_key: seconds that it adds for every row that attends to it.
+        by_rows: seconds of a pass of one request, by its number of rows; at least one entry.
+        per_request: seconds that each further request adds, besides its rows.
+        per_key: seconds that reading one committed token adds.
+        per_row_key: seconds that each pair of a row and a committed token adds.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class CostTable:
     ) -> None:
         self._rows = sorted(by_rows)
         self._seconds = [by_rows[rows] for rows in self._rows]
-        # More rows never cost less: where a measurement says so, it is noise that would buy rows for nothing.
+        # More rows never cost less. A measurement that says so is noise, and would make rows look free.
         for index in range(1, len(self._seconds)):
             self._seconds[index] = max(self._seconds[index], self._seconds[index - 1])
         self._per_request = max(0.0, per_request)
@@ -71,13 +71,13 @@ class CostTable:
         return self._speed * self._at_full_speed(load)
 
     def learn(self, load: Load, seconds: float) -> None:
-        """Take note of what a pass has taken.
+        """Learn how long a pass took.
 
-        A machine that others share is slower at times, for all loads alike: most of a surprise is that. What stays belongs
-        to the number of rows.
+        A shared machine is slower at times, for all loads alike. Most of a deviation is therefore booked as the machine's
+        speed; what remains corrects the table's entry for that number of rows.
         """
         expected = self._at_full_speed(load)
-        # A pass that was interrupted says nothing about the next one.
+        # Clamped: a pass that was interrupted says nothing about the next one.
         ratio = min(4.0, max(0.25, seconds / (self._speed * expected)))
         self._speed *= ratio**_SPEED_WEIGHT
         surprise = seconds / self._speed - expected
@@ -90,7 +90,7 @@ class CostTable:
         return self.of_rows(load.rows) + requests + self._per_key * load.keys + self._per_row_key * load.row_keys
 
     def of_rows(self, rows: int) -> float:
-        """Seconds of a pass of one request, without keys: linear between the measured points, and beyond them."""
+        """Seconds of a pass of one request without keys, interpolated linearly between measured points and beyond them."""
         known, seconds = self._rows, self._seconds
         if len(known) == 1 or rows <= known[0]:
             return seconds[0]
@@ -110,10 +110,10 @@ class CostTable:
 
     @classmethod
     def from_object(cls, content: Any) -> Self:
-        """Read what ``as_object`` gave.
+        """The inverse of ``as_object``.
 
         Raises:
-            ValueError: it is something else.
+            ValueError: ``content`` is no cost table.
         """
         try:
             by_rows = {int(rows): float(seconds) for rows, seconds in content["by_rows"].items()}

@@ -89,7 +89,7 @@ class Unavailable(OutriderError):
 
 
 class TargetLost(Unavailable):
-    """A part of the target has died, or disagrees with the rest on what was committed. The target must be rebuilt."""
+    """A pipeline stage has died or hangs, or disagrees with the others on what was committed. The target must be rebuilt."""
 
 
 class DeadlineExceeded(OutriderError):

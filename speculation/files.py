@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, whoever else writes or reads them."""
+"""Atomic writes: readers see a whole file or none, even with several writers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file in one step, as others see it.
+    """Write a file atomically.
 
     Raises:
-        OSError: it cannot be written; what was there before is there still.
+        OSError: it cannot be written; an earlier version stays as it was.
     """
     partial = path.with_name(f"{path.name}.{secrets.token_hex(4)}.partial")
     try:

@@ -22,10 +22,10 @@ MAX_DRAFT_MESSAGE_BYTES = 4 << 20
 MAX_VERIFY_MESSAGE_BYTES = 16 << 20
 
 MAX_FEATURE_WIDTH = 262_144
-# Of hidden states in one message: it holds a row of the greatest width in float32, and leaves room for a step's report.
+# Bytes of hidden states in one message: enough for one row of the greatest width in float32, with room for a step report.
 MAX_FEATURE_BYTES = 1 << 20
 
-# Seconds that a verifier may take to say what it serves, and all that remember something of a tenant to forget it.
+# Deadlines in seconds: for a verifier to describe itself, and for all components to forget a tenant.
 DESCRIBE_S = 5.0
 FORGET_S = 10.0
 

@@ -18,7 +18,7 @@ from speculation.types import (
 
 
 def log_name(name: str, traceparent: str) -> str:
-    """How logs call a request or its session: so that whoever looks for its id or its trace finds the line."""
+    """The name of a request or session in logs, with its trace, so that a search for either finds the line."""
     return f"{name} (trace {traceparent})" if traceparent else name
 
 
@@ -29,9 +29,10 @@ def log_name(name: str, traceparent: str) -> str:
 class GenerationRequest:
     """A validated request in token ids, with its plan.
 
-    ``request_id`` is no other live request's, and begins with what the user knows the request by. ``committed`` is what an
-    earlier verifier has said already: the answer goes on behind it, as if nothing had happened. What is computed and learnt
-    is shared with other requests of ``tenant``; None: with nobody. ``traceparent`` is of W3C Trace Context; empty: none.
+    ``request_id`` is unique among live requests, and begins with the id that the user knows. ``committed`` is the part of
+    the answer that an earlier verifier has already given: generation continues behind it, with the same tokens as without a
+    migration. The KV cache and what is learnt are shared among requests of ``tenant``; None: with nobody. ``traceparent`` as
+    in W3C Trace Context; empty: none.
     """
 
     request_id: str
@@ -50,8 +51,8 @@ class GenerationRequest:
 class Progress:
     """One step's tokens.
 
-    ``num_drafted`` nodes were checked; ``accepted_sources`` says who proposed each accepted one. ``queue_s`` is how long the
-    request waited at the verifier before its first pass.
+    ``num_drafted`` nodes were checked; ``accepted_sources`` names the source of each accepted one. ``queue_s``: seconds that
+    the request waited at the verifier before its first pass.
     """
 
     token_ids: tuple[int, ...]
@@ -89,7 +90,7 @@ class VerifierCard:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenSession:
-    """Starts a session, or starts it anew with all that is committed so far (late join).
+    """Starts a session, or restarts it with everything committed so far (late join).
 
     ``tenant`` and ``traceparent`` as in ``GenerationRequest``.
     """
@@ -108,8 +109,8 @@ class OpenSession:
 class StepReport:
     """What one step committed; ``length`` and ``prefix_hash`` describe the prefix after it.
 
-    Nodes that are accepted with less than ``min_probability`` are not worth their rows at the present load: a source that
-    knows probabilities need not draft them.
+    At the present load, nodes accepted with less than ``min_probability`` are not worth their rows: a source that knows
+    probabilities need not draft them.
     """
 
     session_id: str
@@ -131,10 +132,7 @@ class CloseSession:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForgetTenant:
-    """Everything that is remembered of a tenant's requests is to be forgotten, those under way included.
-
-    ``Forgotten`` answers with the same ``forget_id``.
-    """
+    """Asks to forget all of a tenant's requests, live ones included; ``Forgotten`` answers with the same ``forget_id``."""
 
     tenant: str
     forget_id: int = 0
@@ -142,9 +140,9 @@ class ForgetTenant:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FeatureChunk:
-    """Hidden states of committed positions of a session: its prompt's, chunk by chunk, or all again for a late drafter.
+    """Hidden states of a session's committed positions: those of its prompt chunks, or all of them for a late drafter.
 
-    Those of a step come with its report. Positions that are never told are missing: nobody guesses them.
+    Those of a step come with its report. A position that is never sent is missing; sources must mask it.
     """
 
     session_id: str
@@ -160,10 +158,11 @@ DraftingCall = SessionCall | FeatureChunk | ForgetTenant
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RetrievalQuery:
-    """The end of a text, oldest token first; at most ``max_continuations`` of at most ``max_length`` tokens are wanted.
+    """Asks what followed ``suffix``, the end of a text (oldest token first), in the corpus.
 
-    With ``state``, one row, what followed the nearest hidden states is wanted instead of what followed the same tokens.
-    ``suffix`` then ends in the token that was chosen from it. ``session_id`` and ``traceparent`` say who asks: for the log.
+    At most ``max_continuations`` of at most ``max_length`` tokens are wanted. With ``state`` (one row), the query asks what
+    followed the nearest hidden states instead; ``suffix`` then ends in the token that was chosen from ``state``.
+    ``session_id`` and ``traceparent`` are for the log.
     """
 
     suffix: tuple[int, ...]
@@ -188,7 +187,7 @@ class Continuation:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Retrieved:
-    """The answer of the index of version ``index_version``; no continuation where it knows none."""
+    """The answer of index version ``index_version``; empty if nothing was found."""
 
     continuations: tuple[Continuation, ...] = ()
     index_version: str = ""
@@ -199,10 +198,10 @@ class Retrieved:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Draft:
-    """A tree for the step that follows ``assumed``, which itself follows the prefix (``base_length``, ``base_hash``).
+    """A tree for the step after ``assumed``, tokens that follow the prefix (``base_length``, ``base_hash``).
 
-    ``drafting_s`` is what it took the drafter to make it. Sources that are ready at their own time draft in a ``group`` of
-    their own: a draft replaces an earlier one of its group for the same prefix, and stands beside those of other groups.
+    ``drafting_s``: seconds that the drafter took for it. Sources that finish at different times draft in different groups:
+    a draft replaces an earlier one of its ``group`` for the same prefix, and is merged with those of other groups.
     ``more``: another group's draft for this prefix is under way.
     """
 
@@ -218,7 +217,7 @@ class Draft:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DraftFailure:
-    """The drafter could not draft for this session; the verifier goes on without. ``reopen``: opening it anew would help."""
+    """The drafter could not draft for this session; the verifier goes on without. ``reopen``: reopening it would help."""
 
     session_id: str
     reason: str
@@ -227,7 +226,7 @@ class DraftFailure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Forgotten:
-    """Answers ``ForgetTenant``: nothing of the tenant is left at this drafter."""
+    """Answers ``ForgetTenant``: this drafter keeps nothing of the tenant any more."""
 
     forget_id: int
 

@@ -1,7 +1,7 @@
 """Philox4x32-10, the counter-based generator of Salmon et al., "Parallel random numbers: as easy as 1, 2, 3" (SC'11).
 
-A random number is a pure function of (seed, stream, position, index). There is no state to carry, lose or share, so a step
-that is replayed, migrated or reordered draws the same numbers.
+A random number is a pure function of (seed, stream, position, index). There is no state, so a step that is replayed,
+migrated or reordered draws the same numbers.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _MULTIPLIERS = np.array([[0xD2511F53], [0xCD9E8D57]], dtype=np.uint64)
-# What the key's two words grow by from round to round.
+# Added to the key's two words in every round.
 _GROWTH = np.array([[0x9E3779B9], [0xBB67AE85]], dtype=np.uint64)
 _LOW = np.uint64(0xFFFFFFFF)
 _SHIFT = np.uint64(32)
@@ -62,8 +62,8 @@ def uniforms(seed: int, stream: NoiseStream, position: int, indices: NDArray[np.
     wanted = indices >> 2
     first = int(wanted.min()) if len(indices) else 0
     span = int(wanted.max()) - first + 1 if len(indices) else 0
-    # Four indices share a block. A dense set (the whole vocabulary) computes each block once; a sparse one (top-k) computes
-    # one block per index.
+    # Four indices share a Philox block. A dense set (the whole vocabulary) computes each block once; a sparse one (top-k)
+    # computes one block per index.
     dense = span <= len(indices)
     blocks = np.arange(first, first + span) if dense else wanted
     counters = np.zeros((4, len(blocks)), dtype=np.uint64)
@@ -83,7 +83,7 @@ def gumbel(seed: int, stream: NoiseStream, position: int, indices: NDArray[np.in
 def gumbels(
     seeds: NDArray[np.uint64], stream: NoiseStream, positions: NDArray[np.int64], indices: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """``gumbel`` for several requests at once, the very same numbers.
+    """``gumbel`` for several requests at once, bit for bit.
 
     Args:
         seeds, positions, indices: [n] each; entry i makes number i.

@@ -5,9 +5,8 @@
     client -> RouterPort -> VerifierPort -> DecodingLoop -> Target        (one process: services/verifier/target_port.py)
                                                          -> DraftLink -> Drafter -> Retriever
 
-``RouterPort`` is in ``services/client_api.py``, with all that users see.
-
-Implementations live in ``services`` (the components), ``services/links`` (in-process and gRPC) and ``fakes`` of the tests.
+``RouterPort`` is in ``services/client_api.py``, with everything that users see. Implementations are in ``services`` (the
+components), ``services/links`` (in-process and gRPC) and ``tests/fakes.py``.
 """
 
 from __future__ import annotations
@@ -37,17 +36,17 @@ from speculation.messages import (
 
 
 class DraftReceiver(Protocol):
-    """The verifier's side of a draft link. Called on the loop's own event loop; must not block."""
+    """The verifier's side of a draft link. Called on the event loop of the decoding loop; must not block."""
 
     def on_reply(self, reply: DraftingReply) -> None:
-        """A draft, or the word that there will be none."""
+        """Take a draft, a failure to draft, or the answer to ``forget``."""
 
     def on_connected(self) -> None:
-        """The drafter is there, possibly a new one that knows no session."""
+        """The link has a drafter; it may be a new one that knows no session."""
 
 
 class DraftLink(Protocol):
-    """The way to a drafter. Sending never blocks and never raises: a drafter can cost speed, nothing else."""
+    """A connection to a drafter. Sending never blocks and never raises: a drafter can cost speed, nothing else."""
 
     @property
     def connected(self) -> bool:
@@ -63,23 +62,23 @@ class DraftLink(Protocol):
         """Report a step."""
 
     def features(self, message: FeatureChunk) -> None:
-        """Send hidden states. They are the first thing to be dropped where a drafter does not keep up."""
+        """Send hidden states. If a drafter does not keep up, they are dropped first."""
 
     def close(self, message: CloseSession) -> None:
         """End a session."""
 
     def forget(self, message: ForgetTenant) -> None:
-        """Delete what is remembered of a tenant. ``Forgotten`` comes back when that is done."""
+        """Delete everything about a tenant. ``Forgotten`` comes back when that is done."""
 
     async def stop(self) -> None:
         """Disconnect."""
 
 
 class Retriever(Protocol):
-    """Looks up what followed a text's ending in a corpus. Many queries may be under way at once."""
+    """Looks up what followed the end of a text in a corpus. Many queries may be under way at once."""
 
     async def retrieve(self, query: RetrievalQuery) -> Retrieved:
-        """Look up.
+        """Answer one query.
 
         Raises:
             OutriderError: there is no answer now; a drafter goes on without.
@@ -87,18 +86,18 @@ class Retriever(Protocol):
 
 
 class Drafter(Protocol):
-    """Proposes trees. One call at a time for each session, in order; those of different sessions side by side."""
+    """Proposes trees. Calls for one session come one at a time, in order; different sessions may overlap."""
 
     async def open(self, message: OpenSession) -> Draft | DraftFailure | None:
-        """Start a session (anew, if it exists) and draft. None: whatever there is comes from ``further``."""
+        """Start a session (anew, if it exists) and draft. None: all drafts come from ``further``."""
 
     async def step(self, message: StepReport) -> Draft | DraftFailure | None:
         """Learn what was committed and draft what may follow. None: see ``open``."""
 
     def further(self, session_id: str) -> AsyncIterator[Draft]:
-        """What is ready later than the answer to the last call: other groups' drafts, and drafts made ahead.
+        """Drafts that are ready after the answer to the last call: other groups' drafts, and drafts made ahead.
 
-        Left as soon as the session's next call is there. Nothing for unknown sessions.
+        The caller leaves the iterator when the session's next call arrives. Unknown sessions yield nothing.
         """
 
     def features(self, message: FeatureChunk) -> None:
@@ -108,10 +107,7 @@ class Drafter(Protocol):
         """Forget a session; unknown ones are fine."""
 
     async def forget(self, message: ForgetTenant) -> None:
-        """Delete what is remembered of a tenant, and end its sessions; unknown ones are fine.
-
-        Returns when nothing is left.
-        """
+        """Delete everything about a tenant and end its sessions; unknown ones are fine. Returns when nothing is left."""
 
 
 class VerifierPort(Protocol):
@@ -125,10 +121,10 @@ class VerifierPort(Protocol):
         """
 
     async def describe(self) -> VerifierCard:
-        """What is served, and the load."""
+        """The model that is served, and the present load."""
 
     async def forget(self, tenant: str) -> None:
-        """Delete what is remembered of a tenant's requests, here and at the drafter; one that is away is told on its return.
+        """Delete everything about a tenant's requests, here and at the drafters; an absent drafter is told when it returns.
 
         Raises:
             OutriderError: that could not be done.

@@ -1,4 +1,4 @@
-"""A rolling 64-bit hash of a token prefix, by which a draft names the prefix that it continues."""
+"""A rolling 64-bit hash of tokens: a draft names the prefix that it continues by it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _MASK = (1 << 64) - 1
 
 
 def extend_hash(prefix_hash: int, tokens: Iterable[int]) -> int:
-    """The hash of a prefix, whose own hash is ``prefix_hash``, followed by ``tokens`` (FNV-1a over whole token ids)."""
+    """The hash of a prefix followed by ``tokens``, from the prefix's own hash (FNV-1a over whole token ids)."""
     for token in tokens:
         # FNV's own step moves bits upward only. The +1 makes token 0 count, the shift brings high bits back down.
         prefix_hash = ((prefix_hash ^ (token + 1)) * _PRIME) & _MASK

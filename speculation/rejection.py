@@ -5,7 +5,7 @@ turn, each against the residual that the earlier rejections left (SpecInfer, Mia
 A node without a proposal is deterministic: its q is one-hot, so it is accepted with probability p(token), and a rejection
 sets that probability to zero.
 
-p is the target's processed distribution, q the draft distribution. The rule is lossless in distribution, but unlike with the
+p is the target's processed distribution, q the draft distribution. The rule is lossless in distribution. Unlike under the
 acceptance walk, the tokens of one answer depend on what was drafted.
 """
 
@@ -28,7 +28,7 @@ Distribution = NDArray[np.float64]
 
 
 class Randomness(Protocol):
-    """The source of randomness of the rule. The tests enumerate all outcomes through it."""
+    """The rule's source of randomness. The tests enumerate all outcomes through it."""
 
     def coin(self, probability: float, position: int, ordinal: int) -> bool:
         """True with ``probability`` (always, if that is above 1); ``ordinal`` numbers the coins of one position."""

@@ -1,4 +1,4 @@
-"""What each source of drafts needs and suits, and which sources a strategy uses: what router, drafter and verifier read.
+"""What each source of drafts needs, and which sources a strategy uses. Router, drafter and verifier all read it here.
 
 A new source is one file in ``services/drafter`` (or ``services/verifier/heads``) and one entry here.
 """
@@ -16,15 +16,15 @@ class SourceSpec:
     """A source of drafts.
 
     Attributes:
-        made_by: the function that makes it, "module:function"; it is given its component's configuration.
-        kind: ``text`` drafts from tokens in well under a millisecond, ``model`` computes a drafter of its own and may take
-            long, ``head`` drafts inside the target's pass.
-        nodes: most drafted nodes of a step, where nobody says: trees with branches need more of them than chains do.
-        top_k: likeliest next tokens that it wants to be told of, after every verified node.
+        made_by: "module:function", which makes the source from its component's configuration.
+        kind: ``text`` drafts from tokens in well under a millisecond; ``model`` runs a model of its own and may take long;
+            ``head`` drafts inside the target's pass.
+        nodes: default for the most drafted nodes per step; trees with branches need more than chains.
+        top_k: how many of the likeliest next tokens it wants reported after every verified node.
         layers: hidden states that it wants, see ``Features.layers``.
         prompt_features: whether it wants those of the prompt's positions, too.
-        retrieval: whether it looks up a retrieval index; with ``layers``, one with hidden states in it.
-        samples: whether its nodes are drawn from a known distribution q, as ``acceptance: rejection`` needs.
+        retrieval: whether it uses a retrieval index; with ``layers``, one that holds hidden states.
+        samples: whether it draws its nodes from a known draft distribution q, as ``acceptance: rejection`` needs.
     """
 
     name: str
@@ -55,7 +55,7 @@ SOURCES: dict[str, SourceSpec] = _table(
     SourceSpec(name="semantic", made_by="services.drafter.semantic:make", layers=(-1,), retrieval=True),
 )
 
-# What users name: a set of sources. Plain decoding is the empty set; it needs no drafter at all.
+# Users name a strategy, which is a set of sources. Plain decoding is the empty set and needs no drafter.
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "autoregressive": (),
     "prompt_lookup": ("prompt_lookup",),
@@ -70,7 +70,7 @@ STRATEGIES: dict[str, tuple[str, ...]] = {
     "rest": ("retrieval",),
     "semantic": ("semantic",),
 }
-# What a strategy uses besides where the server has it.
+# Sources that a strategy uses as well, on servers with a retrieval index that suits them.
 WHERE_INDEXED: dict[str, tuple[str, ...]] = {"blend": ("retrieval", "semantic")}
-# Where a paper's trees are larger than its source suits.
+# Nodes per step of strategies whose paper uses larger trees than the source's default.
 STRATEGY_NODES: dict[str, int] = {"rest": 64}

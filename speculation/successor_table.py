@@ -1,4 +1,4 @@
-"""The likeliest successors of every token, as a file. An index holds one, and recycling starts with it.
+"""The likeliest successors of every token, as a file. A retrieval index holds one; token recycling starts from it.
 
 The file is an 8-byte mark, then (little-endian) the vocabulary size and the number of successors as two uint32, then one row
 of token ids (uint32) per token. A row that starts with 2^32 - 1 is unknown.

@@ -19,8 +19,7 @@ def validate(tree: TokenTree, *, vocab_size: int, max_nodes: int, sources: Colle
     """Check a tree that came from outside.
 
     Args:
-        sources: who may have proposed a node: what is learnt of sources must not grow with names that nobody asked;
-            None: anybody.
+        sources: names that nodes may have, so that a drafter cannot make statistics per source grow; None: any.
 
     Raises:
         MalformedTree: names the field, the entry and the rule it breaks.
@@ -116,8 +115,10 @@ def chain(tokens: Sequence[int], source: str, scores: Sequence[float] = ()) -> T
 
 
 def claims(tree: TokenTree) -> list[float]:
-    """For every node the probability that its source claims for the whole path to it; 1/2 for every further token where it
-    gives no scores."""
+    """For every node, the probability that its source claims for the whole path to it.
+
+    A tree without scores claims 1/2 for every further token.
+    """
     if tree.scores:
         return [min(1.0, max(0.0, score)) for score in tree.scores]
     found: list[float] = []
@@ -127,12 +128,12 @@ def claims(tree: TokenTree) -> list[float]:
 
 
 def merge(trees: Iterable[TokenTree], value: Callable[[TokenTree], Sequence[float]] | None = None) -> TokenTree:
-    """One prefix tree of all paths. Where several trees propose a node, the one that gives it the highest value wins.
+    """One prefix tree of all paths. If several trees propose a node, the one that gives it the highest value wins.
 
-    Probes share no node with what can be accepted. Proposals are not merged: sampled tokens belong to one source.
+    A probe is never merged with a node that can be accepted.
 
     Args:
-        value: of each node of a tree; None: its score.
+        value: gives the value of each node of a tree; None: its score.
 
     Raises:
         ValueError: a tree has proposals.
@@ -171,14 +172,14 @@ def merge(trees: Iterable[TokenTree], value: Callable[[TokenTree], Sequence[floa
 
 
 def prune(tree: TokenTree, max_nodes: int, max_depth: int, values: Sequence[float] = ()) -> TokenTree:
-    """The ``max_nodes`` best nodes no deeper than ``max_depth``, parents always kept with their children.
+    """The ``max_nodes`` best nodes no deeper than ``max_depth``; a node is kept only with its parent.
 
-    Best is the highest value among nodes whose parent is kept, then the earliest node. Without values the scores count,
-    without scores the earliest.
+    The node of the highest value is kept next among those whose parent is kept; of equals, the earliest. Values default to
+    the scores, and those to 0.
 
     Raises:
-        ValueError: the tree holds sampled tokens (``proposals``). Leaving some out after they were seen would bias the
-            rejection rule: which tokens are left would depend on what they are.
+        ValueError: the tree holds sampled tokens (``proposals``). Dropping some after they were drawn would bias the
+            rejection rule: which tokens remain would depend on what they are.
     """
     depth = depths(tree)
     if len(tree) <= max_nodes and (not depth or max(depth) <= max_depth):
@@ -214,9 +215,10 @@ def follow(tree: TokenTree, tokens: Sequence[int]) -> int:
 
 
 def descend(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
-    """The part of a tree below the path ``tokens``, after these have been committed; None if the tree has no such path.
+    """What remains of a tree below the path ``tokens`` once these are committed; None if the tree has no such path.
 
-    A score becomes the probability of the rest of its path. Probes are dropped: they were made for another position.
+    Each score is divided by the path's, so that it claims the rest of its path. Probes are dropped: they were made for
+    another position.
     """
     below = children(tree)
     node, score = ROOT, 1.0
@@ -240,10 +242,10 @@ def descend(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
 
 
 def take(tree: TokenTree, kept: list[int]) -> TokenTree:
-    """The sub-tree of ``kept`` nodes, which are in order.
+    """The sub-tree of the nodes ``kept``, ascending.
 
     Raises:
-        ValueError: a node's parent is not kept: the node would be checked behind another text.
+        ValueError: a node is kept without its parent.
     """
     place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
     if any(tree.parents[node] not in place for node in kept):

@@ -24,9 +24,9 @@ class FinishReason(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How the target chooses its tokens. The same under every strategy.
+    """How the target chooses its tokens, under every strategy alike.
 
-    ``ignore_generation_config``: the model's own processors of logits do not count (services/generation_config.py).
+    ``ignore_generation_config``: the model's own logits processors are not applied (services/generation_config.py).
 
     Raises:
         InvalidArgument: a value is outside its range; names the field.
@@ -51,7 +51,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         if self.temperature != 0:
-            # Below, logits divided by it overflow float32, and the choice would be an accident.
+            # Below the minimum, logits divided by the temperature overflow float32.
             _check_range("temperature", self.temperature, limits.MIN_TEMPERATURE, limits.MAX_TEMPERATURE, suffix=", or 0")
         _check_range("top_k", self.top_k, 0, 2**32 - 1)
         _check_range("top_p", self.top_p, 0, 1, above_low=True)
@@ -88,9 +88,9 @@ def _check_count(name: str, values: tuple[object, ...] | Mapping[int, float], mo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingDefaults:
-    """What a model's generation config says for requests that leave it open. None, or empty: nothing.
+    """Defaults from a model's generation config, for fields that a request leaves open. None, or empty: no default.
 
-    ``max_length`` and ``min_length`` count the prompt as well; ``max_tokens`` and ``min_tokens`` go before them.
+    ``max_length`` and ``min_length`` count the prompt as well; ``max_tokens`` and ``min_tokens`` take precedence.
     """
 
     temperature: float | None = None
@@ -107,7 +107,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Proposal:
-    """A sparse distribution q over next tokens; every token that is not listed has probability 0."""
+    """A sparse draft distribution q over next tokens; tokens that are not listed have probability 0."""
 
     token_ids: tuple[int, ...]
     probabilities: tuple[float, ...]
@@ -117,10 +117,10 @@ class Proposal:
 class TokenTree:
     """Token ids that may come next.
 
-    Node ``i`` holds ``tokens[i]`` and hangs on node ``parents[i] < i``, or on the last committed token (-1). ``sources``
-    says who proposed each node, ``scores`` how likely its source held it to be (empty, or one each). ``probes`` are nodes
-    that are computed but can never be accepted. ``proposals`` (empty, or one per node) holds, for drafts that were sampled,
-    the distribution q that the node's token was drawn from.
+    Node ``i`` holds ``tokens[i]``; its parent is node ``parents[i] < i``, or the last committed token (-1). ``sources``
+    names each node's source. ``scores`` (empty, or one per node) are the probabilities that sources claim for its path.
+    ``probes`` are nodes that are computed but can never be accepted. ``proposals`` (empty, or one per node) are the draft
+    distributions q that the tokens of a sampled draft were drawn from.
     """
 
     tokens: tuple[int, ...] = ()
@@ -141,9 +141,9 @@ EMPTY_TREE = TokenTree()
 class Plan:
     """How one request is sped up.
 
-    ``sources`` draft, at most ``max_nodes`` nodes are checked per step, ``acceptance`` is the rule that accepts them, and
-    ``observe_top_k`` likeliest ids per node are reported back to the sources (0: none), and the hidden states of
-    ``observe_layers`` (see ``Features.layers``) at committed positions, the prompt's too with ``observe_prompt``.
+    ``sources`` draft. A step checks at most ``max_nodes`` nodes, and accepts them by the rule ``acceptance``. It reports to
+    the sources the ``observe_top_k`` likeliest ids per node (0: none), and the hidden states of ``observe_layers`` (see
+    ``Features.layers``) at committed positions; with ``observe_prompt`` also those of the prompt.
     """
 
     strategy: str
@@ -177,8 +177,8 @@ class Features:
     Attributes:
         dtype: "float32", "float16" or "bfloat16".
         start: position of the first row, counted from the start of the prompt; the others follow.
-        layers: what lies side by side in a row: the outputs of these decoder layers, counted from the end where negative;
-            -1 is what the output layer reads, after the last norm.
+        layers: the decoder layers whose outputs are concatenated in a row; negative ones count from the end, except -1,
+            which is the input of the output layer, after the final norm.
     """
 
     data: bytes
@@ -193,8 +193,8 @@ class Features:
 class Observation:
     """What a forward pass showed beyond the verdict: free knowledge for drafters.
 
-    ``top_ids[0]`` are the likeliest next tokens after the last committed token, ``top_ids[i + 1]`` after node ``i`` of
-    ``tree``; ``probe_ids[j]`` after the tree's j-th probe. Empty where nobody asked.
+    ``top_ids[0]`` are the likeliest next tokens after the pending token, ``top_ids[i + 1]`` those after node ``i`` of
+    ``tree``, and ``probe_ids[j]`` those after the tree's j-th probe. Empty if nobody asked.
     """
 
     tree: TokenTree = EMPTY_TREE
@@ -207,8 +207,8 @@ class Observation:
 class Verdict:
     """What one pass decided for one request.
 
-    ``committed`` are the tokens of ``accepted_path`` followed by the target's own; where generation ends inside the path,
-    both are cut there. ``length`` counts prompt and answer.
+    ``committed`` are the tokens of ``accepted_path``, then the bonus token. If generation ends inside the path, both are cut
+    there. ``length`` counts prompt and answer.
     """
 
     accepted_path: tuple[int, ...]
@@ -221,7 +221,7 @@ class Verdict:
 
 @dataclass(kw_only=True, slots=True)
 class SpeculationStats:
-    """Running counts of one request. A step is one pass that committed tokens; vLLM's definitions."""
+    """Running counts of one request, by vLLM's definitions. A step is one pass that committed tokens."""
 
     num_spec_steps: int = 0
     num_draft_tokens: int = 0

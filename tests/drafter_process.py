@@ -1,4 +1,4 @@
-"""A drafter in a process of its own, which tests freeze, kill and replace."""
+"""A drafter in a process of its own, which tests can freeze, kill and replace."""
 
 from __future__ import annotations
 

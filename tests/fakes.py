@@ -1,4 +1,4 @@
-"""A toy language model, drafters of every temper, and the loop around them: a template for real ones, and fast."""
+"""A fast toy language model, good and bad drafters, and the loop around them; a template for real ones."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ EOS = 0
 
 
 def toy_logits(tokens: Sequence[int], vocab: int = VOCAB) -> torch.Tensor:
-    """Next-token logits after ``tokens``: any fixed function of the last three will do."""
+    """Next-token logits after ``tokens``, [vocab], float32: some fixed function of the last three."""
     seed = 7
     for token in tokens[-3:]:
         seed = seed * 31 + token + 1
@@ -54,7 +54,7 @@ def toy_logits(tokens: Sequence[int], vocab: int = VOCAB) -> torch.Tensor:
 
 
 class ToyTarget:
-    """Implements ``Target`` on ``toy_logits``. Remembers rows as a real cache would, so that a wrong ``keep`` shows."""
+    """Implements ``Target`` by ``toy_logits``. It keeps rows like a real KV cache, so that a wrong ``keep`` is found."""
 
     vocab_size = VOCAB
     max_model_len = 512
@@ -149,7 +149,7 @@ class ToyTarget:
         pass
 
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
-        """Two numbers a row, for each layer: the token at the row, and how many rows the pass had."""
+        """Two numbers per row and layer: the row's token, and the number of the session's rows in the pass."""
         last = self._last[session_id]
         layers = last.layers or (-1,)
         numbers = [number for row in rows for number in (last.tokens[row], len(last.tokens)) * len(layers)]
@@ -177,7 +177,7 @@ class ToyTarget:
 
 
 class RandomRetriever:
-    """Any continuations at all, now and then none, or no answer."""
+    """Random continuations, sometimes none, sometimes an error."""
 
     def __init__(self, seed: int = 0, vocab: int = VOCAB) -> None:
         self.random = random.Random(seed)
@@ -197,7 +197,7 @@ class RandomRetriever:
 
 
 class RandomDrafter:
-    """Any tree at all, valid or useless; now and then the right one. ``mood`` makes it silent, failing, stale or ahead."""
+    """Drafts random trees. A ``mood`` other than "random" makes it failing, silent, stale, slow, malformed or good."""
 
     def __init__(self, seed: int = 0, vocab: int = VOCAB, mood: str = "random") -> None:
         self.random = random.Random(seed)
@@ -264,7 +264,7 @@ def random_tree(source: random.Random, max_nodes: int, vocab: int, name: str = "
 
 
 def right_tree(tokens: Sequence[int], depth: int, name: str = "right") -> TokenTree:
-    """The chain that the toy model would say greedily."""
+    """The toy model's own greedy continuation, as a chain."""
     path: list[int] = []
     for _ in range(depth):
         path.append(int(toy_logits([*tokens, *path]).argmax()))
@@ -272,7 +272,7 @@ def right_tree(tokens: Sequence[int], depth: int, name: str = "right") -> TokenT
 
 
 def request(name: str, prompt: Sequence[int], plan: Plan | None = None, **sampling: object) -> GenerationRequest:
-    """A request with a plan that speculates, unless told otherwise."""
+    """A request; without a ``plan``, one that speculates."""
     return GenerationRequest(
         request_id=name,
         prompt=tuple(prompt),
@@ -288,7 +288,7 @@ PLAIN = Plan(strategy="autoregressive")
 def origin(
     link: DraftLink, name: str = "the drafter", *, trusted: bool = True, sources: Sequence[str] | None = None
 ) -> Origin:
-    """Where drafts come from."""
+    """An origin of drafts behind ``link``."""
     return Origin(name=name, link=link, trusted=trusted, sources=None if sources is None else frozenset(sources))
 
 
@@ -296,7 +296,7 @@ def origin(
 async def decoding(
     target: ToyTarget, *links: DraftLink | Origin, budget: Budget | None = None, **config: object
 ) -> AsyncIterator[DecodingLoop]:
-    """A running loop."""
+    """A running decoding loop with ``links`` as origins of drafts."""
     loop = DecodingLoop(
         target,
         [
@@ -315,7 +315,7 @@ async def decoding(
 
 
 async def collect(loop: DecodingLoop, wanted: GenerationRequest) -> tuple[list[int], Finished, list[Progress]]:
-    """A whole generation: tokens, the terminal message, all steps."""
+    """Run a whole generation; returns its tokens, the terminal message and all steps."""
     steps: list[Progress] = []
     finished: list[Finished] = []
     async for event in loop.generate(wanted):

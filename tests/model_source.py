@@ -1,6 +1,6 @@
-"""A model source without a model: it reads hidden states of three layers, and is delayed, killed or made to raise at will.
+"""A model source without a model, which reads hidden states of three layers. Tests can delay it, hang it or make it raise.
 
-A template for real ones: ``register`` is the entry that a real one has in ``speculation/sources.py``.
+It is a template for real ones: ``register`` does what an entry in ``speculation/sources.py`` does for a real one.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ SPEC = SourceSpec(name=NAME, kind="model", made_by="tests.model_source:make", no
 
 
 class ModelDouble:
-    """Drafts the tokens that it is told to, and remembers how it was asked.
+    """Drafts given tokens, and records its calls.
 
     Attributes:
         answer: the tokens of every chain; None: what followed the last token when it occurred before.
-        delay_s: how long a batch takes.
+        delay_s: how long a batch takes, in seconds.
         stuck: while it is set, no batch ends.
         fails_for: sessions for which it raises, "" for all.
-        batches: of every call, the sessions that it was for.
-        masked: of every session's last draft, the committed positions whose states were missing.
-        states: of every session's last draft, the bytes of the states that were there, by position.
+        batches: the sessions of every batch.
+        masked: by session, the committed positions without states in its last draft.
+        states: by session, the bytes of the states present in its last draft, by position.
     """
 
     def __init__(self, answer: Sequence[int] | None = None, layers: tuple[int, ...] = LAYERS) -> None:
@@ -72,7 +72,7 @@ class ModelDouble:
         session, states = wanted.session, wanted.states
         found = {position: row for position in range(len(session.tokens)) if (row := states.of(position, self.layers))}
         self.states[session.id] = {position: row.data for position, row in found.items()}
-        # Of the last token itself no state is known yet: it has not been computed.
+        # The last token has no state yet: it has not been computed.
         self.masked[session.id] = [position for position in range(len(session.tokens) - 1) if position not in found]
         tokens = session.followers() if self.answer is None else self.answer
         return chain(
@@ -99,7 +99,7 @@ class _Session:
         self._model.closed.append(self.id)
 
 
-# The one that the next drafter makes.
+# What ``make`` returns.
 _next = ModelDouble()
 
 
@@ -108,7 +108,7 @@ def make(config: DrafterConfig) -> ModelDouble:
 
 
 def register(monkeypatch: pytest.MonkeyPatch, double: ModelDouble | None = None, spec: SourceSpec = SPEC) -> ModelDouble:
-    """Let drafters, routers and verifiers of this test know the double."""
+    """Make the double known to drafters, routers and verifiers for the duration of a test."""
     double = double or ModelDouble()
     monkeypatch.setitem(SOURCES, spec.name, spec)
     monkeypatch.setattr("tests.model_source._next", double)

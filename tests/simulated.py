@@ -1,4 +1,4 @@
-"""The decoding loop on a clock that does not run but jumps: passes and drafts take exactly as long as a test says."""
+"""The decoding loop on a simulated clock: passes and drafts take exactly as long as a test says."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class JumpingLoop(asyncio.SelectorEventLoop):
-    """Where nothing is to be done before a time, it is that time."""
+    """An event loop whose clock jumps to the next timer when there is nothing else to do."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -39,13 +39,13 @@ class JumpingLoop(asyncio.SelectorEventLoop):
 
 
 def run(main: Coroutine[Any, Any, _Result]) -> _Result:
-    """``asyncio.run`` on such a loop."""
+    """``asyncio.run`` on a ``JumpingLoop``."""
     with asyncio.Runner(loop_factory=JumpingLoop) as runner:
         return runner.run(main)
 
 
 class SimulatedWorker(Executor):
-    """One thread that is none: what it does is done at its end. ``pass_s()`` says how long the next pass takes."""
+    """Simulates one worker thread: a call runs at the time at which it would end. ``pass_s()``: seconds of the next pass."""
 
     def __init__(self, pass_s: Callable[[], float]) -> None:
         self._pass_s = pass_s
@@ -67,7 +67,7 @@ class SimulatedWorker(Executor):
 
 
 class SimulatedBudget(MeasuredBudget):
-    """Passes take ``pass_s``, whatever they hold."""
+    """Expects ``pass_s`` seconds of every pass, whatever it holds."""
 
     def __init__(self, pass_s: float, max_nodes: int = 6) -> None:
         table = CostTable(by_rows={1: pass_s}, per_request=0.0, per_key=0.0)
@@ -81,7 +81,7 @@ class SimulatedBudget(MeasuredBudget):
 
 
 class SlowDrafter(RandomDrafter):
-    """Takes so many seconds for each draft."""
+    """Takes ``seconds()`` seconds for each draft."""
 
     def __init__(self, seconds: Callable[[], float], mood: str = "good") -> None:
         super().__init__(mood=mood)

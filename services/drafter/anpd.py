@@ -1,7 +1,7 @@
 """ANPD (Ou et al., NAACL 2024, arXiv 2404.08698): an adaptive n-gram model of the request's own text.
 
-Counts of all orders from 2 to ``max_order`` are kept, token by token. A chain is drafted greedily: each token is the one
-that followed the longest known ending most often.
+It counts n-grams of all orders from 2 to ``max_order``, token by token. A chain is drafted greedily: each token is the one
+that most often followed the longest known suffix.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from speculation.types import TokenTree
 
 NAME = "anpd"
 
-# How likely each further token is: only ranks nodes against those of other requests.
+# Claimed probability of each further token; it only ranks nodes against those of other requests.
 _EACH = 0.6
 
 

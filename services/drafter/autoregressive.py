@@ -1,4 +1,4 @@
-"""The source that proposes nothing: plain decoding, under the same roof as all others."""
+"""The source that proposes nothing: plain decoding, as a source like any other."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""The blend: one tree of the likeliest paths, whoever proposed them (algorithms: merged tree under a budget).
+"""The blend: one tree of the likeliest paths from all sources (algorithms: merged tree under a budget).
 
-All sources are asked at every node, so a path that one has begun another may continue. A heap holds the open candidates
-by the probability of their whole path; the likeliest becomes a node, and its own candidates join the heap. Since a path
-is never likelier than its beginning, that gives the most probable tree of its size.
+All sources are asked at every node, so one source may continue a path that another has begun. A heap holds the open
+candidates by the probability of their whole path. The likeliest becomes a node, and its own candidates join the heap. A
+path is never likelier than its beginning, so the result is the most probable tree of its size.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class BlendSession:
         self._sources = dict(sources)
         self._calibrator = calibrator
         self._least = _LEAST
-        # Of the last draft: who may follow each node, and where each node's token leads.
+        # Of the last draft: the candidates after each node, and the child of each (node, token).
         self._options: dict[int, list[Candidate]] = {}
         self._nodes: dict[tuple[int, int], int] = {}
 
@@ -46,7 +46,7 @@ class BlendSession:
         return self.draft_after((), max_nodes)
 
     def draft_after(self, assumed: Sequence[int], max_nodes: int) -> TokenTree:
-        """What may follow everything seen so far and ``assumed``."""
+        """A tree of what may follow everything seen so far and then ``assumed``."""
         places = self._start()
         for token in assumed:
             places = self._follow(places, token)
@@ -54,7 +54,7 @@ class BlendSession:
         nodes: dict[tuple[int, int], int] = {}
         tree = self._grow(places, max_nodes, options, nodes)
         if not assumed:
-            # What comes of a draft is learnt from the one that follows the text itself.
+            # Only a draft that follows the committed text is learnt from.
             self._options, self._nodes = options, nodes
         return tree
 
@@ -109,7 +109,7 @@ class BlendSession:
         parents: list[int] = []
         sources: list[str] = []
         scores: list[float] = []
-        # (minus the path's probability, when it was found, parent, token, who named it, where the parent is)
+        # (minus the path's probability, order of insertion, parent, token, source that named it, the parent's places)
         heap: list[tuple[float, int, int, int, str, Places]] = []
         pushed = 0
 
@@ -135,7 +135,7 @@ class BlendSession:
         return TokenTree(tokens=tuple(tokens), parents=tuple(parents), sources=tuple(sources), scores=tuple(scores))
 
     def _ask(self, places: Places) -> tuple[list[Candidate], list[str]]:
-        """All candidates, and who named each first."""
+        """All candidates, and the source that named each first."""
         found: dict[int, tuple[str, ...]] = {}
         namers: list[str] = []
         for name, place in places:
@@ -168,6 +168,6 @@ class BlendSession:
         return tuple(followed)
 
     def _lose(self, name: str) -> None:
-        """A source that fails costs its own nodes, for the rest of the request."""
+        """Drop a source that has failed, for the rest of the request: it costs its own nodes only."""
         log.exception("%s drafts nothing more for a request", name)
         del self._sources[name]

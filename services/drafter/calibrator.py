@@ -1,13 +1,13 @@
-"""From kinds of candidates to probabilities that the target takes them, learnt online.
+"""Turns the kinds of candidates into probabilities that the target takes them, learnt online.
 
-At every node the sources name candidates, each with its kind. Exactly one token comes next, a candidate or none of them: a
-choice among rivals, so the model is the conditional logit (McFadden 1974)::
+At every node the sources name candidates, each with its kind. Exactly one token comes next, one of the candidates or some
+other. The model of such a choice is the conditional logit (McFadden 1974)::
 
     P(token) = exp(sum of its kinds' weights) / (1 + sum over all candidates)
 
-Two sources that name the same token add their weights, and one weight more that says what their agreement is worth. Wherever
-the text has gone on along a node's path, the outcome is known for every candidate there, checked or not; so all are learnt
-from. A kind's weight begins at the odds that its source believes in.
+If several sources name the same token, their weights are added, and one more weight for their agreement. Once the text has
+passed a node, the outcome is known for every candidate there, checked or not; so all of them are learnt from. A kind's
+weight begins at the odds that its source claims.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ log = logging.getLogger(__name__)
 # A token and the kinds under which sources named it.
 Candidate = tuple[int, tuple[str, ...]]
 
-# Step of a weight, shrinking with what it has learnt (AdaGrad), but not below a floor: what is right drifts with the text.
+# Step of a weight: it shrinks with what was learnt (AdaGrad), but not below a floor, since the right weight drifts with the
+# text.
 _STEP = 0.5
 _SLOWEST = 0.01
 _LARGEST = 12.0
@@ -36,20 +37,20 @@ _VERSION = 1
 
 
 class Calibrator:
-    """Weights of kinds. They hold no text, and are shared by all requests."""
+    """Weights of kinds. They hold no text, and all requests share them."""
 
     def __init__(self, prior: Mapping[str, float]) -> None:
         self._weights = {kind: _logit(probability) for kind, probability in prior.items()}
         self._squares: dict[str, float] = {}
 
     def probabilities(self, candidates: Sequence[Candidate]) -> list[float]:
-        """Of each candidate, that it comes next."""
+        """The probability of each candidate to come next."""
         odds = [math.exp(self._score(kinds)) for _, kinds in candidates]
         whole = 1.0 + sum(odds)
         return [each / whole for each in odds]
 
     def learn(self, candidates: Sequence[Candidate], token: int) -> None:
-        """Of these, or of all others, ``token`` came next."""
+        """Learn that ``token`` came next; it may be none of the candidates."""
         for (candidate, kinds), probability in zip(candidates, self.probabilities(candidates), strict=True):
             error = (candidate == token) - probability
             for kind in _with_agreement(kinds):
@@ -60,9 +61,9 @@ class Calibrator:
                 self._weights[kind] = min(_LARGEST, max(-_LARGEST, weight))
 
     def save(self, path: Path) -> None:
-        """Write the weights, whole or not at all. That it fails costs only what was learnt.
+        """Write the weights atomically. A failure is logged, and costs only what was learnt.
 
-        Where another drafter has written, each kind stays with the one that has learnt more of it.
+        If another drafter has written the file, each kind keeps the weight of the drafter that has learnt more about it.
         """
         entries = self._read(path) if path.exists() else {}
         for kind, square in self._squares.items():
@@ -73,17 +74,17 @@ class Calibrator:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, json.dumps(content, indent=0, sort_keys=True).encode())
         except OSError as error:
-            log.warning("cannot save what sources are worth to %s: %s", path, error)
+            log.warning("cannot save the calibration to %s: %s", path, error)
 
     def load(self, path: Path) -> bool:
-        """Take over what was saved; whether there was anything usable. A file that is none is told of and left alone."""
+        """Take over saved weights; returns whether there were any. An unusable file is logged and left as it is."""
         entries = self._read(path) if path.exists() else {}
         for kind, (weight, square) in entries.items():
             self._weights[kind], self._squares[kind] = weight, square
         return bool(entries)
 
     def _read(self, path: Path) -> dict[str, tuple[float, float]]:
-        """Weights and squares by kind; none where the file is none of ours."""
+        """Weights and squares by kind; empty if the file is not one of ours."""
         try:
             content = json.loads(path.read_text())
             if content["version"] != _VERSION:
@@ -93,7 +94,7 @@ class Calibrator:
                 if not (abs(weight) <= _LARGEST and 1 <= square < math.inf):
                     raise ValueError(f"{kind}: {weight}, {square}")
         except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            log.warning("%s is no file of weights (%s): sources are judged anew", path, error)
+            log.warning("%s is no usable calibration (%s): sources start from their priors", path, error)
             return {}
         return entries
 
@@ -112,7 +113,7 @@ class Calibrator:
 def _with_agreement(kinds: tuple[str, ...]) -> tuple[str, ...]:
     if len(kinds) == 1:
         return kinds
-    # How much more two say than one depends on who they are and how they see it, roughly.
+    # The value of an agreement depends roughly on the kinds that agree; their last part is left out.
     return (*kinds, "+".join(kind.rpartition(":")[0] for kind in kinds))
 
 

@@ -1,4 +1,4 @@
-"""From a source's name to the source: its ``SourceSpec`` names the function, imported only when it is asked for."""
+"""Makes sources by name, through the function that ``SourceSpec`` names; it is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speculation.sources import SOURCES
 
 
 def make_source(name: str, config: DrafterConfig) -> TextSource | ModelSource:
-    """A new source of this name, which ``check_names`` knows.
+    """A new source of a name that ``check_names`` accepts.
 
     Raises:
         ConfigurationError: a file that it needs cannot be read.
@@ -26,7 +26,7 @@ def check_names(names: Iterable[str]) -> None:
     """Check source names.
 
     Raises:
-        InvalidArgument: a drafter has no such source; lists those that it has.
+        InvalidArgument: a drafter has no such source; lists those that exist.
     """
     known = [name for name, spec in SOURCES.items() if spec.kind != "head"]
     for name in names:

@@ -1,4 +1,4 @@
-"""Settings of a drafter: one small class per source. It says as well which of them users may set, by what name."""
+"""Settings of a drafter: one small class per source. A ``Setting`` gives the name under which users may set a field."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated
 
 from services.settings import Setting
 
-# SPECTRA's and Lookahead's, which have the same meaning.
+# Settings that SPECTRA and lookahead share.
 _NGRAM = Setting(name="spectra_ngram", ge=2, le=16, about="N of spectra and lookahead: length of n-grams")
 _WINDOW = Setting(name="spectra_window", ge=0, le=64, about="W: columns of their candidate window")
 _GUESSES = Setting(name="spectra_guesses", ge=1, le=64, about="G: continuations kept for a token")
@@ -34,13 +34,13 @@ class SuffixConfig:
     """Suffix decoding; names as vLLM's where it has them.
 
     Attributes:
-        depth: longest stretch of tokens that is counted.
-        max_endings: endings of the text, of different lengths, that are followed at once.
-        max_tokens: of a request's own text, the latest, in which endings are looked for.
-        max_cached_tokens: of earlier answers, for each tenant; 0: a request learns from itself alone, and nothing that a
-            tenant was told is kept.
+        depth: longest n-gram that is counted, in tokens.
+        max_endings: most suffixes of the text, of different lengths, that are followed at once.
+        max_tokens: latest tokens of a request's own text in which its suffixes are looked up.
+        max_cached_tokens: tokens of earlier answers kept for each tenant; 0: a request learns from itself alone, and no
+            answer is kept.
         cached_s: seconds after which an earlier answer is forgotten.
-        max_tenants: whose answers are kept; the one unused longest is forgotten first.
+        max_tenants: most tenants whose answers are kept; the one unused longest is forgotten first.
     """
 
     depth: int = 16
@@ -51,7 +51,7 @@ class SuffixConfig:
             name="suffix_max_tokens",
             ge=256,
             le=1 << 20,
-            about="tokens of a request's own text, the latest, that `suffix` looks for endings in: some 150 bytes each",
+            about="latest tokens of a request's own text in which `suffix` looks for its endings; about 150 bytes each",
         ),
     ] = 65_536
     max_cached_tokens: Annotated[
@@ -74,8 +74,8 @@ class RecyclingConfig:
     """Token recycling.
 
     Attributes:
-        max_tenants: whose tables are kept; the one unused longest is forgotten first.
-        max_entries: of a table; what was learnt longest ago is dropped first.
+        max_tenants: most tenants whose tables are kept; the one unused longest is forgotten first.
+        max_entries: most entries of a table; the one learnt longest ago is dropped first.
         snapshot: file of successors that every table begins with, or None.
     """
 
@@ -107,8 +107,8 @@ class LookaheadConfig:
 
     Attributes:
         ngram: N, length of the n-grams that the window yields.
-        window: W, its columns.
-        guesses: G, n-grams that are kept for a token, and checked at once.
+        window: W, number of its columns.
+        guesses: G, most n-grams that are kept for a token and checked at once.
     """
 
     ngram: Annotated[int, _NGRAM] = 5
@@ -122,10 +122,10 @@ class SpectraConfig:
 
     Attributes:
         ngram: N, length of the n-grams that are entered into the dictionaries.
-        window: W, columns of the candidate window; 0: none.
-        guesses: G, continuations that are kept for a token, and checked at once.
-        explore_prob: how often a column takes a token that the forward dictionary does not know yet.
-        forward, backward, sub_ngrams: what the paper's Table 2 takes away, one at a time.
+        window: W, number of columns of the candidate window; 0: no window.
+        guesses: G, most continuations that are kept for a token and checked at once.
+        explore_prob: probability that a column takes a token that the forward dictionary does not know yet.
+        forward, backward, sub_ngrams: parts that the paper's ablation (Table 2) switches off, one at a time.
     """
 
     ngram: Annotated[int, _NGRAM] = 5
@@ -147,12 +147,12 @@ class DrafterConfig:
     """A drafter.
 
     Attributes:
-        max_sessions: most sessions kept; the ones unused longest are dropped first.
-        calibration: file that what is learnt of the sources is kept in, or None; it holds no text.
+        max_sessions: most open sessions; the one unused longest is dropped first.
+        calibration: file for the weights learnt about sources, or None; it holds no text.
         retrieval_deadline_s: longest that a draft waits for the retrieval index.
-        draft_ahead: outcomes of a step for which the next draft is sent beforehand.
-        max_feature_bytes: most bytes of hidden states that are kept for sources that read them, of all sessions together;
-            those that came first are dropped first.
+        draft_ahead: number of a step's likeliest outcomes for which the next draft is sent in advance.
+        max_feature_bytes: most bytes of hidden states kept for sources that read them, over all sessions; the oldest of the
+            largest session are dropped first.
     """
 
     prompt_lookup: PromptLookupConfig = field(default_factory=PromptLookupConfig)
@@ -172,7 +172,7 @@ class DrafterConfig:
             name="draft_ahead",
             ge=0,
             le=8,
-            about="outcomes of a step for which the next draft is sent beforehand; pays where the link is slow",
+            about="likely outcomes of a step for which the next draft is sent in advance; pays on slow links",
         ),
     ] = 0
     max_feature_bytes: int = 1 << 30

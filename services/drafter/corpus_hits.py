@@ -1,7 +1,7 @@
-"""What followed the text's ending in a corpus (REST, He et al., NAACL 2024; SPECTRA's datastore).
+"""Drafts what followed the text's suffix in a corpus (REST, He et al., NAACL 2024; SPECTRA's datastore).
 
-The index looks up the longest ending that it knows; the continuations found are merged, and how many of them begin alike
-says how likely a beginning is. REST's own rule of acceptance was not lossless when sampling; here the walk decides.
+The index looks up the longest suffix that it knows. The continuations found are merged into a tree; the share of them that
+go through a node ranks it. REST's own acceptance rule was not lossless when sampling; here the acceptance walk decides.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from speculation.messages import Continuation, OpenSession, RetrievalQuery, Step
 from speculation.tree import ROOT, prune
 from speculation.types import TokenTree
 
-# How likely the text goes on as it did after an ending of so many tokens in the corpus: only ranks nodes.
+# Claimed probability that the text goes on as it did in the corpus, by length of the matched suffix; it only ranks nodes.
 _BY_LENGTH = (0.0, 0.15, 0.3, 0.45, 0.55, 0.65, 0.7, 0.75)
 _LONG = 0.8
-# Tokens of the text's end that are looked up, and how much is wanted of what followed them.
+# Length of the suffix that is looked up; and number and length of the continuations that are wanted.
 QUERIED = 16
 _CONTINUATIONS, _CONTINUATION_LENGTH = 64, 10
 
@@ -32,14 +32,14 @@ def make(config: DrafterConfig) -> Retrieval:
 
 
 class Retrieval(TreeSource):
-    """REST's drafts (section 3): a prefix tree of what followed the longest ending that the index knows."""
+    """REST's drafts (section 3): a prefix tree of what followed the longest suffix that the index knows."""
 
     def open(self, message: OpenSession) -> RetrievalSession:
         return RetrievalSession(message)
 
 
 class HitSession:
-    """What was found for one request's next step, drafted as it is. Asks for nothing yet: see ``LookingUp.query``."""
+    """Drafts what was found for one request's next step, as it is. Subclasses add ``LookingUp.query``."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -59,7 +59,7 @@ class HitSession:
 
 
 class RetrievalSession(HitSession):
-    """One request's last tokens. Implements ``LookingUp``."""
+    """Looks up one request's last tokens. Implements ``LookingUp``."""
 
     def __init__(self, message: OpenSession) -> None:
         super().__init__(NAME)
@@ -74,12 +74,15 @@ class RetrievalSession(HitSession):
 
 
 def ending(recent: Sequence[int]) -> RetrievalQuery:
-    """Asks for what followed the longest ending of ``recent``."""
+    """The query for what followed the longest known suffix of ``recent``."""
     return RetrievalQuery(suffix=tuple(recent), max_continuations=_CONTINUATIONS, max_length=_CONTINUATION_LENGTH)
 
 
 def hit_tree(hits: Sequence[Continuation], source: str) -> TokenTree:
-    """A prefix tree of continuations; a node's score is the share of them that go through it."""
+    """A prefix tree of continuations.
+
+    A node's score is the share of continuations through it, times a factor for the length of the matched suffix.
+    """
     tokens: list[int] = []
     parents: list[int] = []
     counts: list[int] = []

@@ -1,4 +1,4 @@
-"""One request at the drafter: its sources' sessions, what it is drafted for now, and which drafts are expected."""
+"""One request at the drafter: its sources' sessions, the prefix that is drafted for, and the drafts still expected."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from speculation.types import TokenTree
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class DraftedPrefix:
-    """What a request is drafted for, since ``start`` (seconds, ``perf_counter``).
+    """The prefix that drafts for a request continue; drafting began at ``start`` (seconds, ``perf_counter``).
 
-    ``expected`` are the models' drafts that have not come, each with its group and prefix: for this one, and for earlier
-    ones, which models were at work on when it came. Of a long draft something may still be of use.
+    ``expected`` are the models' drafts that have not arrived, each with its group and prefix. Some are for earlier prefixes,
+    which models were working on when this one came: part of a long draft may still be useful.
     """
 
     length: int
@@ -35,9 +35,9 @@ class DraftedRequest:
     """A session.
 
     Attributes:
-        text: None where no text source is wanted, or all have failed.
-        text_s: how long the text sources took for the last step.
-        counted: the text sources know all of the prompt.
+        text: None if the plan names no text source, or all have failed.
+        text_s: seconds that the text sources took for the last step; infinite before the first one.
+        counted: whether the text sources have read all of the prompt.
     """
 
     id: str
@@ -52,7 +52,7 @@ class DraftedRequest:
     states: KnownStates = field(default_factory=KnownStates)
 
     def begin(self, prefix: DraftedPrefix) -> None:
-        """Draft for another prefix from now on: ask all models."""
+        """Draft for another prefix from now on; ask all models for drafts of it."""
         before, self.prefix = self.prefix, prefix
         for group in self.models:
             prefix.expected[group.draft(self.id, prefix.max_nodes, self.states)] = (group.name, prefix)
@@ -67,7 +67,7 @@ class DraftedRequest:
         assumed: tuple[int, ...] = (),
         more: bool = False,
     ) -> Draft:
-        """A group's tree for a prefix, as it is sent."""
+        """The message that carries a group's tree for a prefix."""
         return Draft(
             session_id=self.id,
             base_length=prefix.length,

@@ -1,7 +1,7 @@
-"""A thread that drafts, so that the event loop goes on meanwhile.
+"""A thread that drafts, so that drafting does not block the event loop.
 
-To hand a call over and its result back takes some 0.3 ms on a busy machine. What is known to take less than a loop may be
-held up for is done in the event loop itself, as long as the thread has nothing to do.
+Handing a call over and its result back takes about 0.3 ms on a busy machine. Calls that are known to be short therefore run
+in the event loop itself, as long as the thread has nothing to do.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ _Result = TypeVar("_Result")
 
 _Job = Callable[[], None]
 
-# The event loop may be held up for so long by one call.
+# Longest call that may run in the event loop itself.
 _AT_ONCE_S = 0.001
 
 
 class DraftingThread:
-    """Runs what it is handed, one after the other in the order in which it came.
+    """Runs calls one at a time, in the order in which they came; ``later`` calls when there are no others.
 
-    What has piled up costs no further waking, and each result leaves when it is there. It starts with the first call and
-    ends when nobody can hand it any more.
+    Each result is delivered as soon as it is there. The thread starts with the first call, and ends when this object is
+    garbage-collected.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
-        # None says that there is something in ``_later``.
+        # None wakes the thread for a call in ``_later``.
         self._now: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._later: deque[_Job] = deque()
-        # Calls handed over that have not ended; known to the event loop alone.
+        # Calls handed over that have not ended; used in the event loop only.
         self._open = 0
         self._started = False
 
@@ -48,11 +48,11 @@ class DraftingThread:
         later: bool = False,
         expected_s: float = math.inf,
     ) -> asyncio.Future[_Result]:
-        """Hand over a call; gives what it will return or raise.
+        """Hand over a call; returns a future of its result or exception.
 
         Args:
-            later: when nothing else is left to do.
-            expected_s: how long it takes, as far as anybody knows.
+            later: run it only when no other call waits.
+            expected_s: how long it is expected to take, in seconds.
         """
         loop = asyncio.get_running_loop()
         future: asyncio.Future[_Result] = loop.create_future()
@@ -66,7 +66,7 @@ class DraftingThread:
             return future
 
         def job() -> None:
-            # Nobody waits any more. Other calls are made all the same: what a source is told must not be lost.
+            # Nobody waits any more. Calls other than ``later`` ones run all the same: a source must not miss an update.
             if later and future.cancelled():
                 _tell(loop, ended)
                 return
@@ -75,12 +75,12 @@ class DraftingThread:
             except Exception as error:
                 _tell(loop, ended, _fail, future, error)
             except BaseException as error:
-                # What would end this thread is not to end the event loop.
+                # An exception that would end this thread must not end the event loop.
                 _tell(loop, ended, _fail, future, _ended_by(error))
             else:
                 _tell(loop, ended, _fulfil, future, result)
 
-        # A job that knew this object would keep its thread alive.
+        # A job with a reference to this object would keep the thread alive.
         itself = weakref.ref(self)
 
         def ended(tell: Callable[..., None] | None = None, *what: object) -> None:
@@ -101,7 +101,7 @@ class DraftingThread:
 
     def _start(self) -> None:
         self._started = True
-        # A daemon: a model that hangs must not hold up a process that wants to end.
+        # A daemon: a model that hangs must not keep the process from ending.
         threading.Thread(target=_work, args=(self._now, self._later), name=self._name, daemon=True).start()
         weakref.finalize(self, self._now.put, _end)
 
@@ -116,16 +116,16 @@ def _work(now: queue.SimpleQueue[_Job | None], later: deque[_Job]) -> None:
             return
         if job is not None:
             job()
-        # Or it would live, with all that it knows of, until the next one comes.
+        # Otherwise it would live, with all that it references, until the next job comes.
         del job
 
 
 def _end() -> None:
-    """Handed over when nobody can hand over anything any more."""
+    """The thread's last job: it ends the thread."""
 
 
 def _tell(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: object) -> None:
-    # A loop that has been closed meanwhile has nobody who waits.
+    # If the event loop has been closed meanwhile, nobody waits.
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(function, *arguments)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 
 class GrowingNgrams:
-    """Yields every stretch of ``length`` tokens once.
+    """Yields every n-gram of ``length`` tokens once.
 
     Attributes:
         tail: the text's last tokens, at most ``length``.

@@ -1,11 +1,11 @@
-"""What a source of drafts is: two kinds of text sources, and models.
+"""The interfaces of sources of drafts: two kinds of text sources, and models.
 
-Text sources draft from token ids alone, in well under a millisecond. Some propose whole trees (``TreeSession``): the papers'
-forms. Others say what follows any path, their own or another source's (``PathSession``): the blend asks them at every node
-that it adds. Models draft for many requests in one call.
+Text sources draft from token ids alone, in well under a millisecond. Some propose whole trees (``TreeSession``), as in the
+papers. Others tell what may follow any path, their own or another source's (``PathSession``); the blend asks them at every
+node that it adds. Models draft for many requests in one call.
 
-A source is made when a request first names it, by the function that its ``SourceSpec`` names. Everything of text sources
-runs in one thread, and everything of a model in another of its own, call by call: no source needs a lock.
+A source is made when a request first names it, by the function that its ``SourceSpec`` names. All text sources share one
+thread, and every model has a thread of its own. Calls run one at a time, so no source needs a lock.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from speculation.types import TokenTree
 
 
 class SourceSession(Protocol):
-    """One source's state for one request. Restored from ``OpenSession.tokens`` however late it joins."""
+    """One source's state for one request. It can be built from ``OpenSession.tokens`` at any time of the request."""
 
     def observe(self, report: StepReport) -> None:
         """Learn what a step committed and what its pass showed."""
         ...
 
     def close(self) -> None:
-        """The request has ended: forget it."""
+        """End the session: the request has ended."""
         ...
 
 
@@ -40,44 +40,44 @@ class TreeSession(SourceSession, Protocol):
 
 
 class PathSession(SourceSession, Protocol):
-    """A session that is asked node by node. A place is opaque: the text and a path."""
+    """A session that is asked node by node. A place stands for the text and a path behind it; callers do not look inside."""
 
     def start(self) -> Any:
         """The place at the end of everything seen so far."""
         ...
 
     def follow(self, place: Any, token: int) -> Any:
-        """The place one token further; None where the source knows nothing any more."""
+        """The place one token further; None if the source knows nothing about it."""
         ...
 
     def candidates(self, place: Any) -> Iterable[tuple[int, str]]:
-        """What may come next: tokens, each with its kind, likeliest first. What a kind is worth is learnt."""
+        """What may come next: tokens, each with its kind, likeliest first. The calibrator learns the value of a kind."""
         ...
 
     def catch_up(self) -> bool:
-        """Do some of the work that was put off, for a few milliseconds; whether there is more. Until then drafts lack it."""
+        """Do deferred work for a few milliseconds; returns whether more is left. Drafts lack what is not done yet."""
         ...
 
 
 class LookingUp(Protocol):
-    """What the sessions of sources with ``SourceSpec.retrieval`` do besides: they are given hits before they draft."""
+    """Sessions of sources with ``SourceSpec.retrieval`` implement this too: they are given hits before they draft."""
 
     def query(self) -> RetrievalQuery | None:
-        """What is to be looked up; None: nothing."""
+        """The next query to the index; None: no query."""
         ...
 
     def found(self, hits: Sequence[Continuation]) -> None:
-        """What followed it in the corpus."""
+        """Take what the index found for the query."""
         ...
 
 
 class TextSource(Protocol):
-    """Makes sessions of a text source. What several requests share (a table, a datastore) lives here."""
+    """Makes sessions of a text source, and holds what several requests share (a table, a datastore)."""
 
     @property
     def prior(self) -> Mapping[str, float] | None:
-        """None, and sessions are ``TreeSession``; or, and sessions are ``PathSession``, for each kind of candidate the
-        probability that it comes next, as long as nothing has been learnt."""
+        """None if sessions are ``TreeSession``. If they are ``PathSession``: for each kind of candidate, the probability to
+        come next that is assumed until something has been learnt."""
         ...
 
     def open(self, message: OpenSession) -> SourceSession:
@@ -85,12 +85,12 @@ class TextSource(Protocol):
         ...
 
     def forget(self, tenant: str) -> None:
-        """Delete what is remembered of a tenant's requests. Those under way go on, and leave nothing behind."""
+        """Delete everything about a tenant's requests. Live ones go on, and leave nothing behind."""
         ...
 
 
 class TreeSource:
-    """Base of text sources that propose trees and remember nothing beyond a request."""
+    """Base of text sources that propose trees and keep nothing beyond a request."""
 
     prior: Mapping[str, float] | None = None
 
@@ -103,10 +103,10 @@ class DraftWanted:
     """One request's part of a batch that a model drafts.
 
     Attributes:
-        session: what the model's ``open`` has made for the request.
+        session: what the model's ``open`` returned for the request.
         max_nodes: most nodes of its tree.
-        states: hidden states of its committed positions, of ``SourceSpec.layers``; those that have not come are missing,
-            and more of them may come while the model drafts.
+        states: hidden states of ``SourceSpec.layers`` at its committed positions. Those that have not arrived are missing;
+            more may arrive while the model drafts.
     """
 
     session: Any
@@ -115,14 +115,14 @@ class DraftWanted:
 
 
 class ModelSource(Protocol):
-    """A model that drafts, on whatever device it is. Its sessions are ``SourceSession``s."""
+    """A model that drafts, on any device. Its sessions are ``SourceSession``s."""
 
     def open(self, message: OpenSession) -> SourceSession:
         """Start a session; nothing is computed yet."""
         ...
 
     def draft(self, batch: Sequence[DraftWanted]) -> Sequence[TokenTree]:
-        """Draft for several requests at once: one tree for each, in their order. It may take its time."""
+        """Draft for several requests at once: one tree for each, in their order. It may take long."""
         ...
 
     def forget(self, tenant: str) -> None:

@@ -1,4 +1,4 @@
-"""The target's hidden states of requests' committed positions, as the verifier sent them, for sources that read them."""
+"""The target's hidden states at committed positions, as the verifier sent them, for sources that read them."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from speculation.types import Features
 
 
 class KnownStates:
-    """Rows of one request, by position. What never came, or was dropped, is missing: a source masks it.
+    """Rows of one request, by position. A row that never came or was dropped is missing; sources must mask it.
 
-    One thread may add rows while another reads them: a row is there whole, or not at all.
+    One thread may add rows while another reads them: a reader sees a whole row or none.
 
     Attributes:
         size: bytes of all rows.
@@ -30,7 +30,7 @@ class KnownStates:
         return [position for position in range(start, stop) if position in self._rows]
 
     def of(self, position: int, layers: Sequence[int]) -> Features | None:
-        """One row, these ``layers`` of it side by side in this order; None where it is missing, or one of them is."""
+        """One row, its ``layers`` concatenated in this order; None if the row or one of the layers is missing."""
         found = self._rows.get(position)
         return None if found is None else row_of(*found, layers)
 
@@ -52,9 +52,9 @@ class KnownStates:
 
 
 class BoundedStates:
-    """The rows of all requests, ``max_bytes`` at most. Who holds the most loses its oldest chunk first.
+    """The rows of all requests, at most ``max_bytes``. Beyond that, the request that holds most loses its oldest chunk.
 
-    So a request with a very long prompt costs itself its beginning, and others nothing.
+    So a request with a very long prompt loses its own beginning, and others lose nothing.
 
     Attributes:
         size: bytes of all rows.
@@ -66,7 +66,7 @@ class BoundedStates:
         self._held: set[KnownStates] = set()
 
     def add(self, states: KnownStates, chunk: Features) -> None:
-        """Enter a chunk of a request's."""
+        """Enter a chunk of one request, and drop chunks beyond the limit."""
         states.add(chunk)
         self._held.add(states)
         self.size += len(chunk.data)
@@ -77,14 +77,14 @@ class BoundedStates:
             self.size -= before - largest.size
 
     def forget(self, states: KnownStates) -> None:
-        """Let go of everything of a request's."""
+        """Stop counting a request's rows: its session has ended."""
         if states in self._held:
             self._held.remove(states)
             self.size -= states.size
 
 
 def row_of(features: Features, row: int, layers: Sequence[int]) -> Features | None:
-    """One row of ``features``, these ``layers`` of it side by side; None where it does not hold one of them."""
+    """One row of ``features``, its ``layers`` concatenated in this order; None if one of them is missing."""
     held, size = features.layers, len(features.data) // features.rows
     if not set(layers) <= set(held):
         return None

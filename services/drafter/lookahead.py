@@ -1,8 +1,7 @@
 """Lookahead decoding (Fu et al., 2024, arXiv 2402.02057): n-grams that the model produced in a window of guesses.
 
-A pool maps a token to the n-grams that began with it, the latest first, at most ``guesses`` of them. The prompt's own
-n-grams are in it from the start. The original's sampling rule drew no bonus token after a full match; here the walk
-decides.
+A pool maps a token to the n-grams that began with it, the latest first, at most ``guesses`` of them. It starts with the
+prompt's n-grams. The original's sampling rule drew no bonus token after a full match; here the acceptance walk decides.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from speculation.types import TokenTree
 
 NAME = "lookahead"
 
-# How likely the latest n-gram's next token is, and how much less an older one's: only ranks nodes.
+# Claimed probability of the latest n-gram's next token, and the factor for each older or deeper one; they only rank nodes.
 _FIRST, _OLDER = 0.5, 0.8
 
 
@@ -31,14 +30,14 @@ def make(config: DrafterConfig) -> Lookahead:
 
 
 class Pool:
-    """By first token, the latest continuations, at most ``most`` for each token."""
+    """The latest continuations of every token, at most ``most`` for each."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._after: dict[int, OrderedDict[tuple[int, ...], None]] = {}
 
     def add(self, token: int, continuation: tuple[int, ...]) -> None:
-        """``continuation`` followed ``token``."""
+        """Note that ``continuation`` followed ``token``."""
         known = self._after.setdefault(token, OrderedDict())
         known[continuation] = None
         known.move_to_end(continuation)
@@ -46,7 +45,7 @@ class Pool:
             known.popitem(last=False)
 
     def after(self, token: int) -> list[tuple[int, ...]]:
-        """What followed it, the latest first."""
+        """The continuations of ``token``, the latest first."""
         return list(reversed(self._after.get(token, ())))
 
     def __contains__(self, token: int) -> bool:
@@ -54,7 +53,7 @@ class Pool:
 
 
 class Lookahead(TreeSource):
-    """Lookahead decoding's two branches (section 3): the window that finds n-grams, and the pool that guesses by them."""
+    """Lookahead decoding's two branches (section 3): the window finds n-grams, the pool drafts from them."""
 
     def __init__(self, config: LookaheadConfig) -> None:
         self._config = config
@@ -75,7 +74,7 @@ class LookaheadSession:
         self._read(message.tokens)
 
     def draft(self, max_nodes: int) -> TokenTree:
-        """Guesses first, then the window as far as there is room."""
+        """Guesses first, then as many columns of the window as fit."""
         tree = guesses(self._pool.after(self._text.tail[-1]), NAME, max_nodes)
         return self._window.attach(tree, NAME, max_nodes - len(tree))
 

@@ -1,4 +1,4 @@
-"""One model that drafts: its sessions, and the batches in which it is asked for them."""
+"""One model that drafts: its sessions, and the batches that it drafts in."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ class _Asked:
 
 
 class ModelGroup:
-    """Asks a model for all sessions that wait, at once; those that come while it drafts are its next batch.
+    """Drafts for all waiting sessions in one batch; sessions that arrive meanwhile make up the next batch.
 
-    The model is made, and called, in a thread of its own. A session whose draft fails is not asked for again; the others
+    The model is made and called in a thread of its own. A session whose draft fails is not drafted for again; the others
     go on.
 
     Args:
-        name: of the source, and of its drafts' group.
-        make: makes the model; called in its thread, when the first session is opened.
+        name: name of the source, and of its drafts' group.
+        make: makes the model; called in its thread when the first session is opened.
     """
 
     def __init__(self, name: str, make: Callable[[], ModelSource]) -> None:
@@ -42,20 +42,20 @@ class ModelGroup:
         self._waiting: dict[str, _Asked] = {}
         self._begun: dict[str, _Asked] = {}
         self._batches: asyncio.Task[None] | None = None
-        # The thread's own.
+        # Used in the model's thread only.
         self._model: ModelSource | None = None
         self._sessions: dict[str, SourceSession] = {}
 
     def open(self, message: OpenSession) -> None:
-        """Start a session, anew if there is one."""
+        """Start a session, anew if it exists."""
         self._thread.run(self._open, message)
 
     def observe(self, report: StepReport) -> None:
-        """Tell a session of a step."""
+        """Tell a session what a step committed."""
         self._thread.run(self._at, report.session_id, lambda session: session.observe(report))
 
     def draft(self, session_id: str, max_nodes: int, states: KnownStates) -> asyncio.Future[TokenTree | None]:
-        """Ask for a draft; None: there is none, or the session was asked for anew before it was begun."""
+        """Ask for a draft. The result is None if there is none, or if a newer request for the session replaced this one."""
         if (earlier := self._waiting.pop(session_id, None)) is not None:
             _answer(earlier.answer, None)
         asked = _Asked(
@@ -88,7 +88,7 @@ class ModelGroup:
                 try:
                     trees = await self._thread.run(self._draft, batch)
                 except Exception:
-                    log.exception("%s failed to draft for %d", self.name, len(batch))
+                    log.exception("%s failed to draft for %d sessions", self.name, len(batch))
                     trees = {}
                 for asked in batch:
                     _answer(asked.answer, trees.get(asked.session_id))
@@ -135,11 +135,11 @@ class ModelGroup:
         try:
             return dict(zip(wanted, self._model.draft(list(wanted.values())), strict=True))
         except Exception:
-            log.exception("%s failed to draft for %d", self.name, len(wanted))
+            log.exception("%s failed to draft for %d sessions", self.name, len(wanted))
         if len(wanted) == 1:
             self._sessions.pop(next(iter(wanted)))
             return {}
-        # One of them may be to blame: the others have their drafts, if it is so.
+        # One session may be to blame: draft for each alone, so that the others get theirs.
         trees: dict[str, TokenTree] = {}
         for asked in batch:
             trees |= self._draft([asked])

@@ -1,4 +1,4 @@
-"""What a step may commit, likeliest first: the outcomes that drafts are made for beforehand (SSD, PEARL, SpecEdge)."""
+"""The likeliest outcomes of a step, for which drafts are made in advance (SSD, PEARL, SpecEdge)."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable, Sequence
 from speculation.tree import ROOT, path_to
 from speculation.types import TokenTree
 
-# What the target says at the end of a path: tokens and their probabilities, likeliest first. Rough is enough.
+# A rough estimate of the target's choice after a node: tokens and their probabilities, likeliest first.
 Likely = Callable[[int], Sequence[tuple[int, float]]]
 
-# Of the target's own tokens at the end of a path so many are considered.
+# Bonus tokens that are considered after each path.
 _BONUSES = 2
 
 
 def likeliest_outcomes(tree: TokenTree, likely: Likely, most: int) -> list[tuple[int, ...]]:
-    """The ``most`` likeliest sequences of committed tokens: a path of accepted nodes, then the target's own token.
+    """The ``most`` likeliest sequences of committed tokens: a path of accepted nodes, then a bonus token.
 
-    The walk ends at a node where the target's token is none of its children: so the token behind the path is the likeliest
-    one that is not drafted there.
+    The acceptance walk ends at a node if the target's token is none of its children. So only tokens that are not drafted
+    below a node are considered as bonus tokens after it.
     """
     probability = {ROOT: 1.0}
     drafted: dict[int, set[int]] = {ROOT: set()}

@@ -1,7 +1,7 @@
-"""Prompt lookup: what followed the last few tokens when they occurred before (Saxena, "Prompt lookup decoding", 2023).
+"""Prompt lookup: drafts what followed earlier occurrences of the last few tokens (Saxena, "Prompt lookup decoding", 2023).
 
-The longest n-gram that occurred before is followed first, its latest occurrence before its earlier ones; other occurrences
-become branches of the tree. An index from n-gram to positions is kept token by token, so a draft costs a few look-ups.
+Occurrences of the longest n-gram come first, and of one n-gram the latest; further ones become branches of the tree. An
+index from n-grams to positions is updated with every token, so a draft costs a few look-ups.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from speculation.types import TokenTree
 
 NAME = "prompt_lookup"
 
-# How likely the next token of a match is, by the length of the match: rough, and only used to rank nodes among branches.
+# Claimed probability of the next token of a match, by the length of the match: rough, it only ranks nodes.
 _CONFIDENCE = {1: 0.35, 2: 0.6, 3: 0.75}
 _LONG_MATCH = 0.85
-# An occurrence further back in the queue is that much less likely than the one before it.
+# Factor for each further occurrence.
 _BRANCH_DISCOUNT = 0.6
 
 
@@ -29,7 +29,7 @@ def make(config: DrafterConfig) -> PromptLookup:
 
 
 class PromptLookup(TreeSource):
-    """Prompt lookup decoding (Saxena, 2023), with branches and with the answer looked up as well as the prompt."""
+    """Prompt lookup decoding (Saxena, 2023), with branches, and with look-ups in the answer as well as the prompt."""
 
     def __init__(self, config: PromptLookupConfig) -> None:
         self._config = config
@@ -71,7 +71,7 @@ class PromptLookupSession:
         found: dict[int, int] = {}
         for length in range(self._config.prompt_lookup_max, self._config.prompt_lookup_min - 1, -1):
             for start in reversed(self._followers.get(tuple(self._tokens[-length:]), ())):
-                # The last occurrence is the end of the text itself: nothing follows it yet.
+                # The last occurrence is the end of the text, which nothing follows yet.
                 if start < len(self._tokens):
                     found.setdefault(start, length)
                 if len(found) == self._config.max_branches:

@@ -1,8 +1,8 @@
-"""Token recycling: what the target held likely the last time it saw a token (Luo et al., 2024, arXiv 2408.08696).
+"""Token recycling: drafts what was likely the last time that the target saw a token (Luo et al., 2024, arXiv 2408.08696).
 
-Every pass shows the likeliest ids after each verified node, rejected ones too. The table keeps them, the last word counts.
-The paper's table goes by the last token; here the last two and three are asked first, where they have been seen together.
-What was likely one or two tokens ago and did not come often comes now.
+Every pass shows the likeliest ids after each verified node, rejected ones included. The table keeps the latest ones. The
+paper's table is keyed by the last token; here the last three and two tokens are looked up first, if they are known. A token
+that was likely at one of the last two positions but was not chosen there is a candidate too: it often comes next.
 """
 
 from __future__ import annotations
@@ -19,15 +19,14 @@ from speculation.types import Observation
 NAME = "recycling"
 
 _ORDERS = (3, 2, 1)
-# How likely the first, second, ... successor comes next, by the length of the context (measured on a small chat model;
-# a beginning, until it is learnt).
+# Prior probability of the first, second, ... successor, by the length of the context (measured on a small chat model).
 _BY_ORDER = {
     3: (0.67, 0.09, 0.04, 0.022, 0.015, 0.012, 0.011, 0.01),
     2: (0.37, 0.1, 0.045, 0.034, 0.02, 0.015, 0.012, 0.01),
     1: (0.2, 0.08, 0.04, 0.035, 0.02, 0.015, 0.012, 0.011),
 }
 _RANKS = len(_BY_ORDER[1])
-# The same of what was passed over at the last token, and at the one before.
+# The same for tokens passed over at the last position, and at the one before.
 _PASSED_OVER = ((0.026, 0.016, 0.014, 0.011, 0.008, 0.007), (0.02, 0.012, 0.006, 0.005, 0.004, 0.004))
 _BY_SEEN = (0.05, 0.075, 0.2, 0.67)
 _KINDS = {order: tuple(f"top:{order}:{rank}" for rank in range(_RANKS)) for order in _ORDERS}
@@ -43,17 +42,17 @@ Context = tuple[int, ...]
 
 
 class _Table:
-    """Likeliest successors by the last one, two and three tokens; what was learnt longest ago is dropped first."""
+    """Likeliest successors by the last one, two and three tokens; the entry learnt longest ago is dropped first."""
 
     def __init__(self, max_entries: int) -> None:
         self._max = max_entries
-        # Ordered dictionaries drop their first entry at once, plain ones look for it among those that were dropped before.
+        # A plain dictionary would scan all dropped entries to find its first one.
         self._top: OrderedDict[Context, tuple[int, ...]] = OrderedDict()
-        # Pairs that the text itself has shown, where no pass has shown more.
+        # The token that followed each context in a text; used after what passes have shown.
         self._seen: OrderedDict[Context, int] = OrderedDict()
 
     def learn(self, context: Context, likely: tuple[int, ...]) -> None:
-        """After ``context``, ``likely`` was likeliest."""
+        """Note the likeliest tokens after ``context``, in a pass."""
         for order in _ORDERS:
             if order <= len(context):
                 key = context[-order:]
@@ -63,18 +62,18 @@ class _Table:
             self._top.popitem(last=False)
 
     def note(self, context: Context, token: int) -> None:
-        """After ``context``, ``token`` came."""
+        """Note that ``token`` followed ``context`` in a text."""
         self._seen[context] = token
         self._seen.move_to_end(context)
         if len(self._seen) > self._max:
             self._seen.popitem(last=False)
 
     def top(self, key: Context) -> tuple[int, ...]:
-        """What was likeliest after it, if that is known."""
+        """The likeliest tokens after ``key``; empty if unknown."""
         return self._top.get(key, ())
 
     def seen(self, key: Context) -> int | None:
-        """What came after it the last time, if it did."""
+        """The token that followed ``key`` the last time; None if unknown."""
         return self._seen.get(key)
 
 
@@ -91,10 +90,10 @@ def make(config: DrafterConfig) -> Recycling:
 class Recycling:
     """Token recycling's adjacency matrix (section 3), as a table of contexts of one to three tokens.
 
-    Requests of one tenant share a table; what one tenant's text has shown, no other sees.
+    Requests of one tenant share a table; tenants share none.
 
     Args:
-        warm: what is likely after single tokens, known beforehand; every tenant's.
+        warm: successors of single tokens from a snapshot, for all tenants.
     """
 
     prior = PRIOR
@@ -124,19 +123,18 @@ class RecyclingSession:
         self._table = table
         self._warm = warm
         self._context: Context = ()
-        # Of the latest tokens, latest first: what was likely in their place.
+        # For each of the latest tokens, latest first: the likely tokens that it was chosen over.
         self._passed: deque[tuple[int, ...]] = deque(maxlen=len(_PASSED))
         self._read(tokens)
 
     def start(self) -> Context:
-        """The last tokens."""
         return self._context
 
     def follow(self, place: Context, token: int) -> Context:
         return (*place, token)[-_ORDERS[0] :]
 
     def candidates(self, place: Context) -> Iterator[tuple[int, str]]:
-        """Of the longest context that a pass has shown, then of shorter ones; what else may fit last."""
+        """Successors of the longest known context, then of shorter ones; the least reliable candidates come last."""
         known: set[int] = set()
         for order in _ORDERS:
             for rank, token in enumerate(self._table.top(place[-order:])[:_RANKS]):
@@ -152,7 +150,7 @@ class RecyclingSession:
             for token, kind in zip(dict.fromkeys(self._warm.after(place[-1])), _SNAPSHOT, strict=False):
                 known.add(token)
                 yield token, kind
-        # Only at the text's end, not on the way down a tree.
+        # Only at the end of the text, not further down a tree.
         if place is self._context:
             for passed, kinds in zip(self._passed, _PASSED, strict=False):
                 for token, kind in zip(passed, kinds, strict=False):
@@ -169,17 +167,17 @@ class RecyclingSession:
         self._read(report.committed)
 
     def catch_up(self) -> bool:
-        """Nothing is put off."""
+        """No work is deferred."""
         return False
 
     def close(self) -> None:
-        """The table is the tenant's."""
+        """The table stays: it is the tenant's."""
 
     def _learn(self, seen: Observation) -> None:
         contexts = {ROOT: self._context}
         for node in range(len(seen.tree)):
             contexts[node] = self.follow(contexts[seen.tree.parents[node]], seen.tree.tokens[node])
-        # Deeper nodes first: where two paths end alike, the nearer one to the text has the last word.
+        # Deeper nodes first: if two paths end in the same context, the one nearer to the text is kept.
         for node in range(len(seen.tree) - 1, ROOT - 1, -1):
             self._table.learn(contexts[node], seen.top_ids[node + 1])
 

@@ -1,8 +1,8 @@
-"""Semantic look-up: what followed in the corpus where the target's hidden state was nearest to this one.
+"""Semantic look-up: drafts what followed in the corpus where the target's hidden state was nearest to the present one.
 
-The state is the one that the last committed token was chosen from; of its nearest neighbours in the index those count that
-chose the same token. No suffix needs to match. (The idea is kNN-LM's, Khandelwal et al., ICLR 2020. There the neighbours
-change the distribution; here they only draft.)
+The query is the hidden state that the last committed token was chosen from. Of its nearest neighbours in the index, only
+those that chose the same token count. No suffix needs to match. (The idea is kNN-LM's, Khandelwal et al., ICLR 2020. There
+the neighbours change the distribution; here they only draft.)
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class SemanticSession(HitSession):
         self._query: RetrievalQuery | None = None
 
     def query(self) -> RetrievalQuery | None:
-        """Nothing before the first step."""
+        """None before the first step."""
         return self._query
 
     def observe(self, report: StepReport) -> None:
@@ -50,5 +50,5 @@ class SemanticSession(HitSession):
         if features is not None and report.committed:
             state = row_of(features, features.rows - 1, _LAYERS)
             if state is not None:
-                # Where it stands in this text is nothing to the index.
+                # Its position in this text means nothing to the index.
                 self._query = replace(ending(report.committed[-1:]), state=replace(state, start=0))

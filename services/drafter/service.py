@@ -42,17 +42,17 @@ log = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
-# Longest that a model may take to come to forgetting a tenant: whoever is asked to forget answers nothing else meanwhile.
+# Longest wait, in seconds, until the sources have forgotten a tenant; the caller is blocked meanwhile.
 _FORGET_S = 2.0
-# What is learnt of sources is kept whenever so many requests have ended.
+# The calibrators' weights are saved each time so many requests have ended.
 _SAVE_EVERY = 16
 
 
 class DrafterService:
-    """Implements ``speculation.ports.Drafter``. Its sources draft in threads of their own: one for text, one for each model.
+    """Implements ``speculation.ports.Drafter``. Text sources draft in one thread, each model in a thread of its own.
 
     Args:
-        retriever: the way to the retrieval index, if there is one.
+        retriever: access to the retrieval index, if there is one.
     """
 
     def __init__(self, config: DrafterConfig, retriever: Retriever | None = None) -> None:
@@ -68,7 +68,7 @@ class DrafterService:
 
     @property
     def sessions(self) -> int:
-        """Sessions that are open."""
+        """Number of open sessions."""
         return len(self._sessions)
 
     async def open(self, message: OpenSession) -> Draft | DraftFailure | None:
@@ -79,7 +79,7 @@ class DrafterService:
             return DraftFailure(session_id=message.session_id, reason=str(error))
         name = log_name(message.session_id, message.traceparent)
         log.info("session %s: %d tokens, %s", name, len(message.tokens), ", ".join(message.sources))
-        # Opened anew: what it learnt before is in the tokens that came with the message.
+        # If it is reopened, the message brings all tokens that the old session knew.
         self._drop(message.session_id)
         texts = tuple(name for name in message.sources if SOURCES[name].kind == "text")
         session = DraftedRequest(
@@ -98,7 +98,7 @@ class DrafterService:
         for group in session.models:
             group.open(message)
         session.begin(session.prefix)
-        # A long prompt takes its time.
+        # In the thread, since a long prompt takes a while.
         hashing = self._thread.run(_hash, session.prefix, message.tokens)
         if not texts and session.models:
             await hashing
@@ -130,7 +130,7 @@ class DrafterService:
         return None if session.text is None else await self._draft(session, partial(_observed, session.text, message))
 
     async def further(self, session_id: str) -> AsyncIterator[Draft]:
-        """See ``Drafter``: models' drafts as they are ready, then drafts for what the step under way may commit."""
+        """Models' drafts as they are ready, then drafts for likely outcomes of the step under way."""
         session = self._sessions.get(session_id)
         if session is None:
             return
@@ -142,7 +142,7 @@ class DrafterService:
                 group, whose = pending.pop(answer)
                 if session.prefix is not prefix:
                     return
-                # That there is none is worth saying where somebody waits.
+                # An empty draft for the present prefix is sent too, so that nobody waits for it.
                 if (tree := answer.result()) is not None or whose is prefix:
                     more = any(other is whose for _, other in pending.values())
                     yield session.draft(whose, group, tree or EMPTY_TREE, more=more)
@@ -151,7 +151,7 @@ class DrafterService:
         if self._config.draft_ahead:
             async for ahead in self._ahead(session, session.text, prefix):
                 yield ahead
-        # While nobody waits: what a long prompt says is not all known yet.
+        # In idle time, let the text sources read the rest of a long prompt.
         while not session.counted:
             behind: bool | None = await self._thread.run(_if_still, session, prefix, session.text.catch_up, later=True)
             if behind is None:
@@ -183,10 +183,10 @@ class DrafterService:
             self._thread.run(_logged, self._text.save)
 
     async def forget(self, message: ForgetTenant) -> None:
-        """See ``Drafter``: requests under way are opened anew, under whatever name they have now.
+        """As ``Drafter.forget``. The tenant's live sessions are dropped here, so their next step asks to reopen them.
 
         Raises:
-            TimeoutError: a model hangs, so that nothing can be said of it.
+            TimeoutError: a source hangs, so that it is unknown whether it has forgotten.
         """
         for session in [each for each in self._sessions.values() if each.tenant == message.tenant]:
             self._drop(session.id)
@@ -195,7 +195,7 @@ class DrafterService:
             await asyncio.gather(self._thread.run(self._text.forget, message.tenant), *forgetting)
 
     async def stop(self) -> None:
-        """Keep what was learnt of the sources."""
+        """Save what was learnt about the sources."""
         await self._thread.run(self._text.save)
 
     def _model(self, name: str) -> ModelGroup:
@@ -217,9 +217,9 @@ class DrafterService:
         return session
 
     async def _draft(self, session: DraftedRequest, prepare: Callable[[], TextSession]) -> Draft | None:
-        """The text sources' draft, once ``prepare`` has opened them or told them of a step.
+        """The text sources' draft, after ``prepare`` has opened them or told them of a step.
 
-        Where they fail beside models, the models go on alone.
+        If they fail in a session that has models too, the models go on alone.
         """
         try:
             tree = await self._text_tree(session, prepare)
@@ -236,17 +236,20 @@ class DrafterService:
         looks_up = self._retriever is not None
         preparing = self._thread.run(_prepared, prepare, nodes, looks_up, expected_s=session.text_s)
         text, queries, tree, took_s = await preparing
-        # What a session is opened with says nothing of its steps.
+        # The time to open a session says nothing about the time of a step.
         session.text_s = math.inf if session.text is None else took_s
         session.text = text
         if tree is None:
-            # Together, so that they share a message.
+            # All at once, so that the queries share a message.
             found = await asyncio.gather(*(self._look_up(session, query) for query in queries))
             tree = await self._thread.run(text.draft, nodes, found)
         return tree
 
     async def _look_up(self, session: DraftedRequest, query: RetrievalQuery | None) -> Sequence[Continuation] | None:
-        """What the index finds, or nothing: a draft without is better than a late one. None: nothing was asked."""
+        """What the index finds; empty after the deadline or an error, since no hits are better than a late draft.
+
+        None if there was no query.
+        """
         if self._retriever is None or query is None:
             return None
         query = replace(query, session_id=session.id, traceparent=session.traceparent)
@@ -271,7 +274,7 @@ def _hash(prefix: DraftedPrefix, tokens: Sequence[int]) -> None:
 def _prepared(
     prepare: Callable[[], TextSession], max_nodes: int, look_up: bool
 ) -> tuple[TextSession, list[RetrievalQuery | None], TokenTree | None, float]:
-    """A session and its draft, or what is to be looked up before; and how long that took."""
+    """The session; its queries, or its draft if there are none; and how long that took, in seconds."""
     start = time.perf_counter()
     text = prepare()
     queries = text.queries() if look_up else []
@@ -285,12 +288,12 @@ def _observed(text: TextSession, report: StepReport) -> TextSession:
 
 
 def _if_still(session: DraftedRequest, prefix: DraftedPrefix, function: Callable[[], _Result]) -> _Result | None:
-    """What ``function`` gives, if the session still drafts for this prefix: afterwards its sources know more."""
+    """The result of ``function``; None if the session has moved on to another prefix."""
     return function() if session.prefix is prefix else None
 
 
 def _logged(function: Callable[[], None]) -> None:
-    """For what nobody waits for."""
+    """Run ``function`` and log what it raises, since nobody waits for it."""
     try:
         function()
     except Exception:

@@ -1,11 +1,11 @@
-"""SPECTRA (Le et al., ACL 2025): n-grams of the model's own, looked up forward and backward, and retrieval beside them.
+"""SPECTRA (Le et al., ACL 2025): the model's own n-grams, looked up forward and backward, with retrieval beside them.
 
-CORE keeps two dictionaries, fed by the prompt, the answer and the window's columns: ``forward`` maps a token to the
-continuations seen behind it, ``backward`` maps up to N-1 tokens to the token that came next. Every n-gram is entered with
-its sub-n-grams. A guess of dynamic length is chained by backward look-ups until none hits (Algorithm 1's print lacks that
-end). It is put first: where the forward list is full, the print's order would always cut it off. The window explores:
-with ``explore_prob`` a column takes the likeliest token that ``forward`` does not know yet (the print shows the plain
-argmax in both branches).
+CORE keeps two dictionaries, fed by the prompt, the answer and the window's columns. ``forward`` maps a token to the
+continuations seen after it; ``backward`` maps up to N-1 tokens to the token that came next. Every n-gram is entered with
+its sub-n-grams. One guess of dynamic length is chained by backward look-ups until none hits (Algorithm 1 as printed lacks
+that end). It comes first: in the printed order, a full forward list would always cut it off. The window explores: with
+probability ``explore_prob`` a column takes the likeliest token that ``forward`` does not know yet (as printed, both
+branches take the argmax).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def make_full(config: DrafterConfig) -> Spectra:
 
 
 class Spectra(TreeSource):
-    """SPECTRA-CORE (Algorithm 1), or all of SPECTRA: with what SPECTRA-RETRIEVAL found in a refined corpus beside it."""
+    """SPECTRA-CORE (Algorithm 1), or full SPECTRA, which adds the hits of SPECTRA-RETRIEVAL from a refined corpus."""
 
     def __init__(self, config: SpectraConfig, *, name: str) -> None:
         self._config = config
@@ -65,7 +65,7 @@ class SpectraSession:
         self._read(message.tokens)
 
     def draft(self, max_nodes: int) -> TokenTree:
-        """Guesses first, then the window as far as there is room."""
+        """Guesses first, then as many columns of the window as fit."""
         tree = guesses(self._guesses(), self._name, max_nodes)
         return self._window.attach(tree, self._name, max_nodes - len(tree))
 
@@ -135,6 +135,6 @@ class RetrievingSpectraSession(SpectraSession):
         super().observe(report)
 
     def _guesses(self) -> list[tuple[int, ...]]:
-        # Guesses from the corpus take the places that the dictionaries leave, but always one.
+        # Guesses from the corpus take the places that the dictionaries leave free, but at least one.
         own, most = super()._guesses(), self._config.guesses
         return [*own[: most - 1], *self._hits, *own[most - 1 :]][:most] if self._hits else own

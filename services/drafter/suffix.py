@@ -1,9 +1,8 @@
-"""Suffix decoding: what followed the longest endings of the text, counted (Oliaro et al., SuffixDecoding, 2024).
+"""Suffix decoding: drafts what most often followed the longest suffixes of the text (Oliaro et al., SuffixDecoding, 2024).
 
-Every stretch of at most ``depth`` tokens is counted: those of the request itself, and those of earlier answers of its
-tenant. Where the text's ending has occurred before, the counts say what came next, and how often. The longest ending that
-anything followed is asked first, then shorter ones. Counting is done a piece at a time, the prompt's too: what is not yet
-counted is not found.
+All n-grams of at most ``depth`` tokens are counted, in the request itself and in earlier answers to its tenant. If a suffix
+of the text has occurred before, the counts say what came next, and how often. The longest suffix with a follower is asked
+first, then shorter ones. Texts are counted a piece at a time, prompts included; what is not yet counted is not found.
 """
 
 from __future__ import annotations
@@ -20,20 +19,20 @@ from speculation.messages import OpenSession, StepReport
 
 NAME = "suffix"
 
-# Kinds of candidates: whose text, how long the ending is, how often it was followed by this token, in which share of cases.
+# Kinds of candidates: by the text's owner, the suffix's length, how often the token followed it, and in what share of cases.
 _WHOSE = ("own", "shared")
 _LENGTHS = (1, 2, 3, 4, 6, 9, 13)
 _COUNTS = (1, 2, 4)
 _SHARES = (0.0, 0.2, 0.4, 0.7, 0.95)
-# What is believed of them at first (measured on a small chat model).
+# Their prior probabilities are products of these (measured on a small chat model).
 _BY_LENGTH = (0.33, 0.5, 0.67, 0.72, 0.8, 0.85, 0.9)
 _BY_SHARE = (0.07, 0.25, 0.35, 0.65, 1.0)
-# Followers of one ending that are considered.
+# Most followers of one suffix that are considered.
 _MOST_FOLLOWERS = 4
-# Tokens that one call counts: two or three milliseconds.
+# Tokens that one call counts, in two or three milliseconds.
 _PIECE = 1024
 
-# Where the longest known endings of a text are: in the request itself, and in its tenant's answers.
+# The longest known suffix of a text in the request itself, and in its tenant's answers.
 Place = tuple[Ending, Ending]
 
 
@@ -55,18 +54,18 @@ PRIOR = {
 
 
 class _Answers:
-    """A tenant's earlier answers, the oldest forgotten first, when they are too many tokens or too old."""
+    """A tenant's earlier answers. Beyond a number of tokens the oldest are forgotten, and after a time all."""
 
     def __init__(self, config: SuffixConfig, clock: Callable[[], float]) -> None:
         self.memory = Memory(config.depth, _MOST_FOLLOWERS)
         self._config = config
         self._clock = clock
-        # When each was given, its tokens, and the position behind it.
+        # Of each answer: its time, its number of tokens, and the position of its end in ``memory``.
         self._texts: deque[tuple[float, int, int]] = deque()
         self._tokens = 0
 
     def add(self, text: Sequence[int]) -> None:
-        """Remember a whole answer, its end where it is longer than all that may be kept."""
+        """Remember an answer; of one longer than the limit, only its end."""
         kept = text[-self._config.max_cached_tokens :]
         self.memory.add((*kept, BREAK))
         self._texts.append((self._clock(), len(kept), self.memory.end))
@@ -74,7 +73,7 @@ class _Answers:
         self.tidy()
 
     def tidy(self) -> None:
-        """Forget what is too much or too old."""
+        """Forget answers beyond the limits."""
         oldest_allowed = self._clock() - self._config.cached_s
         while self._texts and (self._tokens > self._config.max_cached_tokens or self._texts[0][0] < oldest_allowed):
             _, tokens, end = self._texts.popleft()
@@ -88,7 +87,7 @@ def make(config: DrafterConfig) -> Suffix:
 
 
 class Suffix:
-    """SuffixDecoding's two memories, the request's own and its tenant's. The answers of tenants are apart."""
+    """SuffixDecoding's two memories, the request's own and its tenant's. Tenants share nothing."""
 
     prior = PRIOR
 
@@ -141,7 +140,7 @@ class SuffixSession:
         followers: list[list[tuple[int, int, int]] | None] = [None, None]
         seen: set[int] = set()
         found = 0
-        # Nothing is counted behind the longest stretch.
+        # The longest n-grams have no counted follower.
         for length in range(min(max(place[0][1], place[1][1]), self._config.depth - 1), 0, -1):
             size = bisect_right(_LENGTHS, length) - 1
             for whose, automaton in enumerate(memories):
@@ -149,7 +148,7 @@ class SuffixSession:
                     continue
                 state = automaton.shortened(states[whose], length)
                 known = followers[whose]
-                # Endings of one state are followed alike.
+                # Suffixes of one state have the same followers.
                 if known is None or state != states[whose]:
                     states[whose] = state
                     known = followers[whose] = automaton.followers(state)
@@ -167,14 +166,14 @@ class SuffixSession:
         self._answer += report.committed
 
     def close(self) -> None:
-        """The answer is remembered for the tenant's next requests, where that is asked for."""
+        """Remember the answer for the tenant's next requests, if that is configured."""
         if self._config.max_cached_tokens and self._answer:
             self._answers.add(self._answer)
             self._answers.memory.work(_PIECE)
             self._answer = []
 
     def catch_up(self) -> bool:
-        """Count a piece more of the texts."""
+        """Count another piece of the texts."""
         self._answers.memory.work(self._own.work(_PIECE))
         return not (self._own.idle and self._answers.memory.idle)
 

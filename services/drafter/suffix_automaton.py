@@ -1,9 +1,9 @@
-"""How often each stretch of some texts occurred, and what came next: a suffix automaton, counted, in flat arrays.
+"""How often each n-gram of some texts occurred, and what came next: a suffix automaton with counts, in flat arrays.
 
-Stretches that end in the same places are one state (Blumer et al., 1985, The smallest automaton recognizing the subwords of
-a text), so a token adds two states at most, and none where the text repeats itself. Stretches are at most ``depth`` tokens
-long: adding a token takes a number of operations that does not grow with the text. A text can be taken back: its stretches
-are uncounted, but their states stay until the automaton itself goes.
+N-grams that end at the same places are one state (Blumer et al., 1985, The smallest automaton recognizing the subwords of
+a text). So a token adds at most two states, and none where the text repeats itself. N-grams have at most ``depth`` tokens,
+so the cost of adding a token does not grow with the text. A text can be removed: its n-grams are uncounted, but their
+states stay until the automaton itself is dropped.
 """
 
 from __future__ import annotations
@@ -11,57 +11,58 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable
 
-# Stands between two texts: no stretch reaches over it.
+# Separates two texts: no n-gram spans it.
 BREAK = -1
-# An ending: its state, and how many tokens it has. The one that occurs nowhere is (0, 0).
+# A suffix of a text: its state and its number of tokens. (0, 0) is the empty one: nothing longer occurs.
 Ending = tuple[int, int]
 NOWHERE: Ending = (0, 0)
 
-# Followers of a state: none yet, or so many that they have a dictionary; else the state of the one.
+# Special values of ``_target``, which otherwise is the state that the only follower leads to: no follower, or several, which
+# are in a dictionary.
 _NONE, _SEVERAL = 0, -1
-# States with more followers than this keep their likeliest ones at hand once they were asked for.
+# States with more followers than this cache their likeliest ones, once these have been asked for.
 _MANY = 16
 
 
 class Automaton:
-    """See the module. State 0 is the empty stretch.
+    """The counted suffix automaton of the module's docstring. State 0 is the empty n-gram.
 
     Args:
-        depth: tokens of the longest stretch that is counted.
-        likeliest: followers of a state that can be asked for.
+        depth: tokens of the longest n-gram that is counted.
+        likeliest: most followers of a state that ``followers`` returns.
     """
 
     def __init__(self, depth: int, likeliest: int) -> None:
         self._depth = depth
         self._likeliest = likeliest
-        # Of each state: tokens of its longest stretch, the state of that stretch's longest ending that occurs elsewhere too,
-        # how often it occurred, and when it did first.
+        # Of each state: tokens of its longest n-gram; its suffix link, the state of that n-gram's longest suffix that also
+        # ends elsewhere; how often it occurred; and the time of its first occurrence.
         self._length = array("i", [0])
         self._link = array("i", [0])
         self._count = array("i", [0])
         self._first = array("i", [0])
-        # The follower and where it leads, where there is one; else all of them.
+        # The only follower and the state that it leads to; of several, all of them.
         self._token = array("i", [BREAK])
         self._target = array("i", [_SEVERAL])
         self._followers: dict[int, dict[int, int]] = {0: {}}
-        # Of states with many followers: how often anything followed, and the likeliest, in their order.
+        # Cache of states with many followers: how often anything followed, and the likeliest followers in order.
         self._best: dict[int, tuple[int, list[int]]] = {}
         self._time = 0
-        # Where the text that grows, and the one that is taken back, have got to.
+        # How far the text has been added, and how far removed.
         self._head = self._tail = NOWHERE
 
     @property
     def states(self) -> int:
-        """How many there are, those of uncounted stretches included."""
+        """Number of states, those of uncounted n-grams included."""
         return len(self._length)
 
     @property
     def head(self) -> Ending:
-        """The longest ending of what was added last; nothing has followed it where it occurred only there."""
+        """The longest counted suffix of the text added so far; if it occurs only there, it has no follower."""
         return self._head
 
     def add(self, tokens: Iterable[int]) -> None:
-        """Count every stretch that ends in one of these tokens, which follow what was added before."""
+        """Count every n-gram that ends in one of these tokens, which continue the text added so far."""
         length, link, count, first = self._length, self._link, self._count, self._first
         state, size = self._head
         for token in tokens:
@@ -85,7 +86,7 @@ class Automaton:
         self._head = state, size
 
     def remove(self, tokens: Iterable[int]) -> None:
-        """Uncount what was added first and not removed yet: these tokens."""
+        """Uncount the oldest tokens that are still counted, which must be these."""
         count, link = self._count, self._link
         state, size = self._tail
         for token in tokens:
@@ -105,14 +106,14 @@ class Automaton:
         self._tail = state, size
 
     def find(self, tokens: Iterable[int]) -> Ending:
-        """The longest ending of ``tokens`` that occurs."""
+        """The longest suffix of ``tokens`` that occurs."""
         ending = NOWHERE
         for token in tokens:
             ending = self.follow(ending, token)
         return ending
 
     def follow(self, ending: Ending, token: int) -> Ending:
-        """The longest ending of ``ending`` and ``token`` that occurs."""
+        """The longest suffix of ``ending`` followed by ``token`` that occurs."""
         state, size = ending
         while True:
             target = self._target[state]
@@ -128,14 +129,14 @@ class Automaton:
             size = self._length[state]
 
     def shortened(self, state: int, size: int) -> int:
-        """The state of the ending of ``size`` tokens of a state's stretches, which are as long or longer."""
+        """The state of the last ``size`` tokens of ``state``'s n-grams, the longest of which has at least ``size``."""
         length, link = self._length, self._link
         while state and length[link[state]] >= size:
             state = link[state]
         return state
 
     def followers(self, state: int) -> list[tuple[int, int, int]]:
-        """What came next, the likeliest first, of equals the earliest: token, how often it came, how often anything did."""
+        """What followed, the most frequent first, of equals the earliest: token, its count, count of all followers."""
         target = self._target[state]
         if target != _SEVERAL:
             often = self._count[target]
@@ -150,14 +151,14 @@ class Automaton:
         return [(token, -often, total) for often, _, token in order[: self._likeliest]]
 
     def _follower(self, state: int, token: int) -> int:
-        """Where ``token`` leads, whether it still counts or not; 0: it never followed."""
+        """The state that ``token`` leads to, counted or not; 0 if it never followed."""
         target = self._target[state]
         if target == _SEVERAL:
             return self._followers[state].get(token, _NONE)
         return target if self._token[state] == token else _NONE
 
     def _lead(self, state: int, token: int, target: int) -> None:
-        """Let ``token`` lead from a state to another."""
+        """Make ``token`` lead from ``state`` to ``target``."""
         now = self._target[state]
         if now == _SEVERAL:
             self._followers[state][token] = target
@@ -168,7 +169,7 @@ class Automaton:
             self._target[state] = _SEVERAL
 
     def _extended(self, state: int, size: int, token: int) -> int:
-        """The state of a state's stretch of ``size`` tokens with ``token`` behind it, made where there is none yet."""
+        """The state of ``state``'s n-gram of ``size`` tokens followed by ``token``; it is made if there is none yet."""
         found = self._follower(state, token)
         if found:
             return found if self._length[found] == size + 1 else self._split(state, token, found, size + 1)
@@ -185,10 +186,10 @@ class Automaton:
                 return made
 
     def _split(self, state: int, token: int, old: int, size: int) -> int:
-        """Give the stretches of ``old`` of at most ``size`` tokens a state of their own: they will occur without the longer.
+        """Give the n-grams of ``old`` with at most ``size`` tokens a state of their own: they now occur without longer ones.
 
         Args:
-            state: of the longest stretch that ``token`` makes one of them.
+            state: the state of the n-gram that, followed by ``token``, is the longest of them.
         """
         made = self._new(size)
         self._link[made], self._count[made], self._first[made] = self._link[old], self._count[old], self._first[old]
@@ -210,7 +211,7 @@ class Automaton:
         return made
 
     def _remember(self, state: int) -> tuple[int, list[int]]:
-        """Rank the followers of a state; from now on that is kept up."""
+        """Rank the followers of a state; ``add`` keeps the ranking up to date."""
         count, first, followers = self._count, self._first, self._followers[state]
         order = sorted((-count[target], first[target], token) for token, target in followers.items() if count[target])
         total = -sum(often for often, _, _ in order)
@@ -218,7 +219,7 @@ class Automaton:
         return self._best[state]
 
     def _rank(self, state: int, token: int) -> None:
-        """``token`` has followed a state once more, and so all its endings: keep up the likeliest followers of them all."""
+        """Update the rankings after ``token`` has followed a state once more, and with it all its suffixes."""
         while state:
             if (known := self._best.get(state)) is not None:
                 total, likeliest = known

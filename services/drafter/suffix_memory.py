@@ -1,4 +1,4 @@
-"""What is remembered of texts to find endings in: their latest tokens, counted a piece at a time, so that nobody waits."""
+"""Texts in which suffixes are looked up. They are counted a piece at a time, so that no call takes long."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from services.drafter.suffix_automaton import Automaton
 
 
 class _Counted:
-    """An automaton, and which positions of the texts are counted in it: from ``tail`` to ``head``."""
+    """An automaton that counts positions ``tail`` to ``head`` of the texts; its first one was ``begin``."""
 
     def __init__(self, automaton: Automaton, begin: int) -> None:
         self.automaton = automaton
@@ -19,9 +19,9 @@ class _Counted:
 class Memory:
     """Texts that grow at their end and are forgotten from their beginning, by position.
 
-    What has been added is found when ``work`` has counted it, and what is to be forgotten until it has uncounted it.
-    Uncounted stretches take room until there are as many as counted ones: then the automaton is built anew beside the one in
-    use.
+    Added tokens are found once ``work`` has counted them; forgotten ones are found until ``work`` has uncounted them.
+    Uncounted n-grams still take memory. When there are more uncounted than kept tokens, a new automaton is built beside the
+    one in use.
 
     Args:
         depth, likeliest: see ``Automaton``.
@@ -29,7 +29,7 @@ class Memory:
 
     def __init__(self, depth: int, likeliest: int) -> None:
         self._depth, self._likeliest = depth, likeliest
-        # The text from position ``_base`` on; before ``begin`` it is to be forgotten.
+        # The text from position ``_base`` on; what lies before ``begin`` is to be forgotten.
         self._text = array("i")
         self._base = self.begin = 0
         self._used = self._anew()
@@ -42,32 +42,32 @@ class Memory:
 
     @property
     def automaton(self) -> Automaton:
-        """What is counted so far. ``work`` may exchange it."""
+        """The counts so far. ``work`` may replace it."""
         return self._used.automaton
 
     @property
     def complete(self) -> bool:
-        """Whether all is counted, and nothing else."""
+        """Whether exactly the remembered text is counted."""
         return self._used.head == self.end and self._used.tail == self.begin
 
     @property
     def idle(self) -> bool:
-        """Whether there is no work."""
+        """Whether ``work`` has nothing to do."""
         return self.complete and self._next is None
 
     def add(self, tokens: Iterable[int]) -> None:
-        """Remember more, to be counted by ``work``."""
+        """Append tokens; ``work`` will count them."""
         self._text.extend(tokens)
 
     def forget(self, begin: int) -> None:
-        """Remember only what comes from position ``begin`` on."""
+        """Forget what lies before position ``begin``."""
         self.begin = max(self.begin, begin)
         if self.begin >= self.end:
             self._used, self._next = self._anew(), None
             self._trim()
 
     def work(self, most: int) -> int:
-        """Count and uncount at most so many tokens; returns how many of them are left to do other work with."""
+        """Count and uncount at most ``most`` tokens; returns how many of these were not needed."""
         if self.idle:
             return most
         most = self._advance(self._used, most)
@@ -86,7 +86,7 @@ class Memory:
 
     def _advance(self, counted: _Counted, most: int) -> int:
         if counted.head == counted.begin:
-            # Nothing was counted yet that would have to be uncounted.
+            # Nothing is counted yet, so nothing has to be uncounted: start at the present beginning.
             counted.begin = counted.tail = counted.head = self.begin
         until = min(counted.tail + most, counted.head, self.begin)
         counted.automaton.remove(self._text[counted.tail - self._base : until - self._base])
@@ -99,7 +99,7 @@ class Memory:
         return most
 
     def _trim(self) -> None:
-        """Let go of text that nobody will read again, when it is the greater part."""
+        """Drop text that will not be read again, once it is more than half of all."""
         read = min(each.tail for each in (self._used, self._next) if each is not None)
         if 2 * (read - self._base) > len(self._text):
             del self._text[: read - self._base]

@@ -1,4 +1,4 @@
-"""The text sources: which of them a request drafts with, joined into one session. Everything here runs in one thread."""
+"""Joins a request's text sources into one session. Everything here runs in the text sources' thread."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from speculation.types import EMPTY_TREE, TokenTree
 # The group's name in ``Draft.group``.
 TEXT = "text"
 
-# Nodes that a source of trees proposes to the blend, which takes the best of them.
+# Most nodes that a source of trees proposes to the blend, which takes the best of them.
 _PROPOSED = 32
 
 
@@ -31,8 +31,8 @@ class TextSession:
     """A request's text sources.
 
     Attributes:
-        joined: all of them, as one.
-        looking_up: those that want to be given what the index finds.
+        joined: all sources as one.
+        looking_up: sources that query the retrieval index.
         tree: the last draft.
     """
 
@@ -45,14 +45,14 @@ class TextSession:
         self.joined.observe(report)
 
     def queries(self) -> list[RetrievalQuery | None]:
-        """What is to be looked up before the next draft, for each source that looks up."""
+        """The query before the next draft of each source in ``looking_up``; None: no query."""
         return [source.query() for source in self.looking_up]
 
     def draft(self, max_nodes: int, found: Sequence[Sequence[Continuation] | None] = ()) -> TokenTree:
-        """What may follow everything seen so far.
+        """A tree of what may follow everything seen so far.
 
         Args:
-            found: for each of ``queries`` what the index has found; None where nothing was asked.
+            found: what the index has found for each of ``queries``; None if there was no query.
         """
         for source, hits in zip(self.looking_up, found, strict=True):
             if hits is not None:
@@ -61,14 +61,14 @@ class TextSession:
         return self.tree
 
     def outcomes(self, most: int) -> list[tuple[int, ...]]:
-        """What the step that the last draft was for is likeliest to commit, and can be drafted for now."""
+        """The likeliest outcomes of the step that the last draft was for; none unless the sources are blended."""
         if not isinstance(self.joined, BlendSession):
             return []
         outcomes = likeliest_outcomes(self.tree, self.joined.likeliest_after, most)
         return [outcome for outcome in outcomes if len(outcome) <= limits.MAX_ASSUMED]
 
     def draft_after(self, outcome: Sequence[int], max_nodes: int) -> TokenTree:
-        """What may follow one of ``outcomes``."""
+        """A tree of what may follow one of ``outcomes``."""
         return cast(BlendSession, self.joined).draft_after(outcome, max_nodes)
 
     def catch_up(self) -> bool:
@@ -81,7 +81,7 @@ class TextSession:
 
 
 class TextGroup:
-    """Makes sessions; every source is made once, when it is first named."""
+    """Makes sessions; each source is made once, when it is first named."""
 
     def __init__(self, config: DrafterConfig) -> None:
         self._config = config
@@ -91,7 +91,7 @@ class TextGroup:
     def open(self, message: OpenSession, names: tuple[str, ...]) -> TextSession:
         """A session with the text sources ``names``, which exist.
 
-        One source that proposes trees is left alone: that is the papers' form. All else is blended.
+        A single source that proposes trees drafts alone, as in its paper. Everything else is blended.
 
         Raises:
             ConfigurationError: a file that a source needs cannot be read.
@@ -104,12 +104,12 @@ class TextGroup:
         return TextSession(joined=blend, looking_up=looking_up)
 
     def forget(self, tenant: str) -> None:
-        """Delete what sources remember of a tenant's requests."""
+        """Delete what the sources keep of a tenant's requests."""
         for source in self._sources.values():
             source.forget(tenant)
 
     def save(self) -> None:
-        """Keep what was learnt of the sources, where that is asked for."""
+        """Save what was learnt about the sources, if a file is configured."""
         for names, calibrator in self._calibrators.items():
             if (file := self._file(names)) is not None:
                 calibrator.save(file)
@@ -128,7 +128,7 @@ class TextGroup:
         return cast(PathSession, session)
 
     def _calibrator(self, names: tuple[str, ...]) -> Calibrator:
-        """Of one combination of sources: beside others, a source is worth something else."""
+        """The calibrator of one combination of sources: a source's value depends on the sources beside it."""
         found = self._calibrators.get(names)
         if found is None:
             prior: dict[str, float] = {}
@@ -140,6 +140,6 @@ class TextGroup:
         return found
 
     def _file(self, names: tuple[str, ...]) -> Path | None:
-        """Where what is learnt of a combination is kept."""
+        """The file for what is learnt about a combination of sources; None: it is not saved."""
         kept = self._config.calibration
         return None if kept is None else kept.with_suffix(f".{'-'.join(names)}.json")

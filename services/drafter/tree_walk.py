@@ -1,4 +1,4 @@
-"""A source that proposes whole trees, walked node by node, so that it can take part in the blend."""
+"""Walks the trees of a source node by node, so that the source can take part in the blend."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from speculation.messages import StepReport
 from speculation.tree import ROOT, children
 from speculation.types import TokenTree
 
-# By how many candidates of its source stand before it, and how deep it is in the source's tree.
+# Kinds of candidates: by rank among the source's candidates at the node, and by depth in the source's tree.
 _RANKS = 4
 _DEPTHS = (1, 2, 4)
 _BY_RANK = (0.4, 0.15, 0.08, 0.05)
 
 
 def prior_of(name: str) -> dict[str, float]:
-    """What is believed of the kinds of such a source."""
+    """The prior probabilities of such a source's kinds."""
     return {_kind(name, rank, depth): _BY_RANK[rank] for rank in range(_RANKS) for depth in _DEPTHS}
 
 
@@ -54,7 +54,7 @@ class TreeWalk:
         self._session.observe(report)
 
     def catch_up(self) -> bool:
-        """Nothing is put off."""
+        """No work is deferred."""
         return False
 
     def close(self) -> None:

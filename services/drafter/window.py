@@ -1,9 +1,9 @@
 """Lookahead's window: guesses at tokens further ahead, corrected by every pass (Fu et al., 2024, arXiv 2402.02057).
 
-``width`` columns stand behind the text, one position apart. Each is a short trajectory: a token, what the model said
-after it, what it said after that. Their nodes are computed and never accepted (probes). A column's first token sees the
-text and the first tokens of the columns before it, its others their own column besides: so the window is a tree. The pass
-lengthens every column by a token; a full column is an n-gram that the model itself has produced, and then loses its first
+``width`` columns follow the text, one position apart. Each is a short trajectory: a token, the model's choice after it, its
+choice after that, and so on. Their nodes are probes: computed, but never accepted. A column's first token sees the text and
+the first tokens of the columns before it; its other tokens see their own column as well. So the window is a tree. Each pass
+lengthens every column by a token. A full column is an n-gram that the model itself has produced; it then loses its first
 token.
 """
 
@@ -16,10 +16,10 @@ from speculation.messages import StepReport
 from speculation.tree import ROOT
 from speculation.types import TokenTree
 
-# Which of the model's likeliest tokens after a column becomes its next one.
+# Chooses which of the model's likeliest tokens after a column becomes its next one.
 Choose = Callable[[Sequence[int]], int]
 
-# What a probe is held to be worth, in accepted tokens per step, before any was computed; then what the request's steps show.
+# Value of a probe, in accepted tokens per step, before any was computed; and weight of each step that measures it.
 _FIRST_WORTH = 0.02
 _WORTH_WEIGHT = 0.05
 
@@ -35,13 +35,13 @@ class Window:
 
     def __init__(self, *, ngram: int, width: int, tokens: Sequence[int], seed: int) -> None:
         self._depth = ngram - 1
-        # The window is a guess like all drafts: its randomness needs no quality, only to be the same in every run.
+        # The window only guesses: its random numbers need no quality, they only must be the same in every run.
         source = random.Random(seed)
         self._columns = [[source.choice(tokens)] for _ in range(width)]
         self._worth = _FIRST_WORTH
 
     def attach(self, tree: TokenTree, source: str, rows: int) -> TokenTree:
-        """``tree`` with as many columns as ``rows`` have room for, as probes."""
+        """``tree`` with as many columns as fit into ``rows`` rows, as probes."""
         tokens, parents = list(tree.tokens), list(tree.parents)
         probes: list[int] = []
         first = ROOT
@@ -64,7 +64,7 @@ class Window:
     def advance(self, report: StepReport, choose: Choose) -> list[tuple[int, ...]]:
         """Lengthen the columns that a pass has computed; returns the n-grams that are complete.
 
-        The first columns are computed whole, or part of them: where rows are dear there are fewer, or none.
+        If rows are expensive, a pass computes only the first columns, or none.
         """
         seen = report.observation
         if seen is None or not seen.probe_ids:
@@ -75,7 +75,7 @@ class Window:
         for column in self._columns:
             nodes = seen.tree.probes[at : at + len(column)]
             at += len(column)
-            # Near an answer's end trees are cut by depth, and columns with them.
+            # Near the end of an answer trees are cut by depth, and columns with them.
             if [seen.tree.tokens[node] for node in nodes] != column or at > len(seen.probe_ids):
                 break
             column.append(choose(seen.probe_ids[at - 1]))

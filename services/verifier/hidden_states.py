@@ -1,6 +1,6 @@
-"""Hidden states of named decoder layers, of the rows that a pass is asked for (``Rows.layers``).
+"""Hidden states of decoder layers, for the rows that ask for them (``Rows.layers``).
 
-Hooks are on the layers while such a pass runs, and are gone with it: other passes pay nothing.
+The layers have hooks only while such a pass runs, so other passes pay nothing.
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ from services.verifier.target_port import Rows
 from speculation.errors import InvalidArgument
 from speculation.types import Features
 
-# The one name that is no layer's: what the output layer reads, after the final norm.
+# Not a layer: the input of the output layer, after the final norm.
 OUTPUT = -1
 
 Made = TypeVar("Made")
 
 
 class HiddenStates:
-    """Hidden states that a pass leaves: of a pipeline stage's own layers, and what it was handed of earlier stages' layers.
+    """Keeps hidden states of a pass: of this pipeline stage's layers, and of earlier stages' layers as handed on by them.
 
     Args:
-        layers: the stage's, counted from the model's first; ``total``: how many the model has.
-        head: the output layer, where it is in this stage.
+        layers: the stage's layers, counted from the model's first.
+        total: number of layers of the model.
+        head: the output layer, if it is in this stage.
     """
 
     def __init__(
@@ -39,13 +40,15 @@ class HiddenStates:
         self._total = total
         self._head = head
         self._modules: dict[int, nn.Module] = dict(zip(layers, _layers_of(model, len(layers)), strict=False))
-        # Of the last pass: by layer, [rows asked for, hidden size]; and where a request's rows begin among them.
+        # Of the last pass: by layer, [rows asked for, hidden size]; and by request, where its rows begin among them.
         self._kept: dict[int, torch.Tensor] = {}
         self._starts: dict[str, int] = {}
 
     def find_layers(self, trial: Callable[[], Made], rows: int) -> Made:
-        """Run a trial pass over ``rows`` rows, and see which layers can be observed: those that run once in a pass and make
-        a hidden state for every row."""
+        """Run a trial pass over ``rows`` rows, and check whether the layers can be observed one by one.
+
+        They can if each one runs once in a pass and makes a hidden state for every row; otherwise none is observed.
+        """
         shapes: dict[int, list[tuple[int, ...]]] = {number: [] for number in self._modules}
 
         def note(number: int) -> Callable[..., None]:
@@ -62,10 +65,10 @@ class HiddenStates:
         return made
 
     def check(self, layers: Iterable[int]) -> None:
-        """Check that hidden states of these layers can be had.
+        """Check that hidden states of these layers are available.
 
         Raises:
-            InvalidArgument: of one they cannot; says which, and what is allowed.
+            InvalidArgument: those of a layer are not; names it and what is allowed.
         """
         for layer in layers:
             if layer == OUTPUT:
@@ -80,14 +83,14 @@ class HiddenStates:
 
     @contextmanager
     def kept(self, batch: Sequence[Rows], needed: int, earlier: torch.Tensor | None = None) -> Iterator[list[int]]:
-        """Keep what a pass is asked for while the model runs.
+        """Keep the hidden states that a pass is asked for, while the model runs.
 
         Args:
-            needed: how many rows' logits are computed.
-            earlier: what the stage before has ``handed_on``.
+            needed: number of rows whose logits are computed.
+            earlier: the result of ``handed_on`` in the stage before.
 
         Yields:
-            Rows that the output layer must be given behind the ``needed`` ones; it computes nothing of them.
+            Rows that the output layer must be given behind the ``needed`` ones. A hook cuts them off before it computes.
         """
         self._kept, self._starts = {}, {}
         asked = self._rows_asked(batch)
@@ -111,19 +114,19 @@ class HiddenStates:
                 hook.remove()
 
     def expected(self, batch: Sequence[Rows]) -> tuple[int, int]:
-        """How many layers of earlier stages, and of how many rows, come to this stage with a pass."""
+        """Number of earlier stages' layers, and of rows, whose hidden states arrive at this stage with a pass."""
         layers = len(self._numbers(batch, range(self._layers.start)))
         return layers, sum(len(rows.tokens) for rows in batch if rows.layers)
 
     def handed_on(self, batch: Sequence[Rows]) -> torch.Tensor | None:
-        """[layers, rows, hidden size], kept in this stage and before of the pass just run; None: nobody asked."""
+        """[layers, rows, hidden size], kept from the pass just run in this stage and earlier ones; None if nobody asked."""
         numbers = self._numbers(batch, range(self._layers.stop))
         return torch.stack([self._kept[number] for number in numbers]) if numbers else None
 
     def features(self, own: Rows, rows: Sequence[int]) -> Features:
-        """What was kept of the request whose part of the last pass is ``own``; see ``ports.Target``.
+        """The hidden states kept for ``own``, one request's part of the last pass; see ``Target.features``.
 
-        bfloat16 where the model computes in it, else float16; what float16 cannot hold becomes its greatest number.
+        bfloat16 if the model computes in it, else float16; numbers beyond the range of float16 are clamped to it.
         """
         begin = self._starts[own.session_id]
         at = torch.tensor([begin + row for row in rows], dtype=torch.int64, device=self._device)
@@ -141,11 +144,11 @@ class HiddenStates:
         )
 
     def _numbers(self, batch: Sequence[Rows], among: range) -> list[int]:
-        """Which of the layers ``among`` somebody asks for; ascending."""
+        """The layers ``among`` these that a request asks for, ascending."""
         return sorted({_number(layer, self._total) for rows in batch for layer in rows.layers} & set(among))
 
     def _rows_asked(self, batch: Sequence[Rows]) -> list[int]:
-        """Rows of the pass: all of every request that names a layer."""
+        """All rows of the requests that ask for a layer."""
         asked: list[int] = []
         begin = 0
         for rows in batch:
@@ -157,7 +160,7 @@ class HiddenStates:
 
     def _keep(self, number: int, asked: torch.Tensor) -> Callable[..., None]:
         def hook(module: nn.Module, given: object, made: object) -> None:
-            # A copy: later layers may add to what they were given.
+            # Indexing copies: later layers may add to their input in place.
             self._kept[number] = _hidden(made)[0, asked]
 
         return hook
@@ -172,14 +175,14 @@ class HiddenStates:
 
 
 def _number(layer: int, total: int) -> int:
-    """``layer`` counted from the first one, which is 0; ``OUTPUT`` comes behind the last."""
+    """``layer`` counted from the first one, which is 0; ``OUTPUT`` becomes ``total``."""
     if layer == OUTPUT:
         return total
     return layer if layer >= 0 else total + layer
 
 
 def _position(own: Rows, row: int) -> int:
-    """Of a row, in its request."""
+    """The position of a row in its request."""
     depth, node = 0, row - own.chain
     while node >= 0:
         depth, node = depth + 1, own.parents[node]
@@ -187,13 +190,13 @@ def _position(own: Rows, row: int) -> int:
 
 
 def _hidden(made: Any) -> torch.Tensor:
-    """Some layers make more than hidden states: those come first."""
+    """The hidden states in a layer's output; if it is a tuple, they come first."""
     first: torch.Tensor = made if isinstance(made, torch.Tensor) else made[0]
     return first
 
 
 def _layers_of(model: PreTrainedModel, count: int) -> nn.ModuleList:
-    """The model's list of ``count`` decoder layers; empty: it has none. Most have it in what they call their decoder."""
+    """The model's list of ``count`` decoder layers, empty if there is none. Most models have it in their decoder."""
     modules = (module for part in (model.get_decoder(), model) for module in part.modules())
     found = (module for module in modules if isinstance(module, nn.ModuleList) and len(module) == count)
     return next(found, nn.ModuleList())

@@ -1,4 +1,4 @@
-"""The layers that one stage of a target computes: all of them, where there is a single stage."""
+"""The layers that one pipeline stage of a target computes; all of them if there is a single stage."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
-# Of passes that show how a model calls attention, and what its layers are.
+# Rows of the trial passes that show how a model calls attention, and what its layers are.
 _TRIAL_ROWS = 8
 
 
 class ModelSlice:
-    """Stage ``stage`` of the target, with its part of the key-value cache.
+    """Pipeline stage ``stage`` of the target, with its part of the KV cache.
 
     Raises:
         ConfigurationError: the model cannot be loaded or served; says why.
     """
 
     def __init__(self, config: TargetConfig, stage: int) -> None:
-        # Said outright, since a cluster may have set OMP_NUM_THREADS to what it reserved rather than what there is.
+        # Set here, since a cluster may have set OMP_NUM_THREADS to the cores that it reserved rather than those that exist.
         torch.set_num_threads(config.threads or max(1, cores() // config.stages))
         self.is_first, self.is_last = stage == 0, stage == config.stages - 1
         self.device = torch.device(config.device)
@@ -56,7 +56,7 @@ class ModelSlice:
         layers = shares[stage]
         self.model: PreTrainedModel = load_whole(config) if config.stages == 1 else load_layers(config, layers)
         self.model.eval().requires_grad_(False)
-        # The largest tree that a step may check lies behind the tokens, so that a full-length request fits too.
+        # A full-length request needs room for the largest tree behind its tokens.
         rows = config.kv_cache_tokens + MAX_NODES
         adapters.install(self.model, rows, self.device)
         self.choice = _pack(self.model, config)
@@ -64,7 +64,7 @@ class ModelSlice:
         self.dtype = arithmetic_dtype(config)
         self.model.to(self.device)
         if config.dtype == "int8":
-            # What is not quantised; computed buffers (rotary frequencies) stay as exact as they are.
+            # Parameters that are not quantised; computed buffers (rotary frequencies) keep their precision.
             for parameter in self.model.parameters():
                 if parameter.is_floating_point() and type(parameter.data) is torch.Tensor:
                     parameter.data = parameter.data.to(self.dtype)
@@ -87,13 +87,13 @@ class ModelSlice:
         try:
             return self.hidden_states.find_layers(lambda: record(self.model, entering, longest), _TRIAL_ROWS)
         except Exception as error:
-            # Architectures that were never tried may fail at anything.
+            # Architectures that were never tested may fail in any way.
             reason = str(error) if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {error}"
             raise ConfigurationError(f"{type(self.model).__name__} cannot be served: {' '.join(reason.split())}") from error
 
     @torch.inference_mode()
     def _fuse(self) -> None:
-        """Let our kernel compute whole layers where it computes the same."""
+        """Let our kernel compute whole layers, where its result is the same."""
         kernel = self._kernel
         assert kernel is not None
         owner = "fusing"
@@ -113,14 +113,14 @@ class ModelSlice:
             done, reason = 0, str(error)
         finally:
             self.pool.clear()
-        log.info("%d layers in one call each%s", done, f"; others not: {reason}" if reason else "")
+        log.info("%d layers run in one kernel call each%s", done, f"; the others do not: {reason}" if reason else "")
 
     @torch.inference_mode()
     def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None = None) -> torch.Tensor:
         """One pass through the stage's layers.
 
         Args:
-            hidden: [rows, hidden size], what the stage before has made of them; None for the first.
+            hidden: [rows, hidden size], the output of the stage before; None for the first stage.
             earlier: see ``HiddenStates.kept``.
 
         Returns:
@@ -137,14 +137,14 @@ class ModelSlice:
         return made.float() if self.is_last else made
 
     def _replay(self, batch: Sequence[Rows], hidden: torch.Tensor | None) -> torch.Tensor | None:
-        """The pass by a captured graph; None: it is larger than any, or is asked for what graphs do not keep."""
+        """The pass by a captured graph; None if it is larger than any graph, or asks for hidden states of layers."""
         if self._graphs is None or any(rows.layers for rows in batch):
             return None
         made = self._graphs.run(batch, hidden)
         return made[_rows_chosen(batch)] if made is not None and self.is_last else made
 
     def _launch(self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None) -> torch.Tensor:
-        """The pass kernel by kernel: its rows laid out as they come, padded to the fewest that a layer may get."""
+        """The pass kernel by kernel, padded to the fewest rows that a layer may get."""
         tokens = [token for rows in batch for token in rows.tokens]
         padding = max(0, self._min_rows - len(tokens))
         running = Running(self._lay_out(batch, padding), self._calls)
@@ -158,7 +158,7 @@ class ModelSlice:
             return self._decode(running, entering)[: len(tokens)]
 
     def _decode(self, running: Running, entering: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden size], what the layers make of token ids, [rows], or of the stage before's hidden states."""
+        """The layers' output, [rows, hidden size], from token ids, [rows], or hidden states of the stage before."""
         decoder = self.model.get_decoder()
         with answering(running):
             made: torch.Tensor = decoder(**self._inputs(decoder, running.laid_out, entering)).last_hidden_state[0]
@@ -169,7 +169,7 @@ class ModelSlice:
     ) -> torch.Tensor:
         """[rows chosen after, vocabulary], by the layers and the output layer."""
         chosen = _rows_chosen(batch)
-        # No fewer rows than a layer may get, in the output layer as well.
+        # The output layer, too, gets no fewer rows than a layer may get.
         needed = chosen + [len(entering) - 1] * max(0, self._min_rows - len(chosen))
         with answering(running), self.hidden_states.kept(batch, len(needed), earlier) as others:
             found = self.model(
@@ -184,7 +184,7 @@ class ModelSlice:
         return {**inputs_of(module, laid_out.positions[None]), "use_cache": False, name: entering[None]}
 
     def _captured(self) -> Graphs:
-        """Passes whose shapes depend on their bucket alone: every row's logits are computed, wanted or not."""
+        """Graphs of passes whose shapes depend on their bucket alone; so the logits of every row are computed."""
 
         module = self.model if self.is_last else self.model.get_decoder()
 
@@ -208,7 +208,7 @@ class ModelSlice:
 
 
 def _rows_chosen(batch: Sequence[Rows]) -> list[int]:
-    """Indices of the rows that the target chooses after."""
+    """Indices of the rows after which the target chooses."""
     chosen: list[int] = []
     end = 0
     for rows in batch:
@@ -218,7 +218,7 @@ def _rows_chosen(batch: Sequence[Rows]) -> list[int]:
 
 
 def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:
-    """Put faster linear layers in; returns which."""
+    """Replace linear layers by faster ones; returns which."""
     if config.device != "cpu":
         if config.dtype == "int8":
             quantize(model)
@@ -232,11 +232,11 @@ def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:
     make = maker(choice, config.dtype)
     if make is not None:
         log.info("packed %d linear layers", pack_linears(model, make))
-        # Where a row goes is decided by weights as they are.
+        # Weights that route rows to experts are not rounded.
         single = maker(choice)
         assert single is not None
         log.info("%d other parameters are packed when they are first used", pack_parameters(model, make, single))
-    # Whatever else the weights' form was, arithmetic is float32.
+    # Parameters that are not packed become float32, the type of all arithmetic.
     for parameter in model.parameters():
         parameter.data = parameter.data.float()
     return choice

@@ -1,4 +1,4 @@
-"""The target: a transformers causal language model over our own key-value pool, in one process or in several stages."""
+"""The target: a transformers causal language model over our own KV cache, in one process or several pipeline stages."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ log = logging.getLogger(__name__)
 
 
 class TransformersTarget:
-    """Implements ``services.verifier.target_port.Target``. The last stage is in this process; ``launch`` starts the others.
+    """Implements ``services.verifier.target_port.Target``. The last pipeline stage is here; ``launch`` starts the others.
 
     Raises:
         ConfigurationError: the model cannot be loaded or served; says why.
         TargetLost: a stage died while it was loading.
 
     Attributes:
-        exact: whether a token's logits are the same bits, whatever shares its pass, as measured at the start; otherwise
-            answers are the same up to near ties.
+        exact: whether a token's logits are the same bits whatever shares its pass, as measured at start. Otherwise answers
+            are the same up to near ties.
     """
 
     def __init__(self, config: TargetConfig, launch: Launch | None = None) -> None:
@@ -47,7 +47,7 @@ class TransformersTarget:
         with reading(f"load the model at {config.model_path}"):
             check_files(config)
             model_config = read_config(config).get_text_config()
-            # Refuses a wrong number of stages before any is started.
+            # Refuse a wrong number of stages before any is started.
             split_layers(config)
             check_memory(config)
             self.vocab_size: int = model_config.vocab_size
@@ -67,7 +67,7 @@ class TransformersTarget:
         self._config = config
         self._launch = launch
         self._under_way: deque[Sequence[Rows]] = deque()
-        # What each session that shares has computed and kept; its rows in the pass under way, or in the last one.
+        # Of each session that shares its prefix: the tokens computed and kept. Of each session: its rows in the last pass.
         self._tokens: dict[str, list[int]] = {}
         self._rows: dict[str, Rows] = {}
         self._build()
@@ -76,7 +76,7 @@ class TransformersTarget:
         config = self._config
         self._earlier = earlier_stages(config, self._launch)
         try:
-            # What this process holds is not lost with another one.
+            # When another stage is lost, this process keeps its own part.
             if part is None:
                 with reading(f"load the model at {config.model_path}"):
                     part = ModelSlice(config, config.stages - 1)
@@ -89,24 +89,24 @@ class TransformersTarget:
         except BaseException:
             self.shutdown()
             raise
-        # The other stages' modules are like these.
+        # The other stages have the same kinds of modules.
         blamed = [] if self.exact else inexact(part.model) or ["no layer is known for it"]
-        reservation = f" up to near ties ({', '.join(blamed)})" if blamed else ""
-        log.info("a token's logits do not depend%s on what shares its pass", reservation)
+        reservation = f", up to near ties ({', '.join(blamed)})" if blamed else ""
+        log.info("a token's logits are the same whatever shares its pass%s", reservation)
 
     @property
     def device(self) -> torch.device:
-        """Where the last stage is."""
+        """Device of the last stage."""
         return self._part.device
 
     @property
     def kernels(self) -> Choice:
-        """Whose arithmetic."""
+        """The kernels that compute the linear layers."""
         return self._part.choice
 
     @property
     def pool(self) -> KVPool:
-        """The last stage's key-value pool; the others' hold the same requests."""
+        """The last stage's KV cache; those of the other stages hold the same requests."""
         return self._part.pool
 
     def open(
@@ -185,7 +185,7 @@ class TransformersTarget:
         return self._part.hidden_states.features(self._rows[session_id], rows)
 
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
-        """``begin``, and the logits themselves: for each entry [``logits``, vocabulary], float32, on the CPU."""
+        """A whole pass. Returns the logits of each entry: [``logits``, vocabulary], float32, on the CPU."""
         self.begin(batch)
         return list(torch.split(self.end_pass().cpu(), [rows.logits for rows in batch]))
 
@@ -202,7 +202,7 @@ class TransformersTarget:
 
 
 def _check_device(config: TargetConfig) -> None:
-    """Refuse what this machine, or its software, cannot do.
+    """Refuse a device that this machine or its software does not have.
 
     Raises:
         ConfigurationError: names the setting and what is possible.

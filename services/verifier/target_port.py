@@ -1,4 +1,4 @@
-"""What the decoding loop asks of a target. Both live in one process: tensors and distributions may pass.
+"""What the decoding loop asks of a target. Both are in one process, so tensors and distributions may pass.
 
 The load-bearing rule: the loop hands over rows and gets choices. Logits stay where the target computes them.
 """
@@ -17,16 +17,16 @@ from speculation.types import Features, SamplingParams, TokenLogprobs
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rows:
-    """One request's part of a forward pass: ``chain`` tokens that follow its context, then a tree on the chain's end.
+    """One request's part of a forward pass: ``chain`` tokens that follow its context, then a tree below the last of them.
 
     Attributes:
-        context: tokens whose keys and values the target already holds.
+        context: number of tokens whose keys and values the target already holds.
         tokens: the chain's tokens, then the nodes'.
         parents: one entry per node; -1 is the chain's last token.
-        logits: how many of the last rows the target chooses after: none, or the chain's last one and all nodes.
-        top_k: how many of the likeliest ids after each of these rows are wanted.
-        distributions: whether distributions are wanted after these rows, in place of choices.
-        layers: whose hidden states ``Target.features`` will be asked for, of any of these rows; as in ``Features``.
+        logits: number of last rows after which the target chooses: 0, or the chain's last row and all nodes.
+        top_k: how many of the likeliest ids are wanted after each of these rows.
+        distributions: whether distributions are wanted after these rows instead of choices.
+        layers: layers whose hidden states ``Target.features`` may be asked for, for any row; numbered as in ``Features``.
     """
 
     session_id: str
@@ -57,15 +57,15 @@ class Sampling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What a pass brought for one request. Row 0 is the chain's last one, row i + 1 the tree's node i.
+    """The result of a pass for one request. Row 0 is the chain's last one, row i + 1 the tree's node i.
 
     Attributes:
-        choices: the target's own token after each row; ``NOT_CHOSEN`` where its choices before lead elsewhere, where
-            ``error`` says why there is none, and for all rows of a request that wants distributions.
+        choices: the target's own token after each row. ``NOT_CHOSEN`` after rows that earlier choices do not lead to, after
+            rows that failed (see ``error``), and after all rows of a request that wants distributions.
         top_ids: the likeliest ids after each row, as many as were asked for, likeliest first.
-        logprobs: log-probabilities of a token after a row, where the request's parameters ask for them.
-        distribution: p after a row, [vocabulary], float64, with sum 1, where it was asked for.
-        error: why a row that the choices lead to has none.
+        logprobs: gives the log-probability of a token after a row; None unless the request's parameters ask for it.
+        distribution: gives p after a row, [vocabulary], float64, with sum 1; None unless it was asked for.
+        error: why the choice failed after a row that the earlier choices lead to.
 
     Both functions may be called until the request's rows are kept.
     """
@@ -79,23 +79,23 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prefix:
-    """What a request begins with, and whose it is: requests of one tenant share what is computed of it; None: of nobody."""
+    """The tokens that a request begins with. Requests of one ``tenant`` share their KV cache; None: nothing is shared."""
 
     tokens: Sequence[int]
     tenant: str | None = None
 
 
 class Target(Protocol):
-    """The model and its key-value cache.
+    """The model and its KV cache.
 
-    Not thread-safe. What computes (``begin``, ``finish``, ``keep``, ``recover``) is called in one and the same thread: what
-    a library does in parallel gets a team of threads for every thread that asks, and two teams on the same cores halve the
-    speed. The rest computes nothing, and is called between them.
+    Not thread-safe. The methods that compute (``begin``, ``finish``, ``keep``, ``recover``) must all be called in the same
+    thread: parallel libraries start a team of threads for every thread that calls them, and two teams on the same cores
+    halve the speed. The other methods compute nothing and are called between them.
     """
 
     @property
     def depth(self) -> int:
-        """How many passes should be under way at a time: one for each stage."""
+        """How many passes should be under way at a time: one for each pipeline stage."""
 
     @property
     def vocab_size(self) -> int:
@@ -116,52 +116,53 @@ class Target(Protocol):
     def open(
         self, session_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
     ) -> bool:
-        """Make room for ``rows`` rows; False if there is none now, or not with ``spare`` rows left over for others.
+        """Make room for ``rows`` rows; False if there is not enough now to leave ``spare`` rows for others.
 
         Without a prefix nothing is shared. Without ``sampling`` the likeliest token is chosen.
         """
 
     def computed(self, session_id: str) -> int:
-        """How many of the session's tokens need not be computed any more."""
+        """How many of the session's first tokens the KV cache already holds; 0 if the session shares nothing."""
 
     def grow(self, session_id: str, rows: int) -> bool:
         """Make room for ``rows`` rows in all; False if there is none now."""
 
     def begin(self, batch: Sequence[Rows]) -> None:
-        """Start a pass. A session has its rows in one pass at a time."""
+        """Start a pass. A session may be in one pass at a time."""
 
     def finish(self) -> list[Outcome]:
-        """End the oldest pass. Returns what it brought for each entry.
+        """End the oldest pass. Returns the result of each entry.
 
         Raises:
             TargetLost: nothing can be done before ``recover``.
         """
 
     def check_layers(self, layers: Sequence[int]) -> None:
-        """Check that hidden states of these layers can be had; see ``Rows.layers``.
+        """Check that hidden states of these layers are available; see ``Rows.layers``.
 
         Raises:
-            InvalidArgument: of one they cannot; says which, and what is allowed.
+            InvalidArgument: those of a layer are not; names it and what is allowed.
         """
 
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
-        """Hidden states of ``Rows.layers``, side by side, in the session's pass just finished.
+        """Hidden states of ``Rows.layers``, concatenated, from the session's pass just finished.
 
         Args:
-            rows: indices into its tokens, of positions that follow each other: of its chain, then of an accepted path.
+            rows: indices into the session's tokens in that pass, at consecutive positions: in its chain, then along an
+                accepted path.
         """
 
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
-        """Of the session's pass, just finished, keep ``rows`` (indices into its tokens, ascending) behind ``context``."""
+        """Commit ``rows`` of the session's pass just finished (ascending indices into its tokens) after ``context``."""
 
     def close(self, session_id: str) -> None:
-        """Free what the session holds. Its rows are in no pass."""
+        """Free what the session holds. It must not be in a pass."""
 
     def forget(self, tenant: str) -> None:
-        """Share nothing any more of what has been computed for a tenant."""
+        """Stop sharing what has been computed for a tenant."""
 
     def recover(self) -> None:
-        """Build everything anew after ``TargetLost``, without any session."""
+        """Rebuild the target after ``TargetLost``, without any session."""
 
     def shutdown(self) -> None:
-        """Let go of everything beyond this process."""
+        """Release everything outside this process."""

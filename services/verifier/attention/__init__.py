@@ -1,1 +1,1 @@
-"""Tree attention over the key-value pool, behind transformers' attention interface."""
+"""Tree attention over the KV cache, behind transformers' attention interface."""

@@ -1,10 +1,10 @@
-"""Tree attention over the pool, plugged into transformers' attention interface.
+"""Tree attention over the KV cache, plugged into transformers' attention interface.
 
-A pass lays the rows of all requests side by side in one sequence of batch size one. The model hands each layer's queries,
-keys and values to ``attend``; the pass stores the new keys and values in the pool and lets every row see its own request:
-the committed tokens, and its ancestors in the tree.
+A pass puts the rows of all requests into one sequence, with a batch size of one. The model hands each layer's queries, keys
+and values to ``attend``. The pass stores the new keys and values in the pool, and lets every row see its own request: the
+committed tokens, and its ancestors in the tree.
 
-How a model calls attention, and how often, is recorded once (``recording``); ever after, it must call it like that.
+How a model calls attention, and how often, is recorded once (``recording``); every later pass must call it the same way.
 """
 
 from __future__ import annotations
@@ -21,43 +21,47 @@ from transformers import AttentionInterface, PreTrainedConfig
 
 NAME = "outrider"
 
-# Most nodes of one request's tree. Up to 192 terms torch's matrix products add strictly from the first to the last on the
-# CPUs that we know; tiled_attention multiplies by a tile and the tree behind it.
+# Most nodes of one request's tree. On the CPUs that we know, torch's matrix products of up to 192 terms add strictly from
+# the first to the last; ``tiled`` multiplies by a tile and the tree behind it.
 MAX_NODES = 128
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Bias:
-    """What is added to a score for where its key is (alibi).
+    """A bias that is added to a score by the position of its key (alibi).
 
     Attributes:
         table: [heads, positions], float32.
-        by_distance: indexed by the query's position less the key's, rather than by the key's own.
+        by_distance: whether it is indexed by the query's position minus the key's, rather than by the key's own.
     """
 
     table: torch.Tensor
     by_distance: bool = False
 
     def of(self, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """[heads, ...], of queries at positions ``rows`` and keys at positions ``slots``, broadcast; made up where nobody
-        sees: for keys behind their queries."""
+        """[heads, ...], for queries at positions ``rows`` and keys at positions ``slots``, broadcast.
+
+        Meaningless for keys after their query, which no row sees.
+        """
         index = rows - slots if self.by_distance else slots + torch.zeros_like(rows)
         return self.table[:, index.clamp(0, self.table.shape[1] - 1)]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Call:
-    """One of the attention calls of a pass, in what it never changes.
+    """One of a pass's attention calls: what is the same in every pass.
 
     Attributes:
-        entry: where the pool keeps its keys and values.
-        heads: of queries; ``kv_heads`` of keys and values.
-        key_size: of a query or key under one head; ``value_size`` of a value.
-        scale: of the scores.
-        window: a row sees so many positions, its own included; None: all up to its own.
-        chunk: a row sees none before its own chunk of so many positions.
+        entry: index of its keys and values in the pool.
+        heads: number of query heads.
+        kv_heads: number of key-value heads.
+        key_size: size of one head's query or key.
+        value_size: size of one head's value.
+        scale: factor of the scores.
+        window: number of positions that a row sees, its own included; None: all up to its own.
+        chunk: a row sees no position before its own chunk of this many positions.
         softcap: scores become softcap * tanh(score / softcap).
-        sinks: [heads], float32, scores of a key that nobody's value belongs to.
+        sinks: [heads], float32, the score of a further key that has no value.
         bias: added to scores after ``softcap``.
     """
 
@@ -75,11 +79,11 @@ class Call:
 
     @property
     def share(self) -> int:
-        """Query heads to a key-value head."""
+        """Query heads per key-value head."""
         return self.heads // self.kv_heads
 
     def unseen(self, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor | None:
-        """Which positions ``slots`` lie too far back for those of ``rows``, broadcast; None: nothing ever does."""
+        """Which positions ``slots`` lie too far back for the positions ``rows``, broadcast; None if none ever does."""
         hidden = None
         if self.window is not None:
             hidden = rows - slots >= self.window
@@ -93,20 +97,20 @@ class Call:
         return scores if self.softcap is None else (scores / self.softcap).tanh() * self.softcap
 
 
-# By the module that calls, in its own order.
+# The calls of each module, in their order.
 Calls = Mapping[nn.Module, tuple[Call, ...]]
 
 
 class Pass(Protocol):
     """What one forward pass needs besides its token ids.
 
-    What a row's attention is summed up from is added in the order of positions, so that a token gets the same bits, whether
-    it is prefilled, decoded alone, or checked among other drafts.
+    A row's attention is summed up in the order of positions, so that a token gets the same bits whether it is prefilled,
+    decoded alone, or checked in a tree.
     """
 
     @property
     def positions(self) -> torch.Tensor:
-        """[rows], of each row in its own request."""
+        """[rows], int64: the position of each row in its request."""
         ...
 
     def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -125,9 +129,9 @@ class Pass(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Given:
-    """What a model says of a call besides its tensors; see ``Call``. ``mask`` is what the model has made of masks.
+    """The arguments of a model's call besides its tensors; see ``Call``. ``mask`` is the model's own.
 
-    ``others`` holds what only some models say.
+    ``others``: arguments that only some models give.
     """
 
     mask: object
@@ -140,7 +144,7 @@ class Given:
 
 
 class Attends(Protocol):
-    """Whom ``attend`` asks: a pass that runs, or one that is recorded."""
+    """Answers ``attend``: a pass that runs, or one that is recorded."""
 
     def attend(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: Given
@@ -149,13 +153,13 @@ class Attends(Protocol):
         ...
 
 
-# Handed around the model, since not every architecture hands keyword arguments down to its attention layers.
+# A context variable, since not every architecture passes keyword arguments down to its attention layers.
 _asked: ContextVar[Attends | None] = ContextVar("asked", default=None)
 
 
 @contextmanager
 def answering(one: Attends) -> Iterator[None]:
-    """Let ``one`` answer what the model asks of attention."""
+    """Let ``one`` answer the model's attention calls."""
     before = _asked.set(one)
     try:
         yield
@@ -164,26 +168,26 @@ def answering(one: Attends) -> Iterator[None]:
 
 
 class Running:
-    """A pass through a model whose calls are known."""
+    """Answers the calls of a running pass; each must match a recorded one."""
 
     def __init__(self, laid_out: Pass, calls: Calls) -> None:
         self._pass = laid_out
         self._calls = calls
-        # How often modules that call several times have done so.
+        # Calls so far of modules that call several times in a pass.
         self._done: dict[nn.Module, int] = {}
 
     @property
     def laid_out(self) -> Pass:
-        """Where the rows lie."""
+        """The pass that it runs."""
         return self._pass
 
     def attend(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: Given
     ) -> torch.Tensor:
-        """See ``Attends``.
+        """As ``Attends.attend``.
 
         Raises:
-            NotImplementedError: the model calls attention otherwise than it did at first.
+            NotImplementedError: the model does not call attention as it did when it was recorded.
         """
         call = self._next(module)
         rows = len(self._pass.positions)
@@ -209,10 +213,10 @@ class Running:
 
 
 def asked() -> Attends:
-    """Who answers what the model asks of attention.
+    """What answers the model's attention calls now.
 
     Raises:
-        NotImplementedError: nobody: no pass runs.
+        NotImplementedError: no pass runs.
     """
     one = _asked.get()
     if one is None:
@@ -240,13 +244,13 @@ def attend(
         query: [1, heads, rows, key size].
         key: [1, key-value heads, rows, key size].
         value: [1, key-value heads, rows, value size].
-        outrider_bias: from our adapters.
+        outrider_bias: given by our adapters.
 
     Returns:
-        [1, rows, heads, value size], in the type of ``query``.
+        [1, rows, heads, value size], in the dtype of ``query``.
 
     Raises:
-        NotImplementedError: no pass runs, or the architecture needs something of attention that this does not do.
+        NotImplementedError: no pass runs, or the architecture needs a kind of attention that is not supported.
     """
     given = Given(
         mask=attention_mask,
@@ -262,7 +266,7 @@ def attend(
 
 @contextmanager
 def computing_by(model: nn.Module, name_of: Callable[[PreTrainedConfig], str]) -> Iterator[None]:
-    """Let every part of a model compute by the attention that ``name_of`` names for its configuration, for a while."""
+    """Within the context, every part of a model uses the attention that ``name_of`` names for its configuration."""
     found = [
         config for module in model.modules() for config in vars(module).values() if isinstance(config, PreTrainedConfig)
     ]

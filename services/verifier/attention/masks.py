@@ -1,7 +1,7 @@
-"""What a row sees, read off the functions that transformers' models make their masks of.
+"""Which positions a row sees, found out from the mask functions of transformers' models.
 
-Such a function says whether the query at one position sees the key at another. Asked for many positions, it shows which of
-three kinds it is: everything up to the row's own position, a sliding window, or chunks. Nothing else can be served.
+Such a function says whether the query at one position sees the key at another. Its answers for many positions show which of
+three kinds it is: everything up to the row's own position, a sliding window, or chunks. No other kind can be served.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-# Of batch, head, position of the query and of the key.
+# Called with batch, head, position of the query and position of the key.
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 _SAMPLES = 16
@@ -19,18 +19,18 @@ _SAMPLES = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sight:
-    """How far back rows see; stands where a model expects its mask.
+    """How far back rows see; given to the model in place of its mask.
 
     Attributes:
-        window: as in ``attention.Call``; ``chunk`` too.
-        reason: why this mask cannot be served; that some models make masks which no layer uses is no fault.
+        window, chunk: as in ``attention.calls.Call``.
+        reason: why this mask cannot be served. It matters only if a layer uses the mask, since models make unused ones, too.
     """
 
     window: int | None = None
     chunk: int | None = None
     reason: str = ""
 
-    # Some models look at their mask's dimensions, cut off what lies behind the last key, or ask for another type of it.
+    # Some models look at their mask's dimensions, slice it, or convert it to another dtype.
     ndim = 0
 
     def _refused(self, *_: object) -> Sight:
@@ -47,7 +47,6 @@ class Sight:
         return self
 
     def to(self, *_: object, **__: object) -> Sight:
-        """Itself."""
         return self
 
     def first_seen(self, positions: torch.Tensor) -> torch.Tensor:
@@ -58,7 +57,7 @@ class Sight:
 
 
 def sight_of(function: MaskFunction, longest: int, device: torch.device) -> Sight:
-    """Which kind of mask a function makes, as far as position ``longest``; with a reason, if it is of another kind."""
+    """The kind of mask that a function makes, for positions below ``longest``; if it cannot be served, with a reason."""
     try:
         return _kind_of(function, longest, device)
     except NotImplementedError as error:

@@ -1,7 +1,7 @@
-"""A model's attention calls, recorded in a trial pass: what the key-value pool must hold, and how each call attends.
+"""Records a model's attention calls in a trial pass: what the KV cache must hold, and how each call attends.
 
-What a configuration says of heads, sizes and windows means something else in every architecture, and some say it nowhere.
-A pass over a few rows shows it: who calls, how often, with tensors of which shapes, under which mask.
+The fields of a configuration for heads, sizes and windows mean different things in different architectures, or are missing.
+A pass over a few rows shows the facts: which modules call, how often, with tensors of which shapes, under which mask.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from services.verifier.attention.calls import Call, Calls, Given, answering, ask
 from services.verifier.attention.masks import MaskFunction, Sight, sight_of
 from services.verifier.loading.adapters import inputs_of
 
-# Under this name, models make masks as well; under the other one none, since a pass knows what its rows see.
+# Under this name models make masks as well; under ``calls.NAME`` they make none, since a pass knows what its rows see.
 _RECORDED = "outrider_recorded"
 
-# Keyword arguments of attention calls that change nothing here: a pass knows positions and what sees what.
+# Keyword arguments of attention calls that change nothing here: a pass knows its positions and which rows see which.
 _HARMLESS = {
     "is_causal", "position_ids", "output_attentions", "output_hidden_states", "output_router_logits", "use_cache",
     "cache_position", "head_mask", "layer_idx", "return_dict", "logits_to_keep",
@@ -28,7 +28,7 @@ _HARMLESS = {
 
 
 class _Recorder:
-    """Answers with zeros, and notes what it was asked; ``longest`` None: but for masks."""
+    """Answers calls with zeros, and notes them. ``longest``: see ``record``."""
 
     def __init__(self, longest: int | None) -> None:
         self.calls: dict[nn.Module, tuple[Call, ...]] = {}
@@ -36,17 +36,17 @@ class _Recorder:
         self._count = 0
 
     def sight(self, function: MaskFunction, device: torch.device) -> Sight:
-        """What a mask that the model asks for lets rows see."""
+        """What a mask function of the model lets rows see."""
         assert self._longest is not None
         return sight_of(function, self._longest, device)
 
     def attend(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: Given
     ) -> torch.Tensor:
-        """See ``attention.Attends``.
+        """As ``Attends.attend``.
 
         Raises:
-            NotImplementedError: the call needs what no pass can do.
+            NotImplementedError: no pass could serve the call.
         """
         _check(query, key, value, given)
         sight = self._seen(given)
@@ -97,8 +97,8 @@ def record(model: PreTrainedModel, entering: torch.Tensor, longest: int | None) 
     """The attention calls of a pass through the model.
 
     Args:
-        entering: [1, rows] token ids, or [1, rows, hidden size] what the stage before makes of them.
-        longest: masks are looked into as far as that position; None: they are not, and so it goes on the meta device.
+        entering: [1, rows] token ids, or [1, rows, hidden size] hidden states of the stage before.
+        longest: masks are examined up to this position; None: not at all, so that the meta device works, too.
 
     Raises:
         NotImplementedError: the model's attention cannot be served; says why.
@@ -107,7 +107,7 @@ def record(model: PreTrainedModel, entering: torch.Tensor, longest: int | None) 
     positions = torch.arange(entering.shape[1], device=entering.device)[None]
     given = {"input_ids" if entering.dim() == 2 else "inputs_embeds": entering}
     if longest is None:
-        # Without it, some look for padding among the tokens, of which the meta device has none.
+        # Without a mask, some models look for padding among the tokens, whose values the meta device does not have.
         given["attention_mask"] = torch.ones_like(positions)
     with answering(recorder), nullcontext() if longest is None else _asking_for_masks(model):
         model(**given, **inputs_of(model, positions), use_cache=False)
@@ -117,7 +117,7 @@ def record(model: PreTrainedModel, entering: torch.Tensor, longest: int | None) 
 
 
 def _mask(**given: Any) -> Sight:
-    """Stands for transformers' mask functions."""
+    """Replaces transformers' functions that build masks."""
     recorder = asked()
     assert isinstance(recorder, _Recorder)
     return recorder.sight(given["mask_function"], torch.device(given["device"]))

@@ -1,7 +1,7 @@
-"""Tree attention in memory that does not move, over as many rows and tiles as a bucket has: what a captured graph needs.
+"""Tree attention for captured graphs: tensors at fixed addresses, for as many rows and tiles as a bucket has.
 
-Rows see the tiles of all requests of the pass, gathered once, under one mask. Sums run in the order that torch's fused
-attention likes: for half precision on a GPU, where no bits are promised.
+The tiles of all requests of the pass are gathered, and attended to under one mask. Torch's fused attention sums in an order
+of its own: this is for half precision on a GPU, where equal bits are not promised.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from speculation.tree import ROOT
 
 
 class StaticPass:
-    """Implements ``attention.Pass`` for passes of up to ``rows`` rows whose requests own up to ``tiles`` tiles together.
+    """Implements ``Pass`` for up to ``rows`` rows whose requests use up to ``tiles`` tiles in all.
 
     Attributes:
-        tokens: [rows]; ``positions`` too. Both are filled by ``fill``, as is everything else.
+        tokens, positions: [rows], int64; set by ``fill``, like everything else.
     """
 
     def __init__(self, pool: KVPool, rows: int, tiles: int) -> None:
@@ -36,7 +36,7 @@ class StaticPass:
         self._sees = torch.zeros(rows, tiles * TILE, dtype=torch.bool, device=device)
 
     def fill(self, batch: Sequence[Rows]) -> None:
-        """Lay out ``batch``; the rows behind it belong to nobody, and write where nobody reads."""
+        """Lay out ``batch``; the remaining rows are padding, and write to the padding tile."""
         rows, tiles = len(self.tokens), len(self._tiles)
         padding = self._pool.padding_tile
         tokens: list[int] = []
@@ -44,7 +44,7 @@ class StaticPass:
         own: list[tuple[int, int]] = []
         gathered: list[int] = []
         sees = torch.zeros(rows, tiles * TILE, dtype=torch.bool)
-        # Somebody's first slot, so that no row sees nothing.
+        # Padding rows see slot 0, so that every row sees something.
         sees[:, 0] = True
         slot_positions = torch.zeros(tiles * TILE, dtype=torch.int64)
         for request in batch:
@@ -106,14 +106,14 @@ def _by_hand(
     sees: torch.Tensor,
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """What torch's fused attention does not know: [rows, heads, value size]; ``bias`` is [heads, rows, slots]."""
+    """Attention with features that torch's fused one lacks: [rows, heads, value size]; ``bias`` is [heads, rows, slots]."""
     keys, values = (each.repeat_interleave(call.share, 0) for each in (keys, values))
     scores = call.capped((query @ keys.transpose(1, 2)).float() * call.scale)
     if bias is not None:
         scores = scores + bias
     scores = scores.masked_fill(~sees, float("-inf"))
     if call.sinks is not None:
-        # A column of its own, whose weight goes nowhere.
+        # A further column, whose weight is dropped.
         scores = torch.cat([call.sinks[:, None, None].expand(-1, len(sees), -1), scores], dim=-1)
     weights = scores.softmax(-1)[..., -sees.shape[1] :].to(values.dtype)
     return (weights @ values).transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Tree attention by torch's own matrix products, on any device: tiles of the pool, stacked (see ``tiled_layout``)."""
+"""Tree attention by torch's matrix products over stacked tiles, on any device (see ``tiled_layout``)."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from services.verifier.attention.tiled_layout import Bucket, Heads, Index, Layou
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.target_port import Rows
 
-# Matrix products with fewer rows take other kernels, with other rounding.
+# Matrix products with fewer rows use other kernels, with other rounding.
 _ROW_MULTIPLE = 8
 
 
 class TiledPass:
-    """What one forward pass needs besides its token ids; implements ``attention.Pass``."""
+    """Implements ``Pass`` by stacked tiles."""
 
     def __init__(self, pool: KVPool, batch: Sequence[Rows], padding: int) -> None:
         self._pool = pool
         self._layout: Layout = lay_out(pool, batch, padding)
-        # What the first layer has worked out for the others: masks, by bucket, sliding window and chunk.
+        # Masks, which the first layer computes for all: by bucket, query heads per key-value head, window and chunk.
         self._masks: dict[tuple[int, int, int | None, int | None], torch.Tensor] = {}
 
     @property
     def positions(self) -> torch.Tensor:
-        """[rows], of each row in its own request."""
+        """[rows], int64: the position of each row in its request."""
         return self._layout.positions
 
     def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
@@ -50,7 +50,7 @@ class TiledPass:
 def _attend_bucket(
     call: Call, bucket: Bucket, hidden: torch.Tensor, query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor
 ) -> torch.Tensor:
-    """Attention of one bucket: heads and windows apart, under one maximum, summed tile by tile.
+    """Attention of one bucket: heads and windows are computed apart, under one maximum, and summed tile by tile.
 
     Args:
         hidden: see ``_hidden``.
@@ -63,7 +63,7 @@ def _attend_bucket(
     """
     kv_heads, share = call.kv_heads, call.share
     groups, rows = bucket.rows.shape
-    # Queries that share keys side by side: [groups, kv heads, rows * share, size].
+    # Queries that share keys are neighbours: [groups, kv heads, rows * share, size].
     grouped = query.index_select(0, bucket.rows.flatten()).view(groups, rows, kv_heads, share, call.key_size).transpose(1, 2)
     grouped = _pad_rows(grouped.reshape(groups, kv_heads, rows * share, call.key_size))
     scores = call.capped(_product(grouped, _window(keys, bucket, groups, dim=3)))
@@ -86,7 +86,7 @@ def _attend_bucket(
             total[of] += _take(sums, pairs)
     weights = (scores - top).exp().to(keys.dtype)
     window_values = _window(values, bucket, groups, dim=2)
-    # A single segment is what the scores were masked with.
+    # A single segment is the mask of the scores already.
     for unseen in hidden if len(hidden) > 1 else (None,):
         seen = weights if unseen is None else weights.masked_fill(unseen, 0)
         total += _product(seen, window_values)
@@ -98,7 +98,7 @@ def _attend_bucket(
 
 
 def _scores_of_heads(call: Call, bucket: Bucket, heads: Heads, grouped: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-    """[pairs, kv heads, rows, TILE], -inf where a row does not see so far back."""
+    """[pairs, kv heads, rows, TILE], -inf at positions too far back for a row."""
     scores = call.capped(_head_scores(heads, grouped, keys))
     slots = heads.first_positions[:, None] + torch.arange(TILE, device=keys.device)
     positions = bucket.positions[heads.groups]
@@ -158,11 +158,11 @@ def _head_values(heads: Heads, weights: torch.Tensor, values: torch.Tensor) -> t
 
 
 def _hidden(bucket: Bucket, call: Call) -> torch.Tensor:
-    """[segments, groups, 1, padded rows * share, slots]: slots that a query does not see; padding sees what row 0 sees."""
+    """[segments, groups, 1, padded rows * share, slots]: true where a query does not see a slot; padding sees as row 0."""
     segments = bucket.segments
     unseen = call.unseen(bucket.positions[:, :, None], bucket.slot_positions[:, None])
     if unseen is not None:
-        # A padding row must go on seeing something: its position is 0, and slot 0's never below it.
+        # Padding rows keep slot 0 in sight: their position is 0, so that slot's is never too far back.
         segments = segments & ~unseen
     segments = segments.repeat_interleave(call.share, dim=2)
     padding = _padded(segments.shape[2]) - segments.shape[2]
@@ -170,7 +170,7 @@ def _hidden(bucket: Bucket, call: Call) -> torch.Tensor:
 
 
 def _take(tensor: torch.Tensor, index: Index) -> torch.Tensor:
-    """Entries of the first dimension: a view, or a copy that moves whole entries, which plain indexing does not."""
+    """Entries of the first dimension, as a view or by ``index_select``, which copies whole entries; indexing does not."""
     return tensor[index] if isinstance(index, slice) else tensor.index_select(0, index)
 
 

@@ -1,17 +1,17 @@
-"""Where the rows of one pass lie, and which keys each of them sees.
+"""The layout of one pass: where its rows are stored, and which keys each of them sees.
 
 Every row sees its own request's positions up to its own, and sums them up in an order that depends on its position alone:
-tile by tile, the whole tiles before its own first (the *head*), then its own. Within a tile, the sum runs over the positions
-from the first to the last. So a token's attention is the same sum in the same order, bit for bit, whether it is prefilled,
-decoded alone or checked among other drafts.
+tile by tile, first the whole tiles before its own (the *head*), then its own. Within a tile, the sum runs over the positions
+from first to last. So a token's attention is the same sum in the same order, bit for bit, whether it is prefilled, decoded
+alone or checked in a tree.
 
-A tree's nodes lie behind the committed tokens, siblings and cousins among each other. The rows of one request that share a
-tile read a common *window* of slots, from that tile's beginning to the tree's end. A node is shown its ancestors only; they
-come in the order of their positions, and a slot that is not seen has weight zero and changes no sum. Where a tree crosses
-the border of a tile, a node's sum is cut there as well: each *segment* holds what lies in one tile of positions.
+The nodes of a tree are stored after the committed tokens, in the order of the tree. The rows of one request that share a
+tile form a group and read a common *window* of slots, from the beginning of that tile to the end of the tree. A node sees
+only its ancestors there, which come in the order of their positions; the other slots have weight zero and change no sum.
+Where a tree crosses the border of a tile, a node's sum is split as well: each *segment* holds one tile of positions.
 
-Groups of about the same size are stacked into *buckets*, so that a layer is a few large products, however many requests
-there are.
+Groups of similar size are stacked into *buckets*, so that a layer takes a few large products, however many requests there
+are.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ Index = slice | torch.Tensor
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Heads:
-    """The whole tiles that a bucket's groups have behind them, as pairs (group, tile), group by group.
+    """The whole tiles before the windows of a bucket's groups, as pairs (group, tile), group by group.
 
     Attributes:
-        chunks: (groups, tiles) of pairs that are computed together: [pairs] both.
+        chunks: the pairs that are computed together, as (groups, tiles), each [pairs].
         groups: [pairs], the group of every pair.
-        first_positions: [pairs], where the tile begins in the request.
-        steps: the pairs that are each group's first tile, then its second, ...: (groups, pairs).
+        first_positions: [pairs], the position in the request at which the tile begins.
+        steps: the pairs of every group's first tile, then those of the second tiles, ..., as (groups, pairs).
     """
 
     chunks: tuple[tuple[Index, Index], ...]
@@ -53,11 +53,12 @@ class Bucket:
     """Groups of rows, padded to the same number of rows and window tiles.
 
     Attributes:
-        rows: [groups, rows], their index in the pass; padding repeats row 0.
-        positions: [groups, rows], in the request.
-        window: tiles of all groups, one group after the other.
-        slot_positions: [groups, slots], the position that a slot of the window holds.
+        rows: [groups, rows], indices in the pass; padding is row 0.
+        positions: [groups, rows], positions in the request.
+        window: tiles of the windows, one group after the other.
+        slot_positions: [groups, slots], the position that each slot of the window holds.
         segments: [segments, groups, rows, slots], which slots a row sees. Padding rows see slot 0.
+        heads: None if no group has a whole tile before its window.
     """
 
     rows: torch.Tensor
@@ -70,12 +71,13 @@ class Bucket:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Layout:
-    """Where the rows of one forward pass lie.
+    """The layout of one forward pass.
 
     Attributes:
-        positions: [rows], of each row in its own request.
-        tiles: [rows], where in the pool each row's key and value go, with ``offsets`` within the tile.
-        source: [rows], where each row's result is among those of all buckets.
+        positions: [rows], the position of each row in its request.
+        tiles: [rows], the pool's tile for each row's key and value.
+        offsets: [rows], the slot within that tile.
+        source: [rows], the index of each row's result among those of all buckets.
     """
 
     positions: torch.Tensor
@@ -100,7 +102,7 @@ class _Group:
 
 
 def lay_out(pool: KVPool, batch: Sequence[Rows], padding: int) -> Layout:
-    """Lay out ``batch``, followed by ``padding`` rows that belong to nobody."""
+    """Lay out ``batch``, followed by ``padding`` rows that belong to no request."""
     positions: list[int] = []
     tiles: list[int] = []
     offsets: list[int] = []
@@ -132,7 +134,7 @@ def _positions(rows: Rows) -> list[int]:
 
 
 def _groups(rows: Rows, positions: list[int], owned: list[int], start: int) -> list[_Group]:
-    """The chain, cut at tile borders; the tree goes with its last piece."""
+    """The chain, cut at the borders of tiles; the tree belongs to the last piece."""
     groups = []
     end = rows.context + rows.chain
     for tile, members in groupby(range(rows.context, end), key=lambda position: position // TILE):
@@ -160,7 +162,7 @@ def _groups(rows: Rows, positions: list[int], owned: list[int], start: int) -> l
 
 
 def _sight(before: int, chain: int, parents: Sequence[int], slots: int) -> NDArray[np.bool_]:
-    """[chain + nodes, slots]: every row sees itself, its ancestors, and all ``before`` them."""
+    """[chain + nodes, slots]: every row sees itself, its ancestors, and the ``before`` slots before the chain."""
     sees = np.tri(chain + len(parents), slots, before, dtype=np.bool_)
     committed = before + chain
     for node, parent in enumerate(parents):
@@ -171,10 +173,10 @@ def _sight(before: int, chain: int, parents: Sequence[int], slots: int) -> NDArr
 
 
 def _buckets(pool: KVPool, groups: list[_Group], rows: int) -> tuple[tuple[Bucket, ...], list[int]]:
-    """Stack groups; and for every row of the pass, where its result is."""
+    """Stack groups into buckets. Returns these, and for every row of the pass the index of its result."""
     stacked: dict[tuple[int, int], list[_Group]] = {}
     for group in groups:
-        # Alone, nothing has to match.
+        # A single group needs no padding to match others.
         size = len(group.positions) if len(groups) == 1 else 1 << (len(group.positions) - 1).bit_length()
         stacked.setdefault((size, len(group.window)), []).append(group)
     buckets = []
@@ -216,8 +218,8 @@ def _bucket(pool: KVPool, members: list[_Group], size: int) -> Bucket:
     )
 
 
-# From so many tiles on, a group's head is read where it lies; shorter ones are copied together, which costs less than a
-# product of their own.
+# A head of at least so many tiles gets a product of its own, and is read in place if its tiles are neighbours. Shorter heads
+# are copied together, which costs less than a product for each.
 _LONG = 4
 
 
@@ -250,7 +252,7 @@ def _heads(members: list[_Group], device: torch.device) -> Heads | None:
 
 
 def _index(numbers: list[int], device: torch.device) -> Index:
-    """A slice where ``numbers`` are neighbours."""
+    """A slice if ``numbers`` are consecutive, else a tensor."""
     if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
         return slice(numbers[0], numbers[-1] + 1)
     return torch.tensor(numbers, device=device)

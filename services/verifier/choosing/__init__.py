@@ -1,1 +1,1 @@
-"""From logits to the target's choice: processors, and the choice itself."""
+"""From logits to the target's choice: logits processors, and the choice itself."""

@@ -1,8 +1,7 @@
-"""Which tokens can be chosen: the very set that transformers' top-k, top-p and min-p leave, without sorting a vocabulary.
+"""The tokens that can be chosen: exactly the set that transformers' top-k, top-p and min-p leave, without a full sort.
 
-Where rounding could decide whether a token belongs to the nucleus, the row is sorted and summed as transformers does.
-Where that does not decide either (equal logits on both sides of the limit), nothing is decided here: the caller asks
-transformers' own processors for the row.
+If rounding could decide whether a token belongs to the nucleus, the row is sorted and summed as transformers does. If that
+does not decide either (equal logits on both sides of the limit), the caller asks transformers' own processors for the row.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ from numpy.typing import NDArray
 
 from speculation.types import SamplingParams
 
-# Of a column, when the greatest logits are sought by the maxima of columns.
+# Rows of logits folded into columns of this length; the maxima of columns tell where the greatest logits are.
 _DEPTH = 64
-# Relative error of a float32 operation, halved twice: sums run in four lanes or more.
+# Relative error of a float32 operation, divided by four: sums run in four lanes or more.
 _LANE_ERROR = 2.0**-26
-# What a probability computed here and one of transformers' may differ by, but for the error of its sum.
+# Largest difference between a probability computed here and transformers', apart from the error of its sum.
 _ERROR = 3e-6
-# The same for the ratio of two probabilities, generously: nothing is lost by it.
+# The same for the ratio of two probabilities; generous, since it costs only a slower way.
 _RATIO_ERROR = 1e-5
-# Below, a product of probabilities may lose digits.
+# Below this min_p, a product of probabilities may lose digits.
 _LEAST_MIN_P = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Tokens that can be chosen, ascending, [n], and their logits after temperature, [n]."""
+    """Tokens that can be chosen, ascending, [n], and their logits divided by the temperature, [n]."""
 
     ids: NDArray[np.int64]
     weights: NDArray[np.float64]
 
 
 def on_host(logits: torch.Tensor) -> bool:
-    """Whether numpy can read them where they lie; otherwise work is cheap, and every answer of the device is waited for."""
+    """Whether numpy can read the logits in place. On a device, work is cheap but waiting for each result is not."""
     return logits.device.type == "cpu"
 
 
@@ -50,8 +49,8 @@ def truncates(params: SamplingParams, vocabulary: int) -> bool:
 def likeliest(logits: torch.Tensor, k: int) -> torch.Tensor:
     """[rows, k], the ids of the ``k`` greatest of [rows, vocabulary], greatest first.
 
-    They lie in the columns with the ``k`` greatest maxima, however the vocabulary is laid out in columns; so it need be read
-    only once, for the maxima.
+    With the vocabulary folded into columns in any way, they lie in the columns with the ``k`` greatest maxima. So the whole
+    vocabulary is read only once, for the maxima.
     """
     rows, vocabulary = logits.shape
     if vocabulary % _DEPTH or vocabulary // _DEPTH < k:
@@ -63,7 +62,7 @@ def likeliest(logits: torch.Tensor, k: int) -> torch.Tensor:
 
 
 def narrow(logits: torch.Tensor, params: Sequence[SamplingParams]) -> list[Candidates | None]:
-    """What truncation leaves of each row; None where rounding could decide, or a logit is no number.
+    """What truncation leaves of each row; None if rounding could decide, or the greatest logit is not finite.
 
     Args:
         logits: [rows, vocabulary], float32, divided by the temperature; on any device.
@@ -103,7 +102,7 @@ def _totals(logits: torch.Tensor, tops: Sequence[float], rows: list[int]) -> lis
     if not rows:
         return []
     if on_host(logits):
-        # Row by row, so that all of it stays near; numpy adds pairwise.
+        # Row by row, so that the data stays in the CPU's cache; numpy adds pairwise.
         own, scratch = logits.numpy(), np.empty(logits.shape[1], dtype=np.float32)
         sums = []
         for row in rows:
@@ -117,11 +116,11 @@ def _totals(logits: torch.Tensor, tops: Sequence[float], rows: list[int]) -> lis
 
 
 def _least_of(row: torch.Tensor, k: int) -> float:
-    """A logit that the ``k`` greatest of [vocabulary] have at least."""
+    """A lower bound on the ``k`` greatest logits of [vocabulary]."""
     vocabulary = len(row)
     if vocabulary % _DEPTH or vocabulary // _DEPTH < k:
         return float(torch.topk(row, k).values[-1])
-    # So many columns, so many logits.
+    # The ``k`` greatest maxima are ``k`` different logits.
     if on_host(row):
         maxima = row.numpy().reshape(_DEPTH, -1).max(0)
         return float(np.partition(maxima, len(maxima) - k)[len(maxima) - k])
@@ -129,10 +128,10 @@ def _least_of(row: torch.Tensor, k: int) -> float:
 
 
 def _bound(params: SamplingParams, top: float, total: float | None, vocabulary: int) -> float:
-    """A logit that every token has at least which top-p and min-p may leave."""
+    """A lower bound on the logits that top-p and min-p may leave."""
     bound = top + math.log(params.min_p) if params.min_p else -math.inf
     if total is not None:
-        # All that are less likely than this have less than 1 - top_p together.
+        # Tokens below this have less probability than 1 - top_p, all together.
         bound = max(bound, top + math.log(float(np.float32(1 - params.top_p)) * total / vocabulary))
     return bound - 1e-3 - 1e-6 * abs(bound)
 
@@ -140,7 +139,7 @@ def _bound(params: SamplingParams, top: float, total: float | None, vocabulary: 
 def at_least(
     values: torch.Tensor, bounds: Sequence[float], logits: torch.Tensor
 ) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-    """Of each row the ids whose values reach its bound, ascending, and their logits; both on the host.
+    """For each row, the ids whose values reach its bound, ascending, and their logits; both on the host.
 
     Args:
         values, logits: [rows, vocabulary], on one device; the bounds are rounded to the values' dtype.
@@ -166,19 +165,19 @@ def _cut(
     total: float | None,
     row: torch.Tensor,
 ) -> Candidates | None:
-    """The exact set, from a superset; None where rounding could decide.
+    """The exact set, from a superset; None if rounding could decide.
 
     Args:
-        total: of all tokens, exp(logit - ``top``) summed; None where the superset is all that top-k leaves.
+        total: exp(logit - ``top``) summed over all tokens; None if top-k truncates, or top-p does not.
         row: [vocabulary], all logits.
     """
     vocabulary = len(row)
     if 0 < params.top_k < vocabulary:
         least = np.partition(values, len(values) - params.top_k)[len(values) - params.top_k]
-        # Several may be as likely as the last.
+        # Several may equal the last one.
         chosen = (values >= least) & (values > -np.inf)
         ids, values = ids[chosen], values[chosen]
-    # In float32, as a softmax has it.
+    # In float32, as a softmax computes it.
     below_top = values - np.float32(top)
     chosen = np.ones(len(ids), dtype=np.bool_)
     if params.top_p < 1:
@@ -203,20 +202,20 @@ def _cut(
 def _nucleus(
     below_top: NDArray[np.float32], params: SamplingParams, total: float | None, vocabulary: int
 ) -> np.float32 | None:
-    """How far below the greatest logit the least of the nucleus lies; None where rounding could decide.
+    """The least logit of the nucleus, relative to the greatest logit; None if rounding could decide.
 
-    transformers sorts ascending and removes what, with all before it, has at most 1 - top_p: in float32, but for the sum.
+    transformers sorts ascending and removes each token up to which the probabilities sum to at most 1 - top_p, in float32.
     """
     descending = np.sort(below_top)[::-1]
     shares = np.exp(descending.astype(np.float64))
     held = float(shares.sum())
-    # Truncated otherwise, the superset may lie within the nucleus.
+    # A superset that top-k or min-p has cut may lie within the nucleus as a whole.
     whole = total is None or params.min_p > 0
     total = held if total is None else total
     before = (np.cumsum(shares) - shares) / total
     outside = float(np.float32(1 - params.top_p))
     size = max(1, int(np.searchsorted(before, 1 - outside)))
-    # A sum of ascending numbers errs by what its partial sums hold: little, until the likely ones come.
+    # The error of a sum of ascending numbers grows with its partial sums, which are small until the likely tokens come.
     tail = max(0.0, 1 - held / total)
     error = _ERROR + outside * _LANE_ERROR * (vocabulary * tail + len(shares))
     if size > 1 and before[size - 1] > 1 - outside - error:
@@ -230,10 +229,10 @@ def _nucleus(
 
 
 def _nucleus_by_sorting(values: NDArray[np.float32], params: SamplingParams, vocabulary: int) -> np.float32 | None:
-    """The least logit of the nucleus, by transformers' own sums; None where equal ones lie on both sides.
+    """The least logit of the nucleus, by transformers' own sums; None if equal logits lie on both sides of the limit.
 
     Args:
-        values: all logits but for those that have been excluded.
+        values: all logits except those already excluded.
     """
     ascending = np.full(vocabulary, -np.inf, dtype=np.float32)
     ascending[vocabulary - len(values) :] = np.sort(values)

@@ -1,7 +1,7 @@
-"""The target's choices, made where its logits are, for all requests of a pass at once: speculation/choose.py's, bit for bit.
+"""Makes the target's choices where its logits are, for all requests of a pass at once, bit for bit as speculation/choose.py.
 
-What is batched only finds out which few tokens can be chosen. Which of them is, the law's own arithmetic and noise decide on
-the host; where rounding could make a difference, and where a model's own processors are asked for, the law itself is asked.
+That file is the law. The batched part only finds the few tokens that can be chosen; among them, the law's own arithmetic and
+noise decide on the host. If rounding could make a difference, or a model brings its own processors, the law itself is asked.
 """
 
 from __future__ import annotations
@@ -30,33 +30,33 @@ class Chooser:
 
     Args:
         eos_token_ids: the model's end-of-text tokens.
-        model: what the model's generation config does to logits.
+        model: the model's own logits processors, from its generation config.
     """
 
     def __init__(self, eos_token_ids: frozenset[int] = frozenset(), model: ModelProcessors | None = None) -> None:
         self._eos_token_ids = eos_token_ids
         self._model = model or ModelProcessors()
         self._requests: dict[str, RequestState] = {}
-        # What rows are copied into before they are changed: making room anew for every level costs more than all else.
+        # Rows are copied here before they are changed. Allocating this anew for every level would cost more than all else.
         self._copy = torch.empty(0, 0)
 
     def open(self, session_id: str, sampling: Sampling | None, tokens: Sequence[int] = ()) -> None:
-        """From now on choose for a request.
+        """Start to choose for a request.
 
         Args:
             sampling: None for the likeliest token, whatever the model's generation config says.
-            tokens: what is committed of it, as far as its passes will not show it.
+            tokens: its committed tokens that its passes will not contain.
         """
         request = RequestState(sampling or _GREEDY, self._eos_token_ids, self._model)
         request.advance(0, tokens)
         self._requests[session_id] = request
 
     def follows(self, session_id: str) -> bool:
-        """Whether a request's choices depend on what has been committed of it."""
+        """Whether a request's choices depend on its committed tokens, as with penalties."""
         return self._requests[session_id].follows
 
     def commit(self, session_id: str, position: int, tokens: Sequence[int]) -> None:
-        """Take note of tokens that have been kept, from ``position`` on."""
+        """Note the tokens committed from ``position`` on."""
         if (request := self._requests.get(session_id)) is not None:
             request.advance(position, tokens)
 
@@ -69,10 +69,13 @@ class Chooser:
         self._requests.clear()
 
     def outcomes(self, batch: Sequence[Rows], logits: torch.Tensor) -> list[Outcome]:
-        """What a pass brings for each entry of ``batch``.
+        """The result of a pass for each entry of ``batch``.
 
         Args:
-            logits: [rows chosen after, vocabulary], float32, one entry's rows after the other's, on any device.
+            logits: [rows chosen after, vocabulary], float32, in the order of ``batch``, on any device.
+
+        Raises:
+            ValueError: an entry's ``logits`` are neither 0 nor the chain's last row and all nodes.
         """
         walks, end = [], 0
         for rows in batch:
@@ -107,7 +110,7 @@ class Chooser:
 
     @staticmethod
     def _likeliest(walks: Sequence[Walk], logits: torch.Tensor) -> list[tuple[tuple[int, ...], ...]]:
-        """The likeliest ids after each walk's rows, for those that ask; at once for all that ask for as many."""
+        """The likeliest ids after the rows of walks that ask for them; one call for all that ask for the same number."""
         found: list[tuple[tuple[int, ...], ...]] = [()] * len(walks)
         for k in {walk.rows.top_k for walk in walks if walk.rows.top_k and walk.rows.logits}:
             asking = [at for at, walk in enumerate(walks) if walk.rows.top_k == k]
@@ -118,9 +121,9 @@ class Chooser:
         return found
 
     def _walk(self, walks: Sequence[Walk], logits: torch.Tensor) -> None:
-        """Choose after every row that a walk down its tree can come to.
+        """Choose after every row that the walk down its tree reaches.
 
-        On a CPU level by level: work is what costs. On a device all rows at once: what costs is waiting for it.
+        On a CPU level by level, since work costs most there. On a device all rows at once, since waiting for it costs most.
         """
         if not on_host(logits):
             points = [walk.point(row) for walk in walks for row in range(walk.rows.logits)]
@@ -139,7 +142,7 @@ class Chooser:
             ]
 
     def choose(self, logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
-        """The choice at each point, or why there is none: one request's trouble is not another's."""
+        """The choice at each point, or the error of that point; an error does not affect other requests."""
         try:
             return self._choose(logits, points)
         except Exception as error:
@@ -169,13 +172,13 @@ class Chooser:
         return choices
 
     def _prepared(self, logits: torch.Tensor, points: Sequence[ChoicePoint]) -> torch.Tensor:
-        """[points, vocabulary]: penalised and divided by the temperature; good until the next call."""
+        """[points, vocabulary], penalised and divided by the temperature; valid until the next call."""
         vocabulary = logits.shape[1]
         if len(self._copy) < len(points) or self._copy.shape[1] != vocabulary or self._copy.device != logits.device:
             self._copy = torch.empty(max(len(points), _COPIED_ROWS), vocabulary, device=logits.device)
         prepared = self._copy[: len(points)]
         if on_host(logits):
-            # Plain copies: what torch does in parallel wakes its threads for less than that costs.
+            # numpy copies, since waking torch's threads costs more than they save here.
             own = logits.numpy()
             for copy, point in zip(prepared.numpy(), points, strict=True):
                 copy[:] = own[point.row]
@@ -195,7 +198,7 @@ class Chooser:
         return prepared
 
     def _processed(self, point: ChoicePoint, logits: torch.Tensor) -> torch.Tensor:
-        """[vocabulary], on the CPU: the logits as all processors of the request leave them."""
+        """[vocabulary], on the CPU: the logits after all processors of the request."""
         request = point.request
         if request.pipeline is not None:
             return request.pipeline(logits[point.row].cpu(), [*request.history, *point.path])
@@ -211,8 +214,8 @@ class Chooser:
 
 
 def _unchanged(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
-    """The greatest logit at each point, of logits as they are."""
+    """The greatest logit at each point, for requests that change no logits."""
     if on_host(logits):
-        # Without a copy.
+        # ``select`` avoids a copy.
         return [by_law(point, logits.select, 0, point.row) for point in points]
     return argmax(logits[[point.row for point in points]], points)

@@ -1,4 +1,4 @@
-"""Gumbel noise on any device, nearly the law's: near enough to say which few tokens can win under the law's own."""
+"""Gumbel noise on any device, close enough to that of speculation/philox.py to find the few tokens that can win."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speculation.philox import NoiseStream
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _GROWTH = (0x9E3779B9, 0xBB67AE85)
 _LOW = 0xFFFFFFFF
-# Far above what two float64 logarithms of one number differ by.
+# Far above the difference between two implementations of a float64 logarithm.
 _SLACK = 1e-6
 
 
@@ -30,7 +30,7 @@ def words(
     c0, c1 = blocks.expand(len(seeds), -1), column([int(stream)] * len(seeds))
     c2, c3 = column([position & _LOW for position in positions]), column([position >> 32 for position in positions])
     for _ in range(10):
-        # 64 bits that wrap around; the upper half is the same once the sign is masked away.
+        # Signed products wrap around in 64 bits; the upper half is right once the sign extension is masked away.
         p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
         c0, c1, c2, c3 = ((p1 >> 32) & _LOW) ^ c1 ^ keys[0], p1 & _LOW, ((p0 >> 32) & _LOW) ^ c3 ^ keys[1], p0 & _LOW
         keys = [(key + growth) & _LOW for key, growth in zip(keys, _GROWTH, strict=True)]
@@ -38,7 +38,7 @@ def words(
 
 
 def likely_winners(logits: torch.Tensor, seeds: Sequence[int], positions: Sequence[int]) -> list[Candidates | None]:
-    """Of each row the tokens that may have the greatest sum of logit and noise; None where a logit is no number.
+    """For each row, the tokens that may have the greatest sum of logit and noise; None if that sum is not finite.
 
     Args:
         logits: [rows, vocabulary], float32, on any device.

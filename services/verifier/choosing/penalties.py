@@ -1,4 +1,4 @@
-"""Biases, penalties and barred tokens from counts of tokens, as transformers' processors work them out from a history."""
+"""Biases, penalties and barred tokens, from counts of tokens; transformers' processors compute the same from a history."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _Ids = NDArray[np.int64]
 
 
 class TokenCounts:
-    """The distinct tokens of a request's prompt and answer, and how often each one is in the answer."""
+    """The distinct tokens of a request's prompt and answer, and how often each occurs in the answer."""
 
     def __init__(self, prompt_length: int) -> None:
         self._prompt_length = prompt_length
@@ -26,7 +26,7 @@ class TokenCounts:
         self._in_answer = np.zeros(64, dtype=np.float32)
 
     def add(self, position: int, tokens: Sequence[int]) -> None:
-        """Count ``tokens``, the first of which lies at ``position`` of prompt and answer."""
+        """Count ``tokens``, the first of which is at ``position``, counted from the start of the prompt."""
         for token in dict.fromkeys(tokens):
             if token not in self._place:
                 self._append(token)
@@ -42,7 +42,7 @@ class TokenCounts:
         self._ids[place] = token
 
     def after(self, path: Sequence[int]) -> tuple[_Ids, NDArray[np.float32]]:
-        """Distinct tokens, and how often each is in the answer, if that goes on with ``path``; not to be modified."""
+        """Distinct tokens and their counts in the answer, with ``path`` appended to it; callers must not modify them."""
         known = len(self._place)
         if not path:
             return self._ids[:known], self._in_answer[:known]
@@ -55,7 +55,7 @@ class TokenCounts:
 
 
 class Penalties:
-    """What one request's parameters do to logits before temperature and truncation.
+    """The changes that one request's parameters make to logits before temperature and truncation.
 
     Args:
         stop_ids: tokens that ``min_tokens`` keeps from being chosen.
@@ -72,11 +72,11 @@ class Penalties:
         self.counts = TokenCounts(prompt_length) if counted else None
 
     def needed(self, position: int) -> bool:
-        """Whether the choice of the token at ``position`` is touched at all."""
+        """Whether any logit is changed for the token at ``position``."""
         return self.counts is not None or len(self._biased) > 0 or position < self._barred_until
 
     def changes(self, row: int, vocabulary: int, path: Sequence[int], position: int, into: Changes) -> None:
-        """Add what is to be done to row ``row`` of [rows, ``vocabulary``], after ``path``, where ``position`` is chosen."""
+        """Add the changes to row ``row`` of [rows, ``vocabulary``], for the token at ``position`` after ``path``."""
         start = row * vocabulary
         if len(self._biased):
             into.biases.append((start + self._biased, self._bias))
@@ -97,7 +97,7 @@ _Amounts = list[tuple[_Ids, NDArray[np.float32]]]
 
 @dataclass(slots=True)
 class Changes:
-    """What is to be done to which logits, for any number of rows: indices into the flattened rows, and amounts."""
+    """Changes to the logits of any number of rows: indices into the flattened rows, and amounts."""
 
     biases: _Amounts
     repeated: _Amounts
@@ -105,7 +105,7 @@ class Changes:
     barred: _Amounts
 
     def apply(self, logits: torch.Tensor) -> None:
-        """Do it, in place and in the order of transformers' ``generate``.
+        """Apply the changes in place, in the order of transformers' ``generate``.
 
         Args:
             logits: [rows, vocabulary], float32, contiguous, on any device.
@@ -126,7 +126,7 @@ class Changes:
 
 
 def _change(flat: Any, at: Any, amount: Any, rule: str, where: Callable[..., Any]) -> None:
-    """The same for arrays of numpy and tensors of torch."""
+    """Change flattened logits at indices ``at``; works on numpy arrays and torch tensors alike."""
     if rule != "set":
         found = flat[at]
         amount = found + amount if rule == "add" else where(found < 0, found * amount, found / amount)

@@ -21,14 +21,14 @@ _Arguments = TypeVarTuple("_Arguments")
 
 
 def truncated(row: torch.Tensor, request: RequestState) -> torch.Tensor:
-    """[vocabulary], on the CPU: what transformers' top-k, top-p and min-p leave of a prepared row."""
+    """[vocabulary], on the CPU: a prepared row after transformers' own top-k, top-p and min-p."""
     return row.cpu() if request.truncation is None else request.truncation(row.cpu(), ())
 
 
 def by_law(
     point: ChoicePoint, process: Callable[[Unpack[_Arguments]], torch.Tensor], *arguments: *_Arguments
 ) -> TokenOrError:
-    """What speculation/choose.py says of the processed row."""
+    """The choice of speculation/choose.py from the row that ``process`` returns."""
     params = point.request.params
     try:
         return choose(process(*arguments), params, params.seed, point.position)
@@ -37,7 +37,7 @@ def by_law(
 
 
 def argmax(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
-    """The greatest of each row, the first of equals."""
+    """The greatest logit of each row, the first of equals."""
     if on_host(logits):
         return [by_law(point, row.cpu) for row, point in zip(logits, points, strict=True)]
     tops = logits.amax(-1, keepdim=True)
@@ -59,7 +59,7 @@ def sample(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrE
         if found is None:
             choices.append(by_law(point, truncated, row, point.request))
         elif len(found.ids) == 1:
-            # No noise makes it another one.
+            # A single candidate wins under any noise.
             choices.append(int(found.ids[0]))
         else:
             choices.append(NOT_CHOSEN)
@@ -74,13 +74,13 @@ def sample(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrE
 def _candidates(
     scaled: torch.Tensor, points: Sequence[ChoicePoint], params: Sequence[SamplingParams]
 ) -> list[Candidates | None]:
-    """Of each row the tokens that can win; None where the law is to be asked."""
+    """For each row, the tokens that can win; None if the law must be asked."""
     found: list[Candidates | None] = [None] * len(points)
     cut = [at for at, own in enumerate(params) if truncates(own, scaled.shape[1])]
     whole = [at for at in range(len(points)) if at not in set(cut)]
     for at, own in zip(cut, narrow(_some(scaled, cut), [params[at] for at in cut]) if cut else (), strict=True):
         found[at] = own
-    # On a CPU the law is as fast as a search for those that can win.
+    # On a CPU the law itself is as fast as a search for the tokens that can win.
     if whole and not on_host(scaled):
         seeds, positions = [params[at].seed for at in whole], [points[at].position for at in whole]
         for at, own in zip(whole, likely_winners(_some(scaled, whole), seeds, positions), strict=True):
@@ -93,7 +93,7 @@ def _some(rows: torch.Tensor, wanted: list[int]) -> torch.Tensor:
 
 
 def _noisy(open_points: Sequence[tuple[ChoicePoint, Candidates]]) -> list[NDArray[np.float64]]:
-    """The candidates' logits with the law's noise, which is made for all of them at once."""
+    """The candidates' logits plus the law's noise, which is computed for all of them at once."""
     sizes = [len(found.ids) for _, found in open_points]
     seeds = np.repeat(np.array([point.request.params.seed for point, _ in open_points], dtype=np.uint64), sizes)
     positions = np.repeat(np.array([point.position for point, _ in open_points], dtype=np.int64), sizes)

@@ -1,7 +1,7 @@
 """Sampling parameters and a model's own processors as one function on logits, built from transformers' own.
 
-Order as in transformers' ``generate``. What requests can ask for and ``generate`` cannot stands beside its nearest kin: a
-bias of tokens before one of sequences, counted penalties behind the one for repetition.
+The order is that of transformers' ``generate``. Steps that ``generate`` does not have stand beside the most similar one: the
+bias of tokens before that of sequences, the counted penalties after the repetition penalty.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from speculation.types import SamplingParams
 
 _Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _NONE = ModelProcessors()
-# Logarithm of what a logit may be multiplied by: a float32 holds the product.
+# Logarithm of the greatest factor of a logit; a float32 holds the product.
 _MOST_DECAY = 60.0
 
 
 def build_pipeline(
     params: SamplingParams, *, prompt_length: int, stop_ids: frozenset[int], model: ModelProcessors = _NONE
 ) -> LogitsPipeline | None:
-    """The pipeline of ``params``; None where it would change nothing.
+    """The pipeline of ``params``; None if it would change nothing.
 
     Args:
         stop_ids: tokens that ``min_tokens`` keeps from being chosen.
@@ -67,13 +67,13 @@ def build_pipeline(
 
 
 def build_truncation(params: SamplingParams) -> LogitsPipeline | None:
-    """Top-k, top-p and min-p alone, for logits that have been divided by the temperature; None where there are none."""
+    """Top-k, top-p and min-p alone, for logits already divided by the temperature; None if ``params`` ask for none."""
     steps = _warpers(replace(params, temperature=1.0), _NONE) if params.temperature > 0 else []
     return LogitsPipeline(steps) if steps else None
 
 
 def _penalties(params: SamplingParams, model: ModelProcessors, prompt_length: int) -> list[_Step]:
-    """What depends on which tokens there are."""
+    """Steps that depend on the tokens of prompt and answer, and biases."""
     steps: list[_Step] = []
     if params.logit_bias:
         steps.append(_LogitBias(params))
@@ -89,14 +89,14 @@ def _penalties(params: SamplingParams, model: ModelProcessors, prompt_length: in
         steps.append(NoRepeatNGramLogitsProcessor(model.no_repeat_ngram_size))
     if size := model.encoder_no_repeat_ngram_size:
         steps.append(_OfPrompt(lambda prompt: EncoderNoRepeatNGramLogitsProcessor(size, prompt), prompt_length))
-    # An end-of-text token alone is no bad word.
+    # As in transformers, a single end-of-text token is no bad word.
     if bad := [list(ids) for ids in model.bad_words_ids if len(ids) > 1 or ids[0] not in model.eos_token_ids]:
         steps.append(NoBadWordsLogitsProcessor(bad))
     return steps
 
 
 def _bounds(params: SamplingParams, model: ModelProcessors, prompt_length: int, stop_ids: frozenset[int]) -> list[_Step]:
-    """What depends on how long the answer is."""
+    """Steps that depend on the length of the answer, and suppressed tokens."""
     steps: list[_Step] = []
     if params.min_tokens:
         steps.append(_MinTokens(params.min_tokens, prompt_length, stop_ids))
@@ -106,7 +106,7 @@ def _bounds(params: SamplingParams, model: ModelProcessors, prompt_length: int, 
         steps.append(ForcedEOSTokenLogitsProcessor(prompt_length + params.max_tokens, list(model.forced_eos_token_id)))
     if model.remove_invalid_values:
         steps.append(InfNanRemoveLogitsProcessor())
-    # An answer that does not end at its end-of-text tokens is not led to them.
+    # With ``ignore_eos``, the answer does not end at end-of-text tokens, so they are not made likelier.
     if model.exponential_decay_length_penalty is not None and not params.ignore_eos:
         steps.append(_Decay(model.exponential_decay_length_penalty, model.eos_token_ids, prompt_length))
     if model.suppress_tokens:
@@ -151,7 +151,7 @@ class LogitsPipeline:
 
 
 class _OfPrompt:
-    """A step made from the prompt, when it is first seen: a request's prompt does not change."""
+    """A step that is made from the prompt, once: a request's prompt does not change."""
 
     def __init__(self, make: Callable[[torch.Tensor], _Step], prompt_length: int) -> None:
         self._make = make
@@ -165,7 +165,7 @@ class _OfPrompt:
 
 
 class _Decay:
-    """transformers' penalty, which grows with the answer until a number cannot hold it: long before, nothing else counts."""
+    """transformers' exponential decay, bounded: it grows with the answer and would overflow, long after it dominates."""
 
     def __init__(self, decay: tuple[int, float], eos_token_ids: Sequence[int], prompt_length: int) -> None:
         start, factor = decay
@@ -173,7 +173,7 @@ class _Decay:
         self._longest = prompt_length + start + int(_MOST_DECAY / math.log(factor)) if factor > 1 else None
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        # Of the tokens it asks nothing but how many there are.
+        # The step only uses the number of tokens, so cutting them bounds it.
         processed: torch.Tensor = self._step(input_ids[:, : self._longest], scores)
         return processed
 

@@ -1,4 +1,4 @@
-"""One request between passes, and its rows while its tree is walked."""
+"""The state of one request between passes, and its walk down its tree."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from services.verifier.target_port import Rows, Sampling
 from speculation.acceptance import stop_token_ids
 from speculation.errors import Internal
 
-# A token, or why there is none.
+# A token, or the reason why there is none.
 TokenOrError = int | Exception
 
 
 class RequestState:
-    """What is known of one request between passes.
+    """What the chooser keeps of one request between passes.
 
     Attributes:
-        pipeline: all of its processors as one function of a row and its history, where the model's generation config brings
-            some; None where ``penalties``, the temperature and ``truncation`` say everything.
-        history: prompt and answer, kept for a pipeline alone.
+        pipeline: all its processors as one function of a row and its history, if the model's generation config brings some;
+            None if ``penalties``, the temperature and ``truncation`` are all.
+        history: prompt and answer; kept only for ``pipeline``.
     """
 
     def __init__(self, sampling: Sampling, eos_token_ids: frozenset[int], model: ModelProcessors) -> None:
@@ -39,11 +39,11 @@ class RequestState:
 
     @property
     def follows(self) -> bool:
-        """Whether choices depend on what has been committed."""
+        """Whether choices depend on committed tokens."""
         return self.pipeline is not None or self.penalties.counts is not None
 
     def advance(self, position: int, tokens: Sequence[int]) -> None:
-        """Take note of committed tokens, from ``position`` on; those that are known already are passed over.
+        """Note the tokens committed from ``position`` on; those already known are skipped.
 
         Raises:
             Internal: tokens before ``position`` are missing.
@@ -62,7 +62,7 @@ class RequestState:
 
 @dataclass(frozen=True, slots=True)
 class ChoicePoint:
-    """A row of the pass's logits after which a token is to be chosen: the one at ``position``, after ``path``."""
+    """A row of the pass's logits, from which the token at ``position`` is chosen, after the tokens of ``path``."""
 
     request: RequestState
     row: int
@@ -72,7 +72,7 @@ class ChoicePoint:
 
 @dataclass(slots=True)
 class Walk:
-    """One request's rows, while its tree is walked; row 0 is the pending token's, row i + 1 node i's."""
+    """One request's rows while its tree is walked. Row 0 is the pending token's, row i + 1 that of node i."""
 
     rows: Rows
     request: RequestState
@@ -81,7 +81,7 @@ class Walk:
     error: Exception | None = None
 
     def point(self, row: int) -> ChoicePoint:
-        """What has to be known to choose after row ``row``."""
+        """What is needed to choose after row ``row``."""
         tokens, node, path = self.rows.tokens[self.rows.chain :], row - 1, []
         while node >= 0:
             path.append(tokens[node])
@@ -90,7 +90,7 @@ class Walk:
         return ChoicePoint(self.request, self.first_row + row, position, tuple(reversed(path)))
 
     def take(self, row: int, choice: TokenOrError) -> list[int]:
-        """Note a choice; gives the rows of the children that hold it."""
+        """Note the choice after a row; returns the rows of its children that hold the chosen token."""
         if isinstance(choice, Exception):
             self.error = self.error or choice
             return []

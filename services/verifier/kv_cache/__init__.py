@@ -1,1 +1,1 @@
-"""Keys and values of all live requests, in tiles of one pool."""
+"""The KV cache: keys and values of all live requests, in the blocks (tiles) of one pool."""

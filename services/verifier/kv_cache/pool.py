@@ -8,29 +8,29 @@ import torch
 
 from services.verifier.attention.calls import Call
 
-# Positions per tile: what a request's memory is made of, and what attention sums up by.
+# Positions per tile. A tile is the block of the KV cache: memory is allocated, and attention summed up, tile by tile.
 TILE = 64
 
 
 class KVPool:
     """Tiles for the keys and values of every attention call of a model, or of a part of it.
 
-    ``keys`` has a tensor for every call, [tiles, key-value heads, key size, TILE]: a query's scores of a whole tile come out
-    side by side. ``values`` likewise, [tiles, key-value heads, TILE, value size + 1], the last column always 1, so that one
-    product with the attention weights gives their weighted sum and their plain sum. Position p of a request lies in its
-    tile number p // TILE; ``tiles.TileAllocator`` says which tile of the pool that is.
+    ``keys`` has a tensor for every call, [tiles, key-value heads, key size, TILE], so that a query's scores for a whole tile
+    are contiguous. ``values`` has one as well, [tiles, key-value heads, TILE, value size + 1]. Its last column is always 1,
+    so that one product with the attention weights gives both their weighted sum and their plain sum. Position p of a request
+    lies in the request's tile p // TILE; ``tiles.TileAllocator`` decides which tile of the pool that is.
     """
 
     def __init__(self, calls: Iterable[Call], *, rows: int, dtype: torch.dtype, device: torch.device) -> None:
         self.total_tiles = -(-rows // TILE)
         self.device = device
         self.dtype = dtype
-        # One tile more than requests can own takes what padding rows write; nobody is shown what it holds.
+        # One further tile takes what padding rows write; nobody reads it.
         self.padding_tile = self.total_tiles
         by_entry = sorted(calls, key=lambda call: call.entry)
         self.calls = tuple(by_entry)
         shapes = [(call.kv_heads, call.key_size, call.value_size) for call in by_entry]
-        # Calls of one shape lie in one tensor, [calls, tiles, ...]: moving a row moves it in all of them at once.
+        # Calls of one shape share a tensor, [calls, tiles, ...], so that one copy moves a row in all of them.
         self._alike: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.keys: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
         self.values = list(self.keys)
@@ -47,13 +47,15 @@ class KVPool:
         self._unclean: list[int] = []
 
     def assign(self, owner: str, tiles: Sequence[int], fresh: int) -> None:
-        """Let ``owner`` have ``tiles`` behind those that it has; the last ``fresh`` ones hold nothing of its own yet."""
+        """Append ``tiles`` to those of ``owner``; the last ``fresh`` ones hold none of its tokens yet."""
         self._tiles.setdefault(owner, []).extend(tiles)
         self._unclean += tiles[len(tiles) - fresh :]
 
     def clean(self) -> None:
-        """Wipe tiles that have got a new owner: rows that are not written yet are read with weight zero, and zero times what
-        an overflow left behind is not zero."""
+        """Wipe the values in tiles that have got a new owner.
+
+        Rows that are not written yet are read with weight zero; zero times an infinity left behind would not be zero.
+        """
         if self._unclean:
             unclean = torch.tensor(self._unclean, device=self.device)
             for _, values in self._alike:
@@ -61,12 +63,12 @@ class KVPool:
             self._unclean = []
 
     def clear(self) -> None:
-        """Nobody has a tile."""
+        """Take all tiles from all owners."""
         self._tiles.clear()
         self._unclean = []
 
     def forget(self, owner: str) -> None:
-        """``owner`` has no tiles any more; nothing if it has none."""
+        """Take all tiles from ``owner``, which may have none."""
         self._tiles.pop(owner, None)
 
     def tiles_of(self, owner: str) -> list[int]:

@@ -1,8 +1,8 @@
-"""Who owns which tile of the key-value pool, and which tiles hold a beginning that another request may share.
+"""Which request owns which tile of the KV cache, and which tiles hold a prefix that another request may share.
 
 A tile that is full of committed tokens is *sealed* under a hash of its tenant and of all tokens up to its end. A request of
-the same tenant that begins with the same tokens gets the tile as it is. Tiles that nobody uses any more keep what they hold
-until somebody needs the room: the one that has been idle for longest goes first, ends of texts before their beginnings.
+the same tenant that begins with the same tokens shares the tile. Sealed tiles that no request uses keep their content until
+the room is needed: the one idle for longest is evicted first, and of one text the end before the beginning.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from services.verifier.kv_cache.pool import TILE
 
 @dataclass(kw_only=True, slots=True)
 class _Owner:
-    """``digests`` of its sealed tiles, shared ones included; None: its tiles are never shared."""
+    """A request's tiles. ``digests``: of its sealed tiles, shared ones included; None: its tiles are never shared."""
 
     tiles: list[int] = field(default_factory=list)
     digests: list[bytes] | None = None
@@ -37,18 +37,18 @@ class TileAllocator:
         self._users: dict[int, int] = {}
         self._sealed: dict[bytes, int] = {}
         self._digest_of: dict[int, bytes] = {}
-        # Whose a sealed tile is.
+        # The tenant of each sealed tile, as ``_root``.
         self._root_of: dict[int, bytes] = {}
         self._idle: OrderedDict[int, None] = OrderedDict()
 
     @property
     def available(self) -> int:
-        """Tiles that nobody uses."""
+        """Number of tiles that no request uses."""
         return len(self._free) + len(self._idle)
 
     @property
     def cached(self) -> int:
-        """Those of them that hold something that may be used again."""
+        """Number of available tiles that hold a prefix that may be shared again."""
         return len(self._idle)
 
     def tiles_of(self, owner: str) -> list[int]:
@@ -61,15 +61,15 @@ class TileAllocator:
         """Give ``owner`` room for ``rows`` rows.
 
         Args:
-            tokens: what it begins with. The last one is never taken from another request: its logits are wanted.
-            tenant: who shares with it; None: nobody.
+            tokens: what it begins with. The last one is never shared, since its logits must be computed.
+            tenant: whose requests may share with it; None: nothing is shared.
             spare: tiles that must be left over.
 
         Returns:
-            How many of its tiles hold its tokens already; None, and nothing has changed, if there is not enough room.
+            How many of its tiles already hold its tokens; None if there is not enough room, and then nothing has changed.
 
         Raises:
-            ValueError: it has room already.
+            ValueError: ``owner`` is open already.
         """
         if owner in self._owners:
             raise ValueError(f"{owner} holds rows already")
@@ -83,7 +83,7 @@ class TileAllocator:
                 made.digests.append(digest)
             made.tiles = [self._sealed[digest] for digest in made.digests]
         shared = len(made.tiles)
-        # Idle tiles that it shares are not available any more either.
+        # Idle tiles that it shares are no longer available to others, either.
         taken = sum(tile in self._idle for tile in made.tiles) + max(0, -(-rows // TILE) - shared)
         if taken + spare > self.available:
             return None
@@ -94,7 +94,7 @@ class TileAllocator:
         return shared
 
     def grow(self, owner: str, rows: int) -> list[int] | None:
-        """See that ``owner`` has room for ``rows`` rows in all; the tiles that it got, or None if there are not enough."""
+        """Give ``owner`` room for ``rows`` rows in all. Returns the tiles added; None if there are not enough."""
         tiles = self._owners[owner].tiles
         count = -(-rows // TILE) - len(tiles)
         if count <= 0:
@@ -110,7 +110,7 @@ class TileAllocator:
         return taken
 
     def seal(self, owner: str, tokens: Sequence[int]) -> None:
-        """Note that ``tokens`` are committed and computed: other requests may share their whole tiles from now on."""
+        """Note that ``tokens`` are committed and computed: other requests may now share the tiles that they fill."""
         own = self._owners[owner]
         if own.digests is None:
             return
@@ -119,14 +119,14 @@ class TileAllocator:
         for number, digest in enumerate(_digests(last, tokens[done * TILE :]), done):
             own.digests.append(digest)
             tile = own.tiles[number]
-            # Another request may have been faster with the same text: then this tile stays private.
+            # If another request has sealed the same text first, this tile stays private.
             if digest not in self._sealed:
                 self._sealed[digest] = tile
                 self._digest_of[tile] = digest
                 self._root_of[tile] = own.root
 
     def release(self, owner: str) -> None:
-        """Take back what ``owner`` uses; nothing if it uses nothing."""
+        """Take back the tiles of ``owner``, which may have none."""
         own = self._owners.pop(owner, None)
         for tile in reversed(own.tiles if own else []):
             self._users[tile] -= 1
@@ -139,7 +139,7 @@ class TileAllocator:
                 insort(self._free, tile)
 
     def forget(self, tenant: str) -> None:
-        """Let nobody share what ``tenant``'s requests have computed, those under way included."""
+        """Stop sharing the tiles of ``tenant``'s requests, live ones included."""
         root = _root(tenant)
         for owner in self._owners.values():
             if owner.root == root:
@@ -163,7 +163,7 @@ class TileAllocator:
         del self._sealed[self._digest_of.pop(tile)], self._root_of[tile]
 
     def _take_run(self, count: int) -> list[int]:
-        """``count`` free tiles: the first run of neighbours, or else the lowest ones."""
+        """``count`` free tiles: the first run of neighbours, or the lowest ones if there is none."""
         free = self._free
         start = next((i for i in range(len(free) - count + 1) if free[i + count - 1] - free[i] == count - 1), 0)
         taken = free[start : start + count]
@@ -172,12 +172,12 @@ class TileAllocator:
 
 
 def _root(tenant: str) -> bytes:
-    """What the digests of a tenant's tiles begin with."""
+    """The digest that those of a tenant's tiles are chained to."""
     return hashlib.sha256(b"tenant " + tenant.encode()).digest()
 
 
 def _digests(before: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
-    """For every whole tile of ``tokens`` the hash of it and of all before it."""
+    """For every full tile of ``tokens``, the hash of it and of everything before it."""
     for start in range(0, len(tokens) - TILE + 1, TILE):
         content = np.asarray(tokens[start : start + TILE], dtype=np.int64).tobytes()
         before = hashlib.sha256(before + content).digest()

@@ -1,4 +1,4 @@
-"""What one pipeline stage hands to the next with a pass: activations, behind a header that says how the pass went."""
+"""What one pipeline stage hands to the next with a pass: a header that says how the pass went, then activations."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
 
 class Activations(NamedTuple):
-    """What enters a stage's layers.
+    """The input of a stage's layers.
 
     Attributes:
-        hidden: [rows, hidden size], what the stage before has made of the pass; None: there is none, tokens enter.
-        kept: [layers, rows asked for, hidden size], of earlier stages' layers that requests ask for; None: nobody does.
+        hidden: [rows, hidden size], the output of the stage before; None in the first stage, whose input is tokens.
+        kept: [layers, rows asked for, hidden size], hidden states of earlier stages' layers that requests ask for; None if
+            none does.
     """
 
     hidden: torch.Tensor | None = None
@@ -29,7 +30,7 @@ class Activations(NamedTuple):
 
 
 class Health(IntEnum):
-    """How a pass went in a stage and in those before it."""
+    """How a pass went in a stage and in the stages before it."""
 
     FINE = 0
     FAILED = 1
@@ -37,7 +38,7 @@ class Health(IntEnum):
 
 
 def send_activations(exchange: Exchange, health: Health, made: Activations) -> None:
-    """Hand a pass on to the next stage; nothing but the header where it has failed.
+    """Hand a pass on to the next stage; only the header if it has failed.
 
     Raises:
         TargetLost: the next stage is gone.
@@ -49,11 +50,11 @@ def send_activations(exchange: Exchange, health: Health, made: Activations) -> N
 
 
 def receive_activations(exchange: Exchange, part: ModelSlice, batch: Sequence[Rows]) -> Activations:
-    """What the stage before ``part`` has made of a pass.
+    """Receive a pass from the stage before ``part``.
 
     Raises:
-        Internal: it failed there.
-        TargetLost: the stages disagree, or the one before is gone.
+        Internal: the pass failed there.
+        TargetLost: the stages disagree on what was committed, or the stage before is gone.
     """
     header = torch.empty(2, dtype=torch.int64)
     exchange.receive(header, exchange.rank - 1)

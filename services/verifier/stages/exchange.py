@@ -1,7 +1,7 @@
-"""Tensors from stage to stage: torch.distributed's gloo, point to point, in a group of its own.
+"""Sends tensors between pipeline stages: torch.distributed's gloo, point to point, in a group of its own.
 
-Nothing is unpickled: what travels are tensors of a known type and size. Whoever can reach the address can join the group, so
-it binds to one interface, loopback unless told otherwise (SECURITY.md).
+Nothing is unpickled: only tensors of known type and size travel. Anyone who can reach the address can join the group, so it
+binds to one interface, loopback unless configured otherwise (SECURITY.md).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, 
 
 from speculation.errors import ConfigurationError, TargetLost
 
-# Of a stage that is not the verifier's: it waits for orders for as long as nobody asks anything. Should the verifier or
-# another stage die, it notices at once; should one hang, the verifier ends all of them.
+# A stage other than the verifier's waits for orders as long as there are no requests. If the verifier or another stage dies,
+# it notices at once; if one hangs, the verifier ends all of them.
 _IDLE_TIMEOUT = timedelta(days=365)
 _JOIN_TIMEOUT = timedelta(seconds=60)
 _POLL_S = 0.05
@@ -34,10 +34,10 @@ class Sent:
         self._work, self._tensor, self._rank = work, tensor, rank
 
     def wait(self) -> None:
-        """Until it has arrived.
+        """Wait until the tensor has arrived.
 
         Raises:
-            TargetLost: it cannot.
+            TargetLost: the other side cannot be reached.
         """
         try:
             self._work.wait()
@@ -55,7 +55,7 @@ class Exchange:
         self._group: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
 
     def send(self, tensor: torch.Tensor, rank: int) -> Sent:
-        """Begin to send a contiguous tensor on the CPU; it is sent when the other side receives it.
+        """Start to send a contiguous CPU tensor; it leaves when the other side receives.
 
         Raises:
             TargetLost: the other side is gone.
@@ -66,7 +66,7 @@ class Exchange:
             raise TargetLost(f"stage {rank} cannot be reached") from error
 
     def receive(self, tensor: torch.Tensor, rank: int) -> None:
-        """Fill ``tensor``.
+        """Fill ``tensor`` with the next one from ``rank``.
 
         Raises:
             TargetLost: the other side is gone, or takes longer than a pass may.
@@ -91,14 +91,14 @@ class Meeting:
         )
 
     def join(self, size: int, alive: Callable[[int], bool], timeout_s: float) -> Exchange:
-        """Wait until every stage has loaded its layers, however long that takes.
+        """Wait, without a limit, until every stage has loaded its layers.
 
         Args:
             alive: whether a stage's process still runs.
-            timeout_s: longest that a pass may take; a stage that is waited for longer is lost.
+            timeout_s: longest wait for a stage during a pass, in seconds; after that the stage counts as lost.
 
         Raises:
-            ConfigurationError: a stage says that it cannot serve; with its reason.
+            ConfigurationError: a stage cannot serve; gives its reason.
             TargetLost: a stage has died.
         """
         try:
@@ -112,14 +112,14 @@ class Meeting:
             _choose_interface(self.host, self.port)
             return Exchange(self._store, size - 1, size, timedelta(seconds=timeout_s))
         except RuntimeError as error:
-            raise TargetLost("a stage has died while the stages were finding each other") from error
+            raise TargetLost("a stage has died while the stages were connecting") from error
 
 
 def attend_meeting(host: str, port: int, rank: int, size: int, refusal: str = "") -> Exchange | None:
-    """A stage's side of ``Meeting.join``; with a ``refusal`` the others are told, and there is no exchange.
+    """A stage's side of ``Meeting.join``. With a ``refusal``, it only tells the verifier why it cannot serve.
 
     Raises:
-        TargetLost: there is nobody.
+        TargetLost: the verifier cannot be reached.
     """
     try:
         store = TCPStore(host, port, None, False, _JOIN_TIMEOUT)
@@ -129,14 +129,14 @@ def attend_meeting(host: str, port: int, rank: int, size: int, refusal: str = ""
         _choose_interface(host, port)
         return Exchange(store, rank, size, _IDLE_TIMEOUT)
     except RuntimeError as error:
-        raise TargetLost(f"nobody at {host}:{port}") from error
+        raise TargetLost(f"no verifier at {host}:{port}") from error
 
 
 def _listen(host: str) -> socket.socket:
-    """A port of one of this machine's interfaces.
+    """A listening socket on a free port of one of this machine's interfaces.
 
     Raises:
-        ConfigurationError: it is no address of this machine.
+        ConfigurationError: ``host`` is no address of this machine.
     """
     try:
         family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
@@ -151,13 +151,16 @@ def _listen(host: str) -> socket.socket:
 
 
 def _choose_interface(host: str, port: int) -> None:
-    """Gloo would listen wherever this machine's name points to. It reads the variable when a group is made."""
-    # Here, so that a target of one stage needs torch and transformers alone (benchmarks/step_cost.py).
+    """Make gloo listen on the interface that leads to ``host``, not on the one that this machine's name resolves to.
+
+    Gloo reads the environment variable when a group is made.
+    """
+    # Imported here, so that a target of one stage needs only torch and transformers (benchmarks/step_cost.py).
     import psutil
 
     family = socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM) as way:
-        # Nothing is sent: it is asked which of this machine's own addresses leads there.
+        # Nothing is sent: connecting only tells which of this machine's addresses leads there.
         way.connect((host, port))
         own = way.getsockname()[0]
     for name, addresses in psutil.net_if_addrs().items():

@@ -1,6 +1,6 @@
-"""Orders: what the verifier, which holds the last pipeline stage, tells every other stage, as numbers.
+"""Orders: what the verifier, which holds the last pipeline stage, tells every other stage, encoded as numbers.
 
-One message goes before each pass, with all that was opened, kept and closed since the pass before.
+One message precedes each pass, with everything opened, grown, kept and closed since the pass before.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from services.verifier.target_port import Rows
 
 
 class Op(IntEnum):
-    """Orders: numbers follow, see ``Orders``."""
+    """The kinds of orders; ``Orders`` says which numbers follow each."""
 
     OPEN = 1
     GROW = 2
@@ -26,7 +26,7 @@ class Op(IntEnum):
 
 
 class Orders:
-    """Orders on their way, as numbers. Sessions have numbers too: an id is text of any length."""
+    """Collects orders as numbers. Sessions are numbered too, since an id is text of any length."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
@@ -34,27 +34,27 @@ class Orders:
         self._next = 0
 
     def open(self, session_id: str, shared: int, tiles: Sequence[int]) -> None:
-        """A new session; its first ``shared`` tiles hold its tokens already."""
+        """Open a session; its first ``shared`` tiles already hold its tokens."""
         self._sessions[session_id] = self._next
         self.numbers += (Op.OPEN, self._next, shared, len(tiles), *tiles)
         self._next += 1
 
     def grow(self, session_id: str, tiles: Sequence[int]) -> None:
-        """More tiles."""
+        """Give a session more tiles."""
         self.numbers += (Op.GROW, self._sessions[session_id], len(tiles), *tiles)
 
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
-        """As in ``Target``."""
+        """As ``Target.keep``."""
         self.numbers += (Op.KEEP, self._sessions[session_id], context, len(rows), *rows)
 
     def close(self, session_id: str) -> None:
-        """Unknown sessions are fine."""
+        """Close a session; unknown ones are fine."""
         number = self._sessions.pop(session_id, None)
         if number is not None:
             self.numbers += (Op.CLOSE, number)
 
     def run(self, batch: Sequence[Rows]) -> None:
-        """A pass."""
+        """Run a pass."""
         self.numbers += (Op.PASS, len(batch))
         for rows in batch:
             self.numbers += (self._sessions[rows.session_id], rows.context)
@@ -62,7 +62,7 @@ class Orders:
             self.numbers += (*rows.tokens, *rows.parents, *rows.layers)
 
     def take(self) -> torch.Tensor:
-        """All of them, as one tensor."""
+        """All orders so far, [numbers], int64; the collection is empty afterwards."""
         numbers, self.numbers = self.numbers, []
         return torch.tensor(numbers, dtype=torch.int64)
 
@@ -71,10 +71,10 @@ Order = tuple[Op, tuple[int, ...], tuple[Rows, ...]]
 
 
 def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
-    """Orders from their numbers: (what, its arguments, the rows of a pass). Sessions are named by their numbers.
+    """Decode orders: (kind, its arguments, the rows of a pass). Sessions are named by their numbers.
 
     Raises:
-        ValueError: they are no orders.
+        ValueError: the numbers are no orders.
     """
     stream = iter(numbers)
 

@@ -1,6 +1,6 @@
-"""A stage of a target that is not the last: a process of its own, which obeys the verifier.
+"""A pipeline stage of a target that is not the last one: a process of its own, which follows the verifier's orders.
 
-python -m services.verifier.stages.process SPECIFICATION      (JSON; the verifier starts it, nobody else does)
+python -m services.verifier.stages.process SPECIFICATION      (JSON; only the verifier starts it)
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class Stage:
-    """Obeys until it is stopped, or the verifier is gone."""
+    """Follows orders until it is stopped or another stage is gone."""
 
     def __init__(self, part: ModelSlice, exchange: Exchange) -> None:
         self._part = part
@@ -36,7 +36,7 @@ class Stage:
         self._lengths: dict[str, int] = {}
 
     def run(self) -> None:
-        """Work.
+        """Follow orders until ``Op.STOP``.
 
         Raises:
             TargetLost: another stage is gone.
@@ -72,7 +72,7 @@ class Stage:
             self._lengths.pop(session, None)
 
     def _pass(self, batch: tuple[Rows, ...]) -> None:
-        """One pass; whatever happens, the next stage is told."""
+        """Run one pass; in any case the next stage is told how it went."""
         health, made = Health.FINE, Activations()
         try:
             entering = Activations()
@@ -94,7 +94,11 @@ class Stage:
 
 
 def serve(spec: StageSpec) -> None:
-    """Load the layers, join the others, work until stopped."""
+    """Load the layers, join the other stages, and run until stopped.
+
+    Raises:
+        TargetLost: another stage is gone.
+    """
     config = spec.config
     try:
         part = ModelSlice(config, spec.stage)
@@ -110,12 +114,12 @@ def serve(spec: StageSpec) -> None:
 
 
 def spec_to_json(spec: StageSpec) -> str:
-    """For the command line."""
+    """A specification as the process's command-line argument."""
     return json.dumps(dataclasses.asdict(spec), default=str)
 
 
 def spec_from_json(text: str) -> StageSpec:
-    """What ``spec_to_json`` has made."""
+    """The inverse of ``spec_to_json``."""
     fields = json.loads(text)
     config = fields["config"]
     if config["kernels_dir"] is not None:
@@ -124,7 +128,7 @@ def spec_from_json(text: str) -> StageSpec:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the stage that the command line specifies."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(name)s: %(message)s")
     try:
         serve(spec_from_json(sys.argv[1]))

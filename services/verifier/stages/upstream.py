@@ -1,4 +1,4 @@
-"""The pipeline stages before the verifier's own, which is the last one, as one object."""
+"""The pipeline stages before the last one, which is in the verifier's process, as one object."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from speculation.errors import ConfigurationError, TargetLost
 if TYPE_CHECKING:
     from services.verifier.model_slice import ModelSlice
 
-# All stages together have so long to end of their own accord.
+# Seconds that all stages together have to end by themselves.
 _PATIENCE_S = 5.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageSpec:
-    """What a process must know to be stage ``stage``."""
+    """What a process must know to be pipeline stage ``stage``."""
 
     config: TargetConfig
     stage: int
@@ -43,7 +43,7 @@ class StageHandle(Protocol):
         ...
 
     def stop(self, patience_s: float) -> None:
-        """Wait so long for its end, and then end it, whatever it does."""
+        """Wait at most ``patience_s`` seconds for it to end, then kill it."""
         ...
 
 
@@ -51,39 +51,39 @@ Launch = Callable[[StageSpec], StageHandle]
 
 
 class EarlierStages(Protocol):
-    """The pipeline stages before the last one, as the last one sees them; sessions and rows as in ``ports.Target``."""
+    """The pipeline stages before the last one, as the last one sees them; sessions and rows as in ``Target``."""
 
     def join(self) -> None:
         """Wait until every stage is loaded.
 
         Raises:
-            ConfigurationError: a stage cannot serve; with its reason.
+            ConfigurationError: a stage cannot serve; gives its reason.
             TargetLost: a stage has died.
         """
         ...
 
     def open(self, session_id: str, shared: int, tiles: Sequence[int]) -> None:
-        """A new session; its first ``shared`` tiles hold its tokens already."""
+        """Open a session; its first ``shared`` tiles already hold its tokens."""
         ...
 
     def grow(self, session_id: str, tiles: Sequence[int]) -> None:
-        """More tiles."""
+        """Give a session more tiles."""
         ...
 
     def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
-        """Of the session's last pass, keep ``rows`` behind ``context``."""
+        """As ``Target.keep``."""
         ...
 
     def close(self, session_id: str) -> None:
-        """Unknown sessions are fine."""
+        """Close a session; unknown ones are fine."""
         ...
 
     def begin(self, batch: Sequence[Rows]) -> None:
-        """Send a pass on its way."""
+        """Start a pass."""
         ...
 
     def finish(self, part: ModelSlice) -> Activations:
-        """What comes of the oldest pass to ``part``, the last stage.
+        """The input of ``part``, the last stage, in the oldest pass.
 
         Raises:
             Internal: a stage has failed.
@@ -92,43 +92,35 @@ class EarlierStages(Protocol):
         ...
 
     def stop(self) -> None:
-        """End all of them."""
+        """End all stages."""
         ...
 
 
 class NoStages:
-    """There are no earlier stages: tokens enter the one that there is. Implements ``EarlierStages``."""
+    """Implements ``EarlierStages`` for a target of a single stage: there is nobody to tell, and tokens enter the model."""
 
-    def join(self) -> None:
-        """Nobody to wait for."""
+    def join(self) -> None: ...
 
-    def open(self, session_id: str, shared: int, tiles: Sequence[int]) -> None:
-        """Nobody to tell; nor below."""
+    def open(self, session_id: str, shared: int, tiles: Sequence[int]) -> None: ...
 
-    def grow(self, session_id: str, tiles: Sequence[int]) -> None:
-        """See ``open``."""
+    def grow(self, session_id: str, tiles: Sequence[int]) -> None: ...
 
-    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
-        """See ``open``."""
+    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None: ...
 
-    def close(self, session_id: str) -> None:
-        """See ``open``."""
+    def close(self, session_id: str) -> None: ...
 
-    def begin(self, batch: Sequence[Rows]) -> None:
-        """See ``open``."""
+    def begin(self, batch: Sequence[Rows]) -> None: ...
 
     def finish(self, part: ModelSlice) -> Activations:
-        """Nothing but the tokens."""
         return Activations()
 
-    def stop(self) -> None:
-        """Nobody to end."""
+    def stop(self) -> None: ...
 
 
 class Upstream:
-    """Earlier stages in processes of their own. Implements ``EarlierStages``.
+    """Implements ``EarlierStages`` for stages in processes of their own.
 
-    What is opened, kept and closed is told with the next pass.
+    They are told what was opened, grown, kept and closed with the next pass.
     """
 
     def __init__(self, config: TargetConfig, launch: Launch) -> None:
@@ -167,7 +159,7 @@ class Upstream:
 
     def begin(self, batch: Sequence[Rows]) -> None:
         self._orders.run(batch)
-        # Not waited for: a stage that is sending what the verifier has not received yet does not listen.
+        # Not waited for: a stage does not listen while it is sending something that the verifier has not received yet.
         self._under_way.append((batch, self._tell()))
 
     def finish(self, part: ModelSlice) -> Activations:
@@ -179,7 +171,7 @@ class Upstream:
         return made
 
     def stop(self) -> None:
-        # Held until the stages have ended: what is on its way must not be freed.
+        # Referenced until the stages have ended: tensors under way must not be freed.
         sent = []
         if self._exchange is not None:
             for stage in range(self._size - 1):
@@ -198,13 +190,13 @@ class Upstream:
 
 
 def earlier_stages(config: TargetConfig, launch: Launch | None) -> EarlierStages:
-    """Those that ``config`` asks for, on their way up.
+    """Start the earlier stages that ``config`` asks for.
 
     Raises:
-        ConfigurationError: there are some, and nothing to start them with.
+        ConfigurationError: there are some, but no ``launch`` to start them with.
     """
     if config.stages == 1:
         return NoStages()
     if launch is None:
-        raise ConfigurationError(f"stages is {config.stages}: nothing here starts processes for them")
+        raise ConfigurationError(f"stages is {config.stages}: nothing here can start processes for them")
     return Upstream(config, launch)
