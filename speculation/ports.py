@@ -12,10 +12,7 @@ components), ``services/links`` (in-process and gRPC) and ``tests/fakes.py``.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, AsyncIterator
-from typing import TYPE_CHECKING, Protocol
-
-if TYPE_CHECKING:
-    pass
+from typing import Protocol
 
 from speculation.messages import (
     CloseSession,

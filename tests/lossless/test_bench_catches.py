@@ -209,15 +209,11 @@ def test_an_acceptance_rule_that_takes_anything_is_not_lossless(
     lineup: DirectLineup, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, temperature: float
 ) -> None:
     def gullible(tree: TokenTree, choose_at: Callable[[int], int], stop: StopRule) -> Accepted:
-        """Accepts the first drafted token unseen."""
+        """Takes the first drafted token for the target's own, unseen."""
         if not len(tree):
             return acceptance_walk(tree, choose_at, stop)
-        tokens = [tree.tokens[0]]
-        finish = stop.after(tokens)
-        if finish is None:
-            tokens.append(choose_at(0))
-            finish = stop.after(tokens)
-        return Accepted(path=(0,), tokens=tuple(tokens), finish_reason=finish)
+        tokens = (tree.tokens[0],)
+        return Accepted(path=(), tokens=tokens, finish_reason=stop.after(list(tokens)))
 
     acceptance_walk = acceptance.walk
     monkeypatch.setattr(verify.acceptance, "walk", gullible)
