@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from speculation import limits
@@ -187,6 +187,11 @@ class Features:
     dtype: str
     start: int = 0
     layers: tuple[int, ...] = (-1,)
+
+    def part(self, begin: int, end: int) -> Features:
+        """Rows ``begin`` to before ``end``."""
+        row = len(self.data) // self.rows
+        return replace(self, data=self.data[begin * row : end * row], rows=end - begin, start=self.start + begin)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

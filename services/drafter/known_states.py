@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 
 from speculation.types import Features
 
@@ -85,18 +86,12 @@ class BoundedStates:
 
 def row_of(features: Features, row: int, layers: Sequence[int]) -> Features | None:
     """One row of ``features``, its ``layers`` concatenated in this order; None if one of them is missing."""
-    held, size = features.layers, len(features.data) // features.rows
+    held, own = features.layers, features.part(row, row + 1)
     if not set(layers) <= set(held):
         return None
-    data, part = features.data[row * size : (row + 1) * size], size // len(held)
-    if tuple(layers) != held:
-        at = {layer: index * part for index, layer in enumerate(held)}
-        data = b"".join(data[at[layer] : at[layer] + part] for layer in layers)
-    return Features(
-        data=data,
-        rows=1,
-        width=features.width // len(held) * len(layers),
-        dtype=features.dtype,
-        start=features.start + row,
-        layers=tuple(layers),
-    )
+    if tuple(layers) == held:
+        return own
+    size = len(own.data) // len(held)
+    at = {layer: index * size for index, layer in enumerate(held)}
+    data = b"".join(own.data[at[layer] : at[layer] + size] for layer in layers)
+    return replace(own, data=data, width=own.width // len(held) * len(layers), layers=tuple(layers))

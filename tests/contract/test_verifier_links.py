@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
 
-from services.links.grpc_verify import GrpcVerifierLink, serve_verifier
-from services.links.in_process import InProcessDraftLink, InProcessVerifierLink
+from services.links.grpc_verify import GrpcVerifierLink
+from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.loop import DecodingLoop
 from speculation.errors import OutriderError, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
 from tests.fakes import VOCAB, RandomDrafter, ToyTarget, decoding, request
+from tests.verifier_links import in_process, over_grpc
 
 Observed = list[object]
 
@@ -41,20 +41,6 @@ class Toy:
             total_blocks=2,
             bit_exact=True,
         )
-
-
-@asynccontextmanager
-async def in_process(verifier: VerifierPort) -> AsyncIterator[VerifierPort]:
-    yield InProcessVerifierLink(verifier)
-
-
-@asynccontextmanager
-async def over_grpc(verifier: VerifierPort) -> AsyncIterator[VerifierPort]:
-    server, port = await serve_verifier(verifier, "127.0.0.1:0")
-    link = GrpcVerifierLink(f"127.0.0.1:{port}")
-    yield link
-    await link.close()
-    await server.stop(None)
 
 
 async def events(link: VerifierPort, wanted: GenerationRequest) -> Observed:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import grpc.aio
@@ -13,7 +12,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from services.client_api import ClientRequest, RequestedSampling
 from services.links.config import PublicServerConfig
-from services.links.grpc_verify import GrpcVerifierLink, serve_verifier
 from services.links.in_process import InProcessVerifierLink
 from services.links.public_server import serve_public
 from services.router.config import RouterConfig
@@ -21,7 +19,7 @@ from services.router.service import RouterService
 from speculation import limits
 from speculation.errors import Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
-from speculation.ports import VerifierPort
+from tests.verifier_links import in_process, over_grpc
 
 
 class Hung:
@@ -41,20 +39,6 @@ class Hung:
 
     async def forget(self, tenant: str) -> None:
         await asyncio.Event().wait()
-
-
-@asynccontextmanager
-async def in_process(verifier: VerifierPort) -> AsyncIterator[VerifierPort]:
-    yield InProcessVerifierLink(verifier)
-
-
-@asynccontextmanager
-async def over_grpc(verifier: VerifierPort) -> AsyncIterator[VerifierPort]:
-    server, port = await serve_verifier(verifier, "127.0.0.1:0")
-    link = GrpcVerifierLink(f"127.0.0.1:{port}")
-    yield link
-    await link.close()
-    await server.stop(None)
 
 
 @pytest.fixture(autouse=True)

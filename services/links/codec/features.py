@@ -118,12 +118,4 @@ def split(features: Features, most_bytes: int) -> list[Features]:
     rows = most_bytes // row
     if not rows:
         return []
-    return [
-        replace(
-            features,
-            data=features.data[first * row : (first + rows) * row],
-            rows=min(rows, features.rows - first),
-            start=features.start + first,
-        )
-        for first in range(0, features.rows, rows)
-    ]
+    return [features.part(first, min(first + rows, features.rows)) for first in range(0, features.rows, rows)]

@@ -70,7 +70,7 @@ def rows_from(features: Features, start: int) -> Features | None:
     skip = max(0, start - features.start)
     if skip >= features.rows:
         return None
-    return _rows(features, skip, features.rows) if skip else features
+    return features.part(skip, features.rows) if skip else features
 
 
 def _adjoin(first: Features, second: Features) -> bool:
@@ -85,9 +85,4 @@ def _cut(joined: list[Features], most_bytes: int) -> Iterator[Features]:
     whole = replace(joined[0], data=data, rows=rows)
     each_time = max(1, most_bytes * rows // max(1, len(data)))
     for begin in range(0, rows, each_time):
-        yield _rows(whole, begin, min(rows, begin + each_time))
-
-
-def _rows(features: Features, begin: int, end: int) -> Features:
-    size = len(features.data) // features.rows
-    return replace(features, data=features.data[begin * size : end * size], rows=end - begin, start=features.start + begin)
+        yield whole.part(begin, min(rows, begin + each_time))
