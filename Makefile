@@ -13,7 +13,7 @@ TOGETHER := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist 
 # Where `make proto` writes.
 STUBS ?= sdk
 
-.PHONY: help demo test test-fast test-together test-alone bench bench-smoke check fix types imports proto proto-fresh install clean
+.PHONY: help demo test test-fast test-together test-alone test-k8s test-image train-smoke bench bench-smoke check fix types imports proto proto-fresh install clean
 
 help:  ## List what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -31,7 +31,16 @@ test-together: install  ## All tests but those of test-alone, the slow ones too
 	@$(TOGETHER) -m "not alone"
 
 test-alone: install  ## Tests that want the machine to themselves: Ray, the real model
-	@$(BIN)/pytest -m alone
+	@$(BIN)/pytest -m "alone and not image"
+
+test-k8s: install  ## The chart: rendered, validated, and deployed on a Ray of several nodes; part of test
+	@$(BIN)/pytest tests/k8s -m "not image"
+
+test-image: install  ## Build the image and serve in it; as root, with Debian's buildah, runc and mmdebstrap; ten minutes at first
+	@$(BIN)/pytest -m image
+
+train-smoke: install  ## Data, training, export and drafting on a tiny target: two minutes; part of test-together
+	@$(BIN)/pytest tests/e2e/test_train_smoke.py
 
 bench: install  ## The full table on this machine, peers that are installed included: under an hour
 	@$(BIN)/outrider bench --per-task 2 --max-tokens 80 --concurrency 1,4,16 --repeats 3 \

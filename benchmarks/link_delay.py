@@ -83,8 +83,9 @@ class Measured:
 async def service(model: ResolvedModel, delay_s: float, ahead: int) -> AsyncIterator[tuple[RouterService, LoopStats]]:
     """All components in this process, with the drafter behind a ``DelayedLink``."""
     settings = load(flags=[f"drafter.draft_ahead={ahead}", "drafter.keep_calibration=false"])
-    link = DelayedLink(DrafterService(build.drafter_config(settings)), delay_s)
-    verifier = VerifierService(build.verifier_config(settings, model), [build.origin(settings, link)], launch_child)
+    link = DelayedLink(DrafterService(build.drafter_config(settings, model)), delay_s)
+    origins = await build.origins(settings, model, link)
+    verifier = VerifierService(build.verifier_config(settings, model), origins, launch_child)
     try:
         await verifier.start()
         yield RouterService(build.router_config(settings, model), InProcessVerifierLink(verifier)), verifier.loop.stats

@@ -12,10 +12,14 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Results = Mapping[str, Any]
+Plots = tuple[tuple[str, str, "Callable[[Axes, Results], bool]"], ...]
 
 
-def draw(results: Results, folder: Path) -> list[tuple[str, Path]]:
+def draw(results: Results, folder: Path, plots: Plots | None = None) -> list[tuple[str, Path]]:
     """Write the plots for which there is data; returns title and file of each.
+
+    Args:
+        plots: file name, title, and what draws it and says whether there is data; None: those of ``outrider bench``.
 
     Raises:
         ConfigurationError: matplotlib is not installed; says how to install it.
@@ -30,7 +34,7 @@ def draw(results: Results, folder: Path) -> list[tuple[str, Path]]:
 
     folder.mkdir(parents=True, exist_ok=True)
     drawn = []
-    for name, title, plot in _PLOTS:
+    for name, title, plot in _PLOTS if plots is None else plots:
         figure, axes = pyplot.subplots(figsize=(8, 4.2), layout="constrained")
         if plot(axes, results):
             axes.set_title(title, loc="left", fontweight="bold")
@@ -127,7 +131,7 @@ def _throughput(axes: Axes, results: Results) -> bool:
     return True
 
 
-_PLOTS: tuple[tuple[str, str, Callable[[Axes, Results], bool]], ...] = (
+_PLOTS: Plots = (
     ("speed_up", "Speed-up per task", _speed_up),
     ("acceptance", "Acceptance per position", _positions),
     ("cumulative", "Cumulative tokens against steps", _cumulative),

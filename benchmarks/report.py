@@ -24,19 +24,29 @@ def write_report(results: Results, folder: Path) -> None:
     Raises:
         ConfigurationError: matplotlib is not installed.
     """
-    tables = all_tables(results)
     plots = draw(results, folder / "plots")
-    facts = _facts(results)
+    write_pages(folder, _title(results), _facts(results), all_tables(results), plots, FORMULAS)
+
+
+def write_pages(
+    folder: Path,
+    title: str,
+    facts: Sequence[tuple[str, str]],
+    tables: Sequence[Table],
+    plots: Sequence[tuple[str, Path]],
+    formulas: Mapping[str, str],
+) -> None:
+    """Write ``report.html``, with everything in it, and ``report.md`` beside the plots."""
     environment = Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=select_autoescape(["html"]))
     page = environment.get_template("report.html").render(
-        title=_title(results),
+        title=title,
         facts=facts,
         tables=tables,
-        plots=[(title, Markup(_inline(path, index))) for index, (title, path) in enumerate(plots)],
-        formulas=FORMULAS,
+        plots=[(name, Markup(_inline(path, index))) for index, (name, path) in enumerate(plots)],
+        formulas=formulas,
     )
     (folder / "report.html").write_text(page)
-    (folder / "report.md").write_text(_markdown(results, facts, tables, plots))
+    (folder / "report.md").write_text(_markdown(title, facts, tables, plots))
 
 
 def _title(results: Results) -> str:
@@ -71,10 +81,10 @@ def _inline(path: Path, index: int) -> str:
 
 
 def _markdown(
-    results: Results, facts: Sequence[tuple[str, str]], tables: Sequence[Table], plots: Sequence[tuple[str, Path]]
+    title: str, facts: Sequence[tuple[str, str]], tables: Sequence[Table], plots: Sequence[tuple[str, Path]]
 ) -> str:
-    parts = [f"## {_title(results)}", ""]
+    parts = [f"## {title}", ""]
     parts += [f"- {name}: {value}" for name, value in facts] + [""]
     parts += [markdown(table) for table in tables]
-    parts += [f"![{html.escape(title)}](plots/{path.name})\n" for title, path in plots]
+    parts += [f"![{html.escape(name)}](plots/{path.name})\n" for name, path in plots]
     return "\n".join(parts)

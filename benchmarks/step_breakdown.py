@@ -144,7 +144,7 @@ def on_ray(settings: Settings, arguments: argparse.Namespace) -> dict[str, Row]:
     from cluster.on_ray import running_on_ray
 
     model = resolve(settings.model, settings.cache_dir)
-    with running_on_ray(settings, model) as address, outrider.Client(address) as client:
+    with running_on_ray(settings, model) as addresses, outrider.Client(addresses.grpc) as client:
         from ray import serve
 
         handle = serve.get_deployment_handle("verifier", "outrider")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from benchmarks.measures import FORMULAS
+from cli.fleet_commands import autoscale, fleet
 from speculation.errors import ConfigurationError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 _FORMULAS = "\n\n".join(("What is measured:", *(f"{name}: {formula}." for name, formula in FORMULAS.items())))
 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
+for command in (autoscale, fleet):
+    app.command()(command)
 
 
 @app.callback(epilog=_FORMULAS)
@@ -114,7 +117,7 @@ def compare(
     from benchmarks.tables import render
 
     for table in compare_results(read_results(a), read_results(b)):
-        _console().print(render(table))
+        wide_console().print(render(table))
 
 
 def replay(
@@ -133,22 +136,24 @@ def replay(
     from benchmarks.replay import replay as replay_traces
     from benchmarks.tables import render
     from cluster.build import drafter_config
-    from services.router.strategies import served
+    from cluster.models import ResolvedModel
+    from services.router.strategies import StrategyConfig, served
     from speculation.sources import STRATEGIES
 
     # Without a service there is no index to retrieve from.
-    usable = tuple(name for name in served(retrieval=False) if STRATEGIES[name])
+    usable = tuple(name for name in served(StrategyConfig()) if STRATEGIES[name])
     names = _names(strategies) if strategies is not None else usable
     check_names(names, ())
     if missing := sorted(set(names) - set(usable)):
         raise ConfigurationError(f"--strategies: {missing[0]} cannot be replayed; {', '.join(usable)} can")
     recorded = read_traces(traces)
-    drafter = drafter_config(_settings(config, settings, None))
+    loaded = _settings(config, settings, None)
+    drafter = drafter_config(loaded, ResolvedModel(name=loaded.model, path=Path(loaded.model)))
     grid = [(name, budget) for name in names for budget in _numbers("--budgets", budgets, most=512)]
     results = {}
     for name, budget in track(grid, "Replaying", console=Console(stderr=True), transient=True):
         results[name, budget] = replay_traces(recorded, STRATEGIES[name], budget, drafter)
-    _console().print(render(table(results)))
+    wide_console().print(render(table(results)))
 
 
 def _run(
@@ -174,7 +179,7 @@ def _run(
     if lineup_config.on_ray:
         _check_ray(settings)
     _check_new(folder)
-    console = _console()
+    console = wide_console()
     resolved, lineup_config = _models(settings, lineup_config, console)
     settings = _with_room(settings, max(schedule.concurrency))
     _make(folder)
@@ -225,7 +230,7 @@ def _write(bench: Bench, folder: Path, console: Console, *, partial: bool) -> No
         console.print("Some answers differ, as is allowed: equal tokens are promised only in float32 with acceptance: walk")
 
 
-def _console() -> Console:
+def wide_console() -> Console:
     """The terminal at its own width; for a file or a pipe, lines wide enough for all tables."""
     from rich.console import Console
 
@@ -282,9 +287,13 @@ def _with_room(settings: Settings, at_once: int) -> Settings:
 
 
 def _served(settings: Settings) -> tuple[str, ...]:
+    from cluster.build import router_config
+    from cluster.models import ResolvedModel
+    from cluster.preflight import model_folder
     from services.router.strategies import served
 
-    return served(retrieval=settings.retrieval.enabled, semantic=settings.retrieval.semantic)
+    model = ResolvedModel(name=settings.model, path=model_folder(settings) or Path(settings.model))
+    return served(router_config(settings, model).strategy)
 
 
 def _names(text: str) -> tuple[str, ...]:

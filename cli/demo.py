@@ -27,8 +27,9 @@ from cluster.service import serving
 from cluster.signals import stop_on_signals
 from cluster.terminal import end_with
 from retrieval_index.embedded import embedded_redis
-from retrieval_index.manifest import read_manifest, tokenizer_digest
+from retrieval_index.manifest import read_manifest
 from retrieval_index.store import IndexStore
+from services.model_folder import tokenizer_digest
 from speculation.errors import ConfigurationError
 
 # Small files of the standard library.
@@ -64,9 +65,9 @@ def _run() -> None:
     with embedded_redis() as redis:
         IndexStore(redis, INDEX).publish(folder)
         settings = load(flags=["server.port=0", f"retrieval.redis_url={redis}", f"retrieval.name={INDEX}"])
-        with serving(settings, in_process=False, verbose=False) as address, outrider.Client(address) as client:
+        with serving(settings, in_process=False, verbose=False) as addresses, outrider.Client(addresses.grpc) as client:
             took = time.perf_counter() - start
-            console.print(f"Router, drafter, retrieval and verifier are up at {address} after {took:.0f} s.\n")
+            console.print(f"Router, drafter, retrieval and verifier are up at {addresses.grpc} after {took:.0f} s.\n")
             console.print(_table(_ask_all(client)))
     console.print(f"Done in {time.perf_counter() - start:.0f} s; nothing is left running.")
 

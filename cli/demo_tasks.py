@@ -90,7 +90,14 @@ TASKS = (
             "rest": "the index holds a small code base with classes like this one: drafts from its first line on",
         },
     ),
-    Task(name="explain", message="Explain in three sentences why the sky is blue.", strategies={}),
+    Task(
+        name="explain",
+        message="Explain in three sentences why the sky is blue.",
+        strategies={
+            "fspad": "nothing repeats; a small head, trained on this model's own text, guesses from its hidden states, "
+            "and is left out where that costs more than it brings"
+        },
+    ),
 )
 ABOUT_PLAIN = "one token per pass; all others are compared with it, token for token"
 ABOUT_BLEND = "all sources in one tree; it learns which to trust: most tokens per pass, fewest where nothing repeats"

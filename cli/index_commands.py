@@ -200,8 +200,7 @@ def run_redis(
     from retrieval_index.embedded import embedded_redis
 
     with embedded_redis(data, port) as url:
-        typer.echo(url)
-        wait_for_interrupt()
+        wait_for_interrupt(url)
 
 
 def _show(manifest: Manifest, folder: Path) -> None:
@@ -257,7 +256,7 @@ def _tokenizer(model: Path) -> tuple[str, Any]:
     """A model's tokenizer without truncation and padding, with its digest."""
     from tokenizers import Tokenizer
 
-    from retrieval_index.manifest import tokenizer_digest
+    from services.model_folder import tokenizer_digest
 
     digest = tokenizer_digest(model)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))

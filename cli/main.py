@@ -1,4 +1,4 @@
-"""The command line: ``outrider serve | generate | chat | plan | models | hash-key``, ``index`` and ``bench``."""
+"""The command line: ``outrider serve``, ``generate``, ``chat``, ``plan``, ``top``, ``doctor`` and what else --help lists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cli import bench_commands, index_commands
+from cli import (
+    bench_commands,
+    canary_command,
+    disco_command,
+    index_commands,
+    key_commands,
+    operator_commands,
+    plan_command,
+    stopping_command,
+    train_commands,
+    train_run_commands,
+)
 from cluster.names import API_KEY_VARIABLE
 from cluster.terminal import end_with, stderr
 from speculation.errors import ConfigurationError, OutriderError
@@ -49,9 +60,19 @@ def main_options(
     """Outrider serves a language model faster without changing one token: drafters propose, the target chooses."""
 
 
+bench_commands.app.command()(stopping_command.stopping)
 app.add_typer(bench_commands.app, name="bench")
 app.add_typer(index_commands.app, name="index")
+for command in (*train_run_commands.COMMANDS, disco_command.disco, canary_command.canary):
+    train_commands.app.command()(command)
+app.add_typer(train_commands.app, name="train")
 app.command()(bench_commands.replay)
+app.command()(plan_command.plan)
+app.command()(key_commands.hash_key)
+app.command()(key_commands.new_key)
+app.command()(operator_commands.top)
+app.command()(operator_commands.doctor)
+app.command()(operator_commands.leave)
 
 ConfigFile = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
 Set = Annotated[list[str] | None, typer.Option("--set", help="One setting, such as verifier.dtype=bfloat16. Repeatable.")]
@@ -85,22 +106,26 @@ def serve(
     config: ConfigFile = None,
     model: ModelName = None,
     host: Annotated[str | None, typer.Option(help="Interface of the public server. Default: 127.0.0.1.")] = None,
-    port: Annotated[int | None, typer.Option(help="Port of the public server. Default: 50051.")] = None,
+    port: Annotated[int | None, typer.Option(help="Port of gRPC. Default: 50051. HTTP has server.http_port.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the application on Ray. Default: outrider.")] = None,
     in_process: Annotated[bool, typer.Option("--in-process", help="One process, no Ray.")] = False,
     settings: Set = None,
     verbose: Verbose = False,
 ) -> None:
-    """Serve a model over gRPC until interrupted: router, drafter and verifier on Ray Serve, or in one process."""
+    """Serve a model over gRPC and HTTP until interrupted: router, drafter and verifier on Ray Serve, or in one process."""
+    from cluster.public_entry import how_to_try
     from cluster.service import serving, wait_for_interrupt
     from cluster.signals import stop_on_signals
 
     stop_on_signals()
     named = {"model": model, "server.host": host, "server.port": port, "cluster.name": name}
     loaded = _load(config, settings, **named)
-    with serving(loaded, in_process=in_process, verbose=verbose) as address:
-        typer.echo(f"Outrider serves {loaded.model} at {address} (Ctrl-C stops it)")
-        wait_for_interrupt()
+    with serving(loaded, in_process=in_process, verbose=verbose) as addresses:
+        ready = f"Outrider serves {loaded.model} at {addresses.grpc} (Ctrl-C stops it)"
+        if addresses.http is not None:
+            needs_key = bool(loaded.server.api_key_hashes or loaded.server.keys_file)
+            ready += f"\n{how_to_try(addresses.http, needs_key=needs_key)}"
+        wait_for_interrupt(ready)
 
 
 @app.command()
@@ -175,14 +200,6 @@ def chat(
 
 
 @app.command()
-def plan(config: ConfigFile = None, model: ModelName = None, settings: Set = None) -> None:
-    """Print what `outrider serve` would run, and where. Rejects the settings it would reject; starts nothing."""
-    from cli.plan_report import print_plan
-
-    print_plan(_load(config, settings, model=model))
-
-
-@app.command()
 def models(
     address: Address = None,
     config: ConfigFile = None,
@@ -229,19 +246,6 @@ def forget(
     stderr().print(f"{where} forgets what it remembered of these requests")
 
 
-@app.command(name="hash-key")
-def hash_key_command() -> None:
-    """Read an API key without echo and print its hash for server.api_key_hashes."""
-    import getpass
-
-    from services.links.auth import hash_key
-
-    key = getpass.getpass("API key: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
-    if len(key) < 16:
-        raise OutriderError("an API key needs at least 16 characters")
-    typer.echo(hash_key(key))
-
-
 def _load(config: Path | None, settings: list[str] | None, **named: Any) -> Settings:
     from cluster.config import load
 
@@ -267,14 +271,13 @@ def _client(
     if in_process and address:
         raise OutriderError("--address and --in-process exclude each other")
     if in_process:
-        from cluster.config import ServerSettings
-        from cluster.service import serving
+        from cluster.server_settings import ServerSettings
 
         loaded = _load(config, settings, model=model)
         # Only this process may reach the server, so the settings of the public server are ignored.
-        private = loaded.model_copy(update={"server": ServerSettings(port=0)})
+        private = loaded.model_copy(update={"server": ServerSettings(port=0, http_port=None, ops_port=None)})
         _check_request(private, source, options)
-        service: Any = serving(private, in_process=True, verbose=verbose)
+        service: Any = _private(private, verbose=verbose)
         credentials = {}
     else:
         loaded = _load(config, settings)
@@ -283,6 +286,14 @@ def _client(
             options["model"] = model
     with service as where, outrider.Client(where, **credentials) as client:
         yield client
+
+
+@contextmanager
+def _private(settings: Settings, *, verbose: bool) -> Iterator[str]:
+    from cluster.service import serving
+
+    with serving(settings, in_process=True, verbose=verbose) as addresses:
+        yield addresses.grpc
 
 
 def _check_request(settings: Settings, source: str | Sequence[Message], options: Options) -> None:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from cluster import build
-from cluster.config import Placed, Settings
+from cluster import build, resources
+from cluster.config import Settings
+from cluster.draft_models import draft_models, trained_config
+from cluster.listeners import listeners
 from cluster.model_files import cache_bytes
-from cluster.models import BUILT_IN
+from cluster.models import BUILT_IN, ResolvedModel
+from cluster.placement import Placed
+from cluster.pod_checks import Examined
 from cluster.preflight import generation_config, model_folder, preflight
 from cluster.ray_address import check_ray_answers, ray_is_here
 from retrieval_index.urls import without_password
@@ -30,16 +35,60 @@ def print_plan(settings: Settings) -> None:
     Raises:
         ConfigurationError: ``outrider serve`` would refuse the settings.
     """
+    print_examined(examined_here(settings))
+
+
+def examined_here(settings: Settings) -> Examined:
+    """Check the settings for this machine, or for the Ray that the environment names.
+
+    Raises:
+        ConfigurationError: ``outrider serve`` would refuse them.
+    """
     unchecked = preflight(settings, here=ray_is_here())
     check_ray_answers()
-    server = build.server_config(settings)
+    return Examined(settings=settings, folder=model_folder(settings), unchecked=unchecked)
+
+
+def plan_object(examined: Examined) -> dict[str, Any]:
+    """What would run, for other programs: components, with cores and GPUs of each process, and what listens where."""
+    settings = examined.settings
+    parts = [
+        {
+            "name": name,
+            "replicas": [part.fewest, part.most],
+            "processes": part.processes,
+            "num_cpus": part.num_cpus,
+            "num_gpus": part.num_gpus,
+        }
+        for name, part in resources.components(settings).items()
+    ]
+    size = None
+    if examined.folder is not None:
+        size = cache_bytes(settings.verifier, build.read_model_config(examined.folder))
+    return {
+        "model": settings.model,
+        "components": parts,
+        "listeners": [asdict(each) for each in listeners(settings)],
+        "kv_cache_bytes": size,
+        "unchecked": list(examined.unchecked),
+    }
+
+
+def print_examined(examined: Examined, kept_in: Path | None = None) -> None:
+    """Print what would run.
+
+    Args:
+        kept_in: the volume of the pods that it would run in; None: it would run on this machine.
+    """
+    settings, folder = examined.settings, examined.folder
+    server, http = build.server_config(settings), build.http_config(settings)
     table = Table(title=f"outrider serve: {settings.model}", title_justify="left")
     for column in ("component", "replicas", "CPUs", "GPUs", "listens on", "does"):
         table.add_column(column, no_wrap=column == "listens on")
     router, drafter, verifier = settings.router, settings.drafter, settings.verifier
-    guard = "API keys" if server.api_key_hashes else "no API keys"
+    guard = "API keys" if server.asks_for_keys else "no API keys"
     guard += " and TLS" if server.tls else ", no TLS"
-    pool = _pool_size(settings)
+    pool = _pool_size(settings, folder)
     rows: tuple[tuple[Placed, str, str, str], ...] = (
         (router, "router", f"{server.host}:{server.port}", f"public gRPC ({guard}); {router.strategy} by default"),
         (drafter, "drafter", f"{drafter.host}, any port", "proposes token trees over gRPC"),
@@ -49,43 +98,94 @@ def print_plan(settings: Settings) -> None:
         source = settings.retrieval.index or without_password(settings.retrieval.redis_url or "")
         rows += ((settings.retrieval, "retrieval", f"{settings.retrieval.host}, any port", f"looks up in {source}"),)
     for component, name, where, what in rows:
-        table.add_row(name, str(component.replicas), f"{component.num_cpus:g}", f"{component.num_gpus:g}", where, what)
+        table.add_row(name, _replicas(component), f"{component.num_cpus:g}", f"{component.num_gpus:g}", where, what)
     console = Console()
     console.print(table)
+    for line in _placement(settings, [component for component, *_ in rows]):
+        console.print(line, markup=False)
+    if http is not None:
+        console.print(f"router: OpenAI's API over HTTP at {http.host}:{http.port}, in the same process")
     console.print(
         f"verifier: up to {verifier.max_num_seqs} requests at once, {verifier.max_waiting} waiting; "
         f"key-value pool of {verifier.kv_cache_tokens:,} tokens{pool}; "
         f"waits at most {1e3 * verifier.draft_deadline_s:g} ms per step for drafts"
     )
+    if (ops := settings.server.ops) is not None:
+        where = f"{settings.server.ops_host}:{ops}" if ops else f"{settings.server.ops_host}, any port"
+        console.print(f"numbers and health for those who operate it: http://{where}/metrics, /health, /ready", markup=False)
     if verifier.stages > 1:
         console.print(
             f"verifier: its layers in {verifier.stages} processes, each with these CPUs and GPUs, "
+            f"{'on one node' if settings.cluster.placement.stages == 'STRICT_PACK' else 'on as few nodes as have room'}, "
             f"which find each other at {verifier.stage_host}, any port"
         )
-    if verifier.device == "cpu":
-        console.print(f"kernels: {_kernels(settings)}")
-    if (found := generation_config(settings)) is not None:
+    for line in _draft_models(settings, folder):
+        console.print(line, markup=False)
+    if verifier.device == "cpu" and kept_in is None:
+        console.print(f"kernels: {_kernels(settings, folder)}")
+    if folder is not None and (found := generation_config(settings, folder)) is not None:
         defaults = {name: value for name, value in asdict(found.defaults).items() if value not in (None, ())}
         _print_generation(console, settings.model, defaults, dict(found.processors.shown))
         for note in found.notes:
             console.print(f"note: {note}", markup=False)
-    console.print(f"models are kept in {settings.cache_dir}")
-    for what in unchecked:
+    console.print(f"models are kept in {kept_in or settings.cache_dir}")
+    for what in examined.unchecked:
         console.print(f"not checked: {what}")
 
 
-def _pool_size(settings: Settings) -> str:
+def _replicas(component: Placed) -> str:
+    scales = component.autoscaling is not None
+    return f"{component.fewest} to {component.most}" if scales else str(component.replicas)
+
+
+def _placement(settings: Settings, components: Sequence[Placed]) -> Iterator[str]:
+    """Lines on what all replicas together need, on what they share, and on how they end."""
+
+    def together(count: Callable[[Placed], int]) -> str:
+        numbers = [count(each) * each.processes for each in components]
+        cpus = sum(number * each.num_cpus for number, each in zip(numbers, components, strict=True))
+        gpus = sum(number * each.num_gpus for number, each in zip(numbers, components, strict=True))
+        return f"{sum(numbers)} processes with {cpus:g} CPUs and {gpus:g} GPUs"
+
+    most = "" if all(each.autoscaling is None for each in components) else f", at most {together(lambda each: each.most)}"
+    yield f"on Ray: {together(lambda each: each.fewest)}{most}; Ray's own processes and ports come besides (SECURITY.md)"
+    for name in resources.components(settings):
+        if (wanted := resources.custom_resource(settings, name)) is not None:
+            yield f"{name}: only on nodes with Ray's resource {wanted}"
+    router, verifier, server = settings.router, settings.verifier, settings.server
+    if router.most > 1:
+        yield f"routers: those of one machine share port {server.port}; each connection belongs to one of them"
+    if verifier.most > 1:
+        yield "verifiers: prompts of one key that begin alike go to the same one, unless it has more than its share to do"
+    yield (
+        f"a router that stops refuses calls after {server.drain_delay_s:g} s, and ends after {server.drain_grace_s:g} s "
+        f"more at most; a verifier after {verifier.drain_s:g} s, and what it has not finished goes on at another one"
+    )
+    yield "between components: " + ("mutual TLS and a token" if settings.cluster.tls else "a token, no TLS")
+
+
+def _pool_size(settings: Settings, folder: Path | None) -> str:
     """Memory of the key-value pool; empty if the model's configuration is not on this machine."""
-    folder = model_folder(settings)
     size = None if folder is None else cache_bytes(settings.verifier, build.read_model_config(folder))
     return "" if size is None else f" ({size / 2**20:,.0f} MiB)"
 
 
-def _kernels(settings: Settings) -> str:
+def _draft_models(settings: Settings, folder: Path | None) -> Iterator[str]:
+    """A line for every model that drafts: what it is, where it runs and what memory it takes."""
+    trained = trained_config(settings)
+    model = ResolvedModel(name=settings.model, path=folder or Path(settings.model))
+    for name, found in draft_models(settings, model).items():
+        size = found.bytes_in(trained.dtype) / 2**20
+        where = "drafter's" if settings.drafter.models_in == "drafter" else "verifier's"
+        reads = f", reads the target's states of layers {', '.join(map(str, found.layers))}" if found.layers else ""
+        memory = f"{size:,.0f} MiB in {trained.dtype} on {trained.device}"
+        yield f"{name}: {found.folder}, {memory}, in the {where} processes{reads}"
+
+
+def _kernels(settings: Settings, model: Path | None) -> str:
     """The kernels that an earlier start chose on this processor."""
     wanted = f"verifier.kernels: {settings.verifier.kernels}, verifier.weights: {settings.verifier.weights}"
     folder = settings.cache_dir / build.KERNELS
-    model = model_folder(settings)
     known = None if model is None else latest(folder, model=digest_of(str(model)), processor=processor())
     if known is None:
         return f"{wanted}; the first start times what there is and takes the fastest exact one"

@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import Settings
+from cluster.draft_models import draft_models
 from cluster.models import ResolvedModel
 from services.drafter.config import DrafterConfig
 from services.links.config import PublicServerConfig, TlsFiles
 from services.model_folder import read_json, text_config
+from services.openai_api.http_config import HttpConfig
+from services.privacy.privacy_config import Privacy
 from services.retrieval.config import RetrievalConfig
 from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig, check_default
@@ -26,11 +29,13 @@ from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.origins import Origin
 from speculation.errors import ConfigurationError
 from speculation.ports import DraftLink
+from speculation.sources import SOURCES
 
 if TYPE_CHECKING:
+    from cluster.observing import Observing
+    from services.client_api import RouterPort
     from services.drafter.service import DrafterService
     from services.retrieval.service import RetrievalService
-    from services.router.service import RouterService
     from services.verifier.service import VerifierService
 
 
@@ -40,12 +45,17 @@ KERNELS = "kernel-choices"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pipeline:
-    """All components in one process."""
+    """All components in one process.
+
+    Attributes:
+        observing: where their numbers and traces go.
+    """
 
     drafter: DrafterService
     retrieval: RetrievalService | None
     verifier: VerifierService
-    router: RouterService
+    router: RouterPort
+    observing: Observing
 
 
 @asynccontextmanager
@@ -56,6 +66,7 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
         ConfigurationError: the settings or the model cannot be used; says why.
     """
     # These import gRPC, numpy and torch. Commands that only read settings, and drafters, start much faster without them.
+    from cluster.observing import Observing
     from cluster.stage_actors import launch_child
     from services.drafter.service import DrafterService
     from services.links.in_process import InProcessDraftLink, InProcessRetrievalLink, InProcessVerifierLink
@@ -64,40 +75,76 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
 
     # Reports wrong settings before anything is loaded.
     routing = router_config(settings, model)
+    observing = Observing(settings, on_ray=False)
+    metrics = observing.metrics
     retrieval = None
     if settings.retrieval.enabled:
         from services.retrieval.service import RetrievalService
 
         retrieval = RetrievalService(retrieval_config(settings, model))
-    link = None if retrieval is None else InProcessRetrievalLink(retrieval)
-    drafter = DrafterService(drafter_config(settings), link)
-    link_to_drafter = InProcessDraftLink(drafter, settings.drafter.session_silence_s)
-    origins = [origin(settings, link_to_drafter)]
-    verifier = VerifierService(verifier_config(settings, model), origins, launch_child)
+    link = None if retrieval is None else InProcessRetrievalLink(observing.retrieval(retrieval))
+    drafter = DrafterService(drafter_config(settings, model), link)
+    link_to_drafter = InProcessDraftLink(observing.drafter(drafter), settings.drafter.session_silence_s)
+    await drafter.start()
+    drafts = await origins(settings, model, link_to_drafter)
+    verifier = VerifierService(verifier_config(settings, model), drafts, launch_child, metrics)
     try:
-        router = RouterService(routing, InProcessVerifierLink(verifier))
+        router = RouterService(routing, InProcessVerifierLink(observing.verifier(verifier)), metrics)
         if retrieval is not None:
             await retrieval.start()
         await verifier.start()
-        yield Pipeline(drafter=drafter, retrieval=retrieval, verifier=verifier, router=router)
+        yield Pipeline(
+            drafter=drafter,
+            retrieval=retrieval,
+            verifier=verifier,
+            router=observing.router(router, model.name),
+            observing=observing,
+        )
     finally:
         await verifier.stop()
         await drafter.stop()
         if retrieval is not None:
             await retrieval.stop()
+        await observing.stop()
 
 
-def origin(settings: Settings, link: DraftLink) -> Origin:
-    """The draft origin for the drafter at the other end of ``link``."""
-    return Origin(name="the drafter", link=link, trusted=settings.drafter.trusted)
+async def origins(settings: Settings, model: ResolvedModel, link: DraftLink) -> list[Origin]:
+    """The origins of a verifier's drafts.
 
-
-def drafter_config(settings: Settings) -> DrafterConfig:
-    """The drafter's part of ``settings``.
+    They are the drafter at the other end of ``link`` and, if models draft in the verifier's process, a drafter of their own,
+    whose models are loaded here.
 
     Raises:
-        ConfigurationError: prompt_lookup_min is above prompt_lookup_max.
+        ConfigurationError: as ``drafter_config``; or a model cannot be used.
     """
+    trained = frozenset(draft_models(settings, model)) if settings.drafter.models_in == "verifier" else frozenset()
+    if not trained:
+        return [Origin(name="the drafter", link=link, trusted=settings.drafter.trusted)]
+    from services.drafter.service import DrafterService
+    from services.links.in_process import InProcessDraftLink
+
+    config = replace(_drafter_config(settings, model, models=True), calibration=None)
+    drafter = DrafterService(config)
+    await drafter.start()
+    beside = InProcessDraftLink(drafter, settings.drafter.session_silence_s)
+    others = frozenset(SOURCES) - trained
+    return [
+        Origin(name="the drafter", link=link, trusted=settings.drafter.trusted, sources=others),
+        Origin(name="the drafter beside the target", link=beside, trusted=True, sources=trained),
+    ]
+
+
+def drafter_config(settings: Settings, model: ResolvedModel) -> DrafterConfig:
+    """The part of ``settings`` that a drafter service needs.
+
+    Raises:
+        ConfigurationError: prompt_lookup_min is above prompt_lookup_max, or a folder of drafter.models cannot be used.
+    """
+    return _drafter_config(settings, model, models=settings.drafter.models_in == "drafter")
+
+
+def _drafter_config(settings: Settings, model: ResolvedModel, *, models: bool) -> DrafterConfig:
+    """The same, with or without the sources that run models."""
     config = filled(DrafterConfig, functools.partial(getattr, settings.drafter))
     lookup = config.prompt_lookup
     if lookup.prompt_lookup_min > lookup.prompt_lookup_max:
@@ -106,8 +153,11 @@ def drafter_config(settings: Settings) -> DrafterConfig:
             f"must be at most prompt_lookup_max, {lookup.prompt_lookup_max}"
         )
     kept = settings.cache_dir / "drafting" / _as_name(settings.model)
+    found = draft_models(settings, model) if models else {}
+    checkpoints = {name: each.folder for name, each in found.items()}
     return replace(
         config,
+        trained=replace(config.trained, checkpoints=checkpoints, target=model.path),
         recycling=replace(config.recycling, snapshot=_snapshot(config.recycling.snapshot, settings.retrieval.index)),
         calibration=kept if settings.drafter.keep_calibration else None,
     )
@@ -146,8 +196,9 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
             URL is invalid, or the model has no tokenizer.
     """
     from retrieval_index.index import check_index
-    from retrieval_index.manifest import read_manifest, tokenizer_digest
+    from retrieval_index.manifest import read_manifest
     from retrieval_index.store import IndexStore
+    from services.model_folder import tokenizer_digest
 
     retrieval = settings.retrieval
     if retrieval.index is not None and retrieval.redis_url is not None:
@@ -235,6 +286,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         max_nodes=verifier.max_nodes,
         budget=verifier.budget,
         max_step_s=verifier.max_step_s,
+        check_every=verifier.check_every,
         costs_dir=settings.cache_dir / "costs",
     )
 
@@ -257,7 +309,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
 
     Raises:
         ConfigurationError: the default strategy is unknown or cannot be served, retrieval.semantic is set without an index,
-            or the acceptance rule is rejection and the drafter is not trusted.
+            a folder of drafter.models cannot be used, or the acceptance rule is rejection and the drafter is not trusted.
     """
     router = settings.router
     if router.acceptance == "rejection" and not settings.drafter.trusted:
@@ -275,6 +327,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         acceptance=router.acceptance,
         retrieval=settings.retrieval.enabled,
         semantic=settings.retrieval.semantic,
+        trained={name: each.layers for name, each in draft_models(settings, model).items()},
     )
     check_default(strategy)
     return RouterConfig(model_path=str(model.path), strategy=strategy)
@@ -284,20 +337,48 @@ def server_config(settings: Settings) -> PublicServerConfig:
     """The public server's part of ``settings``.
 
     Raises:
-        ConfigurationError: only one of the two TLS files is named, or one does not exist.
+        ConfigurationError: only one of the two TLS files is named.
     """
     server = settings.server
     files = (server.tls_certificate, server.tls_key)
     if (files[0] is None) != (files[1] is None):
         raise ConfigurationError("server.tls_certificate and server.tls_key go together: set both or neither")
-    for file in files:
-        if file is not None and not file.is_file():
-            raise ConfigurationError(f"no such file: {file}")
     return PublicServerConfig(
         host=server.host,
         port=server.port,
         api_key_hashes=server.api_key_hashes,
+        keys_file=server.keys_file,
+        audit_log=server.audit_log,
         tls=TlsFiles(certificate=files[0], key=files[1]) if files[0] and files[1] else None,
         reflection=server.reflection,
         max_concurrent_requests=server.max_concurrent_requests,
+        max_connections=server.max_connections,
+        idle_timeout_s=server.idle_timeout_s,
+        send_timeout_s=server.send_timeout_s,
+        drain_delay_s=server.drain_delay_s,
+        drain_grace_s=server.drain_grace_s,
+        privacy=Privacy(
+            strict=server.privacy == "strict", tokens=server.privacy_tokens, interval_s=server.privacy_interval_s
+        ),
+        shared=settings.router.most > 1,
+    )
+
+
+def http_config(settings: Settings) -> HttpConfig | None:
+    """The HTTP server's part of ``settings``; None: there is none.
+
+    Raises:
+        ConfigurationError: see ``server_config``, or both servers have one port.
+    """
+    server, public = settings.server, server_config(settings)
+    if server.http is None:
+        return None
+    if server.http_port == server.port != 0:
+        raise ConfigurationError(f"server.http_port is {server.http_port}, as server.port: gRPC and HTTP need a port each")
+    return HttpConfig(
+        public=public,
+        port=server.http,
+        hosts=server.http_hosts,
+        padding=server.http_padding,
+        arrives_s=server.http_arrives_s,
     )

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from cluster.names import API_KEY_VARIABLE
+from cluster.operating_settings import LoggingSettings, MetricsSettings, TracingSettings
+from cluster.placement import ClusterSettings, Placed
+from cluster.server_settings import ServerSettings
 from services.drafter.config import DrafterConfig
-from services.links.config import PublicServerConfig
 from services.links.open_sessions import SILENCE_S
 from services.machine import cache_folder
 from services.router.strategies import StrategyConfig
@@ -23,46 +26,13 @@ from services.verifier.engine.config import LoopConfig
 from speculation.errors import ConfigurationError
 
 _PREFIX = "OUTRIDER_"
-_SERVER, _STRATEGY, _LOOP = PublicServerConfig(), StrategyConfig(), LoopConfig()
+_STRATEGY, _LOOP = StrategyConfig(), LoopConfig()
 _TARGET = TargetConfig(model_path="")
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-KeyHash = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
-
-
-class Placed(_Section):
-    """A component that Ray places on nodes."""
-
-    replicas: int = Field(1, ge=1, description="processes of this kind")
-    num_cpus: float = Field(0.25, ge=0, description="cores that Ray sets aside for each")
-    num_gpus: float = Field(0, ge=0, description="GPUs that Ray sets aside for each")
-
-    @property
-    def processes(self) -> int:
-        """Processes of each replica; each gets the component's cores and GPUs."""
-        return 1
-
-
-class ServerSettings(_Section):
-    """The public gRPC server."""
-
-    host: str = Field(_SERVER.host, description="interface to bind to; anything but loopback needs api_key_hashes")
-    port: int = Field(_SERVER.port, ge=0, le=65535)
-    api_key_hashes: tuple[KeyHash, ...] = Field((), description="SHA-256 of each API key; `outrider hash-key` prints one")
-    tls_certificate: Path | None = None
-    tls_key: Path | None = None
-    reflection: bool = _SERVER.reflection
-    max_concurrent_requests: int = Field(_SERVER.max_concurrent_requests, ge=1)
 
 
 class RouterSettings(Placed):
     """The public entry, and defaults for requests that leave values unset."""
 
-    replicas: int = Field(1, ge=1, le=1, description="one: it owns the public port")
     strategy: str = _STRATEGY.strategy
     num_speculative_tokens: int | None = Field(
         _STRATEGY.num_speculative_tokens,
@@ -77,6 +47,12 @@ class VerifierSettings(Placed):
     """The target model and the decoding loop."""
 
     num_cpus: float = Field(1, ge=0, description="cores that Ray sets aside for each")
+    drain_s: float = Field(
+        30,
+        ge=0,
+        le=86_400,
+        description="seconds that answers have to finish when a verifier stops; the rest moves to others",
+    )
     dtype: Dtype = _TARGET.dtype
     device: str = _TARGET.device
     weights: Weights = Field(
@@ -93,7 +69,9 @@ class VerifierSettings(Placed):
         _TARGET.enable_prefix_caching, description="requests of one API key share the cache of their common prefixes"
     )
     stages: int = Field(_TARGET.stages, ge=1, description="processes that the model's layers are split over")
-    stage_host: str = Field(_TARGET.stage_host, description="address of the interface on which the stages find each other")
+    stage_host: str = Field(
+        _TARGET.stage_host, description="address of the interface on which stages find each other; 0.0.0.0: the node's own"
+    )
     pass_timeout_s: float = Field(
         _TARGET.pass_timeout_s, gt=0, le=3600, description="seconds after which a pass hangs and the target is rebuilt"
     )
@@ -128,6 +106,11 @@ class VerifierSettings(Placed):
         gt=0,
         le=60,
         description="seconds to which prompt chunks may extend a step while others decode (budget: measured)",
+    )
+    check_every: int = Field(
+        1000,
+        ge=0,
+        description="one in so many drafted answers is decoded again, plainly, while nobody waits, and compared; 0: none",
     )
 
     @property
@@ -164,6 +147,16 @@ class DrafterSettings(_OfSources):
         description="whether answers may depend on what a drafter says, as they do under `acceptance: rejection`; "
         "false where its code, weights or machine are not yours",
     )
+    models: tuple[Path, ...] | None = Field(
+        None,
+        description="folders of weights that draft, one for each kind: a small language model, or a head for the target's "
+        "hidden states (EAGLE, EAGLE-3, FSPAD); None: those that come with Outrider for the model; []: none",
+    )
+    models_in: Literal["drafter", "verifier"] = Field(
+        "drafter",
+        description="whose processes run them: the drafter's, on a device of their own, or the verifier's, beside the "
+        "target, where hidden states are not copied",
+    )
     host: str = Field("127.0.0.1", description="interface on which the drafter serves the verifier")
 
 
@@ -186,14 +179,6 @@ class RetrievalSettings(Placed):
         return self.index is not None or self.redis_url is not None
 
 
-class ClusterSettings(_Section):
-    """What distinguishes this service from others on the same Ray."""
-
-    name: str = Field(
-        "outrider", pattern="^[A-Za-z0-9._-]{1,64}$", description="of the application on Ray; two on one Ray need two names"
-    )
-
-
 class Settings(BaseSettings):
     """All settings of a service."""
 
@@ -202,7 +187,10 @@ class Settings(BaseSettings):
     )
 
     model: str = Field("smollm2-135m-instruct", description="Hugging Face name, folder, GGUF file, or the built-in one")
-    internal_token: str | None = Field(None, min_length=16, description="shared by the components; None: drawn at start")
+    internal_token: str | None = Field(
+        None, min_length=16, description="shared by the components; in the environment or a file alone; None: drawn at start"
+    )
+    internal_token_file: Path | None = Field(None, description="file that holds it instead, such as a mounted secret")
     cache_dir: Path = Field(default_factory=cache_folder, description="folder of models, indexes and measurements")
     cluster: ClusterSettings = ClusterSettings()
     server: ServerSettings = ServerSettings()
@@ -210,6 +198,9 @@ class Settings(BaseSettings):
     verifier: VerifierSettings = VerifierSettings()
     drafter: DrafterSettings = DrafterSettings()
     retrieval: RetrievalSettings = RetrievalSettings()
+    metrics: MetricsSettings = MetricsSettings()
+    tracing: TracingSettings = TracingSettings()
+    logging: LoggingSettings = LoggingSettings()
 
     @classmethod
     def settings_customise_sources(
@@ -224,13 +215,19 @@ class Settings(BaseSettings):
         return (init_settings,)
 
 
-def load(path: Path | None = None, flags: Sequence[str] = (), environ: Mapping[str, str] | None = None) -> Settings:
-    """Read all settings.
+def load(
+    path: Path | None = None,
+    flags: Sequence[str] = (),
+    environ: Mapping[str, str] | None = None,
+    over: Mapping[str, Any] | None = None,
+) -> Settings:
+    """Read all settings; later ones go before earlier ones.
 
     Args:
         path: a YAML file.
-        flags: ``section.key=value`` each.
         environ: the environment; None: this process's own.
+        over: sections of settings, as in a file.
+        flags: ``section.key=value`` each.
 
     Raises:
         ConfigurationError: the file cannot be read, a key is unknown or a value does not fit; names the file or key.
@@ -239,10 +236,18 @@ def load(path: Path | None = None, flags: Sequence[str] = (), environ: Mapping[s
     for name, value in (os.environ if environ is None else environ).items():
         if name.startswith(_PREFIX) and name != API_KEY_VARIABLE:
             _put(merged, name.removeprefix(_PREFIX).lower().split("__"), value)
+    if over:
+        _check_keys(over, "given")
+        merged = _merged(merged, deepcopy(dict(over)))
     for flag in flags:
         key, separator, value = flag.partition("=")
         if not separator:
             raise ConfigurationError(f"--set {flag}: must be section.key=value, such as verifier.dtype=bfloat16")
+        if key == "internal_token":
+            raise ConfigurationError(
+                "--set internal_token: every user of this machine could read it in the list of processes; "
+                f"set {_PREFIX}INTERNAL_TOKEN, or internal_token_file"
+            )
         _put(merged, key.split("."), value)
     try:
         return Settings(**merged)
@@ -265,15 +270,23 @@ def _read_file(path: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise ConfigurationError(f"the configuration {path} must be a mapping of sections")
-    _check_keys(content, path)
+    _check_keys(content, str(path))
     return content
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    both = dict(below)
+    for key, value in above.items():
+        under = both.get(key)
+        both[key] = {**under, **value} if isinstance(under, dict) and isinstance(value, dict) else value
+    return both
 
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
-def _check_keys(content: dict[Any, Any], path: Path) -> None:
+def _check_keys(content: Mapping[Any, Any], path: str) -> None:
     for section, below in content.items():
         for key in (section, *(below if isinstance(below, dict) else ())):
             # YAML reads the keys 1 and yes as a number and a boolean.
@@ -288,7 +301,7 @@ def _put(tree: dict[str, Any], keys: Sequence[str], value: str) -> None:
             raise ConfigurationError(f"{'.'.join(keys)}: {key} is a value, not a section")
         tree = below
     try:
-        tree[keys[-1]] = yaml.safe_load(value) if value[:1] in ("[", "{") else value
+        tree[keys[-1]] = yaml.safe_load(value) if value[:1] in ("[", "{") or value == "null" else value
     except yaml.YAMLError as error:
         raise ConfigurationError(f"{'.'.join(keys)} is {value!r}: not a YAML list or mapping") from error
 

@@ -12,47 +12,62 @@ import dataclasses
 import json
 import logging
 import os
+import sys
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any
 
+import grpc.aio
 import ray
 from ray import serve
-from ray.exceptions import RayError, RayTaskError
-from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.exceptions import RayError
+from ray.serve.exceptions import DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 from ray.util import get_current_placement_group
 
 from cluster import build
-from cluster.broadcast import tell_all
-from cluster.config import Placed, Settings
+from cluster.callers import Callers
+from cluster.component_tls import caller_tls, server_tls
+from cluster.config import Settings
+from cluster.logs import start_logging
 from cluster.models import ResolvedModel
+from cluster.observing import Observing
+from cluster.own_load import BusyCores, LoopLag
+from cluster.peers import own_rank, peers_of
+from cluster.public_entry import Addresses, open_entry
+from cluster.serve_link import ServeVerifierLink, translate
 from cluster.starting import START_FAILED
 from services.client_api import RouterPort
 from services.drafter.service import DrafterService
 from services.links import serialised
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
-from services.links.public_server import serve_public
-from speculation.errors import Internal, OutriderError, ResourceExhausted, Unavailable
-from speculation.messages import Finished, ForgetTenant, GenerationRequest, Progress, VerifierCard
+from speculation.errors import OutriderError, Unavailable
+from speculation.messages import ForgetTenant
 
 log = logging.getLogger(__name__)
 
 # Serve's own default of 5 per replica would throttle; the verifier has its own queue.
 _ONGOING = 4096
+# Seconds that a drafter's replies under way get when it stops.
+_LAST_WORDS_S = 0.5
 # Seconds between questions to a verifier that is still starting.
 _ASK_AGAIN_S = 0.2
 
 
 @contextmanager
-def _telling_why() -> Iterator[None]:
-    """Turn any error of the block into one marked line, which the starting process can find in Serve's messages."""
+def _telling_why(settings: Settings) -> Iterator[None]:
+    """Start the replica's log, and turn any error of the block into one marked line.
+
+    The starting process can find it in Serve's messages.
+    """
+    # Serve has put its own log in the place of stderr.
+    start_logging(settings.logging, sys.__stderr__)
     try:
         yield
     except Exception as error:
         log.error("cannot start", exc_info=not isinstance(error, OutriderError))
-        ours = _translate(error) if isinstance(error, (OutriderError, RayError, DeploymentUnavailableError)) else None
+        ours = translate(error) if isinstance(error, (OutriderError, RayError, DeploymentUnavailableError)) else None
         text = str(ours or error) or type(error).__name__
         kind = type(ours).__name__ if ours is not None else type(error).__name__
         raise RuntimeError(START_FAILED + json.dumps([kind, text])) from None
@@ -66,55 +81,76 @@ class _Process:
         return os.getpid()
 
 
-@serve.deployment(name="drafter", max_ongoing_requests=_ONGOING)
-class DrafterDeployment(_Process):
-    """A drafter with its own gRPC server."""
+class _DraftServer(_Process):
+    """Methods of components that others reach at a gRPC server of their own."""
 
-    async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, settings: Settings, retrieval: DeploymentHandle | None
-    ) -> None:
-        with _telling_why():
-            link = None
-            if retrieval is not None:
-                to_retrieval = retrieval
-
-                async def resolve() -> str:
-                    return cast(str, await to_retrieval.address.remote())
-
-                link = GrpcRetrievalLink(resolve, settings.internal_token)
-                await link.start()
-            self._drafter = DrafterService(build.drafter_config(settings), link)
-            host = settings.drafter.host
-            self._server, port = await serve_drafter(
-                self._drafter, f"{host}:0", settings.internal_token, settings.drafter.session_silence_s
-            )
-            self._address = f"{_reachable(host)}:{port}"
+    _server: grpc.aio.Server
+    _address: str
+    _busy: BusyCores
 
     async def address(self) -> str:
         """The "host:port" of its gRPC server."""
         return self._address
+
+    async def place(self) -> tuple[int, str]:
+        """Its number among the replicas, and its address."""
+        return own_rank(), self._address
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """The load that ``cluster.scaling.processes`` judges."""
+        return {"busy": self._busy.since_last()}
+
+    async def __del__(self) -> None:
+        """End the streams, so that the callers connect elsewhere at once."""
+        if hasattr(self, "_server"):
+            await self._server.stop(_LAST_WORDS_S)
+
+
+@serve.deployment(name="drafter", max_ongoing_requests=_ONGOING)
+class DrafterDeployment(_DraftServer):
+    """A drafter with its own gRPC server."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, settings: Settings, model: ResolvedModel, retrieval: DeploymentHandle | None
+    ) -> None:
+        with _telling_why(settings):
+            self._observing = Observing(settings, on_ray=True, component="drafter")
+            link = None
+            if retrieval is not None:
+                peers = peers_of(retrieval)
+                link = GrpcRetrievalLink(peers.address, settings.internal_token, caller_tls(settings, "drafter"))
+                await link.start()
+                self._following = asyncio.create_task(peers.follow(link.reconnect), name="follow-retrieval")
+            self._busy = BusyCores()
+            self._drafter = DrafterService(build.drafter_config(settings, model), link)
+            await self._drafter.start()
+            host, silence_s = settings.drafter.host, settings.drafter.session_silence_s
+            tls = server_tls(settings, "drafter")
+            self._server, port = await serve_drafter(
+                self._observing.drafter(self._drafter), f"{host}:0", settings.internal_token, silence_s, tls
+            )
+            self._address = f"{_reachable(host)}:{port}"
 
     async def forget(self, tenant: str) -> None:
         await self._drafter.forget(ForgetTenant(tenant=tenant))
 
 
 @serve.deployment(name="retrieval", max_ongoing_requests=_ONGOING)
-class RetrievalDeployment(_Process):
+class RetrievalDeployment(_DraftServer):
     """A retrieval service with its own gRPC server."""
 
     async def __init__(self, settings: Settings, model: ResolvedModel) -> None:  # type: ignore[misc]
-        with _telling_why():
+        with _telling_why(settings):
             from services.retrieval.service import RetrievalService
 
+            self._busy = BusyCores()
             self._retrieval = RetrievalService(build.retrieval_config(settings, model))
             await self._retrieval.start()
             host = settings.retrieval.host
-            self._server, port = await serve_retrieval(self._retrieval, f"{host}:0", settings.internal_token)
+            observed = Observing(settings, on_ray=True, component="retrieval").retrieval(self._retrieval)
+            tls = server_tls(settings, "retrieval")
+            self._server, port = await serve_retrieval(observed, f"{host}:0", settings.internal_token, tls)
             self._address = f"{_reachable(host)}:{port}"
-
-    async def address(self) -> str:
-        """The "host:port" of its gRPC server."""
-        return self._address
 
     async def version(self) -> str | None:
         """The version of the index in use."""
@@ -126,33 +162,42 @@ class VerifierDeployment(_Process):
     """A target with its decoding loop."""
 
     async def __init__(self, settings: Settings, model: ResolvedModel, drafter: DeploymentHandle) -> None:  # type: ignore[misc]
-        with _telling_why():
-
-            async def resolve() -> str:
-                return cast(str, await drafter.address.remote())
-
+        with _telling_why(settings):
             # Imported here because drafters start much faster without torch.
             from services.verifier.service import VerifierService
 
-            link = GrpcDraftLink(resolve, settings.internal_token)
-            config = build.verifier_config(settings, model)
-            own = settings.verifier
+            self._drafters = peers = peers_of(drafter)
+            link = GrpcDraftLink(peers.address, settings.internal_token, caller_tls(settings, "verifier"))
+            settings = with_own_stage_host(settings)
+            config, own = build.verifier_config(settings, model), settings.verifier
             launch = None
             if own.stages > 1:
                 from cluster.stage_actors import launcher_in
 
                 launch = launcher_in(get_current_placement_group(), num_cpus=own.num_cpus, num_gpus=own.num_gpus)
-            self._verifier = VerifierService(config, [build.origin(settings, link)], launch)
+            self._rows = own.max_num_seqs
+            observing = Observing(settings, on_ray=True, component="verifier")
+            origins = await build.origins(settings, model, link)
+            self._verifier = VerifierService(config, origins, launch, observing.metrics)
+            self._observed = observing.verifier(self._verifier)
             await self._verifier.start()
+            self._following = asyncio.create_task(peers.follow(link.reconnect), name="follow-drafters")
+            self._callers = Callers()
+            self._watching = asyncio.create_task(self._callers.watch(), name="silent-routers")
 
-    async def generate(self, request: bytes) -> AsyncGenerator[bytes, None]:
-        """As ``VerifierPort.generate``, with serialised messages of outrider.internal.v1."""
-        events = self._verifier.generate(serialised.read_request(request))
+    async def generate(self, request: bytes, caller: str) -> AsyncGenerator[bytes, None]:
+        """As ``VerifierPort.generate``, with serialised messages; ends if ``caller``, a router, falls silent."""
+        events = self._observed.generate(serialised.read_request(request))
         try:
-            async for event in events:
-                yield serialised.write_event(event)
+            with self._callers.answering(caller):
+                async for event in events:
+                    yield serialised.write_event(event)
         finally:
             await events.aclose()
+
+    async def caller_lives(self, caller: str) -> None:
+        """A router with open streams says that it lives."""
+        self._callers.heard(caller)
 
     async def describe(self) -> bytes:
         return serialised.write_card(await self._verifier.describe())
@@ -164,9 +209,18 @@ class VerifierDeployment(_Process):
         """Number of requests being decoded or waiting."""
         return self._verifier.loop.running + self._verifier.loop.waiting
 
+    async def drafter_address(self) -> str | None:
+        """The "host:port" of the drafter that it is connected to, or tries to be."""
+        return self._drafters.current
+
     async def loop_stats(self) -> dict[str, Any]:
         """``LoopStats`` as a dict."""
         return dataclasses.asdict(self._verifier.loop.stats)
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """The load that ``cluster.scaling.verifiers`` judges."""
+        loop = self._verifier.loop
+        return {"rows": loop.running / self._rows, "waiting": loop.waiting, "cache": self._verifier.cache_use}
 
     async def check_health(self) -> None:
         """Raise if the decoding loop has died, so that Serve replaces the replica."""
@@ -176,26 +230,47 @@ class VerifierDeployment(_Process):
 
 @serve.deployment(name="router", max_ongoing_requests=_ONGOING)
 class RouterDeployment(_Process):
-    """A router with the public gRPC server."""
+    """A router with the public servers."""
 
     async def __init__(  # type: ignore[misc]
         self, settings: Settings, model: ResolvedModel, verifier: DeploymentHandle, drafter: DeploymentHandle
     ) -> None:
-        with _telling_why():
+        with _telling_why(settings):
             from services.router.service import RouterService
 
-            router = RouterService(build.router_config(settings, model), ServeVerifierLink(verifier, drafter))
-            # Open the public port only once requests can be answered.
+            observing = Observing(settings, on_ray=True, component="router")
+            self._link = ServeVerifierLink(verifier, drafter)
+            self._lag = LoopLag()
+            router = observing.router(
+                RouterService(build.router_config(settings, model), self._link, observing.metrics), model.name
+            )
+            # Open the public ports only once requests can be answered.
             await _answered(router)
-            self._server = await serve_public(router, build.server_config(settings))
+            self._entry = await open_entry(router, settings, observing)
 
-    async def address(self) -> str:
-        """The public "host:port"."""
-        return self._server.address
+    async def addresses(self) -> Addresses:
+        """Where it answers."""
+        return self._entry.addresses
+
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """The load that ``cluster.scaling.routers`` judges."""
+        return {"streams": self._link.streams, "lag_s": self._lag.since_last()}
 
     async def close(self) -> None:
-        """Accept no more calls, and let running ones finish for a few seconds."""
-        await self._server.stop()
+        """Say NOT_SERVING, refuse calls a little later, and wait until running ones have finished."""
+        await self._entry.stop()
+
+    async def leave(self, node_id: str) -> bool:
+        """As ``close``, if this router is on that node of Ray's; whether it is."""
+        if ray.get_runtime_context().get_node_id() != node_id:
+            return False
+        await self.close()
+        return True
+
+    async def __del__(self) -> None:
+        """As ``close``: Ray Serve awaits this before it ends a replica, but does not count the calls of our own servers."""
+        if hasattr(self, "_entry"):
+            await self.close()
 
 
 async def _answered(router: RouterPort) -> None:
@@ -209,90 +284,12 @@ async def _answered(router: RouterPort) -> None:
         await asyncio.sleep(_ASK_AGAIN_S)
 
 
-class ServeVerifierLink:
-    """Implements ``speculation.ports.VerifierPort`` on Serve handles; ``forget`` reaches the drafters as well."""
-
-    def __init__(self, handle: DeploymentHandle, drafters: DeploymentHandle) -> None:
-        self._handle = handle
-        self._drafters = drafters
-
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
-        events = self._handle.options(stream=True).generate.remote(serialised.write_request(request))
-        finished = False
-        try:
-            async for event in events:
-                message = serialised.read_event(event)
-                finished = isinstance(message, Finished)
-                yield message
-        except Exception as error:
-            raise _translate(error) from None
-        finally:
-            if not finished:
-                events.cancel()
-
-    async def describe(self) -> VerifierCard:
-        try:
-            wire = await self._handle.describe.remote()
-        except Exception as error:
-            raise _translate(error) from None
-        return serialised.read_card(wire)
-
-    async def forget(self, tenant: str) -> None:
-        """Delete what is stored of a tenant's requests, at every replica.
-
-        Drafters are told directly as well, since no verifier may be connected to one. The verifiers come first, so that
-        afterwards none of them sends a drafter anything under the tenant's name.
-
-        Raises:
-            Unavailable: not all replicas have confirmed.
-        """
-        told = [await tell_all(handle, "forget", tenant) for handle in (self._handle, self._drafters)]
-        if missed := [word for word in told if word is not None]:
-            raise Unavailable(f"{'; '.join(missed)}; try again")
-
-
-def _translate(error: Exception) -> OutriderError:
-    """Convert errors raised by Ray, its own or wrapped ones of ours, to ours."""
-    # Ray wraps a remote error in one whose text is the remote traceback; the original error is its cause.
-    if isinstance(error, RayTaskError):
-        error = cast(Any, error).cause
-    if isinstance(error, OutriderError):
-        return error
-    if isinstance(error, BackPressureError):
-        return ResourceExhausted("too many requests wait for the verifier")
-    if isinstance(error, (DeploymentUnavailableError, RayError)):
-        return Unavailable("the verifier is gone or restarting; try again")
-    log.error("the verifier failed", exc_info=error)
-    return Internal("the verifier failed; the router's log says why")
+def with_own_stage_host(settings: Settings) -> Settings:
+    """``settings`` with this node's address in the place of 0.0.0.0, where a verifier's stages find each other."""
+    own = settings.verifier.model_copy(update={"stage_host": _reachable(settings.verifier.stage_host)})
+    return settings.model_copy(update={"verifier": own})
 
 
 def _reachable(host: str) -> str:
     """The host name at which other nodes reach a server bound to ``host``."""
     return str(ray.util.get_node_ip_address()) if host in ("0.0.0.0", "::", "[::]") else host
-
-
-def application(settings: Settings, model: ResolvedModel) -> serve.Application:
-    """The application: router, verifier, drafter and, if there is an index, retrieval."""
-    retrieval = None
-    if settings.retrieval.enabled:
-        retrieval = _placed(RetrievalDeployment, settings.retrieval).bind(settings, model)
-    drafter = _placed(DrafterDeployment, settings.drafter).bind(settings, retrieval)
-    verifier = _placed(VerifierDeployment, settings.verifier).bind(settings, model, drafter)
-    return _placed(RouterDeployment, settings.router).bind(settings, model, verifier, drafter)
-
-
-def _placed(deployment: Any, component: Placed) -> serve.Deployment:
-    resources = {"num_cpus": component.num_cpus, "num_gpus": component.num_gpus}
-    # A replica that cannot start has wrong settings or a wrong model, so a second attempt would fail as well.
-    options: dict[str, Any] = {
-        "num_replicas": component.replicas,
-        "ray_actor_options": resources,
-        "max_constructor_retry_count": 1,
-    }
-    if component.processes > 1:
-        bundle = {"CPU": component.num_cpus, "GPU": component.num_gpus}
-        # Ray rejects empty bundles.
-        bundle = {name: amount for name, amount in bundle.items() if amount} or {"CPU": 0.001}
-        bundles = [bundle] * component.processes
-        options |= {"placement_group_bundles": bundles, "placement_group_strategy": "PACK"}
-    return cast(serve.Deployment, deployment.options(**options))

@@ -15,28 +15,31 @@ from speculation.errors import ConfigurationError
 _MIB = 2**20
 
 
-def check_device(device: str) -> None:
+def check_device(device: str, setting: str = "verifier.device") -> None:
     """Check that this machine has the device.
+
+    Args:
+        setting: names it, for the error.
 
     Raises:
         ConfigurationError: it does not, or the name is malformed.
     """
     kind, _, number = device.partition(":")
     if device != "cpu" and not (kind == "cuda" and (number.isdecimal() or device == "cuda")):
-        raise ConfigurationError(f"verifier.device is {device}: must be cpu, cuda or cuda:NUMBER")
+        raise ConfigurationError(f"{setting} is {device}: must be cpu, cuda or cuda:NUMBER")
     if kind == "cpu":
         return
     with contextlib.suppress(metadata.PackageNotFoundError):
         if (built := metadata.version("torch")).endswith("+cpu"):
             raise ConfigurationError(
-                f"verifier.device is {device}, but PyTorch here ({built}) is built for CPUs: "
+                f"{setting} is {device}, but PyTorch here ({built}) is built for CPUs: "
                 "install a build with CUDA, or use device: cpu"
             )
     count = count_gpus()
     if not count:
-        raise ConfigurationError(f"verifier.device is {device}, but there is no NVIDIA GPU here; use device: cpu")
+        raise ConfigurationError(f"{setting} is {device}, but there is no NVIDIA GPU here; use device: cpu")
     if number and int(number) >= count:
-        raise ConfigurationError(f"verifier.device is {device}: there are {count} GPUs, from cuda:0 on")
+        raise ConfigurationError(f"{setting} is {device}: there are {count} GPUs, from cuda:0 on")
 
 
 def count_gpus() -> int:

@@ -12,38 +12,41 @@ from cluster import build
 from cluster.config import Settings
 from cluster.models import ResolvedModel
 from cluster.preflight import preflight
-from services.links.public_server import serve_public
+from cluster.public_entry import Addresses, open_entry
 
 
 @contextmanager
-def running_in_process(settings: Settings, model: ResolvedModel) -> Iterator[str]:
-    """Serve during the block; yields the public "host:port".
+def running_in_process(settings: Settings, model: ResolvedModel) -> Iterator[Addresses]:
+    """Serve during the block; yields where.
 
     Raises:
         ConfigurationError: the settings or the model are unusable; says why.
     """
     preflight(settings, model)
-    ready: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
+    ready: Future[tuple[Addresses, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
     thread = threading.Thread(target=lambda: asyncio.run(_serve(settings, model, ready)), name="outrider", daemon=True)
     thread.start()
-    address, loop, stop = ready.result()
+    addresses, loop, stop = ready.result()
     try:
-        yield address
+        yield addresses
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join()
 
 
 async def _serve(
-    settings: Settings, model: ResolvedModel, ready: Future[tuple[str, asyncio.AbstractEventLoop, asyncio.Event]]
+    settings: Settings, model: ResolvedModel, ready: Future[tuple[Addresses, asyncio.AbstractEventLoop, asyncio.Event]]
 ) -> None:
     stop = asyncio.Event()
     try:
         async with build.in_process(settings, model) as pipeline:
-            server = await serve_public(pipeline.router, build.server_config(settings))
-            ready.set_result((server.address, asyncio.get_running_loop(), stop))
-            await stop.wait()
-            await server.stop()
+            # There is one router here, whatever the settings say of replicas on Ray.
+            entry = await open_entry(pipeline.router, settings, pipeline.observing, alone=True)
+            try:
+                ready.set_result((entry.addresses, asyncio.get_running_loop(), stop))
+                await stop.wait()
+            finally:
+                await entry.stop()
     except BaseException as error:
         if ready.done():
             raise

@@ -9,7 +9,7 @@ from typing import Any
 
 from cluster.config import VerifierSettings
 from services.model_folder import text_config
-from services.verifier.loading.headers import Tensor
+from services.weights.headers import Tensor
 from speculation.errors import ConfigurationError
 
 _GIB = 2**30
@@ -72,12 +72,15 @@ def cache_bytes(verifier: VerifierSettings, config: dict[str, Any]) -> float | N
     return float(row * verifier.kv_cache_tokens * (4 if exact else 2))
 
 
-def check_fits(verifier: VerifierSettings, config: dict[str, Any], weights: Weights, available: float, here: int) -> None:
+def check_fits(
+    verifier: VerifierSettings, config: dict[str, Any], weights: Weights, available: float, here: int, drafting: float = 0
+) -> None:
     """Check that weights and cache can fit. The verifier, which counts exactly, may still refuse what passes here.
 
     Args:
         available: free bytes for all stages on this machine together.
         here: number of stages on this machine.
+        drafting: bytes that models which draft take of it.
 
     Raises:
         ConfigurationError: they cannot fit; says what would.
@@ -88,15 +91,16 @@ def check_fits(verifier: VerifierSettings, config: dict[str, Any], weights: Weig
     # Weights stay as stored or are converted to verifier.dtype; the smaller of the two is a lower bound.
     least = weights.in_layers / verifier.stages + weights.others
     held = least * min(_BYTES[verifier.dtype], weights.stored)
-    taken, share = held + cache / verifier.stages, available / here
+    taken, share = held + cache / verifier.stages, (available - drafting) / here
     if taken <= share:
         return
+    beside = f" beside the models that draft, {drafting / _GIB:.1f} GiB (drafter.models)" if drafting else ""
     room = (share - held) / (cache / verifier.stages) * verifier.kv_cache_tokens
     tokens = 1 << max(0, int(room)).bit_length() - 1 if room >= 64 else 0
     raise ConfigurationError(
         f"the model does not fit: at least {held / _GIB:.1f} GiB of weights and {cache / verifier.stages / _GIB:.1f} GiB of "
         f"cache (verifier.kv_cache_tokens: {verifier.kv_cache_tokens}) in each of {verifier.stages} stages, "
-        f"{share / _GIB:.1f} GiB are free; "
+        f"{max(0.0, share) / _GIB:.1f} GiB are free{beside}; "
         + (
             f"kv_cache_tokens: {tokens} would fit"
             if tokens

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from services.model_folder import reading
 from services.verifier.loading import gguf_header
-from services.verifier.loading.headers import BLOCKS_FILE
+from services.weights.headers import BLOCKS_FILE
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)

@@ -7,32 +7,43 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from cluster.config import Placed, Settings
+from cluster.config import Settings
+from cluster.internal_token import with_token
+from cluster.logs import take_over
 from cluster.models import ResolvedModel
+from cluster.observing import export_of
 from cluster.preflight import preflight
-from cluster.ray_address import foreign_ray, ray_is_here
-from cluster.signals import stop_on_signals
+from cluster.public_entry import Addresses
+from cluster.ray_address import foreign_ray, ray_answers, ray_is_here
+from cluster.ray_watch import watching_ray
+from cluster.resources import components, custom_resources_of_one_node, no_node_for, nodes_of_ray, too_few
+from cluster.signals import STOPPED_AT_ONCE, stop_on_signals
 from cluster.starting import wait_until_running
 from speculation.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from ray.serve.handle import DeploymentHandle
+
 log = logging.getLogger(__name__)
 
+# More than the routers need besides the time in which they drain.
+_CLOSE_S = 10.0
 # Set before the first import of Ray, which reads them then; every process that it starts inherits them.
-_ENVIRONMENT = {
+ENVIRONMENT = {
     # Serve's replicas listen on every interface and unpickle what they receive; only token authentication protects them.
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "RAY_SERVE_LOG_TO_STDERR": "0",
-    "RAY_enable_open_telemetry": "0",
 }
 
 
 @contextmanager
-def running_on_ray(settings: Settings, model: ResolvedModel, *, verbose: bool = False) -> Iterator[str]:
-    """Serve on Ray during the block; yields the public "host:port". A Ray that was started here is stopped at the end.
+def running_on_ray(settings: Settings, model: ResolvedModel, *, verbose: bool = False) -> Iterator[Addresses]:
+    """Serve on Ray during the block; yields where it answers. A Ray that was started here is stopped at the end.
 
     Set ``RAY_ADDRESS`` to use a running cluster.
 
@@ -41,15 +52,26 @@ def running_on_ray(settings: Settings, model: ResolvedModel, *, verbose: bool = 
     """
     # Report wrong settings before Ray starts, not in the log of a replica that fails.
     preflight(settings, model, here=ray_is_here())
-    if settings.internal_token is None:
-        settings = settings.model_copy(update={"internal_token": secrets.token_hex(32)})
-    with _connected(verbose=verbose):
+    export_of(settings, on_ray=True)
+    # Replicas log on their own: to Ray's files, and where their lines are shown here also to this process.
+    shown = verbose or settings.logging.format == "json"
+    logging_ = settings.logging
+    if logging_.level is None:
+        settings = settings.model_copy(
+            update={"logging": logging_.model_copy(update={"level": "info" if verbose else "warning"})}
+        )
+    own = custom_resources_of_one_node(settings)
+    with _connected(own, verbose=verbose, shown=shown, bare=settings.logging.format == "json"):
         from ray import serve
 
-        from cluster.deployments import application
+        from cluster.application import application
 
-        # Importing Serve sets another level.
+        settings = with_token(settings)
+
+        # Importing Serve sets another level, and handlers.
         logging.getLogger("ray.serve").setLevel(_level(verbose))
+        if settings.logging.format == "json":
+            take_over("ray.serve")
         name = settings.cluster.name
         _check_name(name)
         serve.start(proxy_location="Disabled", logging_config={"log_level": "INFO" if verbose else "ERROR"})
@@ -58,44 +80,70 @@ def running_on_ray(settings: Settings, model: ResolvedModel, *, verbose: bool = 
         try:
             handle = serve.run_many([target], wait_for_applications_running=False)[0]
             wait_until_running(name)
-            yield handle.address.remote().result(timeout_s=60)
-            handle.close.remote().result(timeout_s=60)
+            yield handle.addresses.remote().result(timeout_s=60)
+            _close(handle, settings)
         finally:
             if foreign_ray() is not None:
                 serve.delete(name)
 
 
+def _close(routers: DeploymentHandle, settings: Settings) -> None:
+    """Let the routers end their answers before the components behind them go."""
+    drain_s = settings.server.drain_delay_s + settings.server.drain_grace_s
+    from ray.exceptions import RayError
+    from ray.serve.exceptions import DeploymentUnavailableError
+
+    try:
+        routers.broadcast("close").results(timeout_s=drain_s + _CLOSE_S, return_exceptions=True)
+    except (TimeoutError, DeploymentUnavailableError, RayError) as error:
+        log.warning("not all routers have closed: %s", error)
+
+
 @contextmanager
-def _connected(*, verbose: bool) -> Iterator[None]:
-    """Connect to the Ray that the environment names, or start a local one."""
+def _connected(own: dict[str, float], *, verbose: bool, shown: bool, bare: bool) -> Iterator[None]:
+    """Connect to the Ray that the environment names, or start a local one.
+
+    Args:
+        own: custom resources that a local one gets.
+        shown: whether this process shows what replicas write.
+        bare: without Ray's prefix, which would make of an object a line that cannot be read.
+    """
     address = foreign_ray()
+    if bare:
+        os.environ["RAY_DISABLE_WORKER_LOG_PREFIX"] = "1"
     if address is None:
-        for variable, value in _ENVIRONMENT.items():
+        for variable, value in ENVIRONMENT.items():
             os.environ.setdefault(variable, value)
         os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     import ray
 
     level = _level(verbose)
+    if bare:
+        take_over("ray")
     try:
         if address is None:
             # Without an address, Ray would join any instance that it believes to run on this machine.
             ray.init(
                 address="local",
                 include_dashboard=False,
-                log_to_driver=verbose,
+                log_to_driver=shown,
                 logging_level=level,
-                configure_logging=verbose,
+                configure_logging=verbose and not bare,
+                resources=own,
                 _node_ip_address="127.0.0.1",
             )
         else:
-            ray.init(address=address, log_to_driver=verbose, logging_level=level)
-    except (RuntimeError, ConnectionError, ValueError, TimeoutError, ray.exceptions.RayError) as error:
+            ray.init(address=address, log_to_driver=shown, logging_level=level, configure_logging=not bare)
+    # Ray raises bare exceptions too, such as where a node takes too long to start.
+    except Exception as error:
         where = "cannot start a local Ray" if address is None else f"RAY_ADDRESS is {address}: cannot join that Ray"
         raise ConfigurationError(f"{where} ({_first_line(error)})") from error
     # Ray has installed signal handlers that do not interrupt waiting calls.
-    stop_on_signals()
+    stop_on_signals(STOPPED_AT_ONCE)
+    gcs = ray.get_runtime_context().gcs_address
     try:
-        yield
+        with watching_ray(lambda: ray_answers(gcs), local=address is None):
+            yield
     finally:
         ray.shutdown()
 
@@ -132,19 +180,17 @@ def _check_resources(settings: Settings) -> None:
     """Serve would wait forever for resources that the cluster lacks.
 
     Raises:
-        ConfigurationError: the cluster has too few CPUs or GPUs.
+        ConfigurationError: the cluster has too few CPUs or GPUs, or lacks nodes that ``cluster.placement`` asks for.
     """
     import ray
 
     foreign = foreign_ray() is not None
     # On a shared Ray, only free resources count.
     available: Mapping[str, float] = ray.available_resources() if foreign else ray.cluster_resources()
-    components: list[Placed] = [settings.router, settings.drafter, settings.verifier]
-    if settings.retrieval.enabled:
-        components.append(settings.retrieval)
+    running = components(settings).values()
     for name, wanted in (
-        ("CPU", sum(component.num_cpus * component.processes * component.replicas for component in components)),
-        ("GPU", sum(component.num_gpus * component.processes * component.replicas for component in components)),
+        ("CPU", sum(component.num_cpus * component.processes * component.fewest for component in running)),
+        ("GPU", sum(component.num_gpus * component.processes * component.fewest for component in running)),
     ):
         if wanted > available.get(name, 0):
             raise ConfigurationError(
@@ -152,3 +198,6 @@ def _check_resources(settings: Settings) -> None:
                 f"{' to spare' if foreign else ''}; "
                 f"lower num_{name.lower()}s, replicas or stages of router, drafter or verifier"
             )
+    nodes = nodes_of_ray()
+    if why := no_node_for(settings, nodes) or too_few(settings, nodes):
+        raise ConfigurationError(why)

@@ -12,20 +12,24 @@ import re
 from pathlib import Path
 
 from cluster import build, host, model_files
+from cluster.component_tls import check_tls_files
 from cluster.config import Settings
+from cluster.draft_models import memory_here, trained_config
 from cluster.models import BUILT_IN, ResolvedModel
 from services.generation_config import GenerationConfig, read_generation_config
 from services.links.config import check_server
 from services.machine import free_memory
+from services.metrics.ops_address import bind_ops
 from services.model_folder import reading, text_config
+from services.openai_api.listening import check_http
 from services.router.tokenizer_file import open_file
 from services.verifier.loading import gguf_header
-from services.verifier.loading.headers import check_weights
 from services.verifier.loading.refusals import check_config
+from services.weights.headers import check_weights
 from speculation.errors import ConfigurationError
 
 # Size of the file to fetch; the unpacked model may need more.
-_BUILT_IN_BYTES = 120 * 2**20
+BUILT_IN_BYTES = 120 * 2**20
 # A possible name on the Hugging Face hub.
 _HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[\w.-]+)?")
 
@@ -43,33 +47,43 @@ def preflight(settings: Settings, model: ResolvedModel | None = None, *, here: b
     Raises:
         ConfigurationError: the service would not start; names the setting, its value and what is allowed.
     """
-    _check_settings(settings, here=here)
+    check_settings(settings, here=here)
     folder = model.path if model is not None else model_folder(settings)
     if folder is None:
         if model is None and settings.model == BUILT_IN:
-            host.check_folder("cache_dir", settings.cache_dir, _BUILT_IN_BYTES)
+            host.check_folder("cache_dir", settings.cache_dir, BUILT_IN_BYTES)
         _check_index(settings, None)
         return ("the model's files, memory and index: the model is fetched or converted at its first start",)
-    return _check_model(settings, folder, here=here)
+    return check_model(settings, ResolvedModel(name=model.name if model else settings.model, path=folder), here=here)
 
 
-def _check_settings(settings: Settings, *, here: bool) -> None:
-    """Checks that do not need the model."""
+def check_settings(settings: Settings, *, here: bool) -> None:
+    """Check what needs no model.
+
+    Raises:
+        ConfigurationError: see ``preflight``.
+    """
     named = ResolvedModel(name=settings.model, path=Path(settings.model))
-    server = build.server_config(settings)
+    server, http = build.server_config(settings), build.http_config(settings)
     build.router_config(settings, named)
-    build.drafter_config(settings)
+    build.drafter_config(settings, named)
     build.verifier_config(settings, named)
     if settings.retrieval.index is not None and settings.retrieval.redis_url is not None:
         raise ConfigurationError("retrieval.index and retrieval.redis_url: set one of the two")
     host.check_folder("cache_dir", settings.cache_dir)
     if not here:
         return
-    check_server(server)
+    check_server(server, first=True)
+    if http is not None:
+        check_http(http, first=True)
+    if (port := settings.server.ops) is not None:
+        bind_ops(settings.server.ops_host, port).close()
+    check_tls_files(settings)
     host.check_interface("drafter.host", settings.drafter.host)
     if settings.retrieval.enabled:
         host.check_interface("retrieval.host", settings.retrieval.host)
     host.check_device(settings.verifier.device)
+    host.check_device(trained_config(settings).device, "drafter.device")
 
 
 def model_folder(settings: Settings) -> Path | None:
@@ -125,15 +139,21 @@ def _in_hub_cache(name: str) -> Path | None:
     return snapshot if (snapshot / "config.json").is_file() else None
 
 
-def _check_model(settings: Settings, folder: Path, *, here: bool) -> tuple[str, ...]:
-    """Checks of the model's files."""
-    verifier = settings.verifier
+def check_model(settings: Settings, model: ResolvedModel, *, here: bool) -> tuple[str, ...]:
+    """Check the model's files, and what the settings ask of it. Returns what was not checked.
+
+    Raises:
+        ConfigurationError: see ``preflight``.
+    """
+    verifier, folder = settings.verifier, model.path
     with reading(f"load the model at {folder}"):
         config = check_config(folder)
         build.check_stages(verifier.stages, folder)
         model_files.check_lengths(verifier, config)
         weights = model_files.count_weights(check_weights(folder, config))
     generation_config(settings, folder)
+    # Models that draft for another target are found now that this one is.
+    build.router_config(settings, model)
     # Tokenisers that need transformers are left to the router.
     open_file(folder)
     _check_index(settings, folder)
@@ -143,7 +163,8 @@ def _check_model(settings: Settings, folder: Path, *, here: bool) -> tuple[str, 
         return ("the GPU's memory",)
     # Stages connected over loopback share this machine.
     stages = verifier.stages if ipaddress.ip_address(verifier.stage_host).is_loopback else 1
-    model_files.check_fits(verifier, config, weights, free_memory(), stages)
+    drafting = memory_here(settings, model)
+    model_files.check_fits(verifier, config, weights, free_memory(), stages, drafting)
     return ()
 
 

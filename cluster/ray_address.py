@@ -53,6 +53,13 @@ def check_ray_answers(timeout_s: float = 3.0) -> None:
         )
 
 
+def ray_answers(address: str, timeout_s: float = 3.0) -> bool:
+    """Whether the control store of Ray at "host:port" answers."""
+    from services.links.probe import answers
+
+    return answers(address, _QUESTION, _token(), timeout_s)
+
+
 def _token() -> str | None:
     """The token that Ray itself would send."""
     if os.environ.get("RAY_AUTH_MODE") != "token":

@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 from cluster.config import Settings
+from cluster.logs import start_logging
 from cluster.models import resolve
 from cluster.preflight import preflight
+from cluster.public_entry import Addresses
 from cluster.ray_address import check_ray_answers, ray_is_here
-from cluster.signals import stop_on_signals
+from cluster.signals import STOPPED_AT_ONCE, stop_on_signals
 from cluster.terminal import stderr
 
 err = stderr()
 
 
 @contextmanager
-def serving(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[str]:
-    """Run the service during the block; yields its address.
+def serving(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[Addresses]:
+    """Run the service during the block; yields where it answers.
 
     Raises:
         ConfigurationError: it cannot start; if possible, raised before anything is fetched or started.
     """
-    _set_logging(verbose)
+    if settings.logging.level is None:
+        level = settings.logging.model_copy(update={"level": "info" if verbose else "error"})
+        settings = settings.model_copy(update={"logging": level})
+    _set_logging(settings, verbose)
     preflight(settings, here=in_process or ray_is_here())
     if not in_process:
         check_ray_answers()
@@ -35,21 +39,23 @@ def serving(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[
             from cluster.local_service import running_in_process
 
             with _telling("Loading the model"):
-                address = stack.enter_context(running_in_process(settings, model))
+                addresses = stack.enter_context(running_in_process(settings, model))
         else:
             from cluster.on_ray import running_on_ray
 
             names = "router, drafter, retrieval" if settings.retrieval.enabled else "router, drafter"
             with _telling(f"Starting {names} and verifier on Ray (some twenty seconds)"):
-                address = stack.enter_context(running_on_ray(settings, model, verbose=verbose))
-        yield address
+                addresses = stack.enter_context(running_on_ray(settings, model, verbose=verbose))
+        yield addresses
 
 
-def wait_for_interrupt() -> None:
-    """Wait for Ctrl-C or SIGTERM."""
+def wait_for_interrupt(ready: str) -> None:
+    """Print ``ready``, and wait for Ctrl-C or SIGTERM."""
     # Ray has replaced the signal handlers at its start.
-    stop_on_signals()
+    stop_on_signals(STOPPED_AT_ONCE)
     try:
+        # Whoever has read this may send the signal at once.
+        print(ready, flush=True)
         signal.pause()
     except KeyboardInterrupt:
         err.print("Stopping")
@@ -63,8 +69,8 @@ def _telling(what: str) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-def _set_logging(verbose: bool) -> None:
-    logging.basicConfig(level=logging.INFO if verbose else logging.ERROR, format="%(asctime)s %(name)s: %(message)s")
+def _set_logging(settings: Settings, verbose: bool) -> None:
+    start_logging(settings.logging)
     if not verbose:
         # The libraries' progress bars and advice would clutter the answer.
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")

@@ -145,20 +145,3 @@ def verify(folder: Path, manifest: Manifest) -> None:
             raise ConfigurationError(f"{file} has {size} bytes instead of {expected.size}: cut off, or altered")
         if part_of(file).sha256 != expected.sha256:
             raise ConfigurationError(f"{file} has been altered: its checksum differs from the manifest's")
-
-
-def tokenizer_digest(folder: Path) -> str:
-    """SHA-256 of the tokenizer's file, without the settings of truncation and padding, which do not change its token ids.
-
-    Raises:
-        ConfigurationError: tokenizer.json is missing or cannot be read.
-    """
-    file = folder / "tokenizer.json"
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigurationError(
-            f"{folder}: cannot read tokenizer.json ({error}), which names the index's tokens"
-        ) from error
-    content = {key: value for key, value in content.items() if key not in ("truncation", "padding")}
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -6,25 +6,32 @@ anything else sees the request.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
+from speculation import limits
+from speculation.errors import InvalidArgument
 from speculation.types import (
     AcceptanceRule,
     FinishReason,
     SamplingDefaults,
     SamplingParams,
     SpeculationStats,
+    StructuredOutputs,
     TokenLogprobs,
 )
+
+# Of ``ClientRequest.cache_salt``.
+MAX_SALT_CHARACTERS = 512
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestedSampling:
     """``SamplingParams`` as a user sends it; None or empty means unset.
 
-    ``ignore_generation_config``: use nothing of the model's generation config but its end-of-text tokens.
+    ``ignore_generation_config``: use nothing of the model's generation config but its end-of-text tokens. ``bad_words``:
+    texts; the router spells them in tokens.
 
     Raises:
         InvalidArgument: a value is outside its range; names the field.
@@ -46,10 +53,19 @@ class RequestedSampling:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     ignore_generation_config: bool | None = None
+    structured_outputs: StructuredOutputs | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         # The router computes the default of max_tokens later; any valid value will do for this check.
-        SamplingParams(**{"max_tokens": 2**31 - 1, **self.given})
+        SamplingParams(**{"max_tokens": 2**31 - 1, **self.given, "bad_words": ()})
+        if len(self.bad_words) > limits.MAX_BAD_WORDS:
+            raise InvalidArgument("bad_words", f"{len(self.bad_words)} words", f"at most {limits.MAX_BAD_WORDS} words")
+        for word in self.bad_words:
+            if not word.strip() or len(word) > limits.MAX_STOP_CHARACTERS:
+                allowed = f"texts of 1 to {limits.MAX_STOP_CHARACTERS} characters, not all of them spaces"
+                raise InvalidArgument("bad_words", word or "empty", allowed)
 
     @property
     def given(self) -> dict[str, Any]:
@@ -60,10 +76,30 @@ class RequestedSampling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ChatMessage:
-    """One turn of a conversation."""
+    """One turn of a conversation.
+
+    ``tool_calls``: what the assistant called, as JSON text; ``tool_call_id``: which of them a tool's message answers.
+    """
 
     role: str
     content: str
+    name: str = ""
+    tool_calls: str = ""
+    tool_call_id: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ChatOptions:
+    """What else a chat template is given.
+
+    ``tools`` is a JSON list, ``template_kwargs`` a JSON object; empty: none. ``continue_final_message``: the prompt ends
+    within the last message, which the answer continues; then ``add_generation_prompt`` is False.
+    """
+
+    tools: str = ""
+    template_kwargs: str = ""
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,7 +109,15 @@ class ClientRequest:
     Attributes:
         input: text, a conversation or token ids.
         tenant, traceparent: as in ``GenerationRequest``.
+        chat: how a conversation is rendered; no matter for other inputs.
+        prediction: text that the answer is expected to be; only drafted from. Empty: none.
+        skip_special_tokens: the answer's text leaves out special tokens.
         request_id: the user's own id for the request; need not be unique. Empty: the router draws one.
+        weight: the tenant's share of the verifier's time when it is short.
+        cache_salt, priority: as in ``GenerationRequest``.
+        private: what is sent of the answer tells nothing of its drafts, and none come from others' texts; None: as the
+            server does by default.
+        most_tokens: longest answer where ``sampling.max_tokens`` does not say; None: the router's default alone counts.
     """
 
     input: str | tuple[ChatMessage, ...] | tuple[int, ...]
@@ -82,18 +126,39 @@ class ClientRequest:
     strategy: str | None = None
     num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule | None = None
+    chat: ChatOptions = ChatOptions()
+    prediction: str = ""
+    skip_special_tokens: bool = True
     tenant: str | None = None
     request_id: str = ""
     traceparent: str = ""
+    weight: float = 1.0
+    cache_salt: str = ""
+    priority: int = 0
+    most_tokens: int | None = None
+    private: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TextChunk:
-    """What one step added to the answer."""
+    """What one step added to the answer.
+
+    ``text_ends``: for each token, the characters of the answer up to its end. Text may come later than its tokens, since
+    what may begin a stop string is held back, and an incomplete character belongs to the token that completes it.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()
+    text_ends: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenSpelling:
+    """What a token adds to a text, in UTF-8, perhaps a part of a character; of a special token, its name."""
+
+    data: bytes
+    special: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,13 +172,19 @@ class Timing:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Completion:
-    """The end of an answer. ``stop`` is the stop string or stop token that ended it, if one did."""
+    """The end of an answer.
+
+    ``stop`` is the stop string or stop token that ended it, if one did. ``cached_tokens`` of the prompt had been computed
+    for an earlier request. ``predicted_tokens``: how many the request's prediction has.
+    """
 
     request_id: str
     finish_reason: FinishReason
     stop: str | int | None
     prompt_token_ids: tuple[int, ...]
     completion_tokens: int
+    cached_tokens: int
+    predicted_tokens: int = 0
     seed: int
     model: str
     strategy: str
@@ -130,6 +201,8 @@ class ModelCard:
         processors: further processing of the model's logits, as (name, value).
         bit_exact: a check at start found a token's logits to be the same bits whatever shares its pass. Otherwise answers
             are the same except where two tokens nearly tie.
+        chats: there is a chat template.
+        calls_tools: the chat template has the model write calls of tools as ``<tool_call>{...}</tool_call>``.
     """
 
     name: str
@@ -140,6 +213,8 @@ class ModelCard:
     bit_exact: bool
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     processors: tuple[tuple[str, str], ...] = ()
+    chats: bool = True
+    calls_tools: bool = False
 
 
 class RouterPort(Protocol):
@@ -161,6 +236,23 @@ class RouterPort(Protocol):
         Raises:
             OutriderError: that could not be done everywhere.
         """
+
+    async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
+        """The token ids of the request's input, as ``generate`` would read it.
+
+        Raises:
+            InvalidArgument: the input cannot be tokenised; names the field.
+        """
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of tokens, without special ones.
+
+        Raises:
+            InvalidArgument: a token is not in the model's vocabulary.
+        """
+
+    async def spell(self, token_ids: Sequence[int]) -> tuple[TokenSpelling, ...]:
+        """What each token adds to a text; they are in the model's vocabulary."""
 
     async def ready(self) -> bool:
         """Whether requests would be answered now."""

@@ -177,7 +177,7 @@ HONOURED: dict[str, Parser] = {
     "top_k": _whole(0),
     "top_p": _number(0, 1, above_low=True),
     "min_p": _number(0, 1),
-    "repetition_penalty": _number(0, 10, above_low=True),
+    "repetition_penalty": _number(0.01, 10),
     "max_new_tokens": _whole(1),
     "max_length": _whole(1),
     "min_new_tokens": _whole(0),
@@ -185,7 +185,7 @@ HONOURED: dict[str, Parser] = {
     "stop_strings": _strings,
     # Processing of logits.
     "sequence_bias": _biases,
-    "encoder_repetition_penalty": _number(0, 10, above_low=True),
+    "encoder_repetition_penalty": _number(0.01, 10),
     "no_repeat_ngram_size": _whole(0),
     "encoder_no_repeat_ngram_size": _whole(0),
     "bad_words_ids": _sequences,

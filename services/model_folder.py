@@ -6,6 +6,7 @@ one place that turns them into ``ConfigurationError``.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
@@ -21,6 +22,8 @@ log = logging.getLogger(__name__)
 # First bytes of the pointer that git-lfs leaves in place of a file that was not fetched.
 LFS = b"version https://git-lfs"
 _LONGEST = 400
+# Bytes at either end of a weight file that tell it from others.
+_END = 1 << 20
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 # The text of these exceptions is enough; for all others the class is shown, too.
 _TELLING = (OSError, ValueError, RuntimeError, NotImplementedError)
@@ -104,6 +107,28 @@ def text_config(config: dict[str, Any]) -> dict[str, Any]:
     return text if isinstance(text, dict) else config
 
 
+def model_fingerprint(folder: Path) -> str:
+    """Tells models apart, in milliseconds: a hash of config.json and of the size and both ends of every weight file.
+
+    Raises:
+        ConfigurationError: a file cannot be read, or there are no weights.
+    """
+    digest = hashlib.sha256()
+    with reading(f"read the model at {folder}"):
+        digest.update((folder / "config.json").read_bytes())
+        files = sorted(folder.glob("*.safetensors"))
+        if not files:
+            raise ConfigurationError(f"cannot read the model at {folder}: it has no .safetensors file")
+        for file in files:
+            size = file.stat().st_size
+            digest.update(f"{file.name}:{size}".encode())
+            with file.open("rb") as content:
+                digest.update(content.read(_END))
+                content.seek(max(0, size - _END))
+                digest.update(content.read(_END))
+    return digest.hexdigest()
+
+
 def check_vocabulary(folder: Path, largest: int) -> None:
     """Check that the model has an embedding for every token of the tokeniser's own vocabulary.
 
@@ -124,3 +149,18 @@ def check_vocabulary(folder: Path, largest: int) -> None:
             f"cannot load the tokeniser at {folder}: its tokens have ids up to {largest}, but vocab_size in config.json is "
             f"{size}: it is the tokeniser of another model"
         )
+
+
+def tokenizer_digest(folder: Path) -> str:
+    """SHA-256 of the tokenizer's file, without the settings of truncation and padding, which do not change its token ids.
+
+    Raises:
+        ConfigurationError: tokenizer.json is missing or cannot be read.
+    """
+    file = folder / "tokenizer.json"
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"{folder}: cannot read tokenizer.json ({one_line(error)})") from error
+    content = {key: value for key, value in content.items() if key not in ("truncation", "padding")}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -1,23 +1,4 @@
-"""Every error that Outrider raises on purpose.
-
-::
-
-    OutriderError
-    ├── InvalidArgument           a field of the request is wrong; names the field, its value and what is allowed
-    │   ├── PromptTooLong         the prompt does not fit into the context
-    │   ├── MalformedTree         a drafter sent something that is not a token tree
-    │   └── NotFound              no such model
-    ├── ConfigurationError        a setting is wrong; raised at start
-    ├── Unauthenticated           no API key, or an unknown one
-    ├── ResourceExhausted         the queue is full; says when to retry
-    ├── Unavailable               a component is starting, stopping or gone
-    │   └── TargetLost            a part of the target died; it is rebuilt
-    ├── DeadlineExceeded          the caller's deadline has passed
-    ├── Cancelled                 the caller went away
-    └── Internal                  a bug of ours
-
-Their gRPC statuses and HTTP codes are in ``services/links/status.py``.
-"""
+"""Every error that Outrider raises on purpose. Their gRPC statuses and HTTP codes are in ``services/links/status.py``."""
 
 from __future__ import annotations
 
@@ -62,6 +43,10 @@ class ConfigurationError(OutriderError):
 
 class Unauthenticated(OutriderError):
     """The call carries no API key, or an unknown one."""
+
+
+class PermissionDenied(OutriderError):
+    """The call's API key is valid and may not do this."""
 
 
 class NotFound(InvalidArgument):

@@ -16,12 +16,6 @@ from speculation.types import (
     TokenTree,
 )
 
-
-def log_name(name: str, traceparent: str) -> str:
-    """The name of a request or session in logs, with its trace, so that a search for either finds the line."""
-    return f"{name} (trace {traceparent})" if traceparent else name
-
-
 # --- router -> verifier -------------------------------------------------------------------------------------------
 
 
@@ -32,7 +26,8 @@ class GenerationRequest:
     ``request_id`` is unique among live requests, and begins with the id that the user knows. ``committed`` is the part of
     the answer that an earlier verifier has already given: generation continues behind it, with the same tokens as without a
     migration. The KV cache and what is learnt are shared among requests of ``tenant``; None: with nobody. ``traceparent`` as
-    in W3C Trace Context; empty: none.
+    in W3C Trace Context; empty: none. ``prediction``: the expected answer; only drafted from. ``weight``: the tenant's share
+    of the time. ``cache_salt``: what else must be equal to share. ``priority``: the tenant's lower ones are served first.
     """
 
     request_id: str
@@ -42,6 +37,10 @@ class GenerationRequest:
     plan: Plan
     tenant: str | None = None
     traceparent: str = ""
+    prediction: tuple[int, ...] = ()
+    weight: float = 1.0
+    cache_salt: str = ""
+    priority: int = 0
 
 
 # --- verifier -> router -------------------------------------------------------------------------------------------
@@ -51,15 +50,17 @@ class GenerationRequest:
 class Progress:
     """One step's tokens.
 
-    ``num_drafted`` nodes were checked; ``accepted_sources`` names the source of each accepted one. ``queue_s``: seconds that
-    the request waited at the verifier before its first pass.
+    ``num_drafted`` nodes were checked; ``accepted_sources`` names the source of each accepted one. ``queue_s``: seconds
+    before its first pass. ``cached_tokens`` of its prompt had been computed before. ``switches``: sources left out, and why.
     """
 
     token_ids: tuple[int, ...]
     queue_s: float = 0.0
+    cached_tokens: int = 0
     num_drafted: int = 0
     accepted_sources: tuple[str, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
+    switches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -89,10 +90,25 @@ class VerifierCard:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class DraftNoise:
+    """The noise of a request's choices, and how its distribution is cut; fields as in ``SamplingParams``.
+
+    A source with a distribution q finds the likeliest choices by adding the very same noise to log q.
+    """
+
+    seed: int
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class OpenSession:
     """Starts a session, or restarts it with everything committed so far (late join).
 
-    ``tenant`` and ``traceparent`` as in ``GenerationRequest``.
+    ``tenant``, ``traceparent`` and ``prediction`` as in ``GenerationRequest``. ``noise`` is told to trusted drafters of
+    requests that are sampled under ``acceptance: walk``. ``sampled``: the rule is rejection at a temperature above 0;
+    sources that can should draw chains from q, and report it (``TokenTree.proposals``).
     """
 
     session_id: str
@@ -101,8 +117,11 @@ class OpenSession:
     sources: tuple[str, ...]
     max_nodes: int
     temperature: float = 0.0
+    noise: DraftNoise | None = None
+    sampled: bool = False
     tenant: str | None = None
     traceparent: str = ""
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,9 +219,8 @@ class Retrieved:
 class Draft:
     """A tree for the step after ``assumed``, tokens that follow the prefix (``base_length``, ``base_hash``).
 
-    ``drafting_s``: seconds that the drafter took for it. Sources that finish at different times draft in different groups:
-    a draft replaces an earlier one of its ``group`` for the same prefix, and is merged with those of other groups.
-    ``more``: another group's draft for this prefix is under way.
+    ``drafting_s``: seconds that it took. It replaces an earlier one of its ``group`` for the same prefix, and is merged with
+    those of others. ``more``: another group's is under way. ``unready``: its group cannot draft yet, whatever it is worth.
     """
 
     session_id: str
@@ -213,6 +231,7 @@ class Draft:
     drafting_s: float = field(default=0.0, compare=False)
     group: str = ""
     more: bool = False
+    unready: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-Kind = Literal["text", "model", "head"]
-
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceSpec:
@@ -17,11 +15,10 @@ class SourceSpec:
 
     Attributes:
         made_by: "module:function", which makes the source from its component's configuration.
-        kind: ``text`` drafts from tokens in well under a millisecond; ``model`` runs a model of its own and may take long;
-            ``head`` drafts inside the target's pass.
+        kind: ``text`` drafts from tokens in under a millisecond; ``model`` runs a model; ``head`` drafts inside the pass.
         nodes: default for the most drafted nodes per step; trees with branches need more than chains.
         top_k: how many of the likeliest next tokens it wants reported after every verified node.
-        layers: hidden states that it wants, see ``Features.layers``.
+        layers: hidden states that it wants, see ``Features.layers``; of a model, the usual ones, and its weights say which.
         prompt_features: whether it wants those of the prompt's positions, too.
         retrieval: whether it uses a retrieval index; with ``layers``, one that holds hidden states.
         samples: whether it draws its nodes from a known draft distribution q, as ``acceptance: rejection`` needs.
@@ -29,7 +26,7 @@ class SourceSpec:
 
     name: str
     made_by: str
-    kind: Kind = "text"
+    kind: Literal["text", "model", "head"] = "text"
     nodes: int = 32
     top_k: int = 0
     layers: tuple[int, ...] = ()
@@ -38,13 +35,15 @@ class SourceSpec:
     samples: bool = False
 
 
-def _table(*specs: SourceSpec) -> dict[str, SourceSpec]:
-    return {spec.name: spec for spec in specs}
+def _model(name: str, made_by: str, *, nodes: int = 32, layers: tuple[int, ...] = ()) -> SourceSpec:
+    by, reads = f"services.drafter.{made_by}", bool(layers)
+    return SourceSpec(name=name, made_by=by, kind="model", nodes=nodes, layers=layers, prompt_features=reads, samples=True)
 
 
-SOURCES: dict[str, SourceSpec] = _table(
+_SPECS = (
     SourceSpec(name="autoregressive", made_by="services.drafter.autoregressive:make", nodes=0),
     SourceSpec(name="prompt_lookup", made_by="services.drafter.prompt_lookup:make", nodes=8),
+    SourceSpec(name="prediction", made_by="services.drafter.predicted_answer:make"),
     SourceSpec(name="suffix", made_by="services.drafter.suffix:make", nodes=16),
     SourceSpec(name="recycling", made_by="services.drafter.recycling:make", top_k=8),
     SourceSpec(name="anpd", made_by="services.drafter.anpd:make", nodes=8),
@@ -53,24 +52,32 @@ SOURCES: dict[str, SourceSpec] = _table(
     SourceSpec(name="spectra", made_by="services.drafter.spectra:make_full", nodes=120, top_k=8, retrieval=True),
     SourceSpec(name="retrieval", made_by="services.drafter.corpus_hits:make", retrieval=True),
     SourceSpec(name="semantic", made_by="services.drafter.semantic:make", layers=(-1,), retrieval=True),
+    _model("draft_model", "draft_model.draft_model_source:make", nodes=8),
+    _model("eagle", "feature_draft.source:make_eagle", layers=(-1,)),
+    _model("eagle3", "feature_draft.source:make_eagle3", layers=(1, -16, -4)),
+    _model("fspad", "feature_draft.source:make_fspad", layers=(-1,)),
 )
+SOURCES: dict[str, SourceSpec] = {spec.name: spec for spec in _SPECS}
 
-# Users name a strategy, which is a set of sources. Plain decoding is the empty set and needs no drafter.
+# Users name a strategy, a set of sources; plain decoding is the empty one. ``auto`` leaves out what does not pay.
+AUTO, _BLEND = "auto", ("suffix", "recycling")
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "autoregressive": (),
     "prompt_lookup": ("prompt_lookup",),
     "suffix": ("suffix",),
     "recycling": ("recycling",),
-    "blend": ("suffix", "recycling"),
-    "anpd": ("anpd",),
-    "lookahead": ("lookahead",),
-    "spectra_core": ("spectra_core",),
-    "spectra": ("spectra",),
+    **dict.fromkeys(("blend", AUTO), _BLEND),
+    **{name: (name,) for name in ("anpd", "lookahead", "spectra_core", "spectra")},
     "spectra_retrieval": ("retrieval",),
     "rest": ("retrieval",),
     "semantic": ("semantic",),
+    **{name: (name,) for name in ("draft_model", "eagle", "eagle3", "fspad")},
 }
 # Sources that a strategy uses as well, on servers with a retrieval index that suits them.
-WHERE_INDEXED: dict[str, tuple[str, ...]] = {"blend": ("retrieval", "semantic")}
+WHERE_INDEXED: dict[str, tuple[str, ...]] = dict.fromkeys(("blend", AUTO), ("retrieval", "semantic"))
+# The source that a strategy uses as well, and first, where a request has a prediction of its answer.
+WHERE_PREDICTED: dict[str, str] = dict.fromkeys(("blend", AUTO), "prediction")
+# Of sources that run a model, a strategy uses the first that the server has: several would share the cores or the device.
+WHERE_TRAINED: dict[str, tuple[str, ...]] = dict.fromkeys(("blend", AUTO), ("fspad", "eagle3", "eagle", "draft_model"))
 # Nodes per step of strategies whose paper uses larger trees than the source's default.
 STRATEGY_NODES: dict[str, int] = {"rest": 64}

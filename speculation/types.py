@@ -12,6 +12,7 @@ from speculation import limits
 from speculation.errors import InvalidArgument
 
 AcceptanceRule = Literal["walk", "rejection"]
+GrammarKind = Literal["json", "json_object", "regex", "choice", "grammar"]
 DEFAULT_MAX_TOKENS = 256
 
 
@@ -23,10 +24,30 @@ class FinishReason(enum.Enum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StructuredOutputs:
+    """The form that an answer must have, as vLLM names it.
+
+    ``text``: a JSON schema, nothing (any JSON object), a regular expression, a JSON list of strings, or a Lark grammar.
+
+    Raises:
+        InvalidArgument: the text is too long.
+    """
+
+    kind: GrammarKind
+    text: str = ""
+
+    def __post_init__(self) -> None:
+        if len(self.text) > limits.MAX_GRAMMAR_CHARACTERS:
+            allowed = f"at most {limits.MAX_GRAMMAR_CHARACTERS} characters"
+            raise InvalidArgument(f"structured_outputs.{self.kind}", f"{len(self.text)} characters", allowed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
     """How the target chooses its tokens, under every strategy alike.
 
     ``ignore_generation_config``: the model's own logits processors are not applied (services/generation_config.py).
+    ``allowed_token_ids``: no other tokens are chosen; empty: all are. ``bad_words``: token ids that never follow each other.
 
     Raises:
         InvalidArgument: a value is outside its range; names the field.
@@ -48,6 +69,9 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     logprobs: int | None = None
     ignore_generation_config: bool = False
+    structured_outputs: StructuredOutputs | None = None
+    allowed_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
 
     def __post_init__(self) -> None:
         if self.temperature != 0:
@@ -59,7 +83,7 @@ class SamplingParams:
         _check_range("seed", self.seed, 0, limits.MAX_UINT64)
         _check_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
-        _check_range("repetition_penalty", self.repetition_penalty, 0, 10, above_low=True)
+        _check_range("repetition_penalty", self.repetition_penalty, 0.01, 10)
         _check_range("presence_penalty", self.presence_penalty, -2, 2)
         _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
         _check_count("stop", self.stop, limits.MAX_STOP_STRINGS, "stop strings")
@@ -68,10 +92,10 @@ class SamplingParams:
                 raise InvalidArgument("stop", text, f"strings of 1 to {limits.MAX_STOP_CHARACTERS} characters")
         _check_count("stop_token_ids", self.stop_token_ids, limits.MAX_STOP_TOKENS, "token ids")
         _check_count("logit_bias", self.logit_bias, limits.MAX_LOGIT_BIAS, "entries")
+        _check_count("bad_words", self.bad_words, limits.MAX_SPELLINGS, "words")
         for bias in self.logit_bias.values():
             _check_range("logit_bias", bias, -100, 100)
-        if self.logprobs is not None:
-            _check_range("logprobs", self.logprobs, 0, limits.MAX_LOGPROBS)
+        _check_range("logprobs", self.logprobs or 0, 0, limits.MAX_LOGPROBS)
 
 
 def _check_range(name: str, value: float, low: float, high: float, *, above_low: bool = False, suffix: str = "") -> None:
@@ -234,6 +258,7 @@ class SpeculationStats:
     num_committed_tokens: int = 0
     acceptance_histogram: list[int] = field(default_factory=list)
     accepted_by_source: dict[str, int] = field(default_factory=dict)
+    switches: list[str] = field(default_factory=list)
 
     def record(self, *, drafted: int, accepted_sources: tuple[str, ...], committed: int) -> None:
         """Count one step."""

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -17,3 +20,25 @@ os.environ.setdefault("OUTRIDER_DRAFTER__KEEP_CALIBRATION", "false")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny model."""
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Iterator[None]:
+    """Import the tests without garbage collection.
+
+    pytest parses each file. In Python 3.11 the depth of that is counted for all threads together, so whatever else is parsed
+    when the collector runs finalizers in between makes it raise "AST constructor recursion depth mismatch".
+    """
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+@pytest.fixture(autouse=True)
+def log_level() -> Iterator[None]:
+    """Command lines under test set the level of their process's log, which is the tests' as well."""
+    before = logging.root.level
+    yield
+    logging.root.setLevel(before)

@@ -3,8 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
+import multiprocessing
+import os
+from multiprocessing.connection import Connection
+
+# Forked from a process that has imported what takes seconds to import.
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["services.drafter.service", "services.links.grpc_draft", "tests.fakes"])
+
+
+def _run(script: str, output: Connection) -> None:
+    os.dup2(output.fileno(), 1)
+    exec(script, {})
 
 
 class DrafterProcess:
@@ -13,23 +23,27 @@ class DrafterProcess:
     def __init__(self, script: str) -> None:
         self.port = 0
         self._script = script
-        self._process: subprocess.Popen[str] | None = None
+        self._process: multiprocessing.process.BaseProcess | None = None
 
     async def start(self) -> None:
-        self._process = subprocess.Popen([sys.executable, "-c", self._script], stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.port = int(await asyncio.to_thread(self._process.stdout.readline))
+        self.port = await asyncio.to_thread(self._start)
+
+    def _start(self) -> int:
+        reading, writing = _PROCESSES.Pipe(duplex=False)
+        self._process = _PROCESSES.Process(target=_run, args=(self._script, writing), daemon=True)
+        self._process.start()
+        writing.close()
+        with open(os.dup(reading.fileno())) as lines, reading:
+            return int(lines.readline())
 
     def signal(self, number: int) -> None:
-        assert self._process is not None
-        self._process.send_signal(number)
+        assert self._process is not None and self._process.pid is not None
+        os.kill(self._process.pid, number)
 
     def end(self) -> None:
         assert self._process is not None
-        assert self._process.stdout is not None
         self._process.kill()
-        self._process.wait()
-        self._process.stdout.close()
+        self._process.join()
 
     async def address(self) -> str:
         return f"127.0.0.1:{self.port}"

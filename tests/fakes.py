@@ -9,12 +9,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import numpy as np
 import torch
 
+from services.metrics.registry import DROPPED, Metrics
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
@@ -67,7 +68,7 @@ class ToyTarget:
         self.granted: dict[str, int] = {}
         self.under_way: deque[Sequence[Rows]] = deque()
         self.most_under_way = 0
-        self.recovered = 0
+        self.recovered = self.beats = 0
         self.lose_next = False
         self.kept: dict[str, list[int]] = {}
         self.fail_next = False
@@ -140,7 +141,11 @@ class ToyTarget:
                 before = seen[rows.chain + parent]
             seen.append([*before, token])
         wanted = seen[len(seen) - rows.logits :] if rows.logits else []
-        return torch.stack([toy_logits(tokens) for tokens in wanted]) if wanted else torch.empty(0, VOCAB)
+        return torch.stack([self._logits(tokens) for tokens in wanted]) if wanted else torch.empty(0, self.vocab_size)
+
+    def _logits(self, tokens: Sequence[int]) -> torch.Tensor:
+        """Next-token logits after ``tokens``, [vocab], float32."""
+        return toy_logits(tokens)
 
     def forget(self, tenant: str) -> None:
         self.forgotten.append(tenant)
@@ -163,6 +168,9 @@ class ToyTarget:
         kept = [tokens[row] for row in rows]
         self.kept[session_id] = self.kept[session_id][:context] + kept
         self._chooser.commit(session_id, context, kept)
+
+    def beat(self) -> None:
+        self.beats += 1
 
     def recover(self) -> None:
         self.kept.clear()
@@ -294,9 +302,14 @@ def origin(
 
 @asynccontextmanager
 async def decoding(
-    target: ToyTarget, *links: DraftLink | Origin, budget: Budget | None = None, **config: object
+    target: ToyTarget,
+    *links: DraftLink | Origin,
+    budget: Budget | None = None,
+    metrics: Metrics = DROPPED,
+    worker: Executor | None = None,
+    **config: object,
 ) -> AsyncIterator[DecodingLoop]:
-    """A running decoding loop with ``links`` as origins of drafts."""
+    """A running decoding loop with ``links`` as origins of drafts. Without a ``worker``, passes run in a thread."""
     loop = DecodingLoop(
         target,
         [
@@ -305,7 +318,8 @@ async def decoding(
         ],
         budget or FixedBudget(max_nodes=6),
         LoopConfig(**config),  # type: ignore[arg-type]
-        ThreadPoolExecutor(max_workers=1),
+        worker or ThreadPoolExecutor(max_workers=1),
+        metrics=metrics,
     )
     await loop.start()
     try:

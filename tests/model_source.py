@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import pytest
@@ -32,6 +33,7 @@ class ModelDouble:
         stuck: while it is set, no batch ends.
         fails_for: sessions for which it raises, "" for all.
         batches: the sessions of every batch.
+        drafts: by session, how many there were since it was opened.
         masked: by session, the committed positions without states in its last draft.
         states: by session, the bytes of the states present in its last draft, by position.
     """
@@ -46,6 +48,7 @@ class ModelDouble:
         self.masked: dict[str, list[int]] = {}
         self.states: dict[str, dict[int, bytes]] = {}
         self.opened: list[str] = []
+        self.drafts: Counter[str] = Counter()
         self.closed: list[str] = []
         self.forgotten: list[str] = []
         self.threads: set[str] = set()
@@ -53,6 +56,7 @@ class ModelDouble:
     def open(self, message: OpenSession) -> _Session:
         self.threads.add(threading.current_thread().name)
         self.opened.append(message.session_id)
+        self.drafts[message.session_id] = 0
         return _Session(self, message)
 
     def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree]:
@@ -70,6 +74,7 @@ class ModelDouble:
 
     def _draft(self, wanted: DraftWanted) -> TokenTree:
         session, states = wanted.session, wanted.states
+        self.drafts[session.id] += 1
         found = {position: row for position in range(len(session.tokens)) if (row := states.of(position, self.layers))}
         self.states[session.id] = {position: row.data for position, row in found.items()}
         # The last token has no state yet: it has not been computed.

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "choose.h"
 #include "layer.c"
 
 int outrider_check(void);
@@ -100,9 +101,40 @@ static void layers(void) {
     printf("layer %016llx\n", (unsigned long long)hash(out, ROWS_AT_ONCE * HIDDEN));
 }
 
+static void choices(void) {
+    enum { VOCABULARY = 5003, POINTS = 12, WORDS = 4096 };
+    static const struct request requests[] = {
+        {.sampled = 1, .temperature = 1.0f, .repetition = 1.0f, .seed = 5},
+        {.sampled = 1, .temperature = 0.8f, .repetition = 1.0f, .outside = 0.1f, .seed = 1ull << 63},
+        {.sampled = 1, .temperature = 0.8f, .repetition = 1.1f, .presence = 0.2f, .top_k = 40, .outside = 0.05f, .seed = 7},
+        {.sampled = 1, .temperature = 1.3f, .repetition = 1.0f, .top_k = 300, .min_p = 0.02f, .seed = 11},
+        {.temperature = 0.0f, .repetition = 1.3f, .frequency = 0.5f},
+    };
+    static const int64_t ids[] = {3, 999, 5002};
+    static const float counts[] = {0, 1, 4};
+    struct point points[POINTS];
+    int64_t chosen[POINTS];
+    uint32_t words[WORDS];
+    state = 77;
+    float *logits = many(POINTS * VOCABULARY), *scratch = many(outrider_choose_room(VOCABULARY)), *noise = many(WORDS);
+    for (int64_t i = 0; i < POINTS * VOCABULARY; i++) logits[i] *= logits[i] * logits[i] * 12.0f;
+    for (int which = 0; which < 5; which++) {
+        for (int64_t row = 0; row < POINTS; row++)
+            points[row] = (struct point){requests + which, ids, counts, which == 2 || which == 4 ? 3 : 0, row, 100 + row};
+        outrider_choose(points, POINTS, logits, VOCABULARY, VOCABULARY, 1, scratch, chosen);
+        printf("choices %d", which);
+        for (int row = 0; row < POINTS; row++) printf(" %d", (int)chosen[row]);
+        printf("\n");
+    }
+    outrider_words(99, 1ll << 33, WORDS, words);
+    outrider_gumbel(words, WORDS, noise);
+    printf("noise %016llx\n", (unsigned long long)hash(noise, WORDS));
+}
+
 int main(void) {
     printf("check %d\n", outrider_check());
     for (int type = 0; type < 5; type++) linears(type);
     layers();
+    choices();
     return 0;
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Iterator
@@ -14,14 +13,9 @@ import pytest
 import redis
 
 from retrieval_index.embedded import embedded_redis
+from tests.ports import free_port
 
 KINDS = ("embedded", "redis-server")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import selectors
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Executor, Future
-from typing import Any, TypeVar
+from contextlib import asynccontextmanager
+from typing import Any, ParamSpec, TypeVar
 
-from services.verifier.engine.passes import whole_pass
+from services.verifier.engine.loop import DecodingLoop
+from services.verifier.engine.origins import Origin
+from services.verifier.engine.passes import finish_pass, whole_pass
 from speculation.budget import MeasuredBudget
 from speculation.costs import CostTable, Load
+from speculation.ports import DraftLink
 from speculation.types import TokenTree
-from tests.fakes import RandomDrafter
+from tests import fakes
+from tests.fakes import RandomDrafter, ToyTarget
+
+# Seconds of a pass where a test names no other.
+PASS_S = 0.005
 
 _Result = TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
 
 
 class _JumpingSelector(selectors.DefaultSelector):
@@ -44,6 +54,16 @@ def run(main: Coroutine[Any, Any, _Result]) -> _Result:
         return runner.run(main)
 
 
+def simulated(test: Callable[_Arguments, Coroutine[Any, Any, None]]) -> Callable[_Arguments, None]:
+    """Run an asynchronous test on a ``JumpingLoop``: what it sees is the same on every machine, however busy."""
+
+    @functools.wraps(test)
+    def on_a_simulated_clock(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> None:
+        run(test(*arguments, **keywords))
+
+    return on_a_simulated_clock
+
+
 class SimulatedWorker(Executor):
     """Simulates one worker thread: a call runs at the time at which it would end. ``pass_s()``: seconds of the next pass."""
 
@@ -54,7 +74,7 @@ class SimulatedWorker(Executor):
     def submit(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
         loop = asyncio.get_running_loop()
         done: Future[Any] = Future()
-        self._free_at = max(self._free_at, loop.time()) + (self._pass_s() if function is whole_pass else 0.0)
+        self._free_at = max(self._free_at, loop.time()) + (self._pass_s() if function in (whole_pass, finish_pass) else 0.0)
 
         def end() -> None:
             try:
@@ -91,3 +111,12 @@ class SlowDrafter(RandomDrafter):
         if max_nodes:
             await asyncio.sleep(self.seconds())
         return await super()._draft(session_id, max_nodes)
+
+
+@asynccontextmanager
+async def decoding(
+    target: ToyTarget, *links: DraftLink | Origin, pass_s: float = PASS_S, **options: Any
+) -> AsyncIterator[DecodingLoop]:
+    """As ``fakes.decoding``, in a ``JumpingLoop``: each pass takes ``pass_s`` seconds."""
+    async with fakes.decoding(target, *links, worker=SimulatedWorker(lambda: pass_s), **options) as loop:
+        yield loop

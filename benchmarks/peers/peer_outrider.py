@@ -8,13 +8,15 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, ExitStack, asynccontextmanager
 from importlib.metadata import version
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Protocol
 
 import outrider
 from cluster import build, on_ray
-from cluster.config import ServerSettings, Settings
+from cluster.config import Settings
 from cluster.models import ResolvedModel
+from cluster.server_settings import ServerSettings
 from services.client_api import ClientRequest, Completion, RequestedSampling, TextChunk
 
 Counts = dict[str, Any]
@@ -48,8 +50,8 @@ class Peer:
         opening: AbstractAsyncContextManager[_Engine] = _in_process(settings, model)
         if spec.get("on") == "ray":
             # Only this process may reach the server. Serve's calls at start and end need a thread without an event loop.
-            private = settings.model_copy(update={"server": ServerSettings(port=0)})
-            opening = _on_ray(self._outer.enter_context(on_ray.running_on_ray(private, model)))
+            private = settings.model_copy(update={"server": ServerSettings(port=0, http_port=None, ops_port=None)})
+            opening = _on_ray(self._outer.enter_context(on_ray.running_on_ray(private, model)).grpc)
         self._engine: _Engine = self._runner.run(self._stack.enter_async_context(opening))
 
     def versions(self) -> dict[str, str]:
@@ -167,9 +169,9 @@ async def _on_ray(address: str) -> AsyncIterator[_Engine]:
 
 
 def difference(after: Any, before: Any) -> Any:
-    """The increase of every count in a nested dictionary."""
+    """The increase of every count in nested dictionaries and lists; what was not there ``before`` was 0."""
     if isinstance(after, dict):
-        return {
-            key: difference(value, before.get(key, {} if isinstance(value, dict) else 0)) for key, value in after.items()
-        }
-    return after - before
+        return {key: difference(value, (before or {}).get(key)) for key, value in after.items()}
+    if isinstance(after, list):
+        return [difference(value, earlier) for value, earlier in zip_longest(after, before or [])]
+    return after - (before or 0)

@@ -12,10 +12,23 @@ from outrider.errors import REQUEST_ID, InvalidArgument, OutriderError, Resource
 Metadata = tuple[tuple[str, str], ...]
 
 MAX_BYTES = 4 << 20
-OPTIONS = [
+OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", MAX_BYTES),
     ("grpc.max_send_message_length", MAX_BYTES),
-    ("grpc.keepalive_time_ms", 60_000),
+    # A server that hangs while it answers is noticed within half a minute.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Else only two of these pings would be sent, and then one a minute; and those of another kind, which are sent while data
+    # flow and hold these back, would wait for a minute.
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.http2.ping_timeout_ms", 20_000),
+    # A new client is a new connection: the old one may hang, and a port may belong to several servers.
+    ("grpc.use_local_subchannel_pool", 1),
+    # Calls go to all addresses of a name in turn, and around one that does not answer.
+    ("grpc.service_config", '{"loadBalancingConfig": [{"round_robin": {}}]}'),
+    # One that died is back within seconds; gRPC alone would look again after up to two minutes.
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 5_000),
 ]
 
 
@@ -23,19 +36,27 @@ OPTIONS = [
 class Retry:
     """How often a call that failed before its first token is tried again.
 
-    Only where another try can help (the server unreachable or full), and never once a token has come: a half-told answer
-    is not told twice.
+    Only where another try can help (the server unreachable, stopping or full), and never once a token has come: a half-told
+    answer is not told twice. The delay doubles with each try and is drawn between half and one and a half of that; where
+    the server says how long to wait (RetryInfo), not less.
+
+    Attributes:
+        attempts: tries in all.
+        first_delay_s: seconds before the second try.
+        most_delay_s: longest wait that the server may ask for; beyond it, the call fails at once.
     """
 
     attempts: int = 3
-    first_delay_s: float = 0.2
+    first_delay_s: float = 0.5
+    most_delay_s: float = 60.0
 
     def delay_before(self, attempt: int, error: OutriderError) -> float | None:
         """Seconds to wait before try number ``attempt`` (2 is the first retry); None: give up."""
         if attempt > self.attempts or not isinstance(error, Unavailable | ResourceExhausted):
             return None
         wait: float = self.first_delay_s * 2 ** (attempt - 2) * random.uniform(0.5, 1.5)
-        return max(wait, error.retry_after_s) if isinstance(error, ResourceExhausted) else wait
+        asked = error.retry_after_s or 0.0
+        return max(wait, asked) if asked <= self.most_delay_s else None
 
 
 def metadata(api_key: str | None) -> Metadata:

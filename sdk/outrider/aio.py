@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from types import TracebackType
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 import grpc
 import grpc.aio
@@ -18,6 +18,8 @@ from outrider.requests import Message, Options, build_request, join, read_chunk,
 from outrider.types import Chunk, Generation, Model
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
+
+_Reply = TypeVar("_Reply")
 
 
 class AsyncStream:
@@ -119,18 +121,11 @@ class AsyncClient:
 
     async def models(self) -> list[Model]:
         """See ``Client.models``."""
-        try:
-            reply = await self._stub.ListModels(pb.ListModelsRequest(), timeout=self._timeout_s, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error, self._address) from error
-        return read_models(reply)
+        return read_models(await self._retried(self._stub.ListModels, pb.ListModelsRequest()))
 
     async def forget(self) -> None:
         """See ``Client.forget``."""
-        try:
-            await self._stub.Forget(pb.ForgetRequest(), timeout=self._timeout_s, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error, self._address) from error
+        await self._retried(self._stub.Forget, pb.ForgetRequest())
 
     async def close(self) -> None:
         """See ``Client.close``."""
@@ -143,6 +138,18 @@ class AsyncClient:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         await self.close()
+
+    async def _retried(self, method: Callable[..., Awaitable[_Reply]], request: object) -> _Reply:
+        attempt = 1
+        while True:
+            try:
+                return await method(request, timeout=self._timeout_s, metadata=self._metadata)
+            except grpc.aio.AioRpcError as error:
+                raised = from_rpc(error, self._address)
+                attempt += 1
+                if (delay := self._retry.delay_before(attempt, raised)) is None:
+                    raise raised from error
+            await asyncio.sleep(delay)
 
     async def _pieces(
         self, request: pb.GenerateRequest, metadata: Metadata, timeout_s: float | None
@@ -178,7 +185,7 @@ class AsyncClient:
                 chunks.append(read_chunk(event.chunk))
                 yield chunks[-1]
         except grpc.aio.AioRpcError as error:
-            raise from_rpc(error, self._address) from error
+            raise from_rpc(error, self._address, metadata) from error
         finally:
             call.cancel()
         raise InternalError("the server ended the stream without a result")

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
-from typing import Unpack
+from typing import TypeVar, Unpack
 
 import grpc
 
@@ -16,6 +16,8 @@ from outrider.requests import Message, Options, build_request, join, read_chunk,
 from outrider.types import Chunk, Generation, Model
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
+
+_Reply = TypeVar("_Reply")
 
 
 class Stream:
@@ -139,11 +141,7 @@ class Client:
         Raises:
             OutriderError: see ``outrider.errors``.
         """
-        try:
-            reply = self._stub.ListModels(pb.ListModelsRequest(), timeout=self._timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise from_rpc(error, self._address) from error
-        return read_models(reply)
+        return read_models(self._retried(self._stub.ListModels, pb.ListModelsRequest()))
 
     def forget(self) -> None:
         """Delete what the server remembers of requests with this API key: answers, computed prompts, what followed what.
@@ -151,10 +149,7 @@ class Client:
         Raises:
             OutriderError: see ``outrider.errors``.
         """
-        try:
-            self._stub.Forget(pb.ForgetRequest(), timeout=self._timeout_s, metadata=self._metadata)
-        except grpc.RpcError as error:
-            raise from_rpc(error, self._address) from error
+        self._retried(self._stub.Forget, pb.ForgetRequest())
 
     def close(self) -> None:
         """Close the connection; running calls are cancelled."""
@@ -167,6 +162,18 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    def _retried(self, method: Callable[..., _Reply], request: object) -> _Reply:
+        attempt = 1
+        while True:
+            try:
+                return method(request, timeout=self._timeout_s, metadata=self._metadata)
+            except grpc.RpcError as error:
+                raised = from_rpc(error, self._address)
+                attempt += 1
+                if (delay := self._retry.delay_before(attempt, raised)) is None:
+                    raise raised from error
+            time.sleep(delay)
 
     def _pieces(
         self, request: pb.GenerateRequest, metadata: Metadata, timeout_s: float | None
@@ -198,7 +205,7 @@ class Client:
                 chunks.append(read_chunk(event.chunk))
                 yield chunks[-1]
         except grpc.RpcError as error:
-            raise from_rpc(error, self._address) from error
+            raise from_rpc(error, self._address, metadata) from error
         finally:
             call.cancel()
         raise InternalError("the server ended the stream without a result")

@@ -6,6 +6,7 @@
     ├── InvalidArgument      a parameter is wrong; .field, .value, .allowed say which and why
     │   └── NotFound         no such model
     ├── Unauthenticated      no API key, or an unknown one
+    ├── PermissionDenied     the API key may not do this
     ├── ResourceExhausted    the server is full; .retry_after_s says when to try again
     ├── Unavailable          the server cannot be reached, or is starting or stopping
     ├── DeadlineExceeded     the timeout has passed
@@ -15,11 +16,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import cast
 
 import grpc
 from google.protobuf.message import DecodeError
 
+from outrider._retry_info import retry_delay_s
 from outrider.v1 import generation_pb2 as pb
 
 _DETAIL_KEY = "outrider-error-bin"
@@ -30,7 +33,8 @@ class OutriderError(Exception):
     """Root of all errors that the client raises.
 
     Attributes:
-        request_id: what the request is called in the server's logs; empty where it has not reached a server.
+        request_id: what the request is called in the server's logs; where no server has said so, what its caller has called
+            it, or empty.
     """
 
     request_id: str = ""
@@ -58,6 +62,10 @@ class Unauthenticated(OutriderError):
     """No API key, or an unknown one."""
 
 
+class PermissionDenied(OutriderError):
+    """The API key may not do this."""
+
+
 class ResourceExhausted(OutriderError):
     """The server is full.
 
@@ -71,7 +79,13 @@ class ResourceExhausted(OutriderError):
 
 
 class Unavailable(OutriderError):
-    """The server cannot be reached, or is starting or stopping."""
+    """The server cannot be reached, or is starting or stopping.
+
+    Attributes:
+        retry_after_s: seconds after which a retry makes sense, if the server said so.
+    """
+
+    retry_after_s: float | None = None
 
 
 class DeadlineExceeded(OutriderError):
@@ -93,20 +107,24 @@ _WITH_FIELD: dict[grpc.StatusCode, type[InvalidArgument]] = {
 }
 _PLAIN: dict[grpc.StatusCode, type[OutriderError]] = {
     grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.CANCELLED: Cancelled,
 }
 
 
-def from_rpc(error: grpc.RpcError, address: str) -> OutriderError:
-    """The typed error for a failed call."""
+def from_rpc(error: grpc.RpcError, address: str, sent: Iterable[tuple[str, str]] = ()) -> OutriderError:
+    """The typed error for a failed call.
+
+    Args:
+        sent: the call's own metadata, which names the request where no server has.
+    """
     # What grpc raises is also a Call, though its types do not say so.
     call = cast(grpc.Call, error)
     raised = _typed(call, address)
-    for key, value in call.initial_metadata() or ():
-        if key == REQUEST_ID:
-            raised.request_id = str(value)
+    metadata = (*(call.initial_metadata() or ()), *(call.trailing_metadata() or ()), *sent)
+    raised.request_id = next((str(value) for key, value in metadata if key == REQUEST_ID), "")
     return raised
 
 
@@ -116,10 +134,13 @@ def _typed(call: grpc.Call, address: str) -> OutriderError:
     if code in _WITH_FIELD:
         return _WITH_FIELD[code](message, detail.field, detail.value, detail.allowed)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        return ResourceExhausted(message, detail.retry_after_s or 1.0)
+        return ResourceExhausted(message, detail.retry_after_s or retry_delay_s(call) or 1.0)
     if code is grpc.StatusCode.UNAVAILABLE and not _answered(call):
         message = f"no Outrider server answers at {address}, or not any more ({message}); start one with `outrider serve`"
-    return _PLAIN.get(code, InternalError)(message)
+    raised = _PLAIN.get(code, InternalError)(message)
+    if isinstance(raised, Unavailable):
+        raised.retry_after_s = retry_delay_s(call)
+    return raised
 
 
 def _answered(call: grpc.Call) -> bool:

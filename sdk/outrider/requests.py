@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict
 
@@ -26,12 +27,27 @@ Message = Mapping[str, str]
 _FINISH_REASONS = {pb.FINISH_REASON_STOP: "stop", pb.FINISH_REASON_LENGTH: "length"}
 
 
+class StructuredOutputs(TypedDict, total=False):
+    """The form that an answer must have: exactly one of these, as in vLLM.
+
+    ``json``: a JSON schema, as JSON text or as what Python makes of it. ``json_object``: True for any JSON object.
+    ``regex``: an expression that the whole answer matches. ``choice``: one of these texts. ``grammar``: a Lark grammar.
+    """
+
+    json: str | Mapping[str, Any] | bool
+    json_object: bool
+    regex: str
+    choice: Sequence[str]
+    grammar: str
+
+
 class Options(TypedDict, total=False):
     """What ``generate`` and ``stream`` take besides their input. An option that is left out takes the server's default.
 
     ``model``: name of a served model. ``strategy``, ``num_speculative_tokens`` and ``acceptance`` ("walk" or "rejection")
     say how the answer is sped up. ``logprobs``: so many likeliest tokens at each position. ``ignore_generation_config``:
-    take nothing of the model's generation_config.json but its end-of-text tokens. All others are as in vLLM.
+    take nothing of the model's generation_config.json but its end-of-text tokens. ``structured_outputs``: the form that the
+    answer must have, such as ``{"json": schema}``; see ``StructuredOutputs``. All others are as in vLLM.
     """
 
     model: str | None
@@ -54,6 +70,12 @@ class Options(TypedDict, total=False):
     logit_bias: Mapping[int, float] | None
     logprobs: int | None
     ignore_generation_config: bool | None
+    structured_outputs: StructuredOutputs | None
+    allowed_token_ids: Sequence[int] | None
+    bad_words: Sequence[str] | None
+    cache_salt: str | None
+    priority: int | None
+    privacy: str | None
 
 
 _SPECULATION = ("strategy", "num_speculative_tokens", "acceptance")
@@ -104,14 +126,38 @@ def _add_message(request: pb.GenerateRequest, index: int, message: Message) -> N
 
 
 def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
-    if name == "model":
+    if name in ("model", "cache_salt", "priority", "privacy"):
         _set(request, name, value)
     elif name in _SPECULATION:
         _set(request.speculation, name, value)
-    elif name == "stop":
+    elif name == "structured_outputs":
+        _set_form(request.sampling.structured_outputs, value)
+    elif name in ("stop", "bad_words"):
         _set(request.sampling, name, [value] if isinstance(value, str) else value)
     else:
         _set(request.sampling, name, value)
+
+
+def _set_form(wire: pb.StructuredOutputs, value: Any) -> None:
+    name, known = "structured_outputs", tuple(StructuredOutputs.__annotations__)
+    given = dict(value) if isinstance(value, Mapping) else {}
+    if len(given) != 1 or next(iter(given)) not in known:
+        allowed = f"a mapping with exactly one of {', '.join(known)}"
+        raise InvalidArgument(f"{name} is {value!r}: must be {allowed}", name, repr(value), allowed)
+    ((kind, form),) = given.items()
+    if kind == "choice":
+        wire.choice.SetInParent()
+        _set(wire.choice, "choices", [form] if isinstance(form, str) else form, f"{name}.choice")
+    elif kind == "json" and not isinstance(form, str):
+        try:
+            wire.json = json.dumps(form, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            allowed = "a JSON schema, as text or as what Python makes of it"
+            raise InvalidArgument(
+                f"{name}.json is {form!r}: must be {allowed}", f"{name}.json", repr(form), allowed
+            ) from error
+    else:
+        _set(wire, kind, form, f"{name}.{kind}")
 
 
 _KINDS = {
@@ -176,7 +222,11 @@ def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
         logprobs=tuple(entry for chunk in chunks for entry in chunk.logprobs),
         finish_reason=_FINISH_REASONS.get(end.finish_reason, "unknown"),
         stop=stop,
-        usage=Usage(prompt_tokens=end.usage.prompt_tokens, completion_tokens=end.usage.completion_tokens),
+        usage=Usage(
+            prompt_tokens=end.usage.prompt_tokens,
+            completion_tokens=end.usage.completion_tokens,
+            cached_tokens=end.usage.cached_tokens,
+        ),
         speculative_decoding=SpeculativeDecoding(
             strategy=spec.strategy,
             mean_acceptance_length=spec.mean_acceptance_length,
@@ -185,6 +235,8 @@ def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
             num_draft_tokens=spec.num_draft_tokens,
             num_accepted_draft_tokens=spec.num_accepted_draft_tokens,
             acceptance_histogram=tuple(spec.acceptance_histogram),
+            accepted_by_source=dict(spec.accepted_by_source),
+            switches=tuple(spec.switches),
         ),
         timing=Timing(
             queue_s=timing.queue_s,

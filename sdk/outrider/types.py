@@ -35,18 +35,20 @@ class Chunk:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Usage:
-    """Token counts."""
+    """Token counts; ``cached_tokens`` of the prompt had been computed for an earlier request."""
 
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpeculativeDecoding:
-    """How the answer was sped up; the names are vLLM's, plus ``strategy``.
+    """How the answer was sped up; the names are vLLM's, plus ``strategy``, ``accepted_by_source`` and ``switches``.
 
     ``mean_acceptance_length`` is tokens per step, the target's own included. ``acceptance_histogram[i]`` counts the steps in
-    which exactly ``i`` drafted tokens were accepted.
+    which exactly ``i`` drafted tokens were accepted, ``accepted_by_source`` those that each source proposed. ``switches``
+    says which sources of the strategy were left out, after how many tokens, and why.
     """
 
     strategy: str
@@ -56,6 +58,8 @@ class SpeculativeDecoding:
     num_draft_tokens: int
     num_accepted_draft_tokens: int
     acceptance_histogram: tuple[int, ...]
+    accepted_by_source: Mapping[str, int] = field(default_factory=dict)
+    switches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -14,6 +14,7 @@ from typing import Any
 
 from services.drafter.calibrator import Calibrator, Candidate
 from services.drafter.interfaces import PathSession
+from services.drafter.model_walk import ModelWalk
 from speculation.messages import StepReport
 from speculation.tree import ROOT
 from speculation.types import TokenTree
@@ -32,15 +33,30 @@ class BlendSession:
     Args:
         sources: by name, in the order in which they are asked.
         calibrator: shared by all sessions.
+        models: models that take part as soon as their trees for a prefix have arrived (``take``).
+        joint: the calibrator of drafts in which a model takes part: beside it, the others are worth less.
     """
 
-    def __init__(self, sources: Mapping[str, PathSession], calibrator: Calibrator) -> None:
-        self._sources = dict(sources)
+    def __init__(
+        self,
+        sources: Mapping[str, PathSession],
+        calibrator: Calibrator,
+        models: Mapping[str, ModelWalk] | None = None,
+        joint: Calibrator | None = None,
+    ) -> None:
+        self._models = dict(models or {})
+        self._sources: dict[str, PathSession] = {**sources, **self._models}
+        self._alone, self._joint = calibrator, joint or calibrator
+        # The one of the last draft.
         self._calibrator = calibrator
         self._least = _LEAST
         # Of the last draft: the candidates after each node, and the child of each (node, token).
         self._options: dict[int, list[Candidate]] = {}
         self._nodes: dict[tuple[int, int], int] = {}
+
+    def take(self, name: str, tree: TokenTree) -> None:
+        """Let a model take part in further drafts for the present prefix."""
+        self._models[name].take(tree)
 
     def draft(self, max_nodes: int) -> TokenTree:
         return self.draft_after((), max_nodes)
@@ -48,6 +64,7 @@ class BlendSession:
     def draft_after(self, assumed: Sequence[int], max_nodes: int) -> TokenTree:
         """A tree of what may follow everything seen so far and then ``assumed``."""
         places = self._start()
+        self._calibrator = self._joint if any(name in self._models for name, _ in places) else self._alone
         for token in assumed:
             places = self._follow(places, token)
         options: dict[int, list[Candidate]] = {}
@@ -97,9 +114,12 @@ class BlendSession:
         places = []
         for name, source in list(self._sources.items()):
             try:
-                places.append((name, source.start()))
+                place = source.start()
             except Exception:
                 self._lose(name)
+                continue
+            if place is not None:
+                places.append((name, place))
         return tuple(places)
 
     def _grow(

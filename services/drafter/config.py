@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from services.settings import Setting
+from speculation.errors import ConfigurationError
 
 # Settings that SPECTRA and lookahead share.
 _NGRAM = Setting(name="spectra_ngram", ge=2, le=16, about="N of spectra and lookahead: length of n-grams")
@@ -142,6 +144,93 @@ class SpectraConfig:
     sub_ngrams: Annotated[bool, Setting(name="spectra_sub_ngrams", about="enter sub-n-grams as well")] = True
 
 
+StopName = Literal["static", "heuristic", "heuristic_transient", "confidence", "entropy", "disco"]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StopConfig:
+    """When a draft model's chain ends; the names are Hugging Face's where it has them.
+
+    Attributes:
+        policy: ``static``: always ``num_assistant_tokens``. ``heuristic``, ``heuristic_transient``: two more after a step
+            that accepted all, else one less; kept from request to request, or not. ``confidence``: stops after a token less
+            likely than a threshold, which is fitted again after every step. ``entropy``: stops after a token from a
+            distribution of high entropy (SVIP). ``disco``: stops by a trained classifier.
+        num_assistant_tokens: length of a draft; of a request's first draft under the heuristics; the most under the others.
+            A classifier has a most of its own, which holds under ``disco``.
+        assistant_confidence_threshold: of ``confidence``: where the fit begins.
+        entropy_threshold: of ``entropy``: stops where sqrt(0.15 * entropy), a bound of the rejection probability, is above.
+        disco: classifier of ``disco``, a .safetensors file beside a .json file of the same name.
+    """
+
+    policy: Annotated[StopName, Setting(name="stop_policy", about="when a draft model's chain ends")] = "static"
+    num_assistant_tokens: Annotated[
+        int,
+        Setting(name="num_assistant_tokens", ge=1, le=512, about="tokens of a draft model's chain; the most if it may stop"),
+    ] = 5
+    assistant_confidence_threshold: Annotated[
+        float,
+        Setting(
+            name="assistant_confidence_threshold",
+            ge=0,
+            le=1,
+            about="stop_policy: confidence: stops after less likely tokens",
+        ),
+    ] = 0.4
+    entropy_threshold: Annotated[
+        float, Setting(name="stop_entropy", ge=0, about="stop_policy: entropy: stops where sqrt(0.15 * entropy) is above")
+    ] = 0.3
+    disco: Annotated[
+        Path | None, Setting(name="stop_classifier", about="stop_policy: disco: .safetensors of `outrider train disco`")
+    ] = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainedConfig:
+    """Sources that run a model of their own. Names as SGLang's where it has them.
+
+    Attributes:
+        checkpoints: the folder of each one's weights, by the source's name.
+        target: the target's folder: configuration, weights and tokenizer; None if there are no such sources.
+        device: of their weights and caches, as torch names it.
+        dtype: of their weights and sums.
+        num_steps: most levels of a tree; None: as many as pay.
+        eagle_topk: most branches of a node; None: as many as pay.
+        window: the latest committed positions that a drafter of hidden states attends to.
+        stop: when a draft model's chain ends.
+    """
+
+    checkpoints: Mapping[str, Path] = field(default_factory=dict)
+    target: Path | None = None
+    device: Annotated[str, Setting(name="device", about="where draft models compute: cpu, cuda, cuda:1")] = "cpu"
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16"], Setting(name="dtype", about="numbers that draft models compute with")
+    ] = "float32"
+    num_steps: Annotated[
+        int | None, Setting(name="speculative_num_steps", ge=1, le=64, about="most levels of a draft model's tree")
+    ] = None
+    eagle_topk: Annotated[
+        int | None, Setting(name="speculative_eagle_topk", ge=1, le=64, about="most branches of a node of its tree")
+    ] = None
+    window: Annotated[
+        int, Setting(name="draft_window", ge=16, about="latest positions that a drafter of hidden states attends to")
+    ] = 2048
+    stop: StopConfig = field(default_factory=StopConfig)
+
+    def weights_of(self, source: str) -> tuple[Path, Path]:
+        """The folders of the source's weights and of the target.
+
+        Raises:
+            ConfigurationError: one of them is not named.
+        """
+        folder = self.checkpoints.get(source)
+        if folder is None:
+            raise ConfigurationError(f"drafter.models names no weights of {source}: must name their folder")
+        if self.target is None:
+            raise ConfigurationError("trained.target is None: must name the folder of the target that is drafted for")
+        return folder, self.target
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrafterConfig:
     """A drafter.
@@ -161,6 +250,7 @@ class DrafterConfig:
     anpd: AnpdConfig = field(default_factory=AnpdConfig)
     lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
     spectra: SpectraConfig = field(default_factory=SpectraConfig)
+    trained: TrainedConfig = field(default_factory=TrainedConfig)
     max_sessions: Annotated[int, Setting(name="max_sessions", ge=1)] = 1024
     calibration: Path | None = None
     retrieval_deadline_s: Annotated[

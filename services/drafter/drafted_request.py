@@ -19,13 +19,16 @@ from speculation.types import TokenTree
 class DraftedPrefix:
     """The prefix that drafts for a request continue; drafting began at ``start`` (seconds, ``perf_counter``).
 
-    ``expected`` are the models' drafts that have not arrived, each with its group and prefix. Some are for earlier prefixes,
-    which models were working on when this one came: part of a long draft may still be useful.
+    ``max_nodes`` and ``min_probability`` as in ``StepReport``; with no nodes, no draft is wanted.
+
+    ``expected`` are the models' drafts that have not been sent, each with its group and prefix. Some are for earlier
+    prefixes, which models were working on when this one came: part of a long draft may still be useful.
     """
 
     length: int
     hash: int
     max_nodes: int
+    min_probability: float = 0.0
     start: float
     expected: dict[asyncio.Future[TokenTree | None], tuple[str, DraftedPrefix]] = field(default_factory=dict)
 
@@ -52,11 +55,18 @@ class DraftedRequest:
     states: KnownStates = field(default_factory=KnownStates)
 
     def begin(self, prefix: DraftedPrefix) -> None:
-        """Draft for another prefix from now on; ask all models for drafts of it."""
+        """Draft for another prefix from now on; ask all models for drafts of it.
+
+        If no draft is asked for, a model that has not begun an earlier one makes it for this prefix instead: it will have
+        been told of the prefix by then.
+        """
         before, self.prefix = self.prefix, prefix
         for group in self.models:
-            prefix.expected[group.draft(self.id, prefix.max_nodes, self.states)] = (group.name, prefix)
-        prefix.expected |= {answer: whose for answer, whose in before.expected.items() if not answer.done()}
+            asked = (prefix.max_nodes, prefix.min_probability) if prefix.max_nodes else group.waiting_for(self.id)
+            if asked is not None:
+                prefix.max_nodes, prefix.min_probability = asked
+                prefix.expected[group.draft(self.id, *asked, self.states)] = (group.name, prefix)
+        prefix.expected |= before.expected
 
     def draft(
         self,
@@ -66,6 +76,7 @@ class DraftedRequest:
         *,
         assumed: tuple[int, ...] = (),
         more: bool = False,
+        unready: bool = False,
     ) -> Draft:
         """The message that carries a group's tree for a prefix."""
         return Draft(
@@ -76,5 +87,6 @@ class DraftedRequest:
             tree=tree,
             group=group,
             more=more,
+            unready=unready,
             drafting_s=0.0 if assumed else time.perf_counter() - prefix.start,
         )

@@ -43,7 +43,7 @@ class PathSession(SourceSession, Protocol):
     """A session that is asked node by node. A place stands for the text and a path behind it; callers do not look inside."""
 
     def start(self) -> Any:
-        """The place at the end of everything seen so far."""
+        """The place at the end of everything seen so far; None if the source can say nothing yet."""
         ...
 
     def follow(self, place: Any, token: int) -> Any:
@@ -105,12 +105,14 @@ class DraftWanted:
     Attributes:
         session: what the model's ``open`` returned for the request.
         max_nodes: most nodes of its tree.
+        min_probability: paths less likely than this are not worth their rows, see ``StepReport``.
         states: hidden states of ``SourceSpec.layers`` at its committed positions. Those that have not arrived are missing;
             more may arrive while the model drafts.
     """
 
     session: Any
     max_nodes: int
+    min_probability: float = 0.0
     states: KnownStates
 
 
@@ -121,8 +123,13 @@ class ModelSource(Protocol):
         """Start a session; nothing is computed yet."""
         ...
 
-    def draft(self, batch: Sequence[DraftWanted]) -> Sequence[TokenTree]:
-        """Draft for several requests at once: one tree for each, in their order. It may take long."""
+    def draft(self, batch: Sequence[DraftWanted]) -> Sequence[TokenTree | None]:
+        """Draft for several requests at once: one tree for each, in their order. It may take long.
+
+        Returns:
+            None for a request that it cannot draft for yet: it waits for hidden states, or still reads the text. An empty
+            tree says that it has nothing to propose.
+        """
         ...
 
     def forget(self, tenant: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from speculation.types import Features
@@ -34,6 +34,19 @@ class KnownStates:
         """One row, its ``layers`` concatenated in this order; None if the row or one of the layers is missing."""
         found = self._rows.get(position)
         return None if found is None else row_of(*found, layers)
+
+    def runs(self, positions: Iterable[int]) -> list[Features]:
+        """The rows at ``positions``, ascending, that are there; neighbours that came together are together."""
+        runs: list[tuple[Features, int, int]] = []
+        for position in positions:
+            if (found := self._rows.get(position)) is None:
+                continue
+            chunk, row = found
+            if runs and runs[-1][0] is chunk and runs[-1][2] == row:
+                runs[-1] = (chunk, runs[-1][1], row + 1)
+            else:
+                runs.append((chunk, row, row + 1))
+        return [chunk.part(begin, end) for chunk, begin, end in runs]
 
     def add(self, chunk: Features) -> None:
         """Enter a chunk's rows; later ones replace earlier ones."""

@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from services.drafter.drafting_thread import DraftingThread
 from services.drafter.interfaces import DraftWanted, ModelSource, SourceSession
 from services.drafter.known_states import KnownStates
 from speculation.messages import OpenSession, StepReport
-from speculation.types import TokenTree
+from speculation.types import EMPTY_TREE, TokenTree
 
 log = logging.getLogger(__name__)
 
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 class _Asked:
     session_id: str
     max_nodes: int
+    min_probability: float
     states: KnownStates
     answer: asyncio.Future[TokenTree | None]
 
@@ -46,6 +48,10 @@ class ModelGroup:
         self._model: ModelSource | None = None
         self._sessions: dict[str, SourceSession] = {}
 
+    def load(self) -> asyncio.Future[None]:
+        """Make the model now; the result is its exception if it cannot be made."""
+        return self._thread.run(self._load)
+
     def open(self, message: OpenSession) -> None:
         """Start a session, anew if it exists."""
         self._thread.run(self._open, message)
@@ -54,13 +60,16 @@ class ModelGroup:
         """Tell a session what a step committed."""
         self._thread.run(self._at, report.session_id, lambda session: session.observe(report))
 
-    def draft(self, session_id: str, max_nodes: int, states: KnownStates) -> asyncio.Future[TokenTree | None]:
-        """Ask for a draft. The result is None if there is none, or if a newer request for the session replaced this one."""
+    def draft(
+        self, session_id: str, max_nodes: int, min_probability: float, states: KnownStates
+    ) -> asyncio.Future[TokenTree | None]:
+        """Ask for a draft. The result is None if the model cannot draft yet, or a newer request replaced this one."""
         if (earlier := self._waiting.pop(session_id, None)) is not None:
             _answer(earlier.answer, None)
         asked = _Asked(
             session_id=session_id,
             max_nodes=max_nodes,
+            min_probability=min_probability,
             states=states,
             answer=asyncio.get_running_loop().create_future(),
         )
@@ -68,6 +77,11 @@ class ModelGroup:
         if self._batches is None:
             self._batches = asyncio.create_task(self._draft_batches(), name=f"batches-{self.name}")
         return asked.answer
+
+    def waiting_for(self, session_id: str) -> tuple[int, float] | None:
+        """Most nodes and least probability of a draft that was asked for and has not begun; None: there is none."""
+        asked = self._waiting.get(session_id)
+        return None if asked is None else (asked.max_nodes, asked.min_probability)
 
     def close(self, session_id: str) -> None:
         """End a session; nobody waits for its drafts any more."""
@@ -91,21 +105,27 @@ class ModelGroup:
                     log.exception("%s failed to draft for %d sessions", self.name, len(batch))
                     trees = {}
                 for asked in batch:
-                    _answer(asked.answer, trees.get(asked.session_id))
+                    _answer(asked.answer, trees.get(asked.session_id, EMPTY_TREE))
                 self._begun = {}
         finally:
             self._batches = None
 
     # --- in the model's thread ------------------------------------------------------------------------------------
 
+    def _load(self) -> None:
+        self._made()
+
+    def _made(self) -> ModelSource:
+        if self._model is None:
+            self._model = self._make()
+        return self._model
+
     def _open(self, message: OpenSession) -> None:
         try:
-            if self._model is None:
-                self._model = self._make()
-            self._sessions[message.session_id] = self._model.open(message)
+            self._sessions[message.session_id] = self._made().open(message)
         except Exception:
-            self._sessions.pop(message.session_id, None)
             log.exception("%s drafts nothing for %s", self.name, message.session_id)
+            self._drop(message.session_id)
 
     def _at(self, session_id: str, function: Callable[[SourceSession], None]) -> None:
         session = self._sessions.get(session_id)
@@ -113,8 +133,15 @@ class ModelGroup:
             if session is not None:
                 function(session)
         except Exception:
-            self._sessions.pop(session_id, None)
             log.exception("%s drafts nothing more for %s", self.name, session_id)
+            self._drop(session_id)
+
+    def _drop(self, session_id: str) -> None:
+        """Give up a session that has failed; what it holds of the text goes with it."""
+        session = self._sessions.pop(session_id, None)
+        if session is not None:
+            with suppress(Exception):
+                session.close()
 
     def _close(self, session_id: str) -> None:
         self._at(session_id, lambda session: session.close())
@@ -124,9 +151,14 @@ class ModelGroup:
         if self._model is not None:
             self._model.forget(tenant)
 
-    def _draft(self, batch: list[_Asked]) -> dict[str, TokenTree]:
+    def _draft(self, batch: list[_Asked]) -> dict[str, TokenTree | None]:
         wanted = {
-            asked.session_id: DraftWanted(session=session, max_nodes=asked.max_nodes, states=asked.states)
+            asked.session_id: DraftWanted(
+                session=session,
+                max_nodes=asked.max_nodes,
+                min_probability=asked.min_probability,
+                states=asked.states,
+            )
             for asked in batch
             if (session := self._sessions.get(asked.session_id)) is not None
         }
@@ -137,10 +169,10 @@ class ModelGroup:
         except Exception:
             log.exception("%s failed to draft for %d sessions", self.name, len(wanted))
         if len(wanted) == 1:
-            self._sessions.pop(next(iter(wanted)))
+            self._drop(next(iter(wanted)))
             return {}
         # One session may be to blame: draft for each alone, so that the others get theirs.
-        trees: dict[str, TokenTree] = {}
+        trees: dict[str, TokenTree | None] = {}
         for asked in batch:
             trees |= self._draft([asked])
         return trees

@@ -20,6 +20,7 @@ from services.drafter.interfaces import ModelSource
 from services.drafter.known_states import BoundedStates
 from services.drafter.model_group import ModelGroup
 from services.drafter.text_group import TEXT, TextGroup, TextSession
+from services.log_names import log_name
 from speculation.errors import OutriderError
 from speculation.messages import (
     CloseSession,
@@ -31,7 +32,6 @@ from speculation.messages import (
     OpenSession,
     RetrievalQuery,
     StepReport,
-    log_name,
 )
 from speculation.ports import Retriever
 from speculation.prefix import EMPTY_HASH, extend_hash
@@ -126,7 +126,14 @@ class DrafterService:
             self._keep(session, message.observation.features)
         for group in session.models:
             group.observe(message)
-        session.begin(DraftedPrefix(length=message.length, hash=prefix_hash, max_nodes=message.max_nodes, start=start))
+        prefix = DraftedPrefix(
+            length=message.length,
+            hash=prefix_hash,
+            max_nodes=message.max_nodes,
+            min_probability=message.min_probability,
+            start=start,
+        )
+        session.begin(prefix)
         return None if session.text is None else await self._draft(session, partial(_observed, session.text, message))
 
     async def further(self, session_id: str) -> AsyncIterator[Draft]:
@@ -135,17 +142,25 @@ class DrafterService:
         if session is None:
             return
         prefix = session.prefix
-        pending = dict(prefix.expected)
+        pending = prefix.expected
         while pending:
             await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for answer in [answer for answer in pending if answer.done()]:
-                group, whose = pending.pop(answer)
                 if session.prefix is not prefix:
                     return
+                group, whose = pending[answer]
+                tree = answer.result()
+                # A tree drawn from q must stay as it is.
+                if tree and not tree.proposals and whose is prefix and session.text is not None:
+                    tree = await self._joined(session, session.text, group, tree)
+                    if session.prefix is not prefix:
+                        return
+                # Not before: a new step may end this, and takes over what has not been sent.
+                del pending[answer]
                 # An empty draft for the present prefix is sent too, so that nobody waits for it.
-                if (tree := answer.result()) is not None or whose is prefix:
+                if tree is not None or whose is prefix:
                     more = any(other is whose for _, other in pending.values())
-                    yield session.draft(whose, group, tree or EMPTY_TREE, more=more)
+                    yield session.draft(whose, group, tree or EMPTY_TREE, more=more, unready=tree is None)
         if session.text is None:
             return
         if self._config.draft_ahead:
@@ -157,6 +172,17 @@ class DrafterService:
             if behind is None:
                 return
             session.counted = not behind
+
+    async def _joined(self, session: DraftedRequest, text: TextSession, group: str, tree: TokenTree) -> TokenTree:
+        """The draft of a model and the text sources together; the model's alone if the request has moved on meanwhile."""
+        prefix = session.prefix
+        join = partial(text.join, group, tree, prefix.max_nodes)
+        try:
+            joined = await self._thread.run(_if_still, session, prefix, join, expected_s=session.text_s)
+        except Exception:
+            log.exception("%s and the text sources cannot draft together for %s", group, session.id)
+            return tree
+        return tree if joined is None else joined
 
     async def _ahead(self, session: DraftedRequest, text: TextSession, prefix: DraftedPrefix) -> AsyncIterator[Draft]:
         outcomes = partial(text.outcomes, self._config.draft_ahead)
@@ -194,6 +220,18 @@ class DrafterService:
         async with asyncio.timeout(_FORGET_S):
             await asyncio.gather(self._thread.run(self._text.forget, message.tenant), *forgetting)
 
+    async def start(self) -> None:
+        """Load the models that are configured, so that one which cannot be used is refused now.
+
+        Without this, each is loaded when a request first names it.
+
+        Raises:
+            ConfigurationError: says which one, and why.
+        """
+        # One after the other: transformers changes settings of the whole process while it loads.
+        for name in self._config.trained.checkpoints:
+            await self._model(name).load()
+
     async def stop(self) -> None:
         """Save what was learnt about the sources."""
         await self._thread.run(self._text.save)
@@ -229,7 +267,7 @@ class DrafterService:
             log.exception("text sources draft nothing more for %s", session.id)
             session.text = None
             return None
-        return session.draft(session.prefix, TEXT, tree, more=bool(session.models))
+        return session.draft(session.prefix, TEXT, tree, more=bool(session.models and session.prefix.max_nodes))
 
     async def _text_tree(self, session: DraftedRequest, prepare: Callable[[], TextSession]) -> TokenTree:
         nodes = session.prefix.max_nodes

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -12,6 +12,7 @@ from services.drafter.calibrator import Calibrator
 from services.drafter.catalogue import make_source
 from services.drafter.config import DrafterConfig
 from services.drafter.interfaces import LookingUp, PathSession, SourceSession, TextSource, TreeSession
+from services.drafter.model_walk import ModelWalk, prior_of_model
 from services.drafter.outcomes import likeliest_outcomes
 from services.drafter.tree_walk import TreeWalk, prior_of
 from speculation import limits
@@ -60,6 +61,13 @@ class TextSession:
         self.tree = self.joined.draft(max_nodes)
         return self.tree
 
+    def join(self, name: str, tree: TokenTree, max_nodes: int) -> TokenTree:
+        """A draft for the same prefix in which a model's tree takes part."""
+        blend = cast(BlendSession, self.joined)
+        blend.take(name, tree)
+        self.tree = blend.draft(max_nodes)
+        return self.tree
+
     def outcomes(self, most: int) -> list[tuple[int, ...]]:
         """The likeliest outcomes of the step that the last draft was for; none unless the sources are blended."""
         if not isinstance(self.joined, BlendSession):
@@ -86,21 +94,29 @@ class TextGroup:
     def __init__(self, config: DrafterConfig) -> None:
         self._config = config
         self._sources: dict[str, TextSource] = {}
-        self._calibrators: dict[tuple[str, ...], Calibrator] = {}
+        self._calibrators: dict[tuple[tuple[str, ...], bool], Calibrator] = {}
 
     def open(self, message: OpenSession, names: tuple[str, ...]) -> TextSession:
         """A session with the text sources ``names``, which exist.
 
-        A single source that proposes trees drafts alone, as in its paper. Everything else is blended.
+        A single source that proposes trees drafts alone, as in its paper, unless the request has models too. Everything else
+        is blended, with the request's models.
 
         Raises:
             ConfigurationError: a file that a source needs cannot be read.
         """
         opened = {name: self._source(name).open(message) for name in names}
         looking_up = [cast(LookingUp, session) for name, session in opened.items() if SOURCES[name].retrieval]
-        if len(names) == 1 and self._proposes_trees(names[0]):
+        models = tuple(name for name in message.sources if SOURCES[name].kind == "model")
+        if len(names) == 1 and not models and self._proposes_trees(names[0]):
             return TextSession(joined=cast(TreeSession, opened[names[0]]), looking_up=looking_up)
-        blend = BlendSession({name: self._path(name, session) for name, session in opened.items()}, self._calibrator(names))
+        sampled = message.temperature > 0
+        blend = BlendSession(
+            {name: self._path(name, session) for name, session in opened.items()},
+            self._calibrator(names, sampled),
+            {name: ModelWalk(name) for name in models},
+            self._calibrator((*names, *models), sampled),
+        )
         return TextSession(joined=blend, looking_up=looking_up)
 
     def forget(self, tenant: str) -> None:
@@ -110,8 +126,8 @@ class TextGroup:
 
     def save(self) -> None:
         """Save what was learnt about the sources, if a file is configured."""
-        for names, calibrator in self._calibrators.items():
-            if (file := self._file(names)) is not None:
+        for (names, sampled), calibrator in self._calibrators.items():
+            if (file := self._file(names, sampled)) is not None:
                 calibrator.save(file)
 
     def _source(self, name: str) -> TextSource:
@@ -127,19 +143,27 @@ class TextGroup:
             return TreeWalk(name, cast(TreeSession, session), _PROPOSED)
         return cast(PathSession, session)
 
-    def _calibrator(self, names: tuple[str, ...]) -> Calibrator:
-        """The calibrator of one combination of sources: a source's value depends on the sources beside it."""
-        found = self._calibrators.get(names)
+    def _calibrator(self, names: tuple[str, ...], sampled: bool) -> Calibrator:
+        """The calibrator of one combination of sources: a source's value depends on the sources beside it.
+
+        It also depends on whether the target samples.
+        """
+        found = self._calibrators.get((names, sampled))
         if found is None:
             prior: dict[str, float] = {}
             for name in names:
-                prior |= self._source(name).prior or prior_of(name)
-            found = self._calibrators[names] = Calibrator(prior)
-            if (file := self._file(names)) is not None:
+                prior |= self._prior(name)
+            found = self._calibrators[names, sampled] = Calibrator(prior)
+            if (file := self._file(names, sampled)) is not None:
                 found.load(file)
         return found
 
-    def _file(self, names: tuple[str, ...]) -> Path | None:
+    def _prior(self, name: str) -> Mapping[str, float]:
+        if SOURCES[name].kind == "model":
+            return prior_of_model(name)
+        return self._source(name).prior or prior_of(name)
+
+    def _file(self, names: tuple[str, ...], sampled: bool) -> Path | None:
         """The file for what is learnt about a combination of sources; None: it is not saved."""
         kept = self._config.calibration
-        return None if kept is None else kept.with_suffix(f".{'-'.join(names)}.json")
+        return None if kept is None else kept.with_suffix(f".{'-'.join(names)}{'-sampled' * sampled}.json")

@@ -1,8 +1,7 @@
-"""API keys, checked on every call but health checks. The service stores only their hashes."""
+"""Keys in calls' metadata, and the token that components share, checked on every call. A server stores only its hash."""
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -10,17 +9,11 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from services.access.key_hash import hash_key
 from services.links.status import abort
 from speculation.errors import Unauthenticated
 
-# Only Check is exempt: a Watch call never ends, so anyone could use up the server's concurrent calls with them.
-_HEALTH = "/grpc.health.v1.Health/Check"
 _SCHEME = "Bearer "
-
-
-def hash_key(key: str) -> str:
-    """SHA-256 of an API key in hex, as written in a configuration."""
-    return hashlib.sha256(key.encode()).hexdigest()
 
 
 def bearer(key: str | None) -> tuple[tuple[str, str], ...]:
@@ -34,15 +27,6 @@ def bearer_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
         if name == "authorization" and isinstance(value, str) and value.startswith(_SCHEME):
             return value.removeprefix(_SCHEME)
     return None
-
-
-def tenant_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
-    """The caller's tenant name, derived from its key so that no caller can claim to be another.
-
-    All callers without a key share the empty name: a service without keys has one user.
-    """
-    key = bearer_of(metadata)
-    return hash_key(key)[:16] if key else ""
 
 
 class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
@@ -61,7 +45,7 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method == _HEALTH or self._known(handler_call_details):
+        if handler is None or self._known(handler_call_details):
             return handler
         return _refusing(handler)
 

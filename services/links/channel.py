@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import grpc
 import grpc.aio
 
-from services.links.config import TlsFiles
+from services.links.config import PublicServerConfig, TlsFiles, public_files
+from services.links.guarded_calls import WholeMessages
 
 Options = list[tuple[str, int]]
 
 
+# What gRPC's pings need in order to notice a peer that hangs in the time that they promise. It sends two to a peer that it
+# has nothing else to say to, and then one a minute; 0 lifts that. And a ping of another kind (it measures bandwidth while
+# data flow) holds the next one back until a time limit of its own, which is a minute.
+_PINGS = [("grpc.http2.max_pings_without_data", 0), ("grpc.http2.ping_timeout_ms", 10_000)]
+
+
 def client_options(max_bytes: int) -> Options:
-    """Channel options: message size, and pings that notice a dead peer within 15 seconds."""
+    """Channel options: message size, pings that notice a dead peer within 15 seconds, and a try to reconnect every 2.
+
+    gRPC's own pauses between tries grow to two minutes, in which a component that is back serves nobody.
+    """
     return [
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", max_bytes),
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),
+        *_PINGS,
         ("grpc.keepalive_permit_without_calls", 1),
+        ("grpc.min_reconnect_backoff_ms", 100),
+        ("grpc.initial_reconnect_backoff_ms", 200),
+        ("grpc.max_reconnect_backoff_ms", 2_000),
     ]
 
 
-def server_options(max_bytes: int) -> Options:
+def server_options(max_bytes: int, *, shared: bool = False) -> Options:
     """Server options: sizes of messages and metadata, pings, and permission for the clients' pings.
 
     The server's own pings end the streams of clients whose machine is gone; their sessions would otherwise stay for ever.
@@ -31,11 +46,12 @@ def server_options(max_bytes: int) -> Options:
     return [
         ("grpc.keepalive_time_ms", 10_000),
         ("grpc.keepalive_timeout_ms", 5_000),
+        *_PINGS,
         ("grpc.max_receive_message_length", max_bytes),
         ("grpc.max_send_message_length", max_bytes),
         ("grpc.max_metadata_size", 16 << 10),
-        # Two servers on one port would silently share its calls; without reuse the second one fails to bind.
-        ("grpc.so_reuseport", 0),
+        # Two servers on one port share its calls; where that is not meant, the second one must fail to bind.
+        ("grpc.so_reuseport", int(shared)),
         ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
     ]
@@ -44,16 +60,29 @@ def server_options(max_bytes: int) -> Options:
 def make_server(
     max_bytes: int,
     *,
-    max_concurrent: int | None = None,
     interceptors: Sequence[grpc.aio.ServerInterceptor] = (),
+    options: Sequence[tuple[str, int]] = (),
+    shared: bool = False,
 ) -> grpc.aio.Server:
-    """A server without services; ``max_bytes`` limits the size of a message."""
+    """A server without services; ``max_bytes`` limits the size of a message. Messages that are none are refused.
+
+    Args:
+        shared: whether others may bind to its port.
+    """
     return grpc.aio.server(
-        interceptors=list(interceptors),
-        options=server_options(max_bytes),
-        maximum_concurrent_rpcs=max_concurrent,
+        interceptors=[*interceptors, WholeMessages()],
+        options=[*server_options(max_bytes, shared=shared), *options],
         compression=grpc.Compression.NoCompression,
     )
+
+
+def limits_of_clients(config: PublicServerConfig) -> Options:
+    """Server options against clients that take connections and leave them unused."""
+    return [
+        ("grpc.max_allowed_incoming_connections", config.max_connections),
+        ("grpc.max_connection_idle_ms", round(1000 * config.idle_timeout_s)),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+    ]
 
 
 def bind(server: grpc.aio.Server, address: str, tls: TlsFiles | None = None) -> int:
@@ -64,5 +93,19 @@ def bind(server: grpc.aio.Server, address: str, tls: TlsFiles | None = None) -> 
     """
     if tls is None:
         return server.add_insecure_port(address)
-    pair = (tls.key.read_bytes(), tls.certificate.read_bytes())
-    return server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+    return server.add_secure_port(address, _renewable(tls))
+
+
+def _renewable(tls: TlsFiles) -> grpc.ServerCredentials:
+    """Credentials that new connections see anew when the files have changed; those that exist live on."""
+    kept = public_files(tls)
+
+    def configuration() -> Any:
+        (key, certificate), _ = kept.content()
+        return grpc.ssl_server_certificate_configuration([(key, certificate)])
+
+    def fetch() -> Any:
+        (key, certificate), changed = kept.content()
+        return grpc.ssl_server_certificate_configuration([(key, certificate)]) if changed else None
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=False)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
 
 from outrider.internal.v1 import drafting_pb2
 from services.links.call_queue import END, CallQueue
@@ -26,8 +28,12 @@ from speculation.ports import Drafter
 
 log = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
+
 # Most calls answered at once, and most unread replies. Beyond these the sender has to wait.
 _MOST = 4096
+# Most bytes of hidden states that wait for their session to be opened anew, behind a slow answer. Beyond it the oldest go.
+_MOST_HELD = 64 << 20
 
 
 async def converse(drafter: Drafter, calls: CallQueue, silence_s: float) -> AsyncGenerator[DraftingReply, None]:
@@ -66,6 +72,21 @@ def _failure(session_id: str) -> DraftFailure:
     return DraftFailure(session_id=session_id, reason="the drafter failed; its log says why")
 
 
+class _Opening:
+    """A call that opens a session, and the hidden states that came before it was answered."""
+
+    def __init__(self, call: OpenSession) -> None:
+        self.call = call
+        self.features: deque[FeatureChunk] = deque()
+        self._bytes = 0
+
+    def hold(self, chunk: FeatureChunk) -> None:
+        self.features.append(chunk)
+        self._bytes += len(chunk.features.data)
+        while self._bytes > _MOST_HELD:
+            self._bytes -= len(self.features.popleft().features.data)
+
+
 class _Conversation:
     """One verifier's conversation with a drafter. An exception of the drafter fails one session, not the conversation.
 
@@ -77,10 +98,12 @@ class _Conversation:
         self._drafter = drafter
         self._sessions = OpenSessions(drafter, silence_s)
         self._room = asyncio.Semaphore(_MOST)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
         # By session: the task that answers its last call, and the task that makes further drafts after that.
         self._answering: dict[str, asyncio.Task[None]] = {}
         self._further: dict[str, asyncio.Task[None]] = {}
+        # By session: the last call that opens it, until the drafter is told.
+        self._opening: dict[str, _Opening] = {}
         self.replies: asyncio.Queue[DraftingReply | None] = asyncio.Queue(_MOST)
 
     async def listen(self, calls: CallQueue) -> None:
@@ -113,20 +136,22 @@ class _Conversation:
     async def _take(self, call: SessionCall | FeatureChunk) -> None:
         name = call.session_id
         if isinstance(call, FeatureChunk):
-            await self._keep(call)
+            self._keep(call)
             return
         if isinstance(call, StepReport) and name in self._answering and (features := features_of(call)) is not None:
             # The drafter bounds the hidden states that it keeps. Queued here, they would pile up behind a slow answer.
-            await self._keep(FeatureChunk(session_id=name, features=features))
+            self._keep(FeatureChunk(session_id=name, features=features))
             call = with_features(call, None)
         await self._room.acquire()
+        if isinstance(call, OpenSession):
+            self._opening[name] = _Opening(call)
         # Further drafts still being made are for an earlier prefix.
         if (further := self._further.pop(name, None)) is not None:
             further.cancel()
         task = self._answering[name] = self._begin(self._answer(call, self._answering.get(name)))
         task.add_done_callback(lambda done: self._answered(name, done))
 
-    def _begin(self, doing: Coroutine[None, None, None]) -> asyncio.Task[None]:
+    def _begin(self, doing: Coroutine[None, None, _T]) -> asyncio.Task[_T]:
         task = asyncio.create_task(doing)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -137,9 +162,11 @@ class _Conversation:
         if self._answering.get(name) is task:
             del self._answering[name]
 
-    async def _keep(self, call: FeatureChunk) -> None:
-        # Let the task of a session opened just now run first.
-        await asyncio.sleep(0)
+    def _keep(self, call: FeatureChunk) -> None:
+        if (opening := self._opening.get(call.session_id)) is not None:
+            # Not for a session of the same name that lives until then.
+            opening.hold(call)
+            return
         self._sessions.heard(call.session_id)
         try:
             self._drafter.features(call)
@@ -163,14 +190,25 @@ class _Conversation:
     async def _reply(self, call: SessionCall) -> DraftingReply | None:
         match call:
             case OpenSession():
-                self._sessions.opened(call.session_id)
-                return await self._drafter.open(call)
+                return await self._open(call)
             case StepReport():
                 self._sessions.heard(call.session_id)
                 return await self._drafter.step(call)
             case CloseSession():
                 self._sessions.close(call.session_id)
         return None
+
+    async def _open(self, call: OpenSession) -> DraftingReply | None:
+        self._sessions.opened(call.session_id)
+        reply = self._begin(self._drafter.open(call))
+        # The drafter knows the session as soon as it has begun to open it.
+        await asyncio.sleep(0)
+        opening = self._opening.get(call.session_id)
+        if opening is not None and opening.call is call:
+            del self._opening[call.session_id]
+            for chunk in opening.features:
+                self._keep(chunk)
+        return await reply
 
     async def _draft_further(self, session_id: str) -> None:
         try:

@@ -18,8 +18,10 @@ from services.links.auth import bearer
 from services.links.call_queue import END, CallQueue
 from services.links.codec import drafting as codec
 from services.links.codec.features import in_messages
+from services.links.component_files import ComponentTls
 from services.links.draft_server import converse, encode_reply
-from services.links.internal import serve_internal
+from services.links.internal import Guard, guard_of, serve_internal
+from services.links.mutual_tls import CallerTls
 from services.links.open_sessions import SILENCE_S
 from services.links.reconnect import stay_connected
 from services.links.status import aborting
@@ -44,10 +46,14 @@ class GrpcDraftLink:
     Args:
         resolve: gives the drafter's "host:port" before every attempt, so that a restarted drafter is found.
         token: the token that the drafter's server asks for; None: it asks for none.
+        tls: credentials for mutual TLS; None: plain text.
     """
 
-    def __init__(self, resolve: Callable[[], Awaitable[str]], token: str | None = None) -> None:
+    def __init__(
+        self, resolve: Callable[[], Awaitable[str]], token: str | None = None, tls: CallerTls | None = None
+    ) -> None:
         self._resolve = resolve
+        self._tls = tls
         self._metadata = bearer(token)
         self._talking: Any = None
         self._calls: CallQueue | None = None
@@ -62,7 +68,7 @@ class GrpcDraftLink:
         async def talk(channel: grpc.aio.Channel) -> None:
             await self._talk(channel, receiver)
 
-        connecting = stay_connected("drafter", self._resolve, limits.MAX_DRAFT_MESSAGE_BYTES, talk)
+        connecting = stay_connected("drafter", self._resolve, limits.MAX_DRAFT_MESSAGE_BYTES, talk, self._tls)
         self._task = asyncio.create_task(connecting, name="grpc-drafts")
 
     def open(self, message: OpenSession) -> None:
@@ -85,12 +91,17 @@ class GrpcDraftLink:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    def reconnect(self) -> None:
+        """Give up the connection, and make one to the address that ``resolve`` gives now."""
+        if self._calls is not None:
+            self._calls = None
+            self._talking.cancel()
+
     def _send(self, call: DraftingCall) -> None:
         # Without a connection the call is dropped: on_connected tells a drafter that returns everything.
         if self._calls is not None and not self._calls.push(call):
             log.warning("the drafter does not keep up with its calls; reconnecting")
-            self._calls = None
-            self._talking.cancel()
+            self.reconnect()
 
     async def _talk(self, channel: grpc.aio.Channel, receiver: DraftReceiver) -> None:
         calls = CallQueue()
@@ -112,9 +123,10 @@ async def _requests(calls: CallQueue) -> AsyncIterator[drafting_pb2.DraftRequest
 
 
 class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
-    def __init__(self, drafter: Drafter, silence_s: float) -> None:
+    def __init__(self, drafter: Drafter, silence_s: float, guard: Guard) -> None:
         self._drafter = drafter
         self._silence_s = silence_s
+        self._guard = guard
         self._streams = itertools.count()
 
     async def Draft(
@@ -123,6 +135,8 @@ class _DraftingServicer(drafting_pb2_grpc.DraftingServiceServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[drafting_pb2.DraftResponse]:
         # Two verifiers may use one request id (a request that moved), so each stream gets a prefix of its own.
+        async with aborting(context):
+            self._guard(context)
         prefix = f"{next(self._streams)}/"
         calls = CallQueue()
         reading = asyncio.create_task(_read(request_iterator, prefix, calls))
@@ -149,15 +163,20 @@ async def _read(requests: AsyncIterator[drafting_pb2.DraftRequest], prefix: str,
 
 
 async def serve_drafter(
-    drafter: Drafter, address: str, token: str | None = None, silence_s: float = SILENCE_S
+    drafter: Drafter,
+    address: str,
+    token: str | None = None,
+    silence_s: float = SILENCE_S,
+    tls: ComponentTls | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Start a server for ``drafter`` at "host:port" (port 0: any free one). Returns it and its port.
 
     Args:
         token: asked for on every call; None: nothing is asked for.
         silence_s: seconds without a call after which a session is closed.
+        tls: the drafter's files for mutual TLS; None: plain text.
     """
-    servicer = _DraftingServicer(drafter, silence_s)
+    servicer = _DraftingServicer(drafter, silence_s, guard_of(tls))
     return await serve_internal(
-        lambda server: drafting_pb2_grpc.add_DraftingServiceServicer_to_server(servicer, server), address, token
+        lambda server: drafting_pb2_grpc.add_DraftingServiceServicer_to_server(servicer, server), address, token, tls
     )

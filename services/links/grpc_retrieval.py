@@ -15,7 +15,9 @@ import grpc.aio
 from outrider.internal.v1 import retrieval_pb2, retrieval_pb2_grpc
 from services.links.auth import bearer
 from services.links.codec import retrieval as codec
-from services.links.internal import serve_internal
+from services.links.component_files import ComponentTls
+from services.links.internal import Guard, guard_of, serve_internal
+from services.links.mutual_tls import CallerTls
 from services.links.reconnect import stay_connected
 from services.links.status import aborting
 from speculation import limits
@@ -55,17 +57,22 @@ class GrpcRetrievalLink:
     Args:
         resolve: gives the service's "host:port" before every attempt.
         token: the token that its server asks for; None: it asks for none.
+        tls: credentials for mutual TLS; None: plain text.
     """
 
-    def __init__(self, resolve: Callable[[], Awaitable[str]], token: str | None = None) -> None:
+    def __init__(
+        self, resolve: Callable[[], Awaitable[str]], token: str | None = None, tls: CallerTls | None = None
+    ) -> None:
         self._resolve = resolve
+        self._tls = tls
+        self._talking: Any = None
         self._metadata = bearer(token)
         self._asked: asyncio.Queue[_Waiting] | None = None
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Connect, and keep connected until ``stop``."""
-        connecting = stay_connected("retrieval", self._resolve, limits.MAX_DRAFT_MESSAGE_BYTES, self._talk)
+        connecting = stay_connected("retrieval", self._resolve, limits.MAX_DRAFT_MESSAGE_BYTES, self._talk, self._tls)
         self._task = asyncio.create_task(connecting, name="grpc-retrieval")
 
     async def stop(self) -> None:
@@ -73,6 +80,12 @@ class GrpcRetrievalLink:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
+
+    def reconnect(self) -> None:
+        """Give up the connection, and make one to the address that ``resolve`` gives now."""
+        if self._asked is not None:
+            self._asked = None
+            self._talking.cancel()
 
     async def retrieve(self, query: RetrievalQuery) -> Retrieved:
         if self._asked is None:
@@ -88,7 +101,7 @@ class GrpcRetrievalLink:
         asked: asyncio.Queue[_Waiting] = asyncio.Queue(_MOST_WAITING)
         sent: dict[int, list[_Waiting]] = {}
         replies = retrieval_pb2_grpc.RetrievalServiceStub(channel).Retrieve(_requests(asked, sent), metadata=self._metadata)
-        self._asked = asked
+        self._asked, self._talking = asked, replies
         try:
             async for reply in replies:
                 _settle(sent.pop(reply.batch_id, []), reply)
@@ -139,8 +152,9 @@ def _settle(batch: Sequence[_Waiting], reply: retrieval_pb2.RetrieveResponse) ->
 
 
 class _RetrievalServicer(retrieval_pb2_grpc.RetrievalServiceServicer):
-    def __init__(self, service: LooksUp) -> None:
+    def __init__(self, service: LooksUp, guard: Guard) -> None:
         self._service = service
+        self._guard = guard
 
     async def Retrieve(
         self,
@@ -148,6 +162,7 @@ class _RetrievalServicer(retrieval_pb2_grpc.RetrievalServiceServicer):
         context: grpc.aio.ServicerContext[Any, Any],
     ) -> AsyncIterator[retrieval_pb2.RetrieveResponse]:
         async with aborting(context):
+            self._guard(context)
             async for wire in request_iterator:
                 queries = codec.decode_queries(wire)
                 try:
@@ -156,14 +171,16 @@ class _RetrievalServicer(retrieval_pb2_grpc.RetrievalServiceServicer):
                     yield retrieval_pb2.RetrieveResponse(batch_id=wire.batch_id, error=str(error))
 
 
-async def serve_retrieval(service: LooksUp, address: str, token: str | None = None) -> tuple[grpc.aio.Server, int]:
+async def serve_retrieval(
+    service: LooksUp, address: str, token: str | None = None, tls: ComponentTls | None = None
+) -> tuple[grpc.aio.Server, int]:
     """Start a server for ``service`` at "host:port" (port 0: any free one). Returns it and its port.
 
     Args:
         token: asked for on every call; None: nothing is asked for.
+        tls: the service's files for mutual TLS; None: plain text.
     """
+    servicer = _RetrievalServicer(service, guard_of(tls))
     return await serve_internal(
-        lambda server: retrieval_pb2_grpc.add_RetrievalServiceServicer_to_server(_RetrievalServicer(service), server),
-        address,
-        token,
+        lambda server: retrieval_pb2_grpc.add_RetrievalServiceServicer_to_server(servicer, server), address, token, tls
     )

@@ -12,10 +12,14 @@ from outrider.internal.v1 import verification_pb2, verification_pb2_grpc
 from services.links.channel import bind, client_options, make_server
 from services.links.codec import verification as codec
 from services.links.status import aborting, from_grpc
+from services.not_begun import NotBegun
 from speculation import limits
 from speculation.errors import OutriderError, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
+
+# Metadata that a verifier sends as soon as it has a request.
+_BEGUN = "outrider-begun"
 
 
 class GrpcVerifierLink:
@@ -31,7 +35,7 @@ class GrpcVerifierLink:
             async for event in call:
                 yield codec.decode_generation_event(event)
         except grpc.aio.AioRpcError as error:
-            raise from_grpc(error) from error
+            raise _lost(error) from error
         finally:
             call.cancel()
 
@@ -53,6 +57,13 @@ class GrpcVerifierLink:
         await self._channel.close()
 
 
+def _lost(error: grpc.aio.AioRpcError) -> OutriderError:
+    """Convert an error of a generation. A verifier that was not reached cannot have failed at the request."""
+    ours = from_grpc(error)
+    begun = any(key == _BEGUN for key, _ in error.initial_metadata() or ())
+    return ours if begun or type(ours) is not Unavailable else NotBegun(str(ours))
+
+
 def _late(error: grpc.aio.AioRpcError, deadline_s: float) -> OutriderError:
     """Convert an error. Missing our deadline is ``Unavailable``: another verifier, or this one later, may answer."""
     if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
@@ -68,6 +79,7 @@ class _VerificationServicer(verification_pb2_grpc.VerificationServiceServicer):
         self, request: verification_pb2.VerifyRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> AsyncIterator[verification_pb2.VerifyResponse]:
         async with aborting(context):
+            await context.send_initial_metadata(((_BEGUN, "1"),))
             events = self._verifier.generate(codec.decode_generation(request))
             try:
                 async for event in events:

@@ -1,28 +1,47 @@
-"""gRPC servers between components, protected by a shared token."""
+"""gRPC servers between components, protected by a shared token and, where set, by mutual TLS."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import grpc.aio
 
-from services.links.auth import ApiKeyInterceptor, hash_key
+from services.access.key_hash import hash_key
+from services.links.auth import ApiKeyInterceptor
 from services.links.channel import bind, make_server
+from services.links.component_files import CALLERS, ComponentTls
+from services.links.mutual_tls import check_caller, server_credentials
 from speculation import limits
+
+Guard = Callable[[grpc.aio.ServicerContext[Any, Any]], None]
 
 
 async def serve_internal(
-    add: Callable[[grpc.aio.Server], None], address: str, token: str | None
+    add: Callable[[grpc.aio.Server], None], address: str, token: str | None, tls: ComponentTls | None = None
 ) -> tuple[grpc.aio.Server, int]:
     """Start a server at "host:port" (port 0: any free one). Returns it and its port.
 
     Args:
         add: adds the service to the server.
         token: asked for on every call; None: nothing is asked for.
+        tls: the server's files; None: plain text.
     """
     guards = [ApiKeyInterceptor([hash_key(token)])] if token else []
     server = make_server(limits.MAX_DRAFT_MESSAGE_BYTES, interceptors=guards)
     add(server)
-    port = bind(server, address)
+    port = bind(server, address) if tls is None else server.add_secure_port(address, server_credentials(tls))
     await server.start()
     return server, port
+
+
+def guard_of(tls: ComponentTls | None) -> Guard:
+    """What a servicer asks about every call before it answers: whether the caller's role may call it.
+
+    Raises:
+        Unauthenticated: raised by the returned function; the caller's certificate is not one of such a role.
+    """
+    if tls is None:
+        return lambda context: None
+    roles = CALLERS[tls.role]
+    return lambda context: check_caller(context, roles)

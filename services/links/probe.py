@@ -1,4 +1,4 @@
-"""Asks a gRPC server once whether it accepts a token, before a client that retries for ever connects to it."""
+"""Asks a gRPC server once: whether it is there, and whether it accepts a token."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Callable
 import grpc
 
 from services.links.auth import bearer
+
+_SILENT = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
 
 def refuses(address: str, method: str, token: str | None, timeout_s: float = 3.0) -> bool:
@@ -17,12 +19,25 @@ def refuses(address: str, method: str, token: str | None, timeout_s: float = 3.0
     Args:
         method: the method to call with an empty message, such as "/package.Service/Method".
     """
+    return _ask(address, method, token, timeout_s) is grpc.StatusCode.UNAUTHENTICATED
+
+
+def answers(address: str, method: str, token: str | None, timeout_s: float = 3.0) -> bool:
+    """Whether the server at ``address`` gives any answer, a refusal too, within ``timeout_s`` seconds.
+
+    Args:
+        method: the method to call with an empty message, such as "/package.Service/Method".
+    """
+    return _ask(address, method, token, timeout_s) not in _SILENT
+
+
+def _ask(address: str, method: str, token: str | None, timeout_s: float) -> grpc.StatusCode | None:
+    """The status of a call with an empty message; None: it succeeded."""
     with grpc.insecure_channel(address) as channel:
         call: Callable[..., object] = channel.unary_unary(method)
         try:
             call(b"", timeout=timeout_s, metadata=bearer(token))
         except grpc.RpcError as error:
             # The error that gRPC raises is also the call, which has a status code.
-            code = getattr(error, "code", lambda: None)()
-            return code is grpc.StatusCode.UNAUTHENTICATED
-    return False
+            return getattr(error, "code", lambda: None)()
+    return None

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 
 from outrider.v1 import generation_pb2 as pb
-from services.client_api import ChatMessage, ClientRequest, Completion, ModelCard, RequestedSampling, TextChunk
+from services.client_api import (
+    MAX_SALT_CHARACTERS,
+    ChatMessage,
+    ClientRequest,
+    Completion,
+    ModelCard,
+    RequestedSampling,
+    TextChunk,
+)
 from services.links.codec.verification import acceptance_rule, default_fields
 from speculation.errors import InvalidArgument
-from speculation.types import FinishReason, TokenLogprobs
+from speculation.types import FinishReason, StructuredOutputs, TokenLogprobs
 
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
@@ -51,7 +60,28 @@ def decode_request(
         tenant=tenant,
         request_id=request_id,
         traceparent=traceparent,
+        prediction=wire.prediction,
+        cache_salt=_salt(wire.cache_salt),
+        priority=wire.priority,
+        private=privacy_of(wire.privacy),
     )
+
+
+def privacy_of(asked: str) -> bool | None:
+    """Whether an answer is to be private; None: the request does not say.
+
+    Raises:
+        InvalidArgument: ``asked`` is no kind of privacy.
+    """
+    if asked not in ("", "none", "strict"):
+        raise InvalidArgument("privacy", asked, "none or strict")
+    return None if not asked else asked == "strict"
+
+
+def _salt(salt: str) -> str:
+    if len(salt) > MAX_SALT_CHARACTERS:
+        raise InvalidArgument("cache_salt", f"{len(salt)} characters", f"at most {MAX_SALT_CHARACTERS} characters")
+    return salt
 
 
 def _decode_input(wire: pb.GenerateRequest) -> str | tuple[ChatMessage, ...] | tuple[int, ...]:
@@ -77,15 +107,42 @@ def _decode_sampling(wire: pb.SamplingParams) -> RequestedSampling:
         stop=tuple(wire.stop),
         stop_token_ids=tuple(wire.stop_token_ids),
         logit_bias=dict(wire.logit_bias),
+        structured_outputs=_decode_structured(wire.structured_outputs) if wire.HasField("structured_outputs") else None,
+        allowed_token_ids=tuple(wire.allowed_token_ids),
+        bad_words=tuple(wire.bad_words),
     )
 
 
-def encode_event(event: TextChunk | Completion) -> pb.GenerateResponse:
-    """The message for a piece of the answer, or for its end."""
+def _decode_structured(wire: pb.StructuredOutputs) -> StructuredOutputs:
+    match wire.WhichOneof("form"):
+        case "json_object" if not wire.json_object:
+            raise InvalidArgument("structured_outputs.json_object", False, "true, or unset")
+        case "json_object":
+            return StructuredOutputs(kind="json_object")
+        case "choice":
+            return StructuredOutputs(kind="choice", text=json.dumps(list(wire.choice.choices), ensure_ascii=False))
+        case "json" | "regex" | "grammar" as kind:
+            return StructuredOutputs(kind=kind, text=getattr(wire, kind))
+        case _:
+            raise InvalidArgument("structured_outputs", "empty", "one of json, json_object, regex, choice, grammar")
+
+
+def encode_event(event: TextChunk | Completion, padding: int | None = None) -> pb.GenerateResponse:
+    """The message for a piece of the answer, or for its end.
+
+    Args:
+        padding: make its size a multiple of so many bytes, at least 256.
+    """
     if isinstance(event, TextChunk):
         chunk = pb.Chunk(text=event.text, token_ids=event.token_ids, logprobs=_encode_logprobs(event.logprobs))
-        return pb.GenerateResponse(chunk=chunk)
-    return pb.GenerateResponse(complete=_encode_completion(event))
+        message = pb.GenerateResponse(chunk=chunk)
+    else:
+        message = pb.GenerateResponse(complete=_encode_completion(event))
+    if padding is not None:
+        # The field's tag takes a byte, and a length from 128 to 16,383 two.
+        missing = -(message.ByteSize() + 3) % padding
+        message.padding = bytes(missing if missing > 127 else missing + padding)
+    return message
 
 
 def _encode_logprobs(entries: Sequence[TokenLogprobs]) -> list[pb.TokenLogprobs]:
@@ -108,7 +165,11 @@ def _encode_completion(event: Completion) -> pb.Complete:
         finish_reason=_REASONS[event.finish_reason],
         stop_string=event.stop if isinstance(event.stop, str) else None,
         stop_token_id=event.stop if isinstance(event.stop, int) else None,
-        usage=pb.Usage(prompt_tokens=len(event.prompt_token_ids), completion_tokens=event.completion_tokens),
+        usage=pb.Usage(
+            prompt_tokens=len(event.prompt_token_ids),
+            completion_tokens=event.completion_tokens,
+            cached_tokens=event.cached_tokens,
+        ),
         speculative_decoding=pb.SpeculationMetrics(
             strategy=event.strategy,
             mean_acceptance_length=stats.mean_acceptance_length,
@@ -117,6 +178,8 @@ def _encode_completion(event: Completion) -> pb.Complete:
             num_draft_tokens=stats.num_draft_tokens,
             num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
             acceptance_histogram=stats.acceptance_histogram,
+            accepted_by_source=stats.accepted_by_source,
+            switches=stats.switches,
         ),
         timing=pb.Timing(
             queue_s=timing.queue_s,

@@ -9,7 +9,8 @@ from collections.abc import Awaitable, Callable
 import grpc
 import grpc.aio
 
-from services.links.channel import client_options
+from services.links.channel import Options, client_options
+from services.links.mutual_tls import CallerTls
 
 log = logging.getLogger(__name__)
 
@@ -18,24 +19,31 @@ _RETRY_FIRST_S, _RETRY_MOST_S = 0.1, 2.0
 
 
 async def stay_connected(
-    name: str, resolve: Callable[[], Awaitable[str]], max_bytes: int, talk: Callable[[grpc.aio.Channel], Awaitable[None]]
+    name: str,
+    resolve: Callable[[], Awaitable[str]],
+    max_bytes: int,
+    talk: Callable[[grpc.aio.Channel], Awaitable[None]],
+    tls: CallerTls | None = None,
 ) -> None:
     """Connect to the component ``name`` and run ``talk`` on the channel, again and again until cancelled.
 
     Args:
         resolve: gives its "host:port" before every attempt, so that a restarted component is found.
         max_bytes: largest message.
+        tls: gives the channels' credentials; None: plain text.
     """
     delay = _RETRY_FIRST_S
     while True:
         try:
             address = await resolve()
-            async with grpc.aio.insecure_channel(address, options=client_options(max_bytes)) as channel:
+            async with _channel(address, client_options(max_bytes), tls) as channel:
                 async with asyncio.timeout(_CONNECT_TIMEOUT_S):
                     await channel.channel_ready()
                 delay = _RETRY_FIRST_S
                 log.info("connected to the %s at %s", name, address)
-                await talk(channel)
+                if await _renewed_while(talk(channel), tls):
+                    log.info("the certificate was renewed: connecting to the %s anew", name)
+                    continue
         except asyncio.CancelledError:
             # Cancelling only the stream raises this too. Stop only if this task was cancelled.
             task = asyncio.current_task()
@@ -46,6 +54,27 @@ async def stay_connected(
             log.warning("no %s: %s; trying again", name, _reason(error))
         await asyncio.sleep(delay)
         delay = min(2 * delay, _RETRY_MOST_S)
+
+
+async def _renewed_while(talking: Awaitable[None], tls: CallerTls | None) -> bool:
+    """Talk until the talk ends, or the caller's certificate is renewed; returns whether that was why."""
+    if tls is None:
+        await talking
+        return False
+    talk, renewed = asyncio.ensure_future(talking), asyncio.ensure_future(tls.renewed())
+    try:
+        await asyncio.wait((talk, renewed), return_when=asyncio.FIRST_COMPLETED)
+        if talk.done():
+            await talk
+        return not talk.done()
+    finally:
+        for task in (talk, renewed):
+            task.cancel()
+        await asyncio.gather(talk, renewed, return_exceptions=True)
+
+
+def _channel(address: str, options: Options, tls: CallerTls | None) -> grpc.aio.Channel:
+    return grpc.aio.insecure_channel(address, options=options) if tls is None else tls.channel(address, options)
 
 
 def _reason(error: Exception) -> str:

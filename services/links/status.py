@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, NoReturn
 import grpc
 import grpc.aio
 from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from outrider.v1 import generation_pb2
 from speculation import errors
@@ -22,6 +23,7 @@ from speculation.errors import (
     MalformedTree,
     NotFound,
     OutriderError,
+    PermissionDenied,
     PromptTooLong,
     ResourceExhausted,
     TargetLost,
@@ -32,6 +34,8 @@ from speculation.errors import (
 log = logging.getLogger(__name__)
 
 DETAIL_KEY = "outrider-error-bin"
+_MOST_SHOWN = 600
+_STATUS_KEY = "grpc-status-details-bin"
 
 
 class Status(NamedTuple):
@@ -48,6 +52,7 @@ STATUS: dict[type[OutriderError], Status] = {
     MalformedTree: Status("INVALID_ARGUMENT", 400),
     ConfigurationError: Status("FAILED_PRECONDITION", 500),
     Unauthenticated: Status("UNAUTHENTICATED", 401),
+    PermissionDenied: Status("PERMISSION_DENIED", 403),
     NotFound: Status("NOT_FOUND", 404),
     ResourceExhausted: Status("RESOURCE_EXHAUSTED", 429),
     Unavailable: Status("UNAVAILABLE", 503),
@@ -69,16 +74,33 @@ def status_of(error: BaseException) -> Status:
 def detail_of(error: OutriderError) -> generation_pb2.ErrorDetail:
     """The fields of ``error`` that a client program may need."""
     if isinstance(error, InvalidArgument):
-        return generation_pb2.ErrorDetail(field=error.field, value=error.value, allowed=error.allowed)
+        return generation_pb2.ErrorDetail(field=error.field, value=error.value, allowed=_shown(error.allowed))
     if isinstance(error, ResourceExhausted):
         return generation_pb2.ErrorDetail(retry_after_s=error.retry_after_s)
     return generation_pb2.ErrorDetail()
 
 
+def _shown(text: str) -> str:
+    """An error's text as a status can hold it. Clients drop the whole answer where trailers are larger than 8 KiB."""
+    line = "".join(letter if letter.isprintable() else " " for letter in text)
+    return line if len(line) <= _MOST_SHOWN else line[: _MOST_SHOWN - 3] + "..."
+
+
+def _with_retry_info(error: ResourceExhausted) -> bytes:
+    """The error as google.rpc.Status with a RetryInfo, for clients that are not ours."""
+    info = error_details_pb2.RetryInfo()
+    info.retry_delay.FromNanoseconds(round(error.retry_after_s * 1e9))
+    told = status_pb2.Status(code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0], message=str(error))
+    told.details.add().Pack(info)
+    return bytes(told.SerializeToString())
+
+
 async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderError) -> NoReturn:
-    """End a call with ``error``'s status."""
-    trailer = ((DETAIL_KEY, detail_of(error).SerializeToString()),)
-    await context.abort(grpc.StatusCode[status_of(error).grpc], str(error), trailer)
+    """End a call with ``error``'s status, and with the trailing metadata that have been set."""
+    trailer = (*(context.trailing_metadata() or ()), (DETAIL_KEY, detail_of(error).SerializeToString()))
+    if isinstance(error, ResourceExhausted):
+        trailer = (*trailer, (_STATUS_KEY, _with_retry_info(error)))
+    await context.abort(grpc.StatusCode[status_of(error).grpc], _shown(str(error)), trailer)
     raise AssertionError("context.abort returned")
 
 
@@ -98,6 +120,7 @@ async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator
 
 _BY_STATUS: dict[str, type[OutriderError]] = {
     "UNAUTHENTICATED": errors.Unauthenticated,
+    "PERMISSION_DENIED": errors.PermissionDenied,
     "FAILED_PRECONDITION": errors.ConfigurationError,
     "UNAVAILABLE": errors.Unavailable,
     "DEADLINE_EXCEEDED": errors.DeadlineExceeded,

@@ -30,7 +30,9 @@ class Answer:
         self._arrived_at = arrived_at
         self._first_token_at: float | None = None
         self._tokens = 0
+        self._characters = 0
         self._queue_s = 0.0
+        self._cached_tokens = 0
         self._last_token: int | None = None
         self._stats = SpeculationStats()
         self.stop_string: str | None = None
@@ -39,10 +41,14 @@ class Answer:
         """Take the tokens of one step; those after a completed stop string are dropped."""
         if self._first_token_at is None:
             self._first_token_at = time.perf_counter()
+            self._cached_tokens = progress.cached_tokens
         text, taken = "", 0
+        ends: list[int] = []
         for token in progress.token_ids:
             taken += 1
             piece = self._detokenizer.push(token)
+            self._characters += len(piece)
+            ends.append(self._characters)
             if self._tokens + taken < self._request.sampling.min_tokens:
                 text += piece
                 continue
@@ -55,7 +61,13 @@ class Answer:
         self._queue_s = progress.queue_s
         self._last_token = progress.token_ids[taken - 1]
         self._stats.record(drafted=progress.num_drafted, accepted_sources=progress.accepted_sources[:taken], committed=taken)
-        return TextChunk(text=text, token_ids=progress.token_ids[:taken], logprobs=progress.logprobs[:taken])
+        self._stats.switches += progress.switches
+        return TextChunk(
+            text=text,
+            token_ids=progress.token_ids[:taken],
+            logprobs=progress.logprobs[:taken],
+            text_ends=tuple(ends),
+        )
 
     def rest(self) -> str:
         """Text that was held back because a stop string might have begun in it. Called once, at the end."""
@@ -76,6 +88,8 @@ class Answer:
             stop=stop,
             prompt_token_ids=self._request.prompt,
             completion_tokens=self._tokens,
+            cached_tokens=self._cached_tokens,
+            predicted_tokens=len(self._request.prediction),
             seed=self._request.sampling.seed,
             model=model,
             strategy=self._request.plan.strategy,

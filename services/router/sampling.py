@@ -13,13 +13,21 @@ from speculation.types import DEFAULT_MAX_TOKENS, SamplingDefaults, SamplingPara
 _PLAIN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop")
 
 
-def complete_sampling(asked: RequestedSampling, card: VerifierCard, prompt_length: int) -> SamplingParams:
+def complete_sampling(
+    asked: RequestedSampling,
+    card: VerifierCard,
+    prompt_length: int,
+    most_tokens: int | None = None,
+    bad_words: tuple[tuple[int, ...], ...] = (),
+) -> SamplingParams:
     """The sampling parameters: first those of the request, then the model's generation config, then Outrider's defaults.
 
     A request without a seed gets a random one.
 
     Args:
         prompt_length: tokens of the prompt; below the card's ``max_model_len``.
+        most_tokens: longest answer where the request does not say; None: the defaults alone count.
+        bad_words: those of the request, in tokens.
 
     Raises:
         InvalidArgument: the requested answer does not fit into the context; names the field.
@@ -29,13 +37,15 @@ def complete_sampling(asked: RequestedSampling, card: VerifierCard, prompt_lengt
     left = f"what the prompt leaves of max_model_len {card.max_model_len}"
     if asked.max_tokens is not None and asked.max_tokens > room:
         raise InvalidArgument("max_tokens", asked.max_tokens, f"at most {room}: {left}")
-    max_tokens = min(room, asked.max_tokens if asked.max_tokens is not None else _most(defaults, prompt_length))
+    default = asked.max_tokens if asked.max_tokens is not None else _most(defaults, prompt_length)
+    max_tokens = min(room, default, most_tokens or default)
     if asked.min_tokens is not None and asked.min_tokens > max_tokens == room:
         raise InvalidArgument("min_tokens", asked.min_tokens, f"at most {max_tokens}: {left}")
     given = {name: getattr(defaults, name) for name in _PLAIN if getattr(defaults, name) not in (None, ())}
     # The requested length overrides the model's lengths, as in transformers.
     lengths = {"max_tokens": max_tokens, "min_tokens": min(_fewest(defaults, prompt_length), max_tokens)}
-    return SamplingParams(**{"seed": secrets.randbits(63), **given, **lengths, **asked.given, "max_tokens": max_tokens})
+    own = {**asked.given, "max_tokens": max_tokens, "bad_words": bad_words}
+    return SamplingParams(**{"seed": secrets.randbits(63), **given, **lengths, **own})
 
 
 def _most(defaults: SamplingDefaults, prompt_length: int) -> int:

@@ -7,18 +7,23 @@ import logging
 import secrets
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from services.client_api import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk
+from services.client_api import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk, TokenSpelling
+from services.grammars import check_sampling
+from services.log_names import log_name
+from services.metrics.registry import DROPPED, Metrics
+from services.not_begun import NotBegun
 from services.router.answer import Answer
 from services.router.config import RouterConfig
 from services.router.sampling import complete_sampling
 from services.router.strategies import check_default, make_plan, served
-from services.router.tokens import Tokens
+from services.router.tokenising import TokenisingPool
+from services.router.tokens import Tokens, length_of
 from speculation import limits
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, PromptTooLong, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard, log_name
+from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
 from speculation.types import FinishReason
 
@@ -26,30 +31,38 @@ log = logging.getLogger(__name__)
 
 # Seconds before each further attempt after a verifier has become unavailable.
 _MIGRATION_DELAYS_S = (0.1, 1.0, 3.0)
+# Verifiers that may fail at one token of a request.
+_MOST_FAILED = 2
 
 
 class RouterService:
     """Implements ``services.client_api.RouterPort``.
 
+    Args:
+        metrics: where it counts migrations; what users see of it is counted in front of it (``ObservedRouter``).
+
     Raises:
         ConfigurationError: the tokeniser cannot be loaded, or the default strategy does not exist.
     """
 
-    def __init__(self, config: RouterConfig, verifier: VerifierPort) -> None:
+    def __init__(self, config: RouterConfig, verifier: VerifierPort, metrics: Metrics = DROPPED) -> None:
         check_default(config.strategy)
         self._config = config
         self._verifier = verifier
         self._tokens = Tokens(config.model_path)
+        self._pool = TokenisingPool()
         self._card: VerifierCard | None = None
+        self._migrations = metrics.counter("migrations_total")
 
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         arrived_at = time.perf_counter()
         if not request.request_id:
             request = replace(request, request_id=uuid.uuid4().hex)
         card = await self._describe()
-        # Tokenising a long text takes time: in a thread, it does not delay other requests.
-        inner = await asyncio.to_thread(self._prepare, request, card)
-        answer = Answer(inner, request.request_id, self._tokens.detokenizer(), arrived_at)
+        self._tokens.check_length(request.input, card.max_model_len)
+        inner = await self._pool.run(lambda: self._prepare(request, card), length_of(request.input))
+        detokenizer = self._tokens.detokenizer(special=not request.skip_special_tokens)
+        answer = Answer(inner, request.request_id, detokenizer, arrived_at)
         events = self._verify(inner)
         try:
             async for event in events:
@@ -66,14 +79,22 @@ class RouterService:
             await events.aclose()
 
     async def _verify(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
-        """A verifier's events. If it dies, another one continues after the committed tokens: same seed, same tokens."""
+        """A verifier's events. If it dies, another one continues after the committed tokens: same seed, same tokens.
+
+        A request at which two verifiers have failed, the second without a token, may be the cause, and is not tried on a
+        third one.
+        """
         committed: list[int] = []
+        failed, lost = 0, False
         for attempt, delay_s in enumerate((*_MIGRATION_DELAYS_S, None)):
             # A new id for each attempt: the verifier may be alive and still hold the abandoned attempt.
-            name = f"{request.request_id}.{attempt}"
+            name, before = f"{request.request_id}.{attempt}", len(committed)
             events = self._verifier.generate(replace(request, request_id=name, committed=tuple(committed)))
             try:
                 async for event in events:
+                    if lost:
+                        lost = False
+                        self._migrations.add(1, "continued")
                     if isinstance(event, Progress):
                         committed += event.token_ids
                     yield event
@@ -81,7 +102,12 @@ class RouterService:
                         return
                 raise Internal("the verifier ended without a result")
             except Unavailable as error:
-                if delay_s is None:
+                if not isinstance(error, NotBegun):
+                    lost = True
+                    failed = failed + 1 if len(committed) == before else 1
+                if delay_s is None or failed >= _MOST_FAILED:
+                    if lost:
+                        self._migrations.add(1, "given_up")
                     raise
                 name = log_name(request.request_id, request.traceparent)
                 log.warning("request %s is retried after %d tokens: %s", name, len(committed), error)
@@ -96,16 +122,32 @@ class RouterService:
                 name=card.model,
                 max_model_len=card.max_model_len,
                 vocab_size=card.vocab_size,
-                strategies=tuple(sorted(served(retrieval=strategy.retrieval, semantic=strategy.semantic))),
+                strategies=tuple(sorted(served(strategy))),
                 default_strategy=strategy.strategy,
                 bit_exact=card.bit_exact,
                 defaults=card.defaults,
                 processors=card.processors,
+                chats=self._tokens.has_chat_template,
+                calls_tools=self._tokens.calls_tools,
             )
         ]
 
     async def forget(self, tenant: str) -> None:
         await self._verifier.forget(tenant)
+
+    async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
+        self._tokens.check_length(request.input, (await self._describe()).max_model_len)
+        return await self._pool.run(lambda: self._encode(request), length_of(request.input))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        size = (await self._describe()).vocab_size
+        wrong = next((token for token in token_ids if not 0 <= token < size), None)
+        if wrong is not None:
+            raise InvalidArgument("tokens", wrong, f"token ids from 0 to {size - 1}")
+        return await self._pool.run(lambda: self._tokens.decode(token_ids), len(token_ids))
+
+    async def spell(self, token_ids: Sequence[int]) -> tuple[TokenSpelling, ...]:
+        return self._tokens.spell(token_ids)
 
     async def ready(self) -> bool:
         try:
@@ -131,30 +173,39 @@ class RouterService:
         if request.model is not None and request.model != card.model:
             raise NotFound("model", request.model, card.model)
         plan = make_plan(request, self._config.strategy)
-        prompt = self._encode(request.input)
+        prompt = self._encode(request)
         if len(prompt) >= card.max_model_len:
             most = card.max_model_len - 1
             raise PromptTooLong(
                 "prompt", f"{len(prompt)} tokens", f"at most {most} tokens (max_model_len is {card.max_model_len})"
             )
+        words = self._tokens.spellings(request.sampling.bad_words)
+        sampling = complete_sampling(request.sampling, card, len(prompt), request.most_tokens, words)
+        check_sampling(sampling)
         # Users may choose the same request id, but ids must be unique at a verifier.
         name = f"{request.request_id}.{secrets.token_hex(4)}"
         log.info("request %s: %d tokens, strategy %s", log_name(name, request.traceparent), len(prompt), plan.strategy)
         return GenerationRequest(
             request_id=name,
             prompt=prompt,
-            sampling=complete_sampling(request.sampling, card, len(prompt)),
+            sampling=sampling,
             plan=plan,
             tenant=request.tenant,
+            weight=request.weight,
+            cache_salt=request.cache_salt,
+            priority=request.priority,
             traceparent=request.traceparent,
+            # Not more than an answer can have: the rest could not be used.
+            prediction=self._tokens.encode_answer(request.prediction)[: card.max_model_len],
         )
 
-    def _encode(self, source: str | tuple[ChatMessage, ...] | tuple[int, ...]) -> tuple[int, ...]:
+    def _encode(self, request: ClientRequest) -> tuple[int, ...]:
+        source = request.input
         if isinstance(source, str):
             return self._tokens.encode(source)
         messages = tuple(entry for entry in source if isinstance(entry, ChatMessage))
         if messages:
-            return self._tokens.encode_chat(messages)
+            return self._tokens.encode_chat(messages, request.chat)
         ids = tuple(entry for entry in source if isinstance(entry, int))
         if not ids:
             raise InvalidArgument("prompt", "empty", "at least one token, character or message")

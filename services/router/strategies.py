@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from services.client_api import ClientRequest
 from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument
-from speculation.sources import SOURCES, STRATEGIES, STRATEGY_NODES, WHERE_INDEXED
+from speculation.sources import (
+    AUTO,
+    SOURCES,
+    STRATEGIES,
+    STRATEGY_NODES,
+    WHERE_INDEXED,
+    WHERE_PREDICTED,
+    WHERE_TRAINED,
+    SourceSpec,
+)
 from speculation.types import AcceptanceRule, Plan
 
 
@@ -21,42 +31,33 @@ class StrategyConfig:
         acceptance: the default acceptance rule.
         retrieval: whether there is an index; without one, strategies that need it are refused.
         semantic: whether the index can be searched by hidden states.
+        trained: the sources that run a model and have one here, each with the layers whose hidden states its model reads.
     """
 
-    strategy: str = "blend"
+    strategy: str = AUTO
     num_speculative_tokens: int | None = None
     acceptance: AcceptanceRule = "walk"
     retrieval: bool = False
     semantic: bool = False
+    trained: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def served(*, retrieval: bool, semantic: bool = False) -> tuple[str, ...]:
-    """The strategies that a server can offer.
-
-    Args:
-        retrieval: it has a retrieval index.
-        semantic: the index can be searched by hidden states.
-    """
-    return tuple(
-        name for name in STRATEGIES if (retrieval or not _needs_index(name)) and (semantic or not _needs_states(name))
-    )
+def served(config: StrategyConfig) -> tuple[str, ...]:
+    """The strategies that a server can offer."""
+    return tuple(name for name in STRATEGIES if _lacks(name, config) is None)
 
 
 def check_default(config: StrategyConfig) -> None:
     """Check the defaults at start.
 
     Raises:
-        ConfigurationError: the strategy is unknown or needs an index that is not there, or num_speculative_tokens is out of
-            range.
+        ConfigurationError: the strategy is unknown or needs an index or a model that is not there, or
+            num_speculative_tokens is out of range.
     """
     if config.strategy not in STRATEGIES:
         raise ConfigurationError(f"strategy is {config.strategy}: must be one of {_known()}")
-    if _needs_states(config.strategy) and not config.semantic:
-        raise ConfigurationError(
-            f"strategy is {config.strategy}, which needs an index built with --semantic: set retrieval.semantic"
-        )
-    if _needs_index(config.strategy) and not config.retrieval:
-        raise ConfigurationError(f"strategy is {config.strategy}, which needs an index: set retrieval.index")
+    if (lack := _lacks(config.strategy, config)) is not None:
+        raise ConfigurationError(f"strategy is {config.strategy}, which needs {lack.needs}: set {lack.setting}")
     nodes = config.num_speculative_tokens
     if nodes is not None and not 0 <= nodes <= limits.MAX_TREE_NODES:
         raise ConfigurationError(f"num_speculative_tokens must be from 0 to {limits.MAX_TREE_NODES}")
@@ -66,17 +67,15 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
     """The plan for ``request``.
 
     Raises:
-        InvalidArgument: its strategy is unknown or not served here, or num_speculative_tokens is out of range.
+        InvalidArgument: its strategy is unknown or not served here, reads an index although the request is private, or
+            num_speculative_tokens is out of range.
     """
     strategy = request.strategy if request.strategy is not None else config.strategy
     if strategy not in STRATEGIES:
         raise InvalidArgument("speculation.strategy", strategy or "empty", f"one of {_known()}")
-    usable = served(retrieval=config.retrieval, semantic=config.semantic)
-    if strategy not in usable:
-        lacks = "no retrieval index" if not config.retrieval else "no index of hidden states"
-        raise InvalidArgument(
-            "speculation.strategy", strategy, f"one of {', '.join(sorted(usable))}; this server has {lacks}"
-        )
+    if (lack := _lacks(strategy, config)) is not None:
+        usable = ", ".join(sorted(served(config)))
+        raise InvalidArgument("speculation.strategy", strategy, f"one of {usable}; this server has {lack.has}")
     nodes = request.num_speculative_tokens
     if nodes is not None and not 0 <= nodes <= limits.MAX_TREE_NODES:
         raise InvalidArgument("speculation.num_speculative_tokens", nodes, f"from 0 to {limits.MAX_TREE_NODES}")
@@ -85,6 +84,13 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
     if nodes is None:
         nodes = _suitable_nodes(strategy)
     sources = _sources(strategy, config)
+    if request.private:
+        sources = tuple(source for source in sources if not SOURCES[source].retrieval)
+        if STRATEGIES[strategy] and not sources:
+            usable = ", ".join(sorted(name for name in served(config) if not all(_reads_index(name))))
+            raise InvalidArgument("speculation.strategy", strategy, f"one of {usable} with privacy: strict")
+    if request.prediction and strategy in WHERE_PREDICTED:
+        sources = (WHERE_PREDICTED[strategy], *sources)
     specs = [SOURCES[source] for source in sources]
     return Plan(
         strategy=strategy,
@@ -92,9 +98,14 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
         max_nodes=nodes if sources else 0,
         acceptance=request.acceptance or config.acceptance,
         observe_top_k=max((spec.top_k for spec in specs), default=0),
-        observe_layers=tuple(sorted({layer for spec in specs for layer in spec.layers})),
+        observe_layers=tuple(sorted({layer for spec in specs for layer in config.trained.get(spec.name, spec.layers)})),
         observe_prompt=any(spec.prompt_features for spec in specs),
     )
+
+
+def _reads_index(strategy: str) -> list[bool]:
+    """Whether each of a strategy's own sources reads what others have written; plain decoding does not."""
+    return [SOURCES[source].retrieval for source in STRATEGIES[strategy]] or [False]
 
 
 def _suitable_nodes(strategy: str) -> int:
@@ -103,22 +114,39 @@ def _suitable_nodes(strategy: str) -> int:
 
 
 def _sources(strategy: str, config: StrategyConfig) -> tuple[str, ...]:
-    """A strategy's sources, and the optional ones that the server's index makes possible."""
-    besides = [
-        source
-        for source in WHERE_INDEXED.get(strategy, ())
-        if config.retrieval and (config.semantic or not SOURCES[source].layers)
-    ]
-    return (*STRATEGIES[strategy], *besides)
+    """A strategy's sources, and the optional ones that the server's index and models make possible."""
+    indexed = [source for source in WHERE_INDEXED.get(strategy, ()) if _source_lacks(SOURCES[source], config) is None]
+    trained = [source for source in WHERE_TRAINED.get(strategy, ()) if source in config.trained]
+    return (*STRATEGIES[strategy], *indexed, *trained[:1])
 
 
-def _needs_index(strategy: str) -> bool:
-    return any(SOURCES[source].retrieval for source in STRATEGIES[strategy])
+@dataclass(frozen=True, slots=True)
+class _Lack:
+    """Something that a server does not have: how a setting's error and a request's error say so."""
+
+    needs: str
+    setting: str
+    has: str
 
 
-def _needs_states(strategy: str) -> bool:
-    """Whether the strategy searches the index by hidden states."""
-    return any(SOURCES[source].retrieval and SOURCES[source].layers for source in STRATEGIES[strategy])
+_NO_INDEX = _Lack("an index", "retrieval.index", "no retrieval index")
+_NO_STATES = _Lack("an index built with --semantic", "retrieval.semantic", "no index of hidden states")
+
+
+def _lacks(strategy: str, config: StrategyConfig) -> _Lack | None:
+    """What the server lacks for a strategy; None: nothing."""
+    lacks = (_source_lacks(SOURCES[source], config) for source in STRATEGIES[strategy])
+    return next((lack for lack in lacks if lack is not None), None)
+
+
+def _source_lacks(spec: SourceSpec, config: StrategyConfig) -> _Lack | None:
+    if spec.retrieval and not config.retrieval:
+        return _NO_INDEX
+    if spec.retrieval and spec.layers and not config.semantic:
+        return _NO_STATES
+    if spec.kind == "model" and spec.name not in config.trained:
+        return _Lack(f"a checkpoint of {spec.name}", "drafter.models", f"no checkpoint of {spec.name}")
+    return None
 
 
 def _known() -> str:

@@ -6,18 +6,22 @@ Templates come with models from elsewhere and are foreign programs. They run in 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
 import jinja2
-from jinja2 import nodes
+from jinja2 import meta, nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.utils import Namespace
 
 from services.router.template_bounds import BoundedEnvironment
+
+# Marks the end of a message that is to be continued; its space shows whether the template trims messages.
+_TAG = "CONTINUE_FINAL_MESSAGE_TAG "
 
 
 class ChatTemplate:
@@ -29,33 +33,66 @@ class ChatTemplate:
 
     Raises:
         jinja2.TemplateSyntaxError: the source is not a valid template.
+
+    Attributes:
+        variables: names that the template reads and does not define, except those of special tokens and functions.
+        calls_tools: it has the model write calls of tools as ``<tool_call>{...}</tool_call>``.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str]) -> None:
         self._environment = _environment()
         try:
             self._template = self._environment.from_string(source)
+            found = meta.find_undeclared_variables(self._environment.parse(source))
         except jinja2.TemplateError:
             raise
         except Exception as error:  # jinja2 compiles to Python, whose compiler may fail, too
             raise jinja2.TemplateSyntaxError(_said_by(error), 1) from error
         self._tokens = dict(tokens)
+        self._source = source
+        self.variables = frozenset(found - {*tokens, *self._environment.globals})
+        self.calls_tools = "<tool_call>" in source and "tools" in found
 
-    def render(self, messages: Sequence[Mapping[str, str]]) -> str:
+    def reads(self, name: str) -> bool:
+        """Whether the template may read a variable, or a message's field, of this name."""
+        return re.search(rf"\b{re.escape(name)}\b", self._source) is not None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any] | None = None,
+        *,
+        continue_final_message: bool = False,
+    ) -> str:
         """The conversation as text, up to the point where the assistant's answer begins.
+
+        Args:
+            options: variables for the template; without ``add_generation_prompt``, that is True.
+            continue_final_message: end within the last message, as transformers does.
 
         Raises:
             jinja2.TemplateError: the template rejects the conversation, fails on it, or does what the sandbox forbids.
         """
-        given = {"messages": [dict(message) for message in messages], "tools": None, "documents": None}
+        shown = [dict(message) for message in messages]
+        if continue_final_message:
+            shown[-1]["content"] += _TAG
+        given = {"tools": None, "documents": None, "add_generation_prompt": True, **self._tokens, **(options or {})}
         try:
-            return self._environment.limited(
-                lambda: self._template.render(**given, add_generation_prompt=True, **self._tokens)
-            )
+            text = self._environment.limited(lambda: self._template.render({**given, "messages": shown}))
+            return _before_tag(text) if continue_final_message else text
         except jinja2.TemplateError:
             raise
         except Exception as error:  # a template is a program: it may divide by zero, or call itself for ever
             raise jinja2.TemplateRuntimeError(_said_by(error)) from error
+
+
+def _before_tag(text: str) -> str:
+    """The text up to the end of the message that was tagged."""
+    at = text.rfind(_TAG.strip())
+    if at < 0:
+        raise jinja2.TemplateError("it does not show the end of the last message, which can so not be continued")
+    # A template that trims messages has taken the tag's space, and would have taken the message's own.
+    return text[:at] if text.startswith(_TAG, at) else text[:at].rstrip()
 
 
 def _said_by(error: Exception) -> str:

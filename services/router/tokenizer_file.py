@@ -7,7 +7,7 @@ transformers rebuilds some tokenizers from the file's vocabulary, and adds token
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 
 from services.model_folder import check_vocabulary, read_json, reading
 from services.router.templates import ChatTemplate
+from services.router.token_bytes import TokenBytes
 
 # With these classes transformers uses the file unchanged; with LlamaTokenizer only if the file works on bytes.
 _PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")
@@ -45,31 +46,35 @@ class FileTokenizer:
         self._tokenizer = tokenizer
         self._template = template
         self._special_ids = special_ids(tokenizer)
+        self._bytes = TokenBytes(tokenizer)
+        self.longest_token = longest_token(tokenizer)
 
     @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
+    def template(self) -> ChatTemplate | None:
+        return self._template
 
-    def encode(self, text: str) -> Sequence[int]:
-        return self._tokenizer.encode(text, add_special_tokens=True).ids
-
-    def encode_chat(self, conversation: Sequence[Mapping[str, str]]) -> Sequence[int]:
-        assert self._template is not None
-        text = self._template.render(conversation)
-        # The template writes the special tokens itself.
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+    def encode(self, text: str, *, special: bool = True) -> Sequence[int]:
+        return self._tokenizer.encode(text, add_special_tokens=special).ids
 
     @property
     def special_ids(self) -> frozenset[int]:
         return self._special_ids
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=not special))
+
+    def spell(self, token: int) -> bytes:
+        return self._bytes.spell(token)
 
 
 def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
     """Ids of the special tokens, which ``decode`` leaves out of a text."""
     return frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
+
+
+def longest_token(tokenizer: Tokenizer) -> int:
+    """Most characters of a text that one token stands for. Tokenisers write a character as one or more characters."""
+    return max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
 
 def open_file(folder: Path) -> FileTokenizer | None:

@@ -2,47 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+import functools
+from collections.abc import Container, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 from jinja2 import TemplateError
 
-from services.client_api import ChatMessage
+from services.client_api import ChatMessage, ChatOptions, TokenSpelling
+from services.router.conversations import as_dicts, check_messages, template_options
+from services.router.templates import ChatTemplate
 from services.router.tokenizer_file import open_file
-from speculation import limits
-from speculation.errors import InvalidArgument
+from speculation.errors import InvalidArgument, PromptTooLong
 
+_NO_OPTIONS = ChatOptions()
 _BROKEN = "\ufffd"
 # Bytes of the longest character in UTF-8.
 _CHARACTER_BYTES = 4
 # Each new token is decoded together with its predecessors. Their number is cut to about half of this when it exceeds it.
 _WINDOW = 16
+# Characters of a template's own error that are shown.
+_SAID = 200
+
+Source: TypeAlias = "str | tuple[ChatMessage, ...] | tuple[int, ...]"
 
 
 class Backend(Protocol):
     """A tokenizer library with the model's tokenizer and chat template."""
 
     @property
-    def has_chat_template(self) -> bool:
-        """Whether conversations can be encoded."""
+    def template(self) -> ChatTemplate | None:
+        """The model's chat template; None: it has none."""
 
-    def encode(self, text: str) -> Sequence[int]:
-        """Ids of ``text``, with the special tokens that the model's tokenizer adds to a text."""
+    def encode(self, text: str, *, special: bool = True) -> Sequence[int]:
+        """Ids of ``text``, with the special tokens that the model's tokenizer adds to a text, or without (``special``)."""
 
-    def encode_chat(self, conversation: Sequence[Mapping[str, str]]) -> Sequence[int]:
-        """Ids of a conversation, up to the beginning of the assistant's answer.
-
-        Raises:
-            jinja2.TemplateError: the chat template refuses it.
-        """
+    @property
+    def longest_token(self) -> int:
+        """Most characters of a text that one token stands for."""
 
     @property
     def special_ids(self) -> Container[int]:
         """Ids of special tokens, which have no text."""
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ``tokens``, without special tokens."""
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        """Text of ``tokens``, without special tokens, or with their names (``special``)."""
+
+    def spell(self, token: int) -> bytes:
+        """What a token adds to a text, in UTF-8; the name of a special one, nothing for an unknown one."""
+
+
+def length_of(source: Source) -> int:
+    """Characters of a text or a conversation; the number of token ids."""
+    if isinstance(source, str):
+        return len(source)
+    return sum(1 if isinstance(entry, int) else _length(entry) for entry in source)
+
+
+def _length(message: ChatMessage) -> int:
+    return len(message.role) + len(message.content) + len(message.name) + len(message.tool_calls)
+
+
+def _plain(text: str) -> str:
+    """A foreign text as part of an error: one short line."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 2 * _SAID]).split())
+    return line if len(text) <= _SAID else f"{line[:_SAID]}..."
 
 
 def load(model_path: str) -> Backend:
@@ -72,7 +96,23 @@ class Tokens:
     @property
     def has_chat_template(self) -> bool:
         """Whether conversations can be encoded."""
-        return self._backend.has_chat_template
+        return self._backend.template is not None
+
+    @property
+    def calls_tools(self) -> bool:
+        """As ``ChatTemplate.calls_tools``."""
+        return self._backend.template is not None and self._backend.template.calls_tools
+
+    def check_length(self, source: Source, most_tokens: int) -> None:
+        """Refuse an input that has too many tokens however it is cut, before it is tokenised, which takes long.
+
+        Raises:
+            PromptTooLong: it has at least ``most_tokens`` tokens.
+        """
+        ids = not isinstance(source, str) and all(isinstance(entry, int) for entry in source)
+        unit, most = ("tokens", most_tokens - 1) if ids else ("characters", most_tokens * self._backend.longest_token)
+        if (length := length_of(source)) > most:
+            raise PromptTooLong("prompt", f"{length} {unit}", f"at most {most} {unit} (max_model_len is {most_tokens})")
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of ``text``, with the special tokens that the model's tokeniser adds.
@@ -84,29 +124,48 @@ class Tokens:
             raise InvalidArgument("prompt", "empty", "at least one character")
         return tuple(self._backend.encode(text))
 
-    def encode_chat(self, messages: Sequence[ChatMessage]) -> tuple[int, ...]:
+    def encode_answer(self, text: str) -> tuple[int, ...]:
+        """Token ids of ``text`` as part of an answer: without special tokens."""
+        return tuple(self._backend.encode(text, special=False))
+
+    def spellings(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token ids of words as parts of an answer: at its beginning, and after a space."""
+        texts = [text for word in words for text in (word, f" {word.lstrip()}")]
+        return tuple(dict.fromkeys(ids for text in texts if (ids := self.encode_answer(text))))
+
+    def encode_chat(self, messages: Sequence[ChatMessage], options: ChatOptions = _NO_OPTIONS) -> tuple[int, ...]:
         """Token ids of a conversation, up to the beginning of the assistant's answer.
 
         Raises:
-            InvalidArgument: no messages, too many, a message without a role, or the model has no chat template or one that
-                refuses the conversation.
+            InvalidArgument: no messages, too many, a message without a role, what the model's chat template does not read or
+                refuses, or there is none.
         """
-        if not 1 <= len(messages) <= limits.MAX_MESSAGES:
-            raise InvalidArgument("messages", f"{len(messages)} messages", f"1 to {limits.MAX_MESSAGES} messages")
-        for index, message in enumerate(messages):
-            if not message.role:
-                raise InvalidArgument(f"messages[{index}].role", "empty", "a role, such as user")
-        if not self.has_chat_template:
+        check_messages(messages)
+        template = self._backend.template
+        if template is None:
             raise InvalidArgument("messages", "a conversation", "a prompt or token ids: this model has no chat template")
-        conversation = [{"role": message.role, "content": message.content} for message in messages]
+        shown, given = as_dicts(messages, template), template_options(options, template)
         try:
-            return tuple(self._backend.encode_chat(conversation))
+            text = template.render(shown, given, continue_final_message=options.continue_final_message)
         except TemplateError as error:
-            raise InvalidArgument("messages", "a conversation", f"what the chat template allows: {error}") from error
+            said = _plain(str(error))
+            raise InvalidArgument("messages", "a conversation", f"what the chat template allows: {said}") from error
+        # The template writes the special tokens itself.
+        return tuple(self._backend.encode(text, special=False))
 
-    def detokenizer(self) -> Detokenizer:
-        """A new detokenizer, for one answer."""
-        return Detokenizer(self._backend)
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Text of ``tokens``, without special tokens."""
+        return self._backend.decode([token for token in tokens if token not in self._backend.special_ids])
+
+    def spell(self, tokens: Sequence[int]) -> tuple[TokenSpelling, ...]:
+        """What each token adds to a text."""
+        return tuple(
+            TokenSpelling(data=self._backend.spell(token), special=token in self._backend.special_ids) for token in tokens
+        )
+
+    def detokenizer(self, *, special: bool = False) -> Detokenizer:
+        """A new detokenizer, for one answer; ``special``: its text has the names of special tokens."""
+        return Detokenizer(self._backend, special=special)
 
 
 class Detokenizer:
@@ -118,8 +177,9 @@ class Detokenizer:
     which may have been shown already.)
     """
 
-    def __init__(self, backend: Backend) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, *, special: bool = False) -> None:
+        self._hidden: Container[int] = () if special else backend.special_ids
+        self._decode = functools.partial(backend.decode, special=True) if special else backend.decode
         self._window: list[int] = []
         # The part of the window's text that was shown.
         self._shown = ""
@@ -128,10 +188,10 @@ class Detokenizer:
 
     def push(self, token: int) -> str:
         """The new text after ``token``; empty if the text ends within a character."""
-        if token in self._backend.special_ids:
+        if token in self._hidden:
             return ""
         self._window.append(token)
-        text = self._backend.decode(self._window)
+        text = self._decode(self._window)
         end = len(text)
         # An incomplete character decodes to this. So does a token that really means it, which is then only delayed.
         if text.endswith(_BROKEN):
@@ -149,7 +209,7 @@ class Detokenizer:
 
     def flush(self) -> str:
         """The text held back, with a replacement character for broken UTF-8. Ends the answer."""
-        text = self._backend.decode(self._window)
+        text = self._decode(self._window)
         rest = self._show(text, len(text))
         self._window, self._shown, self._broken = [], "", 0
         return rest
@@ -167,7 +227,7 @@ class Detokenizer:
         hidden = len(text) - len(self._shown)
         rest = text
         for kept in range(_WINDOW // 2, _WINDOW):
-            rest = self._backend.decode(self._window[-kept:])
+            rest = self._decode(self._window[-kept:])
             if len(rest) > hidden and text.endswith(rest):
                 break
         else:

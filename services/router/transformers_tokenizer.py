@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from services.model_folder import check_vocabulary, read_json, reading
 from services.router.templates import ChatTemplate
-from services.router.tokenizer_file import special_ids
+from services.router.token_bytes import TokenBytes
+from services.router.tokenizer_file import longest_token, special_ids
 from speculation.errors import ConfigurationError
 
 
@@ -37,28 +38,27 @@ class TransformersTokenizer:
             check_vocabulary(folder, max(own.values(), default=-1))
         self._tokenizer: PreTrainedTokenizerFast = tokenizer
         self._special_ids = special_ids(tokenizer.backend_tokenizer)
+        self._bytes = TokenBytes(tokenizer.backend_tokenizer)
+        self.longest_token = longest_token(tokenizer.backend_tokenizer)
         self._template = None
         if tokenizer.chat_template:
             with reading(f"read the chat template at {folder}"):
                 self._template = ChatTemplate(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
 
     @property
-    def has_chat_template(self) -> bool:
-        return self._template is not None
+    def template(self) -> ChatTemplate | None:
+        return self._template
 
-    def encode(self, text: str) -> Sequence[int]:
-        ids: Sequence[int] = self._tokenizer(text)["input_ids"]
-        return ids
-
-    def encode_chat(self, conversation: Sequence[Mapping[str, str]]) -> Sequence[int]:
-        assert self._template is not None
-        # The template writes the special tokens itself.
-        ids: Sequence[int] = self._tokenizer(self._template.render(conversation), add_special_tokens=False)["input_ids"]
+    def encode(self, text: str, *, special: bool = True) -> Sequence[int]:
+        ids: Sequence[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
 
     @property
     def special_ids(self) -> frozenset[int]:
         return self._special_ids
 
-    def decode(self, tokens: Sequence[int]) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=True))
+    def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
+        return str(self._tokenizer.decode(tokens, skip_special_tokens=not special))
+
+    def spell(self, token: int) -> bytes:
+        return self._bytes.spell(token)

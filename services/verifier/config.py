@@ -66,6 +66,7 @@ class VerifierConfig:
         budget: ``measured`` verifies the nodes that maximise tokens per second at the current load, ``fixed`` all of them.
         max_step_s: seconds to which prompt chunks may extend a step while others decode; needs the measured budget.
         costs_dir: where measured costs are kept; None: they are measured at every start.
+        check_every: one in so many drafted answers is decoded again, plainly, in a pause (``SelfCheck``); 0: none.
     """
 
     model_name: str
@@ -75,3 +76,4 @@ class VerifierConfig:
     budget: Literal["measured", "fixed"] = "measured"
     max_step_s: float = 0.5
     costs_dir: Path | None = None
+    check_every: int = 1000

@@ -74,8 +74,8 @@ class ModelSlice:
         self._calls = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
         self.pool = KVPool(calls, rows=rows, dtype=self.dtype, device=self.device)
-        kernels = library(self.choice.instructions) if self.choice.instructions else None
-        self._kernel = native_attention.kernel_for(kernels, self.pool)
+        self.library = library(self.choice.instructions) if self.choice.instructions else None
+        self._kernel = native_attention.kernel_for(self.library, self.pool)
         self._graphs = self._captured() if self.device.type == "cuda" and self.dtype != torch.float32 else None
         if self._kernel is not None:
             self._fuse()

@@ -7,15 +7,19 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from services.log_names import log_name
+from services.metrics.registry import DROPPED, Metrics, Values
 from services.verifier.config import VerifierConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
+from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.measure_costs import costs_of
+from services.verifier.self_check import SelfCheck
 from services.verifier.stages.upstream import Launch
 from services.verifier.target import TransformersTarget
 from speculation.budget import Budget, FixedBudget, MeasuredBudget
 from speculation.errors import Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard, log_name
+from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 
 log = logging.getLogger(__name__)
 
@@ -26,13 +30,20 @@ class VerifierService:
     Args:
         origins: where drafts come from.
         launch: starts the processes of the target's further pipeline stages; needed only if there are any.
+        metrics: where its numbers go.
 
     Raises:
         ConfigurationError: the model cannot be served; says why.
         TargetLost: a pipeline stage died while it was loading.
     """
 
-    def __init__(self, config: VerifierConfig, origins: Sequence[Origin], launch: Launch | None = None) -> None:
+    def __init__(
+        self,
+        config: VerifierConfig,
+        origins: Sequence[Origin],
+        launch: Launch | None = None,
+        metrics: Metrics = DROPPED,
+    ) -> None:
         self._config = config
         # This one thread runs all of torch's parallel work, loading included: each further thread would get an OpenMP team
         # of its own, and two teams on the same cores cost a third of the speed (docs/log.md, 2026-11-21).
@@ -43,7 +54,15 @@ class VerifierService:
         except BaseException:
             self._target.shutdown()
             raise
-        self.loop = DecodingLoop(self._target, origins, budget, config.loop, worker)
+        target = self._target
+        grammars = CompiledGrammars(config.target.model_path, target.vocab_size, target.eos_token_ids)
+        self.loop = DecodingLoop(target, origins, budget, config.loop, worker, grammars=grammars, metrics=metrics)
+        self._check = SelfCheck(self.loop, config.check_every if target.exact else 0, metrics)
+        metrics.follow("kv_cache_usage_ratio", self._cache_in_use)
+
+    def _cache_in_use(self) -> Values:
+        tiles = self._target.tiles
+        return {(): 1.0 - tiles.available / tiles.total}
 
     async def start(self) -> None:
         """Begin to decode."""
@@ -51,6 +70,7 @@ class VerifierService:
 
     async def stop(self) -> None:
         """End every request and shut the target down."""
+        await self._check.stop()
         await self.loop.stop()
         await asyncio.to_thread(self._target.shutdown)
 
@@ -60,6 +80,12 @@ class VerifierService:
         return self.loop.healthy
 
     @property
+    def cache_use(self) -> float:
+        """Share of the key-value pool that live requests hold."""
+        tiles = self._target.tiles
+        return 1 - tiles.available / tiles.total
+
+    @property
     def alive(self) -> bool:
         """Whether requests will be decoded, now or once the target has recovered."""
         return self.loop.alive
@@ -67,9 +93,10 @@ class VerifierService:
     def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         name, sampling = log_name(request.request_id, request.traceparent), request.sampling
         log.info("request %s: %d tokens after %d", name, sampling.max_tokens, len(request.prompt) + len(request.committed))
-        return self.loop.generate(request)
+        return self._check.watched(request, self.loop.generate(request))
 
     async def forget(self, tenant: str) -> None:
+        await self._check.forget(tenant)
         await self.loop.forget(tenant)
 
     async def describe(self) -> VerifierCard:

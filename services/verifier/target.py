@@ -63,7 +63,6 @@ class TransformersTarget:
         self.eos_token_ids = self.generation.eos_token_ids
         self.depth = config.stages
         self.choosing_s = 0.0
-        self._chooser = Chooser(self.eos_token_ids, self.generation.processors)
         self._config = config
         self._launch = launch
         self._under_way: deque[Sequence[Rows]] = deque()
@@ -82,6 +81,7 @@ class TransformersTarget:
                     part = ModelSlice(config, config.stages - 1)
                 check_slice(part, config.stages)
             self._part = part
+            self._chooser = Chooser(self.eos_token_ids, self.generation.processors, part.library)
             self.pool.clear()
             self.tiles = TileAllocator(self.pool.total_tiles)
             self._earlier.join()
@@ -114,7 +114,7 @@ class TransformersTarget:
     ) -> bool:
         given = Prefix(tokens=()) if prefix is None else prefix
         tenant = None if prefix is None or not self._config.enable_prefix_caching else prefix.tenant
-        shared = self.tiles.open(session_id, rows, given.tokens, tenant, spare=-(-spare // TILE))
+        shared = self.tiles.open(session_id, rows, given.tokens, tenant, spare=-(-spare // TILE), salt=given.salt)
         if shared is None:
             return False
         tiles = self.tiles.tiles_of(session_id)
@@ -189,12 +189,14 @@ class TransformersTarget:
         self.begin(batch)
         return list(torch.split(self.end_pass().cpu(), [rows.logits for rows in batch]))
 
+    def beat(self) -> None:
+        self._earlier.beat()
+
     def recover(self) -> None:
         self.shutdown()
         self._under_way.clear()
         self._tokens.clear()
         self._rows.clear()
-        self._chooser.clear()
         self._build(self._part)
 
     def shutdown(self) -> None:

@@ -46,13 +46,34 @@ class Rows:
 
 NOT_CHOSEN = -1
 
+# Which tokens are allowed, [at least vocabulary / 8 bytes]: bit ``token % 8`` of byte ``token // 8``.
+PackedBits = NDArray[np.uint8]
+
+
+class TokenRule(Protocol):
+    """Which tokens a request's answer may go on with. Used by one thread at a time."""
+
+    def allowed(self, path: Sequence[int]) -> PackedBits | None:
+        """The tokens allowed after the request's committed tokens and ``path``: a function of these alone.
+
+        None: ``path`` is not allowed itself, or ends the answer, so that nothing is chosen after it.
+
+        Raises:
+            OutriderError: no token is allowed, or it cannot be told.
+        """
+        ...
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampling:
-    """How a request's tokens are chosen; ``prompt_length`` says where its answer begins."""
+    """How a request's tokens are chosen.
+
+    ``prompt_length`` says where its answer begins. ``rule`` bars tokens; the request's owner tells it what is committed.
+    """
 
     params: SamplingParams
     prompt_length: int
+    rule: TokenRule | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,18 +100,22 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prefix:
-    """The tokens that a request begins with. Requests of one ``tenant`` share their KV cache; None: nothing is shared."""
+    """The tokens that a request begins with.
+
+    Requests of one ``tenant`` with the same ``salt`` share their KV cache; None: nothing is shared.
+    """
 
     tokens: Sequence[int]
     tenant: str | None = None
+    salt: str = ""
 
 
 class Target(Protocol):
     """The model and its KV cache.
 
-    Not thread-safe. The methods that compute (``begin``, ``finish``, ``keep``, ``recover``) must all be called in the same
-    thread: parallel libraries start a team of threads for every thread that calls them, and two teams on the same cores
-    halve the speed. The other methods compute nothing and are called between them.
+    Not thread-safe. The methods that compute (``begin``, ``finish``, ``keep``, ``recover``), and ``beat``, must be called
+    in one thread: parallel libraries start a team of threads for every thread that calls them, and two teams on the same
+    cores halve the speed. The other methods compute nothing and are called between them.
     """
 
     @property
@@ -160,6 +185,13 @@ class Target(Protocol):
 
     def forget(self, tenant: str) -> None:
         """Stop sharing what has been computed for a tenant."""
+
+    def beat(self) -> None:
+        """Make sure that all of its processes answer; called while no pass is under way.
+
+        Raises:
+            TargetLost: one does not.
+        """
 
     def recover(self) -> None:
         """Rebuild the target after ``TargetLost``, without any session."""

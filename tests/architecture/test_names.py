@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("speculation", "services", "retrieval_index", "cluster", "benchmarks", "cli")
+PACKAGES = ("speculation", "services", "retrieval_index", "cluster", "benchmarks", "training", "cli")
 # What a component has by definition; the codec, which is named after the protos; the SDK, which mirrors what users see.
 ROLES = {"config.py", "service.py", "__init__.py", "__main__.py"}
 SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if path.parent.name != "codec"]

@@ -1,6 +1,6 @@
 """Mixed load for a long time: cancels, disconnects, bad input, a cache that is too small, drafters that die. Nothing leaks.
 
-Half a minute in CI; an hour with OUTRIDER_SOAK_MINUTES=60 pytest -m slow -s tests/chaos/test_soak.py
+A quarter of a minute in CI; an hour with OUTRIDER_SOAK_MINUTES=60 pytest -m slow -s tests/chaos/test_soak.py
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from services.router.service import RouterService
 from services.verifier.service import VerifierService
 from tests.drafter_process import DrafterProcess
 from tests.fakes import origin
+from tests.patience import until
 from tests.service import tiny_settings
 
-MINUTES = float(os.environ.get("OUTRIDER_SOAK_MINUTES", "0.5"))
+MINUTES = float(os.environ.get("OUTRIDER_SOAK_MINUTES", "0.25"))
 USERS = 6
 TOKEN = "a shared secret of ours"
 
@@ -50,6 +51,8 @@ async def main():
 
 asyncio.run(main())
 """
+
+ENDS = {"answered", "refused", "closed", "cancelled", "disconnected"}
 
 
 @asynccontextmanager
@@ -137,11 +140,17 @@ class User:
         return way
 
 
-def usage() -> tuple[int, float]:
-    """Open files and sockets, and resident memory in MiB."""
-    gc.collect()
-    process = psutil.Process()
-    return process.num_fds(), process.memory_info().rss / 2**20
+async def usage() -> tuple[int, float]:
+    """Open files and sockets, and resident memory in MiB, of a service without requests.
+
+    gRPC closes connections a moment after the last of their calls is collected.
+    """
+    process, counts = psutil.Process(), [1 << 30]
+    while len(counts) < 4 or counts[-1] < counts[-4]:
+        gc.collect()
+        await asyncio.sleep(1.0)
+        counts.append(process.num_fds())
+    return counts[-1], process.memory_info().rss / 2**20
 
 
 @pytest.mark.slow
@@ -164,22 +173,21 @@ async def test_a_long_time(tiny_model: Path) -> None:
                     restarts += 1
                 await asyncio.gather(*users)
 
-            await soak(10, seed=0)
-            files, memory = usage()
+            await soak(5, seed=0)
+            files, memory = await usage()
             await soak(60 * MINUTES, seed=1000)
-            async with asyncio.timeout(20):
-                while verifier.loop.running or verifier.loop.waiting:
-                    await asyncio.sleep(0.05)
-            files_after, memory_after = usage()
-            card, stats = await verifier.describe(), verifier.loop.stats
+            stats, seed = verifier.loop.stats, 2000
+            # A slow machine needs longer until all of it has happened.
+            while not (stats.preemptions and stats.drafts_used and set(ends) >= ENDS):
+                await soak(5, seed := seed + 1000)
+            await until(lambda: not (verifier.loop.running or verifier.loop.waiting))
+            files_after, memory_after = await usage()
+            card = await verifier.describe()
             print(
                 f"\n{MINUTES:g} minutes: {dict(ends)}, {restarts} drafters replaced, {stats.preemptions} times a "
                 f"request stepped back, {stats.prompt_tokens_cached} tokens shared; files {files} -> {files_after}, "
                 f"memory {memory:.0f} -> {memory_after:.0f} MiB"
             )
-            assert {"answered", "refused", "closed", "cancelled", "disconnected"} <= set(ends)
-            assert stats.preemptions > 0
-            assert stats.drafts_used > 0
             assert card.free_blocks == card.total_blocks
             assert verifier.healthy
             # A connection or two may not have been closed by the other side yet.

@@ -16,6 +16,7 @@ from services.verifier.engine.loop import DecodingLoop
 from speculation.types import Plan
 from tests.drafter_process import DrafterProcess
 from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, decoding, origin, request
+from tests.patience import PATIENCE_S, until
 
 _DRAFTER = """
 import asyncio, random
@@ -84,9 +85,7 @@ async def drafted(
     origins = [origin(link, name, sources=[name]) for link, name in zip(links, PLAN.sources, strict=True)]
     try:
         async with decoding(target, *origins, draft_deadline_s=0.02) as loop:
-            async with asyncio.timeout(20):
-                while not all(link.connected for link in links):
-                    await asyncio.sleep(0.01)
+            await until(lambda: all(link.connected for link in links))
             yield (both[0], both[1]), links, loop
     finally:
         for drafter in both:
@@ -112,23 +111,27 @@ async def test_no_token_changes(chaos: Chaos, delays_s: tuple[float, float], moo
         expected = await answers(alone, PLAIN)
     async with drafted(delays_s, moods) as (both, _, loop):
         decoding_now = asyncio.create_task(answers(loop, PLAN))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             while loop.stats.drafts_used < 3:
                 await asyncio.sleep(0.005)
+                if decoding_now.done():
+                    assert decoding_now.result() == expected
+                    decoding_now = asyncio.create_task(answers(loop, PLAN))
         await chaos(both)
         assert await decoding_now == expected
 
 
 async def test_both_are_checked_and_one_that_is_gone_costs_its_own_nodes_only() -> None:
     async with drafted((0.0, 0.0), ("random", "random")) as (both, links, loop):
-        await answers(loop, PLAN)
-        assert set(loop.stats.nodes_by_source) == set(PLAN.sources)
+        nodes = loop.stats.nodes_by_source
+        # How many answers it takes until both have drafted, and drafted often, is the machine's affair.
+        async with asyncio.timeout(PATIENCE_S):
+            while set(nodes) != set(PLAN.sources):
+                await answers(loop, PLAN)
         both[0].signal(signal.SIGKILL)
-        async with asyncio.timeout(20):
-            while links[0].connected:
-                await asyncio.sleep(0.01)
-        before = dict(loop.stats.nodes_by_source)
-        await answers(loop, PLAN)
-        gained = {name: loop.stats.nodes_by_source[name] - before[name] for name in PLAN.sources}
-        assert gained["near"] == 0
-        assert gained["far"] > 100
+        await until(lambda: not links[0].connected)
+        before = dict(nodes)
+        async with asyncio.timeout(PATIENCE_S):
+            while nodes["far"] <= before["far"] + 100:
+                await answers(loop, PLAN)
+        assert nodes["near"] == before["near"]

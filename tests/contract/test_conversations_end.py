@@ -7,11 +7,13 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
+from services.links import draft_server
 from services.links.call_queue import CallQueue
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
@@ -20,25 +22,31 @@ from speculation.messages import CloseSession, Draft, DraftFailure, DraftingRepl
 from speculation.ports import DraftLink
 from tests.contract.test_draft_links import TEXT, Recorder, in_process, opening, over_grpc, report
 from tests.fakes import RandomDrafter
+from tests.patience import PATIENCE_S, until
 
 Connect = Callable[..., AbstractAsyncContextManager[tuple[DraftLink, Recorder]]]
 BOTH = pytest.mark.parametrize("connect", [in_process, over_grpc], ids=["in_process", "grpc"])
 
 
 @BOTH
-async def test_a_session_whose_end_is_lost_is_gone_soon_and_one_that_lives_is_not(connect: Connect) -> None:
-    drafter = DrafterService(DrafterConfig())
-    async with connect(drafter, silence_s=0.4) as (link, recorder), asyncio.timeout(10):
+async def test_a_session_whose_end_is_lost_is_gone_soon_and_one_that_lives_is_not(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter, now = DrafterService(DrafterConfig()), 0.0
+    monkeypatch.setattr(draft_server, "OpenSessions", partial(OpenSessions, clock=lambda: now))
+    async with connect(drafter, silence_s=0.2) as (link, recorder), asyncio.timeout(PATIENCE_S):
         link.open(opening("lost", TEXT))
         link.open(opening("live", TEXT))
-        text = TEXT
-        for _ in range(8):
-            await asyncio.sleep(0.1)
-            link.step(report("live", text, (4,)))
-            text = (*text, 4)
-        assert drafter.sessions == 1
-        for _ in range(10):
+        for _ in range(2):
             assert isinstance(await recorder.replies.get(), Draft)
+        assert drafter.sessions == 2
+        now = 0.15
+        link.step(report("live", TEXT, (4,)))
+        assert isinstance(await recorder.replies.get(), Draft)
+        now = 0.25
+        await until(lambda: drafter.sessions == 1)
+        link.step(report("live", (*TEXT, 4), (4,)))
+        assert isinstance(await recorder.replies.get(), Draft)
         # One that was only slow goes on where it was.
         link.step(report("lost", TEXT, (4,)))
         refused = await recorder.replies.get()
@@ -50,15 +58,14 @@ async def test_a_session_whose_end_is_lost_is_gone_soon_and_one_that_lives_is_no
 @BOTH
 async def test_a_link_that_stops_leaves_no_session(connect: Connect) -> None:
     drafter = DrafterService(DrafterConfig())
-    async with connect(drafter) as (link, recorder), asyncio.timeout(10):
+    async with connect(drafter) as (link, recorder), asyncio.timeout(PATIENCE_S):
         link.open(opening("a", TEXT))
         link.open(opening("b", TEXT))
         for _ in range(2):
             await recorder.replies.get()
         assert drafter.sessions == 2
         await link.stop()
-        while drafter.sessions:
-            await asyncio.sleep(0.01)
+        await until(lambda: not drafter.sessions)
 
 
 class SlowDrafter(RandomDrafter):
@@ -78,14 +85,14 @@ class SlowDrafter(RandomDrafter):
 async def test_what_is_being_opened_when_a_link_stops_is_not_left_behind(connect: Connect) -> None:
     """Nor what waits behind it."""
     drafter = SlowDrafter()
-    async with connect(drafter) as (link, _), asyncio.timeout(10):
+    async with connect(drafter) as (link, _), asyncio.timeout(PATIENCE_S):
         link.open(opening("a", TEXT))
         link.step(report("a", TEXT, (4,)))
         link.open(opening("a", TEXT))
         await drafter.opening.wait()
         await link.stop()
         await asyncio.sleep(0.6)
-        assert drafter.sessions == {}
+        await until(lambda: drafter.sessions == {})
 
 
 class Stumbling(Recorder):
@@ -116,7 +123,7 @@ async def test_a_pump_that_fails_says_so_and_begins_anew(grpc: bool, caplog: pyt
         return f"127.0.0.1:{port}"
 
     link: DraftLink = GrpcDraftLink(resolve) if grpc else InProcessDraftLink(drafter)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await link.start(recorder)
         await recorder.connected.wait()
         recorder.connected.clear()
@@ -147,7 +154,7 @@ class Unspeakable(RandomDrafter):
 
 @BOTH
 async def test_a_reply_that_cannot_be_sent_concerns_its_session_only(connect: Connect) -> None:
-    async with connect(Unspeakable(mood="good")) as (link, recorder), asyncio.timeout(10):
+    async with connect(Unspeakable(mood="good")) as (link, recorder), asyncio.timeout(PATIENCE_S):
         link.open(opening("bad", TEXT))
         assert isinstance(await recorder.replies.get(), DraftFailure)
         recorder.connected.clear()
@@ -173,7 +180,7 @@ async def test_a_drafter_that_answers_nothing_at_all_is_given_up_and_found_again
 ) -> None:
     monkeypatch.setattr(CallQueue, "most_calls", 50)
     drafter = Stuck()
-    async with connect(drafter) as (link, recorder), asyncio.timeout(20):
+    async with connect(drafter) as (link, recorder), asyncio.timeout(PATIENCE_S):
         link.forget(ForgetTenant(tenant="somebody", forget_id=1))
         await asyncio.sleep(0.05)
         recorder.connected.clear()

@@ -25,6 +25,7 @@ from speculation.messages import (
 from speculation.ports import Drafter, DraftLink
 from speculation.prefix import EMPTY_HASH, extend_hash
 from tests.fakes import RandomDrafter
+from tests.patience import PATIENCE_S, until
 
 Observed = list[object]
 
@@ -60,7 +61,7 @@ async def over_grpc(drafter: Drafter, silence_s: float = 60.0) -> AsyncIterator[
 
     link, recorder = GrpcDraftLink(resolve), Recorder()
     await link.start(recorder)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         await recorder.connected.wait()
     yield link, recorder
     await link.stop()
@@ -177,7 +178,7 @@ CASES = [
 async def test_both_links_behave_alike(case: Callable[[DraftLink, Recorder], Awaitable[Observed]]) -> None:
     observed = []
     for connect in (in_process, over_grpc):
-        async with connect(DrafterService(DrafterConfig())) as (link, recorder), asyncio.timeout(20):
+        async with connect(DrafterService(DrafterConfig())) as (link, recorder), asyncio.timeout(PATIENCE_S):
             observed.append(await case(link, recorder))
     assert observed[0]
     assert observed[0] == observed[1]
@@ -186,7 +187,7 @@ async def test_both_links_behave_alike(case: Callable[[DraftLink, Recorder], Awa
 @pytest.mark.parametrize("connect", [in_process, over_grpc], ids=["in_process", "grpc"])
 async def test_a_drafter_that_raises_keeps_its_link(connect: Callable[..., object]) -> None:
     drafter = RandomDrafter(mood="failing")
-    async with connect(drafter) as (link, recorder), asyncio.timeout(10):  # type: ignore[attr-defined]
+    async with connect(drafter) as (link, recorder), asyncio.timeout(PATIENCE_S):  # type: ignore[attr-defined]
         link.open(opening("a", TEXT))
         reply = await recorder.replies.get()
         assert "the drafter failed" in reply.reason
@@ -198,13 +199,12 @@ async def test_a_drafter_that_raises_keeps_its_link(connect: Callable[..., objec
 
 async def test_a_stream_that_ends_closes_its_sessions() -> None:
     drafter = DrafterService(DrafterConfig())
-    async with over_grpc(drafter) as (link, recorder), asyncio.timeout(10):
+    async with over_grpc(drafter) as (link, recorder), asyncio.timeout(PATIENCE_S):
         link.open(opening("a", TEXT))
         await recorder.replies.get()
         assert drafter.sessions == 1
         await link.stop()
-        while drafter.sessions:
-            await asyncio.sleep(0.01)
+        await until(lambda: not drafter.sessions)
 
 
 async def test_a_drafter_that_comes_back_is_found() -> None:
@@ -217,12 +217,11 @@ async def test_a_drafter_that_comes_back_is_found() -> None:
 
     link, recorder = GrpcDraftLink(resolve), Recorder()
     await link.start(recorder)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await recorder.connected.wait()
         recorder.connected.clear()
         await server.stop(None)
-        while link.connected:
-            await asyncio.sleep(0.01)
+        await until(lambda: not link.connected)
         link.open(opening("lost", TEXT))
         server, port = await serve_drafter(drafter, "127.0.0.1:0")
         ports.append(port)

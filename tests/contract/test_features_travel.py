@@ -17,6 +17,8 @@ from speculation.ports import Drafter, DraftLink
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.types import Features, Observation, TokenTree
 from tests.contract.test_draft_links import Recorder, in_process, over_grpc
+from tests.fakes import RandomDrafter
+from tests.patience import PATIENCE_S, until
 
 Connect = Callable[[Drafter], AbstractAsyncContextManager[tuple[DraftLink, Recorder]]]
 BOTH = pytest.mark.parametrize("connect", [in_process, over_grpc], ids=["in_process", "grpc"])
@@ -145,7 +147,7 @@ async def test_a_source_of_three_layers_drafts_for_16_sessions_at_once_and_alike
     observed = []
     for connect in (in_process, over_grpc):
         drafter = FeatureDrafter(together=SESSIONS)
-        async with connect(drafter) as (link, recorder), asyncio.timeout(30):
+        async with connect(drafter) as (link, recorder), asyncio.timeout(PATIENCE_S):
             observed.append(await drafts_for_all(link, recorder))
         assert drafter.batches == [SESSIONS] * 3
         assert {features.layers for features in drafter.arrived} == {LAYERS}
@@ -161,7 +163,7 @@ async def test_a_source_of_three_layers_drafts_for_16_sessions_at_once_and_alike
 @pytest.mark.parametrize("dtype", NUMBERS)
 async def test_the_numbers_arrive_as_they_are(connect: Connect, dtype: str) -> None:
     drafter, sent = FeatureDrafter(), states(3, 2, 9, dtype)
-    async with connect(drafter) as (link, recorder), asyncio.timeout(10):
+    async with connect(drafter) as (link, recorder), asyncio.timeout(PATIENCE_S):
         link.open(opening(0, (1,) * 12))
         link.features(FeatureChunk(session_id="s0", features=sent))
         await recorder.replies.get()
@@ -171,7 +173,7 @@ async def test_the_numbers_arrive_as_they_are(connect: Connect, dtype: str) -> N
 
 async def test_within_one_process_nothing_is_copied() -> None:
     drafter, chunk, observed = FeatureDrafter(), states(0, 0, 4), states(0, 4, 5)
-    async with in_process(drafter) as (link, recorder), asyncio.timeout(10):
+    async with in_process(drafter) as (link, recorder), asyncio.timeout(PATIENCE_S):
         link.open(opening(0, (1,) * 4))
         link.features(FeatureChunk(session_id="s0", features=chunk))
         link.step(report(0, (1,) * 5, 1, observed))
@@ -190,7 +192,7 @@ def large(rows: int, start: int = 0) -> Features:
 @BOTH
 async def test_what_no_message_holds_comes_in_pieces(connect: Connect) -> None:
     drafter = FeatureDrafter()
-    async with connect(drafter) as (link, recorder), asyncio.timeout(20):
+    async with connect(drafter) as (link, recorder), asyncio.timeout(PATIENCE_S):
         link.open(opening(0, (1,) * 100))
         await recorder.replies.get()
         link.features(FeatureChunk(session_id="s0", features=large(100)))
@@ -203,11 +205,6 @@ async def test_what_no_message_holds_comes_in_pieces(connect: Connect) -> None:
         assert max(len(each.data) for each in drafter.arrived) <= limits.MAX_FEATURE_BYTES
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    while not condition():
-        await asyncio.sleep(0.005)
-
-
 @BOTH
 async def test_a_drafter_that_does_not_keep_up_costs_hidden_states_and_nothing_else(
     connect: Connect, monkeypatch: pytest.MonkeyPatch
@@ -215,7 +212,7 @@ async def test_a_drafter_that_does_not_keep_up_costs_hidden_states_and_nothing_e
     monkeypatch.setattr(CallQueue, "most_feature_bytes", 2 << 20)
     drafter = FeatureDrafter()
     drafter.held = asyncio.Event()
-    async with connect(drafter) as (link, recorder), asyncio.timeout(30):
+    async with connect(drafter) as (link, recorder), asyncio.timeout(PATIENCE_S):
         link.open(opening(0, (1,) * 100))
         await recorder.replies.get()
         # It hangs in the middle of something that everything else waits for.
@@ -248,7 +245,7 @@ def broken(features: Features, **wrong: object) -> Iterable[object]:
 async def test_a_drafter_never_sees_hidden_states_that_break_a_limit(connect: Connect) -> None:
     """Nor does the conversation end for good: it begins anew."""
     drafter = FeatureDrafter()
-    async with connect(drafter) as (link, recorder), asyncio.timeout(10):
+    async with connect(drafter) as (link, recorder), asyncio.timeout(PATIENCE_S):
         link.open(opening(0, (1,) * 12))
         await recorder.replies.get()
         recorder.connected.clear()
@@ -258,3 +255,68 @@ async def test_a_drafter_never_sees_hidden_states_that_break_a_limit(connect: Co
         link.open(opening(0, (1,) * 12))
         await recorder.replies.get()
     assert drafter.arrived == []
+
+
+class SlowStep(RandomDrafter):
+    """Does not answer a step until it may, and notes for which of its sessions hidden states are."""
+
+    def __init__(self) -> None:
+        super().__init__(mood="good")
+        self.may = asyncio.Event()
+        self.opened = 0
+        self.arrived: list[tuple[int, int]] = []
+
+    async def open(self, message: OpenSession) -> Draft | DraftFailure:
+        self.opened += 1
+        return await super().open(message)
+
+    async def step(self, message: StepReport) -> Draft | DraftFailure:
+        await self.may.wait()
+        return await super().step(message)
+
+    def features(self, message: FeatureChunk) -> None:
+        self.arrived.append((self.opened, message.features.start))
+
+
+@BOTH
+async def test_hidden_states_behind_a_call_that_opens_a_session_anew_are_the_new_ones(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drafter = SlowStep()
+    async with connect(drafter) as (link, recorder), asyncio.timeout(PATIENCE_S):
+        link.open(opening(0, (1,) * 4))
+        link.features(FeatureChunk(session_id="s0", features=states(0, 0, 2)))
+        await recorder.replies.get()
+        link.step(report(0, (1,) * 5, 1, None))
+        link.features(FeatureChunk(session_id="s0", features=states(0, 2, 4)))
+        await until(lambda: drafter.arrived == [(1, 0), (1, 2)])
+        link.open(opening(0, (1,) * 7))
+        link.features(FeatureChunk(session_id="s0", features=states(0, 4, 6)))
+        # Another session's come at once.
+        link.open(opening(1, (1,) * 4))
+        link.features(FeatureChunk(session_id="s1", features=states(1, 9, 10)))
+        await until(lambda: len(drafter.arrived) == 3)
+        assert drafter.arrived[2:] == [(2, 9)]
+        drafter.may.set()
+        await until(lambda: len(drafter.arrived) == 4)
+        assert drafter.arrived[3:] == [(3, 4)]
+
+
+@BOTH
+async def test_of_hidden_states_that_wait_for_long_the_newest_are_kept(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("services.links.draft_server._MOST_HELD", 3 * len(states(0, 0, 1).data))
+    drafter = SlowStep()
+    async with connect(drafter) as (link, recorder), asyncio.timeout(PATIENCE_S):
+        link.open(opening(0, (1,) * 4))
+        await recorder.replies.get()
+        link.step(report(0, (1,) * 5, 1, None))
+        link.open(opening(0, (1,) * 9))
+        for position in range(9):
+            link.features(FeatureChunk(session_id="s0", features=states(0, position, position + 1)))
+        link.open(opening(1, (1,) * 4))
+        await recorder.replies.get()
+        drafter.may.set()
+        await until(lambda: len(drafter.arrived) == 3)
+        assert drafter.arrived == [(3, 6), (3, 7), (3, 8)]

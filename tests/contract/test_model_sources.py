@@ -12,6 +12,7 @@ from services.drafter.service import DrafterService
 from speculation.messages import Draft, FeatureChunk, ForgetTenant, Forgotten
 from tests.contract.test_draft_links import TEXT, in_process, opening, over_grpc, report
 from tests.model_source import NAME, ModelDouble, register
+from tests.patience import PATIENCE_S, until
 from tests.unit.test_source_groups import row, rows
 
 SOURCES = ("prompt_lookup", NAME)
@@ -23,7 +24,7 @@ async def test_a_model_drafts_for_sixteen_sessions_at_once(
 ) -> None:
     double = register(monkeypatch, ModelDouble(answer=(7, 8)))
     names = [f"s{n:02}" for n in range(16)]
-    async with connect(DrafterService(DrafterConfig())) as (link, recorder), asyncio.timeout(20):  # type: ignore[attr-defined]
+    async with connect(DrafterService(DrafterConfig())) as (link, recorder), asyncio.timeout(PATIENCE_S):  # type: ignore[attr-defined]
 
         async def replies(count: int) -> list[Draft]:
             return [await recorder.replies.get() for _ in range(count)]
@@ -40,8 +41,7 @@ async def test_a_model_drafts_for_sixteen_sessions_at_once(
         double.stuck.set()
         link.step(report(names[0], TEXT, (4,)))
         assert (await recorder.replies.get()).group == "text"
-        while not double.batches:
-            await asyncio.sleep(0.001)
+        await until(lambda: double.batches)
         for name in names[1:]:
             link.step(report(name, TEXT, (4,)))
         texts = await replies(15)
@@ -54,7 +54,7 @@ async def test_a_model_drafts_for_sixteen_sessions_at_once(
         asked = [[name.rpartition("/")[2] for name in batch] for batch in double.batches]
         assert asked == [names[:1], names[1:]]
         assert [(draft.session_id, draft.group, draft.more) for draft in later] == [(name, NAME, False) for name in names]
-        assert {draft.tree.tokens for draft in later} == {(7, 8)}
+        assert all(NAME in draft.tree.sources for draft in later)
         # The last committed token but one has not been told of.
         assert list(double.masked.values()) == [[6]] * 16
         assert all(states == {place: row(place) for place in range(6)} for states in double.states.values())
@@ -69,7 +69,7 @@ async def test_requests_that_only_a_model_drafts_for(
     connect: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     double = register(monkeypatch, ModelDouble(answer=(7, 8)))
-    async with connect(DrafterService(DrafterConfig())) as (link, recorder), asyncio.timeout(20):  # type: ignore[attr-defined]
+    async with connect(DrafterService(DrafterConfig())) as (link, recorder), asyncio.timeout(PATIENCE_S):  # type: ignore[attr-defined]
         link.open(opening("a", TEXT, (NAME,)))
         first = await recorder.replies.get()
         assert (first.group, first.more, first.tree.tokens) == (NAME, False, (7, 8))

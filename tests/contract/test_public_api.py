@@ -18,10 +18,11 @@ import outrider
 from outrider import AsyncClient, Client, Retry
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
-from services.links.auth import hash_key
+from services.access.key_hash import hash_key
 from services.links.config import PublicServerConfig
 from services.links.public_server import SERVICE, serve_public
 from speculation.errors import ConfigurationError
+from tests.patience import until
 from tests.service import served
 
 OPTIONS = {"max_tokens": 24, "ignore_eos": True}
@@ -97,9 +98,7 @@ async def test_stop_strings_end_text_tokens_and_counts_alike(tiny_model: Path) -
         assert cut.usage.completion_tokens == len(cut.token_ids) == len(cut.logprobs)
         stats = cut.speculative_decoding
         assert stats.num_spec_steps * stats.mean_acceptance_length == pytest.approx(len(cut.token_ids))
-        async with asyncio.timeout(5):
-            while running.verifier.loop.running:
-                await asyncio.sleep(0.005)
+        await until(lambda: not running.verifier.loop.running)
 
 
 async def test_stop_strings_wait_for_min_tokens(tiny_model: Path) -> None:
@@ -194,9 +193,7 @@ async def test_a_client_that_vanishes_leaves_nothing_behind(tiny_model: Path) ->
     async with served(tiny_model) as (address, running):
         for leave in (stop_reading, close_channel):
             await leave(address)
-            async with asyncio.timeout(10):
-                while running.verifier.loop.running or running.drafter.sessions:
-                    await asyncio.sleep(0.01)
+            await until(lambda: not (running.verifier.loop.running or running.drafter.sessions))
             card = await running.verifier.describe()
             assert card.free_blocks == card.total_blocks
 
@@ -219,9 +216,7 @@ async def test_deadlines(tiny_model: Path) -> None:
     async with served(tiny_model) as (address, running), AsyncClient(address) as client:
         with pytest.raises(outrider.DeadlineExceeded):
             await client.generate("fox", max_tokens=500, ignore_eos=True, timeout_s=0.05)
-        async with asyncio.timeout(5):
-            while running.verifier.loop.running:
-                await asyncio.sleep(0.01)
+        await until(lambda: not running.verifier.loop.running)
 
 
 async def test_health_and_reflection(tiny_model: Path) -> None:
@@ -295,7 +290,10 @@ async def test_what_is_remembered_of_a_caller_can_be_deleted(tiny_model: Path) -
     keys = ("k" * 20, "l" * 20)
     config = PublicServerConfig(port=0, api_key_hashes=tuple(hash_key(key) for key in keys))
     options = {**OPTIONS, "strategy": "suffix", "temperature": 1.0, "seed": 4}
-    async with served(tiny_model, "drafter.suffix_cached_tokens=1000", config=config) as (address, running):
+    async with served(tiny_model, "drafter.suffix_cached_tokens=1000", "verifier.draft_deadline_s=10", config=config) as (
+        address,
+        running,
+    ):
 
         async def drafted(client: AsyncClient) -> int:
             """Accepted nodes of one and the same answer."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -18,7 +19,7 @@ import outrider
 from outrider import AsyncClient, Client
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
-from services.links.auth import hash_key
+from services.access.key_hash import hash_key
 from services.links.config import PublicServerConfig
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.grpc_verify import GrpcVerifierLink, serve_verifier
@@ -28,6 +29,7 @@ from speculation.messages import Draft, DraftFailure, OpenSession
 from speculation.ports import DraftLink, VerifierPort
 from tests.contract.test_verifier_links import Toy
 from tests.fakes import RandomDrafter, ToyTarget, decoding, request
+from tests.patience import until
 from tests.service import served
 
 OPTIONS = {"max_tokens": 12, "ignore_eos": True}
@@ -48,14 +50,19 @@ async def test_an_answer_says_what_its_request_is_called(tiny_model: Path) -> No
                 return plain.generate("fox", request_id=name, **OPTIONS)
 
         assert (await asyncio.to_thread(blocking)).request_id == name
-        async with grpc.aio.insecure_channel(address) as channel:
-            stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            for given in ((), (("x-request-id", name),)):
-                call = stub.Generate(pb.GenerateRequest(prompt="fox"), metadata=given)
+
+        def bare(given: tuple[tuple[str, str], ...]) -> tuple[str, str]:
+            with grpc.insecure_channel(address) as channel:
+                call = generation_pb2_grpc.GenerationServiceStub(channel).Generate(
+                    pb.GenerateRequest(prompt="fox"), metadata=given
+                )
                 # Before the first token, so that whoever gives up early can name it.
-                told = dict(await call.initial_metadata())["x-request-id"]
-                assert [event.complete.request_id async for event in call][-1] == told
-                assert not given or told == name
+                return dict(call.initial_metadata())["x-request-id"], [event.complete.request_id for event in call][-1]
+
+        told, at_the_end = await asyncio.to_thread(bare, ())
+        assert re.fullmatch("[0-9a-f]{32}", told)
+        assert told == at_the_end
+        assert await asyncio.to_thread(bare, (("x-request-id", name),)) == (name, name)
 
 
 async def test_users_may_call_their_requests_the_same(tiny_model: Path) -> None:
@@ -88,7 +95,32 @@ async def test_errors_say_it_too(tiny_model: Path) -> None:
     async with AsyncClient("127.0.0.1:1", retry=outrider.Retry(attempts=1)) as nowhere:
         with pytest.raises(outrider.Unavailable) as nobody:
             await nowhere.generate("fox", request_id="mine")
+        assert nobody.value.request_id == "mine"
+        with pytest.raises(outrider.Unavailable) as nobody:
+            await nowhere.generate("fox")
         assert nobody.value.request_id == ""
+
+
+async def test_a_client_that_is_late_hears_it_too(tiny_model: Path) -> None:
+    """gRPC's asyncio client drops the first metadata of a call if its event loop reads the call's end before them."""
+
+    def late() -> str:
+        async def fails() -> str:
+            asyncio.get_running_loop().call_soon(hold_up)
+            async with AsyncClient(address) as client:
+                with pytest.raises(outrider.NotFound) as missing:
+                    await client.generate("fox", model="another")
+            return missing.value.request_id
+
+        def hold_up() -> None:
+            time.sleep(0.01)
+            asyncio.get_running_loop().call_soon(hold_up)
+
+        return asyncio.run(fails())
+
+    async with served(tiny_model) as (address, _):
+        for _ in range(3):
+            assert re.fullmatch("[0-9a-f]{32}", await asyncio.to_thread(late))
 
 
 async def test_what_is_no_id_is_refused(tiny_model: Path) -> None:
@@ -173,9 +205,7 @@ async def over_grpc(drafter: Noting) -> AsyncIterator[tuple[DraftLink, Callable[
 async def test_verifier_and_drafter_are_told(links: Callable[..., object], tenant: str | None) -> None:
     drafter = Noting()
     async with links(drafter) as (link, verifying), decoding(ToyTarget(), link) as loop, verifying(Toy(loop)) as verifier:  # type: ignore[attr-defined]
-        async with asyncio.timeout(10):
-            while not link.connected:
-                await asyncio.sleep(0.01)
+        await until(lambda: link.connected)
         wanted = request("mine.1", [1, 2], max_tokens=8, ignore_eos=True)
         wanted = replace(wanted, tenant=tenant, traceparent=TRACE)
         async for _ in verifier.generate(wanted):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from itertools import pairwise
@@ -25,7 +25,9 @@ from speculation.messages import Draft, OpenSession, RetrievalQuery, Retrieved
 from speculation.ports import Retriever
 from speculation.types import Features
 from tests.indexes import STATES, TARGET, build, encode
-from tests.redis_servers import KINDS, free_port, server
+from tests.patience import PATIENCE_S, until
+from tests.ports import free_port
+from tests.redis_servers import KINDS, server
 
 
 def query(text: str, most: int = 8, length: int = 6) -> RetrievalQuery:
@@ -59,7 +61,7 @@ async def over_grpc(service: RetrievalService) -> AsyncIterator[Retriever]:
 
 async def answered(link: Retriever) -> None:
     """Wait until there is a service that answers, whatever it says."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE_S):
         while True:
             try:
                 await link.retrieve(query("ab"))
@@ -81,12 +83,6 @@ async def service(config: RetrievalConfig) -> AsyncIterator[RetrievalService]:
         yield running
     finally:
         await running.stop()
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(15):
-        while not condition():
-            await asyncio.sleep(0.02)
 
 
 async def test_both_links_answer_alike(tmp_path: Path) -> None:
@@ -115,7 +111,7 @@ async def test_who_asks_is_told_and_logged(tmp_path: Path, caplog: pytest.LogCap
     async with service(RetrievalConfig(folder=tmp_path / "i")) as running:
         for number, link in enumerate(LINKS):
             async with link(running) as retriever:
-                drafter = DrafterService(DrafterConfig(retrieval_deadline_s=5.0), retriever)
+                drafter = DrafterService(DrafterConfig(retrieval_deadline_s=PATIENCE_S), retriever)
                 name = f"mine.{number}"
                 opening = OpenSession(
                     session_id=name,
@@ -188,7 +184,7 @@ async def test_a_service_that_goes_away_and_comes_back(tmp_path: Path) -> None:
             await answered(link)
             assert (await link.retrieve(query("abcd"))).continuations
             await listening.stop(None)
-            await eventually(lambda: link._asked is None)
+            await until(lambda: link._asked is None)
             with pytest.raises(Unavailable):
                 await link.retrieve(query("abcd"))
     await link.stop()
@@ -216,7 +212,7 @@ async def test_versions_change_under_load_and_nobody_notices(tmp_path: Path, kin
             with pytest.raises(Unavailable, match="no index is loaded"):
                 await running.retrieve(query("abcd"))
             first = await asyncio.to_thread(store.publish, tmp_path / "0")
-            await eventually(lambda: running.version == first)
+            await until(lambda: running.version == first)
             answers: list[str] = []
             done = False
 
@@ -228,13 +224,14 @@ async def test_versions_change_under_load_and_nobody_notices(tmp_path: Path, kin
                         answers.append(bytes(hit.tokens).decode())
 
             asking = asyncio.create_task(ask())
-            await eventually(lambda: bool(answers))
+            await until(lambda: bool(answers))
             for number in (1, 2, 3):
                 version = await asyncio.to_thread(store.publish, tmp_path / str(number))
-                await eventually(lambda version=version: running.version == version)
+                await until(lambda version=version: running.version == version)
+                await until(lambda number=number: answers[-1] == str(number))
             await asyncio.to_thread(store.rollback)
-            await eventually(lambda: running.switches == 5)
-            await asyncio.sleep(0.1)
+            await until(lambda: running.switches == 5)
+            await until(lambda: answers[-1] == "2")
             done = True
             await asking
             changes = [answers[0], *(after for before, after in pairwise(answers) if after != before)]
@@ -256,9 +253,9 @@ async def test_an_unusable_version_is_refused_and_the_old_one_stays(tmp_path: Pa
             redis_url=url, name="i", cache_dir=tmp_path / "cache", tokenizer_sha256=TARGET.tokenizer_sha256
         )
         async with service(config) as running:
-            await eventually(lambda: running.version == good)
+            await until(lambda: running.version == good)
             await asyncio.to_thread(store.publish, tmp_path / "foreign")
-            await eventually(lambda: running.refused is not None)
+            await until(lambda: running.refused is not None)
             assert "built for the tokenizer" in str(running.refused)
             assert running.version == good
             assert (await running.retrieve(query("abcd"))).continuations
@@ -272,14 +269,14 @@ async def test_redis_may_vanish_and_come_back(tmp_path: Path) -> None:
         config = RetrievalConfig(redis_url=url, name="i", cache_dir=tmp_path / "cache")
         running = RetrievalService(config)
         await running.start()
-        await eventually(lambda: running.version == first)
+        await until(lambda: running.version == first)
     # Redis is gone: what is loaded serves on.
-    await eventually(lambda: running.refused is not None)
+    await until(lambda: running.refused is not None)
     assert (await running.retrieve(query("abcd"))).index_version == first
     await running.stop()
     # And who starts without it serves what was live when it was last seen.
     async with service(config) as later:
-        await eventually(lambda: later.version == first)
+        await until(lambda: later.version == first)
         assert (await later.retrieve(query("abcd"))).continuations
 
 

@@ -15,6 +15,7 @@ from speculation.errors import OutriderError, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
 from tests.fakes import VOCAB, RandomDrafter, ToyTarget, decoding, request
+from tests.patience import PATIENCE_S, until
 from tests.verifier_links import in_process, over_grpc
 
 Observed = list[object]
@@ -47,10 +48,19 @@ async def events(link: VerifierPort, wanted: GenerationRequest) -> Observed:
     seen: Observed = []
     try:
         async for event in link.generate(wanted):
-            seen.append(replace(event, queue_s=0.0) if isinstance(event, Progress) else event)
+            seen += _by_token(event) if isinstance(event, Progress) else [event]
     except OutriderError as error:
         seen.append((type(error), str(error), vars(error)))
     return seen
+
+
+def _by_token(step: Progress) -> Observed:
+    """What of a step does not depend on how many of its drafts came in time."""
+    alike = replace(step, queue_s=0.0, num_drafted=0, accepted_sources=())
+    logprobs = [(entry,) for entry in step.logprobs] or [()] * len(step.token_ids)
+    return [
+        replace(alike, token_ids=(token,), logprobs=entry) for token, entry in zip(step.token_ids, logprobs, strict=True)
+    ]
 
 
 async def greedy(link: VerifierPort, target: ToyTarget) -> Observed:
@@ -93,11 +103,12 @@ async def failure_inside(link: VerifierPort, target: ToyTarget) -> Observed:
 
 
 async def used_name(link: VerifierPort, target: ToyTarget) -> Observed:
-    target.delay_s = 0.01
-    first = asyncio.create_task(events(link, request("same", [1], max_tokens=20, ignore_eos=True)))
-    await asyncio.sleep(0.1)
+    target.delay_s = 0.05
+    first = asyncio.create_task(events(link, request("same", [1], max_tokens=400, ignore_eos=True)))
+    await until(lambda: target.kept)
     second = await events(link, request("same", [1]))
-    await first
+    assert not first.done()
+    first.cancel()
     return second
 
 
@@ -120,9 +131,8 @@ async def test_both_links_behave_alike(case: Callable[[VerifierPort, ToyTarget],
     for connect in (in_process, over_grpc):
         target = ToyTarget()
         draft_link = InProcessDraftLink(RandomDrafter(mood="good"))
-        # Long enough that no step goes without its draft, however busy the machine: steps are compared too.
-        async with decoding(target, draft_link, draft_deadline_s=10.0) as loop, connect(Toy(loop)) as link:
-            async with asyncio.timeout(30):
+        async with decoding(target, draft_link) as loop, connect(Toy(loop)) as link:
+            async with asyncio.timeout(PATIENCE_S):
                 observed.append(await case(link, target))
     assert observed[0]
     assert observed[0] == observed[1]
@@ -136,9 +146,7 @@ async def test_leaving_frees_everything(connect: Callable[..., object]) -> None:
         generation = link.generate(request("r", [1], max_tokens=400, ignore_eos=True))
         await anext(generation)
         await generation.aclose()
-        async with asyncio.timeout(5):
-            while target.kept or drafter.sessions or loop.running:
-                await asyncio.sleep(0.005)
+        await until(lambda: not (target.kept or drafter.sessions or loop.running))
 
 
 async def test_nobody_there() -> None:

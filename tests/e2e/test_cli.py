@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+from tests.patience import PATIENCE_S
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 SMALL = ["--set", "verifier.max_model_len=512", "--set", "verifier.kv_cache_tokens=4096"]
 
@@ -19,7 +21,7 @@ SMALL = ["--set", "verifier.max_model_len=512", "--set", "verifier.kv_cache_toke
 def outrider(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
     command = [str(Path(sys.executable).parent / "outrider"), *arguments]
     environment = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, input=stdin, env=environment, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, input=stdin, env=environment, check=False)
 
 
 def test_generate_in_process_prints_the_promised_object(tiny_model: Path) -> None:
@@ -47,6 +49,8 @@ def test_generate_in_process_prints_the_promised_object(tiny_model: Path) -> Non
             "num_draft_tokens",
             "num_accepted_draft_tokens",
             "acceptance_histogram",
+            "accepted_by_source",
+            "switches",
         }
         assert set(result["timing"]) == {"queue_s", "time_to_first_token_s", "total_s", "tokens_per_second"}
     assert drafted["metrics"]["speculative_decoding"]["strategy"] == "prompt_lookup"
@@ -77,10 +81,10 @@ def test_serve_then_generate_then_stop(tiny_model: Path) -> None:
         assert "requests that leave it open get what holds for all models" in " ".join(listed.stdout.split())
         refused = outrider("generate", "x", "--address", address, "--strategy", "[/b]")
         assert refused.returncode == 2
-        assert "speculation.strategy is [/b]: must be one of anpd, autoregressive, blend" in refused.stderr
+        assert "speculation.strategy is [/b]: must be one of anpd, auto, autoregressive, blend" in refused.stderr
     finally:
         server.send_signal(signal.SIGTERM)
-    assert server.wait(timeout=60) == 0
+    assert server.wait(timeout=PATIENCE_S) == 0
 
 
 @pytest.mark.parametrize(
@@ -125,6 +129,37 @@ def test_ctrl_c_while_the_model_is_loaded_ends_at_once(tiny_model: Path) -> None
         assert server.stderr is not None
         assert "Loading the model" in server.stderr.readline()
         server.send_signal(number)
-        _, rest = server.communicate(timeout=20)
+        _, rest = server.communicate(timeout=PATIENCE_S)
         assert server.returncode == 130
         assert "Traceback" not in rest
+
+
+def test_a_second_signal_ends_it_at_once_and_in_one_line(tiny_model: Path) -> None:
+    # It would wait for ten minutes before it refuses calls.
+    flags = ["--set", "server.port=0", "--set", "server.drain_delay_s=600", "--set", "verifier.budget=fixed"]
+    command = [str(Path(sys.executable).parent / "outrider"), "serve", "--in-process", "--model", str(tiny_model), *flags]
+    server = subprocess.Popen([*command, *SMALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    assert server.stderr is not None
+    assert " at 127.0.0.1:" in server.stdout.readline()
+    server.send_signal(signal.SIGTERM)
+    while "Stopping" not in (line := server.stderr.readline()):
+        assert line
+    server.send_signal(signal.SIGTERM)
+    _, rest = server.communicate(timeout=PATIENCE_S)
+    assert server.returncode == 128 + signal.SIGTERM
+    assert rest.splitlines() == ["Stopped at once, by a second signal; answers under way were cut off"]
+
+
+def test_the_plan_counts_all_replicas() -> None:
+    flags = ("router.replicas=2", "verifier.autoscaling={min_replicas: 2, max_replicas: 4}", "server.drain_delay_s=7")
+    done = outrider("plan", *(part for flag in flags for part in ("--set", flag)))
+    text = " ".join(done.stdout.split())
+    for words in (
+        "2 to 4",
+        "on Ray: 5 processes with 2.75 CPUs and 0 GPUs, at most 7 processes with 4.75 CPUs",
+        "routers: those of one machine share port 50051",
+        "refuses calls after 7 s",
+        "between components: a token, no TLS",
+    ):
+        assert words in text

@@ -12,7 +12,7 @@ from retrieval_index.embedded import embedded_redis
 from tests.e2e.conftest import Command
 from tests.e2e.test_cli import SMALL, outrider
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_an_index_from_build_to_use(outrider_here: Command, tiny_model: Path, tmp_path: Path) -> None:

@@ -6,10 +6,13 @@ One service for all tests, since a Ray and its replicas take half a minute to st
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +21,18 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import outrider
+from cli.scraping import Reading, read
 from outrider import Client
 from retrieval_index.builder import BuildConfig, ScoringTarget, build_index
 from retrieval_index.embedded import embedded_redis
-from retrieval_index.manifest import tokenizer_digest
 from retrieval_index.perplexity import ModelScorer
 from retrieval_index.store import IndexStore
+from services.model_folder import tokenizer_digest
+from tests.checked_load import wait_until
 from tests.indexes import document
 from tests.on_ray import Service
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +42,20 @@ def redis() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def service(tiny_model: Path, redis: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+def ops_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def service(tiny_model: Path, redis: str, ops_port: int, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     flags = [
-        "server.port=0", "verifier.max_model_len=512", "verifier.kv_cache_tokens=4096", "verifier.threads=1",
+        "server.port=0", f"server.ops_port={ops_port}", "verifier.max_model_len=512", "verifier.kv_cache_tokens=4096", "verifier.threads=1",
         "verifier.budget=fixed", "drafter.keep_calibration=false", f"retrieval.redis_url={redis}", "retrieval.name=e2e",
         f"cache_dir={tmp_path_factory.mktemp('cache')}",
-        # The first look-up of a process takes longer than later ones.
-        "drafter.retrieval_deadline_s=0.5",
+        # Drafts are waited for on busy machines too; the first look-up of a process takes longer than later ones.
+        "verifier.draft_deadline_s=10", "drafter.retrieval_deadline_s=1",
     ]  # fmt: skip
     running = Service(tiny_model, flags)
     yield running
@@ -75,6 +87,26 @@ def test_drafts_come_over_grpc(client: Client) -> None:
     assert answer.speculative_decoding.num_draft_tokens > 0
 
 
+def test_rays_agents_tell_the_numbers_of_all_components(client: Client, ops_port: int) -> None:
+    def numbers() -> Reading:
+        return read([f"http://127.0.0.1:{ops_port}/metrics"])
+
+    # No other test here uses this strategy. Ray's agents renew what they tell every ten seconds.
+    name = "spec_decode_num_draft_tokens_total"
+    answer = client.generate(token_ids=[40, 41, 42] * 12, strategy="suffix", max_tokens=60, ignore_eos=True)
+    drafted = answer.speculative_decoding.num_draft_tokens
+    wait_until(lambda: numbers().sum(name, strategy="suffix") >= drafted > 0)
+    wait_until(lambda: numbers().sum("generation_tokens_total") >= 60)
+    wait_until(lambda: numbers().sum("drafter_nodes_total", source="suffix") >= drafted)
+    wait_until(lambda: numbers().sum("ready") == 1)
+    now = numbers()
+    assert now.sum(name, strategy="suffix") == drafted
+    assert now.sum("requests_total", outcome="length") >= 1
+    for path, status in (("health", "alive"), ("ready", "ready")):
+        with urllib.request.urlopen(f"http://127.0.0.1:{ops_port}/{path}", timeout=30) as told:
+            assert status in told.read().decode()
+
+
 def test_what_is_remembered_can_be_deleted(client: Client) -> None:
     options = {
         "token_ids": [90, 91, 92, 93],
@@ -83,12 +115,18 @@ def test_what_is_remembered_can_be_deleted(client: Client) -> None:
         "ignore_eos": True,
         "temperature": 1.0,
     }
-    first, second = (client.generate(seed=77, **options) for _ in range(2))  # type: ignore[arg-type]
-    assert second.speculative_decoding.num_spec_steps < first.speculative_decoding.num_spec_steps - 5
+    answers = set()
+
+    def accepted() -> int:
+        answer = client.generate(seed=77, **options)  # type: ignore[arg-type]
+        answers.add(answer.token_ids)
+        return answer.speculative_decoding.num_accepted_draft_tokens
+
+    # Drafts that come too late are none: how often it has to be said depends on the machine.
+    wait_until(lambda: accepted() > 30)
     client.forget()
-    third = client.generate(seed=77, **options)  # type: ignore[arg-type]
-    assert abs(third.speculative_decoding.num_spec_steps - first.speculative_decoding.num_spec_steps) <= 5
-    assert third.token_ids == first.token_ids
+    assert accepted() < 15
+    assert len(answers) == 1
 
 
 def test_forgetting_says_who_did_not_answer(service: Service, client: Client) -> None:
@@ -100,15 +138,19 @@ def test_forgetting_says_who_did_not_answer(service: Service, client: Client) ->
     finally:
         os.kill(drafter, signal.SIGCONT)
     assert "1 of 1 verifier replicas did not answer" in str(caught.value)
-    assert "not all of 1 drafter replicas answered" in str(caught.value)
-    deadline = time.monotonic() + 60
-    while True:
+    # Which of the two it says depends on who gives up first; a hung drafter that is being replaced counts, too.
+    assert re.search(
+        "not all of [12] drafter replicas answered|1 of [12] drafter replicas did not answer", str(caught.value)
+    )
+
+    def forgotten() -> bool:
         try:
             client.forget()
-            break
         except outrider.Unavailable:
-            assert time.monotonic() < deadline
-    assert service.ask("drafter", "process_id") == drafter
+            return False
+        return True
+
+    wait_until(forgotten)
 
 
 def test_errors_keep_their_kind_and_say_nothing_of_the_inside(client: Client) -> None:
@@ -117,27 +159,21 @@ def test_errors_keep_their_kind_and_say_nothing_of_the_inside(client: Client) ->
     assert caught.value.field == "stop_token_ids"
     assert str(caught.value).startswith("stop_token_ids is 1000000: must be token ids below")
     assert "Traceback" not in str(caught.value)
-    with pytest.raises(outrider.InvalidArgument, match="one of anpd, autoregressive"):
+    with pytest.raises(outrider.InvalidArgument, match="one of anpd, auto, autoregressive"):
         client.generate(PROMPT, strategy="magic")
 
 
 def test_health(service: Service) -> None:
     with grpc.insecure_channel(service.address) as channel:
-        deadline = time.monotonic() + 10
-        status = None
-        while status != health_pb2.HealthCheckResponse.SERVING and time.monotonic() < deadline:
-            status = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest()).status
-        assert status == health_pb2.HealthCheckResponse.SERVING
+        stub = health_pb2_grpc.HealthStub(channel)
+        wait_until(lambda: stub.Check(health_pb2.HealthCheckRequest()).status == health_pb2.HealthCheckResponse.SERVING)
 
 
 def test_leaving_frees_the_verifier(service: Service, client: Client) -> None:
     for _ in range(3):
         with client.stream(PROMPT, max_tokens=450, ignore_eos=True) as stream:
             next(stream)
-    deadline = time.monotonic() + 20
-    while service.ask("verifier", "running") and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert service.ask("verifier", "running") == 0
+    wait_until(lambda: service.ask("verifier", "running") == 0)
 
 
 def test_the_public_port_is_on_loopback_only(service: Service) -> None:
@@ -172,19 +208,15 @@ def test_killing_the_drafter_changes_no_token_and_it_comes_back(service: Service
             killed_at = len(tokens)
     assert killed_at is not None
     assert tuple(tokens) == expected.token_ids
-    # Generous: the machine may be busy with Ray's own reaction. The bound itself is tested on the loop.
-    assert max(gaps[1:]) < 2
-    assert back_in_use(client, options, victim, service)
+    # Two steps that wait for their deadline would take 20 s. The machine may be busy with Ray's own reaction.
+    assert max(gaps[1:]) < 20
 
-
-def back_in_use(client: Client, options: dict[str, Any], victim: int, service: Service) -> bool:
-    deadline = time.monotonic() + 90
-    while time.monotonic() < deadline:
+    def back_in_use() -> bool:
         answer = client.generate(strategy="prompt_lookup", **{**options, "max_tokens": 40, "temperature": 0.0})
-        if answer.speculative_decoding.num_draft_tokens:
-            return bool(service.ask("drafter", "process_id") != victim)
-        time.sleep(0.5)
-    return False
+        return answer.speculative_decoding.num_draft_tokens > 0
+
+    wait_until(back_in_use)
+    assert service.ask("drafter", "process_id") != victim
 
 
 def test_killing_the_verifier_delays_the_answer_and_changes_no_token(service: Service, client: Client) -> None:
@@ -219,38 +251,29 @@ def build_of(folder: Path, model: Path, tokens: tuple[int, ...]) -> None:
     build_index([document(str(folder))], target, lambda text: tokens, scorer, folder, BuildConfig(keep=1.0))
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 def test_an_index_comes_into_use_changes_and_survives(
     service: Service, client: Client, redis: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     plain = {seed: client.generate(strategy="autoregressive", seed=seed, **SAMPLED) for seed in (1, 2)}
     # Nothing is published yet: no drafts, the same tokens.
     assert client.generate(strategy="rest", seed=1, **SAMPLED).token_ids == plain[1].token_ids
+
+    def found(seed: int) -> bool:
+        answer = client.generate(strategy="rest", seed=seed, **SAMPLED)
+        assert answer.token_ids == plain[seed].token_ids
+        return answer.speculative_decoding.num_accepted_draft_tokens > 20
+
     store = IndexStore(redis, "e2e")
     versions = []
     for seed in (1, 2):
         build_of(tmp_path / str(seed), tiny_model, (*SAMPLED["token_ids"], *plain[seed].token_ids))
         versions.append(store.publish(tmp_path / str(seed)))
-        wait_for(lambda: service.ask("retrieval", "version") == versions[-1])
-        answer = client.generate(strategy="rest", seed=seed, **SAMPLED)
-        assert answer.token_ids == plain[seed].token_ids
+        wait_until(lambda: service.ask("retrieval", "version") == versions[-1])
         # It has all been said before.
-        assert answer.speculative_decoding.num_accepted_draft_tokens > 20
+        wait_until(partial(found, seed))
     victim = service.ask("retrieval", "process_id")
     os.kill(victim, signal.SIGKILL)
     for strategy in ("rest", "spectra", "blend"):
         assert client.generate(strategy=strategy, seed=2, **SAMPLED).token_ids == plain[2].token_ids
-
-    def found_again() -> bool:
-        answer = client.generate(strategy="rest", seed=2, **SAMPLED)
-        assert answer.token_ids == plain[2].token_ids
-        return answer.speculative_decoding.num_accepted_draft_tokens > 20
-
-    wait_for(found_again)
+    wait_until(partial(found, 2))
     assert service.ask("retrieval", "process_id") != victim

@@ -46,7 +46,8 @@ async def answer(pipeline, strategy: str, text: str, **sampling: object) -> tupl
 
 
 async def test_the_default_model_is_lossless() -> None:
-    settings = load(environ={})
+    # Under the measured budget it depends on the machine whether anything is drafted.
+    settings = load(flags=["verifier.budget=fixed", "verifier.draft_deadline_s=10"], environ={})
     model = resolve(BUILT_IN, settings.cache_dir)
     async with in_process(settings, model) as pipeline:
         plain = [await answer(pipeline, "autoregressive", text) for text in PROMPTS]
@@ -74,7 +75,8 @@ FORMS: dict[str, Callable[[Path, Path], Path]] = {
 
 @pytest.mark.parametrize("form", FORMS)
 async def test_the_default_model_in_another_form_is_lossless(form: str, tmp_path: Path) -> None:
-    settings = load(environ={})
+    # Under the measured budget it depends on the machine whether anything is drafted.
+    settings = load(flags=["verifier.budget=fixed", "verifier.draft_deadline_s=10"], environ={})
     folder = FORMS[form](as_float32(resolve(BUILT_IN, settings.cache_dir).path), tmp_path / form)
     async with in_process(settings, resolve(str(folder), settings.cache_dir)) as pipeline:
         plain = [await answer(pipeline, "autoregressive", text) for text in PROMPTS[:2]]

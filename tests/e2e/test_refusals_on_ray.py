@@ -13,13 +13,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from outrider import Client
+from tests.draft_models import draft_beside, make_broken_draft
+from tests.patience import PATIENCE_S
+from tests.trained_heads import make_useless_head
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 BIN = Path(sys.executable).parent
 SMALL = [
@@ -52,12 +57,12 @@ def address_of(server: subprocess.Popen[str]) -> str:
 
 def stop(server: subprocess.Popen[str], number: int = signal.SIGTERM) -> None:
     server.send_signal(number)
-    assert server.wait(timeout=60) == 0
+    assert server.wait(timeout=PATIENCE_S) == 0
 
 
 def refusal(server: subprocess.Popen[str]) -> str:
     """The one line after what is told while it starts."""
-    _, told = server.communicate(timeout=90)
+    _, told = server.communicate(timeout=240)
     assert server.returncode == 2, told
     lines = [line for line in told.splitlines() if line.strip()]
     assert len(lines) == 2, told
@@ -80,7 +85,7 @@ def test_what_another_ray_left_behind_is_not_followed(tiny_model: Path, short_fo
     server = serve(tiny_model, "--port", "0", RAY_TMPDIR=short_folder)
     with Client(address_of(server)) as client:
         (model,) = client.models()
-        assert model.default_strategy == "blend"
+        assert model.default_strategy == "auto"
     stop(server)
 
 
@@ -89,11 +94,8 @@ def test_a_replica_that_refuses_gives_its_own_reason(tiny_model: Path, tmp_path:
     config = json.loads((model / "config.json").read_text())
     # What only the verifier sees, when it has built the model.
     (model / "config.json").write_text(json.dumps(config | {"intermediate_size": 64}))
-    start = time.monotonic()
     told = refusal(serve(model, "--port", "0"))
     assert "mlp.down_proj.weight is (64, 128), its configuration says (64, 64) and 5 more" in told
-    # Generous, for a busy machine: three tries and Serve's patience would take far longer.
-    assert time.monotonic() - start < 60
 
 
 def test_ctrl_c_while_ray_starts_leaves_nothing_behind(tiny_model: Path, short_folder: str) -> None:
@@ -103,7 +105,7 @@ def test_ctrl_c_while_ray_starts_leaves_nothing_behind(tiny_model: Path, short_f
         time.sleep(0.1)
     time.sleep(1)
     server.send_signal(signal.SIGINT)
-    _, told = server.communicate(timeout=60)
+    _, told = server.communicate(timeout=240)
     assert server.returncode == 130
     assert "Traceback" not in told
 
@@ -120,20 +122,23 @@ def ray(short_folder: str) -> Iterator[dict[str, str]]:
         "--node-ip-address=127.0.0.1", "--disable-usage-stats", "--min-worker-port=0", "--max-worker-port=0",
     ]  # fmt: skip
     process = subprocess.Popen(head, env=environment(**variables), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         with socket.socket() as trial:
             if trial.connect_ex(("127.0.0.1", port)) == 0:
                 break
         time.sleep(0.2)
     yield variables | {"RAY_ADDRESS": f"127.0.0.1:{port}"}
-    process.terminate()
-    process.wait(timeout=60)
+    # No service is left, and it takes half a minute to leave in peace.
+    for each in (*psutil.Process(process.pid).children(recursive=True), process):
+        with suppress(psutil.NoSuchProcess):
+            each.kill()
+    process.wait(timeout=PATIENCE_S)
 
 
 def test_two_services_on_one_ray(tiny_model: Path, ray: dict[str, str]) -> None:
     stranger = ray | {"RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    _, told = serve(tiny_model, "--port", "0", **stranger).communicate(timeout=60)
+    _, told = serve(tiny_model, "--port", "0", **stranger).communicate(timeout=240)
     assert "that Ray refuses our token" in told
     assert len(told.splitlines()) == 1
     first = serve(tiny_model, "--port", "0", **ray)
@@ -149,3 +154,35 @@ def test_two_services_on_one_ray(tiny_model: Path, ray: dict[str, str]) -> None:
     with Client(other) as client:
         assert client.generate("the quick", max_tokens=5, ignore_eos=True).token_ids == expected
     stop(second, signal.SIGINT)
+
+
+@pytest.mark.alone
+def test_models_that_draft(tiny_model: Path, tmp_path: Path, ray: dict[str, str]) -> None:
+    """In the drafter's process and in the verifier's; those that cannot be used stop the start in either."""
+
+    def start(folder: Path, place: str) -> subprocess.Popen[str]:
+        flags = (f"drafter.models=[{folder}]", f"drafter.models_in={place}", "verifier.draft_deadline_s=10")
+        return serve(tiny_model, "--port", "0", *(part for flag in flags for part in ("--set", flag)), **ray)
+
+    answers: dict[str, set[tuple[int, ...]]] = {"greedy": set(), "sampled": set()}
+    for place in ("drafter", "verifier"):
+        server = start(draft_beside(tiny_model), place)
+        with Client(address_of(server)) as client:
+            assert "draft_model" in client.models()[0].strategies
+            for name, temperature in (("greedy", 0.0), ("sampled", 0.8)):
+                deadline, drafted, strategy = time.monotonic() + PATIENCE_S, 0, "autoregressive"
+                # A model's first drafts take longer, and nobody waits for them.
+                while drafted < 40:
+                    assert time.monotonic() < deadline, (place, name, drafted)
+                    answer = client.generate(
+                        "the quick", strategy=strategy, max_tokens=40, ignore_eos=True, temperature=temperature, seed=7
+                    )
+                    answers[name].add(tuple(answer.token_ids))
+                    drafted, strategy = answer.speculative_decoding.num_draft_tokens, "draft_model"
+        stop(server)
+    assert {name: len(each) for name, each in answers.items()} == {"greedy": 1, "sampled": 1}
+    broken = make_broken_draft(tiny_model, tmp_path / "broken")
+    said = f"cannot load the draft model at {broken}: model.norm.weight holds infinite values or NaN"
+    assert said in refusal(start(broken, "drafter"))
+    useless = make_useless_head(tiny_model, tmp_path / "useless")
+    assert f"cannot use the head at {useless}" in refusal(start(useless, "verifier"))

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from speculation.rejection import Distribution
+from speculation.tree import ROOT
+from speculation.types import Proposal, TokenTree
 
 VOCAB = 4
 LENGTH = 3
@@ -99,3 +101,33 @@ def plain() -> dict[Output, float]:
 def distance(left: dict[Output, float], right: dict[Output, float]) -> float:
     """Total variation."""
     return 0.5 * sum(abs(left.get(key, 0.0) - right.get(key, 0.0)) for key in left.keys() | right.keys())
+
+
+def tree_of(tokens: tuple[int, ...], parents: tuple[int, ...], proposals: tuple[Proposal, ...] = ()) -> TokenTree:
+    return TokenTree(tokens=tokens, parents=parents, sources=("test",) * len(tokens), proposals=proposals)
+
+
+def sampled_tree(
+    oracle: Oracle, q_after: Callable[[Sequence[int]], Distribution], children: int, depth: int, replacement: bool
+) -> TokenTree:
+    """``children`` siblings per level, drawn from q after their prefix (afresh, or without those drawn before); the first one goes on."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    proposals: list[Proposal] = []
+    prefix: list[int] = []
+    parent = ROOT
+    for _ in range(depth):
+        q = q_after(prefix)
+        first = len(tokens)
+        for _ in range(children):
+            token = oracle.choose(q.tolist())
+            kept = np.flatnonzero(q)
+            proposals.append(Proposal(token_ids=tuple(kept.tolist()), probabilities=tuple(q[kept].tolist())))
+            tokens.append(token)
+            parents.append(parent)
+            if not replacement:
+                q = np.where(np.arange(len(q)) == token, 0.0, q)
+                q = q / q.sum()
+        prefix.append(tokens[first])
+        parent = first
+    return tree_of(tuple(tokens), tuple(parents), tuple(proposals))

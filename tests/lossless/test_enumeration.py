@@ -9,8 +9,8 @@ import pytest
 
 from speculation import acceptance, rejection
 from speculation.acceptance import StopRule
-from speculation.tree import ROOT, path_to, prune
-from speculation.types import Proposal, TokenTree
+from speculation.tree import path_to, prune
+from speculation.types import TokenTree
 from tests.lossless.enumeration import (
     LENGTH,
     VOCAB,
@@ -21,15 +21,13 @@ from tests.lossless.enumeration import (
     draft,
     outcomes,
     plain,
+    sampled_tree,
     target,
+    tree_of,
 )
 
 NO_STOP = StopRule(stop_token_ids=frozenset(), generated=0, room=10**6)
 EXACT = 1e-12
-
-
-def tree_of(tokens: tuple[int, ...], parents: tuple[int, ...], proposals: tuple[Proposal, ...] = ()) -> TokenTree:
-    return TokenTree(tokens=tokens, parents=parents, sources=("test",) * len(tokens), proposals=proposals)
 
 
 FIXED_TREES = {
@@ -61,42 +59,18 @@ def test_deterministic_trees(rule: Callable[[TokenTree, Oracle], Output], name: 
     assert distance(outcomes(lambda oracle: rule(FIXED_TREES[name], oracle)), plain()) < EXACT
 
 
-def sampled_tree(oracle: Oracle, children: int, depth: int, replacement: bool) -> TokenTree:
-    """``children`` siblings per level, drawn from q (afresh, or without those drawn before); the first one goes on."""
-    tokens: list[int] = []
-    parents: list[int] = []
-    proposals: list[Proposal] = []
-    prefix: list[int] = []
-    parent = ROOT
-    for _ in range(depth):
-        q = draft(prefix)
-        first = len(tokens)
-        for _ in range(children):
-            token = oracle.choose(q.tolist())
-            kept = np.flatnonzero(q)
-            proposals.append(Proposal(token_ids=tuple(kept.tolist()), probabilities=tuple(q[kept].tolist())))
-            tokens.append(token)
-            parents.append(parent)
-            if not replacement:
-                q = np.where(np.arange(VOCAB) == token, 0.0, q)
-                q = q / q.sum()
-        prefix.append(tokens[first])
-        parent = first
-    return tree_of(tuple(tokens), tuple(parents), tuple(proposals))
-
-
 SHAPES = [(1, 1, True), (1, 2, True), (2, 1, True), (2, 1, False), (3, 1, False), (2, 2, False)]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sampled_trees_under_rejection(shape: tuple[int, int, bool]) -> None:
-    assert distance(outcomes(lambda oracle: by_rejection(sampled_tree(oracle, *shape), oracle)), plain()) < EXACT
+    assert distance(outcomes(lambda oracle: by_rejection(sampled_tree(oracle, draft, *shape), oracle)), plain()) < EXACT
 
 
 @pytest.mark.parametrize("shape", SHAPES[:4])
 def test_sampled_trees_under_the_walk(shape: tuple[int, int, bool]) -> None:
     def run(oracle: Oracle) -> Output:
-        tree = sampled_tree(oracle, *shape)
+        tree = sampled_tree(oracle, draft, *shape)
         # The walk does not mind that nodes are dropped after their tokens were seen.
         return by_walk(prune(tree_of(tree.tokens, tree.parents), 1, 2), oracle)
 

@@ -3,18 +3,45 @@ decoding, and the states of every position that was computed."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from speculation.types import Plan
-from tests.fakes import PLAIN
-from tests.lossless.test_strategies import PROMPTS, answers
+from services.drafter.interfaces import DraftWanted
+from services.drafter.model_group import ModelGroup
+from speculation.types import Plan, TokenTree
+from tests.lossless.test_strategies import PROMPTS, answers, plain_answers
 from tests.model_source import NAME, SPEC, ModelDouble, register
+from tests.patience import PATIENCE_S
 
 # Of a model of two layers: both, and what the output layer reads.
 LAYERS = (0, 1, -1)
+
+
+class Gathering(ModelDouble):
+    """Its first batch takes until three requests have asked for drafts, so the next one has two at least."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(layers=LAYERS)
+        self._asked: set[str] = set()
+        self._three_have = threading.Event()
+        draft = ModelGroup.draft
+
+        def counted(group: ModelGroup, session_id: str, *wanted: Any) -> Any:
+            self._asked.add(session_id)
+            if len(self._asked) >= 3:
+                self._three_have.set()
+            return draft(group, session_id, *wanted)
+
+        monkeypatch.setattr(ModelGroup, "draft", counted)
+
+    def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree]:
+        assert self._three_have.wait(PATIENCE_S)
+        return super().draft(batch)
 
 
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
@@ -22,9 +49,9 @@ LAYERS = (0, 1, -1)
 async def test_a_model_source_changes_no_token(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, link: str, sampling: dict[str, object]
 ) -> None:
-    plain = await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=False)
+    plain = await plain_answers(tiny_model, sampling)
     for sources in ((NAME,), ("suffix", "recycling", NAME)):
-        double = register(monkeypatch, ModelDouble(layers=LAYERS), replace(SPEC, layers=LAYERS))
+        double = register(monkeypatch, Gathering(monkeypatch), replace(SPEC, layers=LAYERS))
         plan = Plan(
             strategy="any", sources=sources, max_nodes=8, observe_top_k=8, observe_layers=LAYERS, observe_prompt=True
         )

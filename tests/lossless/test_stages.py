@@ -22,6 +22,7 @@ from services.router import strategies as known
 from services.verifier.config import TargetConfig
 from services.verifier.loading.load_model import split_layers
 from services.verifier.native.library import library
+from services.verifier.stages import upstream
 from services.verifier.stages.orders import Op, Orders, read_orders
 from services.verifier.stages.process import spec_from_json, spec_to_json
 from services.verifier.stages.upstream import StageSpec
@@ -121,9 +122,10 @@ def test_orders_survive_the_way() -> None:
     orders.run(batch)
     orders.close("b")
     orders.close("unknown")
+    orders.beat()
     read = list(read_orders(orders.take().tolist()))
-    assert [op for op, _, _ in read] == [Op.OPEN, Op.OPEN, Op.GROW, Op.KEEP, Op.PASS, Op.CLOSE]
-    assert [arguments for _, arguments, _ in read] == [(0, 1, 4, 5), (1, 0, 7), (1, 9), (1, 3, 0, 2), (), (1,)]
+    assert [op for op, _, _ in read] == [Op.OPEN, Op.OPEN, Op.GROW, Op.KEEP, Op.PASS, Op.CLOSE, Op.BEAT]
+    assert [arguments for _, arguments, _ in read] == [(0, 1, 4, 5), (1, 0, 7), (1, 9), (1, 3, 0, 2), (), (1,), ()]
     assert [(rows.session_id, rows.context, rows.tokens, rows.parents, rows.layers) for rows in read[4][2]] == [
         ("1", 3, (1, 2, 3), (-1, 0), ()),
         ("0", 64, (8,), (), (2, -1)),
@@ -205,7 +207,9 @@ def stage_processes() -> list[psutil.Process]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("frozen", [0, 1])
-def test_a_stage_that_hangs_is_lost_after_the_pass_timeout(model: Path, whole: torch.Tensor, frozen: int) -> None:
+def test_a_stage_that_hangs_is_lost_after_the_pass_timeout(
+    model: Path, whole: torch.Tensor, frozen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     others = stage_processes()
     target = TransformersTarget(config(model, 3, pass_timeout_s=2.0), launch_child)
     try:
@@ -218,10 +222,20 @@ def test_a_stage_that_hangs_is_lost_after_the_pass_timeout(model: Path, whole: t
         start = time.monotonic()
         with pytest.raises(TargetLost, match=r"stage 1 has not answered for 2 s \(pass_timeout_s\)"):
             target.finish()
-        assert 2 <= time.monotonic() - start < 10
+        assert time.monotonic() - start >= 2
         target.recover()
         # Neither the one that hung nor those that waited for it are left.
         assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in started)
+        assert torch.equal(passes(target), whole)
+        # Without a pass under way it is found by asking.
+        target.beat()
+        os.kill([process for process in stage_processes() if process not in others][frozen].pid, signal.SIGSTOP)
+        monkeypatch.setattr(upstream, "_BEAT_S", 1.0)
+        with pytest.raises(TargetLost, match="stage 1 has not answered for 1 s"):
+            target.beat()
+        monkeypatch.undo()
+        target.recover()
+        target.beat()
         assert torch.equal(passes(target), whole)
     finally:
         target.shutdown()
@@ -243,15 +257,16 @@ async def ask(running: Pipeline, strategy: str, number: int, **sampling: object)
 
 @pytest.mark.slow
 async def test_every_strategy_says_the_same(model: Path) -> None:
-    strategies = known.served(retrieval=False)
+    strategies = known.served(known.StrategyConfig())
     wanted = {}
     async with pipeline(model) as running:
         for number in range(4):
             for temperature in (0.0, 1.0):
                 wanted[number, temperature] = await ask(running, "autoregressive", number, temperature=temperature)
-    for stages in (2, 3):
+    # A stage between the first and the last one sees what those two do, so two stages need no strategy but the widest.
+    for stages, asked in ((2, ["auto"]), (3, strategies)):
         async with served(model, stages) as running:
-            for strategy in strategies:
+            for strategy in asked:
                 keys = list(wanted)
                 answers = await asyncio.gather(*(ask(running, strategy, n, temperature=t) for n, t in keys))
                 assert dict(zip(keys, answers, strict=True)) == wanted, (stages, strategy)

@@ -9,13 +9,13 @@ import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.drafter.config import DrafterConfig, LookaheadConfig, SpectraConfig
+from services.drafter.config import DrafterConfig, LookaheadConfig, SpectraConfig, TrainedConfig
 from services.drafter.service import DrafterService
 from services.generation_config import read_generation_config
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
@@ -25,8 +25,10 @@ from services.verifier.engine.config import LoopConfig
 from services.verifier.service import VerifierService
 from speculation.sources import SOURCES, STRATEGIES
 from speculation.types import Plan
+from tests.draft_models import draft_beside
 from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, origin, request
 from tests.mixture import make_mixture
+from tests.trained_heads import LAYERS, heads_beside
 
 PROMPTS = [
     [5, 6, 7, 8, 9, 5, 6, 7],
@@ -53,9 +55,10 @@ def model(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: py
 
 @asynccontextmanager
 async def verifier(
-    folder: Path, drafter: str, link: str, budget: Literal["fixed", "measured"]
+    folder: Path, drafter: str, link: str, budget: Literal["fixed", "measured"], draft_deadline_s: float = 0.025
 ) -> AsyncIterator[VerifierService]:
     config = DrafterConfig(
+        trained=TrainedConfig(checkpoints={"draft_model": draft_beside(folder), **heads_beside(folder)}, target=folder),
         lookahead=LookaheadConfig(ngram=4, window=3, guesses=4),
         spectra=SpectraConfig(ngram=4, window=3, guesses=4),
         draft_ahead=2,
@@ -74,7 +77,7 @@ async def verifier(
     verifier_config = VerifierConfig(
         model_name="tiny",
         target=TargetConfig(model_path=str(folder), kv_cache_tokens=2048, max_model_len=512, threads=1),
-        loop=LoopConfig(max_batched_tokens=50),
+        loop=LoopConfig(max_batched_tokens=50, draft_deadline_s=draft_deadline_s),
         budget=budget,
     )
     origins = [origin(draft_link)]
@@ -114,6 +117,31 @@ async def answers(
     return [tokens for tokens, _, _ in results]
 
 
+_PLAIN: dict[tuple[Path, str], list[list[int]]] = {}
+
+
+async def plain_answers(folder: Path, sampling: dict[str, object]) -> list[list[int]]:
+    """What plain decoding says to each prompt alone; computed once for a model and a sampling."""
+    key = folder, json.dumps(sampling, sort_keys=True)
+    if key not in _PLAIN:
+        _PLAIN[key] = await answers(folder, "real", "in_process", PLAIN, sampling, together=False)
+    return _PLAIN[key]
+
+
+def plan_of(sources: tuple[str, ...], strategy: str = "any", **fields: Any) -> Plan:
+    """A plan that gives sources the hidden states that they want."""
+    layers = sorted({layer for source in sources for layer in LAYERS.get(source, SOURCES[source].layers)})
+    return Plan(
+        strategy=strategy,
+        sources=sources,
+        max_nodes=20,
+        observe_top_k=6,
+        observe_layers=tuple(layers),
+        observe_prompt=any(SOURCES[source].prompt_features for source in sources),
+        **fields,
+    )
+
+
 @pytest.mark.parametrize("sampling", SAMPLING, ids=str)
 @pytest.mark.parametrize(
     ("model", "link"),
@@ -124,14 +152,16 @@ async def answers(
     ],
     indirect=["model"],
 )
-async def test_every_strategy_on_every_link(model: Path, sampling: dict[str, object], link: str) -> None:
-    plain = await answers(model, "real", "in_process", PLAIN, sampling, together=False)
+async def test_every_strategy_on_every_link(model: Path, tiny_model: Path, sampling: dict[str, object], link: str) -> None:
+    plain = await plain_answers(model, sampling)
     assert await answers(model, "real", "in_process", PLAIN, sampling, together=True) == plain
+    # Every strategy is alone and in a batch on one link and one kind of model, greedily and sampled. What else varies here
+    # reaches the rows of a batch one by one, or not at all.
+    alone = link == "in_process" and model == tiny_model and sampling in SAMPLING[:4:2]
     blend = (*STRATEGIES["blend"], "retrieval", "semantic", "spectra_core")
     for sources in [*((source,) for source in SOURCES), blend]:
-        features = "semantic" in sources
-        plan = Plan(strategy="any", sources=sources, max_nodes=20, observe_top_k=6, observe_layers=(-1,) if features else ())
-        for together in (False, True):
+        plan = plan_of(sources, strategy="auto" if sources == blend else "any")
+        for together in (False, True) if alone else (True,):
             result = await answers(model, "real", link, plan, sampling, together=together)
             assert result == plain, (sources, together)
     garbage = Plan(strategy="random", sources=("random",), max_nodes=8)
@@ -169,8 +199,7 @@ async def test_a_models_own_processors_under_every_strategy(
         folder, "real", "in_process", PLAIN, {**asked, "ignore_generation_config": True}, together=False
     )
     for sources in [*((source,) for source in SOURCES), (*STRATEGIES["blend"], "retrieval", "spectra_core")]:
-        features = "semantic" in sources
-        plan = Plan(strategy="any", sources=sources, max_nodes=20, observe_top_k=6, observe_layers=(-1,) if features else ())
+        plan = plan_of(sources)
         assert await answers(folder, "real", "in_process", plan, asked, together=True) == plain, sources
     garbage = Plan(strategy="random", sources=("random",), max_nodes=8)
     assert await answers(folder, "random", "in_process", garbage, asked, together=True) == plain, "random"
@@ -179,7 +208,7 @@ async def test_a_models_own_processors_under_every_strategy(
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 async def test_the_measured_budget_changes_no_token(tiny_model: Path, link: str) -> None:
     sampling: dict[str, object] = {"temperature": 0.8, "top_p": 0.9, "seed": 3}
-    plain = await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=False)
+    plain = await plain_answers(tiny_model, sampling)
     for drafter, source in (("real", "prompt_lookup"), ("random", "random")):
         plan = Plan(strategy=source, sources=(source,), max_nodes=8)
         for together in (False, True):
@@ -191,7 +220,7 @@ async def test_the_measured_budget_changes_no_token(tiny_model: Path, link: str)
 @pytest.mark.parametrize("sampling", SAMPLING[:4], ids=str)
 async def test_two_origins_in_one_tree(tiny_model: Path, sampling: dict[str, object], link: str) -> None:
     """Probes of one beside whatever the other drafts."""
-    plain = await answers(tiny_model, "real", "in_process", PLAIN, sampling, together=False)
+    plain = await plain_answers(tiny_model, sampling)
     plan = Plan(strategy="any", sources=TWO, max_nodes=24, observe_top_k=6)
     assert await answers(tiny_model, "both", link, plan, sampling, together=True) == plain
 

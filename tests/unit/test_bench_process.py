@@ -13,6 +13,7 @@ import pytest
 
 from benchmarks.child_process import WorkerProcess
 from benchmarks.records import ContestantFailed
+from tests.patience import PATIENCE_S
 from tests.processes import is_worker
 
 PEER = """
@@ -52,7 +53,8 @@ class Peer:
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerProcess]:
     (tmp_path / "peer_fake.py").write_text(PEER)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    made = WorkerProcess(Path(sys.executable), "peer_fake", {"threads": 1}, tmp_path / "logs" / "fake.log", timeout_s=3)
+    log = tmp_path / "logs" / "fake.log"
+    made = WorkerProcess(Path(sys.executable), "peer_fake", {"threads": 1}, log, timeout_s=PATIENCE_S)
     yield made
     made.kill()
 
@@ -63,7 +65,7 @@ def run(worker: WorkerProcess, what: str) -> dict[str, int]:
 
 def test_it_answers_and_stands_still_in_between(worker: WorkerProcess) -> None:
     first = run(worker, "ok")
-    process, deadline = psutil.Process(first["pid"]), time.monotonic() + 5
+    process, deadline = psutil.Process(first["pid"]), time.monotonic() + PATIENCE_S
     while process.status() != psutil.STATUS_STOPPED:
         # A signal takes its time to arrive.
         assert time.monotonic() < deadline, "it never stopped"
@@ -87,7 +89,8 @@ def test_a_crash_is_reported_and_the_next_order_starts_anew(worker: WorkerProces
 
 def test_a_hang_is_reported_and_killed(worker: WorkerProcess) -> None:
     pid = run(worker, "ok")["pid"]
-    with pytest.raises(ContestantFailed, match=r"hung: no answer within 3 s \(--timeout a request\)"):
+    worker._timeout_s = 1.0
+    with pytest.raises(ContestantFailed, match=r"hung: no answer within 1 s \(--timeout a request\)"):
         run(worker, "hang")
     assert not psutil.pid_exists(pid)
 
@@ -95,7 +98,7 @@ def test_a_hang_is_reported_and_killed(worker: WorkerProcess) -> None:
 def test_shared_memory_of_a_killed_process_is_removed(worker: WorkerProcess) -> None:
     # Whoever answers is stopped, the tracker with it.
     name = str(run(worker, "share")["shared"])
-    segment, deadline = Path("/dev/shm") / name, time.monotonic() + 60
+    segment, deadline = Path("/dev/shm") / name, time.monotonic() + PATIENCE_S
     assert segment.is_file() or not segment.parent.is_dir()
     worker.kill()
     while segment.exists():

@@ -17,8 +17,9 @@ from services.verifier.choosing import candidates, chooser, penalties, picks
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.noise import likely_winners, words
 from services.verifier.choosing.penalties import Changes
-from services.verifier.choosing.processors import build_pipeline, build_truncation
-from services.verifier.target_port import NOT_CHOSEN, Outcome, Rows, Sampling
+from services.verifier.choosing.processors import LogitsPipeline, build_pipeline, build_truncation
+from services.verifier.native.library import Library, library
+from services.verifier.target_port import NOT_CHOSEN, Outcome, Rows, Sampling, TokenRule
 from speculation.acceptance import stop_token_ids
 from speculation.choose import choose, log_probabilities
 from speculation.errors import Internal
@@ -41,6 +42,7 @@ class Case:
     parents: tuple[int, ...]
     logits: torch.Tensor
     model: ModelProcessors = NONE
+    rule: TokenRule | None = None
 
     @property
     def text(self) -> tuple[int, ...]:
@@ -58,7 +60,10 @@ class Case:
         """By the law: the whole history through transformers' processors."""
         stop_ids = stop_token_ids(self.params, EOS)
         pipeline = build_pipeline(self.params, prompt_length=len(self.prompt), stop_ids=stop_ids, model=self.model)
-        return self.logits[row] if pipeline is None else pipeline(self.logits[row], [*self.text, *self.path(row)])
+        if pipeline is None and self.rule is None:
+            return self.logits[row]
+        allowed = None if self.rule is None else self.rule.allowed(self.path(row))
+        return (pipeline or LogitsPipeline([], []))(self.logits[row], [*self.text, *self.path(row)], allowed)
 
     def position(self, row: int) -> int:
         return len(self.text) + len(self.path(row))
@@ -85,14 +90,15 @@ class Case:
         return found
 
 
-def outcomes(cases: list[Case], **rows: object) -> list[Outcome]:
+def outcomes(cases: list[Case], kernels: Library | None = None, **rows: object) -> list[Outcome]:
     """All of them in one pass, though of models with different generation configs only alike ones share a chooser."""
     found: list[Outcome] = []
     for model in dict.fromkeys(case.model for case in cases):
         own = [case for case in cases if case.model == model]
-        made = Chooser(EOS, model)
+        made = Chooser(EOS, model, kernels)
         for at, case in enumerate(own):
-            made.open(str(at), Sampling(params=case.params, prompt_length=len(case.prompt)), case.text)
+            sampling = Sampling(params=case.params, prompt_length=len(case.prompt), rule=case.rule)
+            made.open(str(at), sampling, case.text)
         batch = [
             Rows(
                 session_id=str(at),
@@ -174,11 +180,11 @@ def cases(seed: int, count: int) -> Iterator[list[Case]]:
         yield alike + own
 
 
-def check(seed: int, count: int) -> int:
+def check(seed: int, count: int, kernels: Library | None = None) -> int:
     """Every choice is the law's, and there is one wherever the walk comes; gives how many there were."""
     compared = 0
     for batch in cases(seed, count):
-        for case, outcome in zip(batch, outcomes(batch), strict=True):
+        for case, outcome in zip(batch, outcomes(batch, kernels), strict=True):
             reached = case.reached()
             expected = [case.choice(row) if row in reached else NOT_CHOSEN for row in range(len(case.logits))]
             assert list(outcome.choices) == expected, case.params
@@ -188,15 +194,24 @@ def check(seed: int, count: int) -> int:
     return compared
 
 
-def check_all(seeds: range) -> None:
+def check_all(seeds: range, kernels: Library | None = None) -> None:
     """``check``, and that it compared something."""
     for seed in seeds:
-        assert check(seed, 12) > 50
+        assert check(seed, 12, kernels) > 50
+
+
+@pytest.fixture(params=("numpy", "avx512", "avx2", "neon"))
+def kernels(request: pytest.FixtureRequest) -> Library | None:
+    """No compiled kernels, or those of an instruction set."""
+    found = None if request.param == "numpy" else library(request.param)
+    if found is None and request.param != "numpy":
+        pytest.skip(f"{request.param} cannot be compiled or run here")
+    return found
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_every_choice_is_the_laws(seed: int) -> None:
-    check_all(range(seed, seed + 1))
+def test_every_choice_is_the_laws(seed: int, kernels: Library | None) -> None:
+    check_all(range(seed, seed + 1), kernels)
 
 
 @pytest.fixture
@@ -212,11 +227,11 @@ def test_every_choice_is_the_laws_on_a_device(seed: int) -> None:
     check_all(range(100 + seed, 101 + seed))
 
 
-def test_a_large_vocabulary() -> None:
+def test_a_large_vocabulary(kernels: Library | None) -> None:
     source = random.Random(1)
     for _ in range(6):
         batch = [random_case(source, 49152) for _ in range(4)]
-        for case, outcome in zip(batch, outcomes(batch), strict=True):
+        for case, outcome in zip(batch, outcomes(batch, kernels), strict=True):
             assert [choice for choice in outcome.choices if choice != NOT_CHOSEN] == [
                 case.choice(row) for row in sorted(case.reached())
             ]
@@ -349,12 +364,14 @@ def test_who_can_win_is_found_on_any_device() -> None:
 @pytest.mark.parametrize(
     ("bad", "temperature"), [(math.nan, 0.0), (math.nan, 0.8), (-math.inf, 0.0), (-math.inf, 0.8), (math.inf, 0.0)]
 )
-def test_unusable_logits_fail_their_own_request(bad: float, temperature: float, model: ModelProcessors) -> None:
+def test_unusable_logits_fail_their_own_request(
+    bad: float, temperature: float, model: ModelProcessors, kernels: Library | None
+) -> None:
     source = random.Random(2)
     fine = [random_case(source, 128, model) for _ in range(3)]
     params = SamplingParams(temperature=temperature, top_p=0.9)
     broken = Case(params, (1,), (), (5,), (-1,), torch.full((2, 128), bad), model)
-    found = outcomes([fine[0], broken, *fine[1:]])
+    found = outcomes([fine[0], broken, *fine[1:]], kernels)
     assert found[1].error is not None and "no usable logits" in str(found[1].error)
     assert found[1].choices == (NOT_CHOSEN, NOT_CHOSEN)
     for case, outcome in zip(fine, [found[0], *found[2:]], strict=True):
@@ -401,13 +418,13 @@ def test_distributions_are_the_processed_ones() -> None:
                 assert np.array_equal(outcome.distribution(row), expected)
 
 
-def test_counts_follow_what_is_kept() -> None:
+def test_counts_follow_what_is_kept(kernels: Library | None) -> None:
     """Chunks of a prompt, then steps that keep a path of the tree: what is counted is what a history would say."""
     source = random.Random(8)
     for model in (ModelProcessors(), MODEL):
         params = SamplingParams(temperature=0.7, repetition_penalty=1.4, frequency_penalty=0.9, presence_penalty=0.4, seed=5)
         prompt = tuple(source.randrange(9) for _ in range(20))
-        made = Chooser(EOS, model)
+        made = Chooser(EOS, model, kernels)
         made.open("a", Sampling(params=params, prompt_length=20), prompt[:5])
         for start, end in ((5, 9), (9, 19)):
             rows = Rows(session_id="a", context=start, tokens=prompt[start:end], logits=0)

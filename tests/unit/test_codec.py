@@ -17,6 +17,7 @@ from speculation.messages import (
     CloseSession,
     Draft,
     DraftFailure,
+    DraftNoise,
     FeatureChunk,
     Finished,
     ForgetTenant,
@@ -36,6 +37,7 @@ from speculation.types import (
     Proposal,
     SamplingDefaults,
     SamplingParams,
+    StructuredOutputs,
     TokenLogprobs,
     TokenTree,
 )
@@ -61,6 +63,9 @@ OPEN = OpenSession(
     tenant="somebody",
     traceparent="00-1-2-01",
     temperature=0.5,
+    noise=DraftNoise(seed=2**63 + 5, top_k=3, top_p=0.75, min_p=0.25),
+    sampled=True,
+    prediction=(4, 5),
 )
 STEP = StepReport(
     session_id="s",
@@ -77,7 +82,17 @@ STEP = StepReport(
         features=Features(data=b"\x01\x02", rows=1, width=1, dtype="float16"),
     ),
 )
-DRAFT = Draft(session_id="s", base_length=5, base_hash=11, assumed=(4, 5), tree=TREE, drafting_s=0.5, group="g", more=True)
+DRAFT = Draft(
+    session_id="s",
+    base_length=5,
+    base_hash=11,
+    assumed=(4, 5),
+    tree=TREE,
+    drafting_s=0.5,
+    group="g",
+    more=True,
+    unready=True,
+)
 CHUNK = FeatureChunk(
     session_id="s", features=Features(data=b"12345678", rows=2, width=2, dtype="bfloat16", start=5, layers=(2, -1))
 )
@@ -102,6 +117,9 @@ GENERATION = GenerationRequest(
         logit_bias={3: 1.5},
         logprobs=2,
         ignore_generation_config=True,
+        structured_outputs=StructuredOutputs(kind="regex", text="a+"),
+        allowed_token_ids=(4, 5),
+        bad_words=((1, 2), (3,)),
     ),
     plan=Plan(
         strategy="p",
@@ -113,7 +131,11 @@ GENERATION = GenerationRequest(
         observe_prompt=True,
     ),
     tenant="t",
+    weight=2.5,
     traceparent="00-1-2-01",
+    prediction=(6, 7),
+    cache_salt="s",
+    priority=-3,
 )
 QUERY = RetrievalQuery(
     suffix=(1, 2),
@@ -126,8 +148,10 @@ QUERY = RetrievalQuery(
 PROGRESS = Progress(
     token_ids=(1, 2),
     queue_s=0.5,
+    cached_tokens=1,
     num_drafted=3,
     accepted_sources=("a",),
+    switches=("8: fspad left out",),
     logprobs=(TokenLogprobs(token_id=1, logprob=-0.5, top_ids=(1, 3), top_logprobs=(-0.5, -1.5)),),
 )
 CARD = VerifierCard(

@@ -35,7 +35,7 @@ def test_precedence(tmp_path: Path) -> None:
         (["verifier"], {}, "must be section.key=value"),
         (["server.api_key_hashes=[a"], {}, "not a YAML list"),
         (["server.api_key_hashes=[secret]"], {}, "server.api_key_hashes.0"),
-        (["router.replicas=2"], {}, "router.replicas is '2'"),
+        (["router.replicas=0"], {}, "router.replicas is '0'"),
         (["model=2", "model.x=1"], {}, "model is a value, not a section"),
     ],
 )
@@ -62,7 +62,7 @@ def test_unreadable_files(tmp_path: Path) -> None:
 
 def test_settings_that_contradict_each_other() -> None:
     with pytest.raises(ConfigurationError, match="prompt_lookup_min is 9"):
-        build.drafter_config(load(None, ["drafter.prompt_lookup_min=9"], {}))
+        build.drafter_config(load(None, ["drafter.prompt_lookup_min=9"], {}), ResolvedModel(name="m", path=Path("m")))
     with pytest.raises(ConfigurationError, match="go together"):
         build.server_config(load(None, ["server.tls_key=/tmp/x"], {}))
     flags = ["router.acceptance=rejection", "drafter.trusted=false"]

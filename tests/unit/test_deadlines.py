@@ -19,6 +19,7 @@ from services.router.service import RouterService
 from speculation import limits
 from speculation.errors import Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from tests.patience import PATIENCE_S, until
 from tests.verifier_links import in_process, over_grpc
 
 
@@ -50,18 +51,19 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("connect", [in_process, over_grpc], ids=["in_process", "grpc"])
 async def test_a_router_says_that_its_verifier_does_not_answer(connect: object, tiny_model: Path) -> None:
     verifier = Hung()
-    async with connect(verifier) as link, asyncio.timeout(10):  # type: ignore[operator]
+    async with connect(verifier) as link, asyncio.timeout(PATIENCE_S):  # type: ignore[operator]
         router = RouterService(RouterConfig(model_path=str(tiny_model)), link)
         assert not await router.ready()
         with pytest.raises(Unavailable, match=r"the verifier has not answered for 0.1 s; try again"):
             await router.models()
         with pytest.raises(Unavailable, match="has not answered"):
             await anext(router.generate(ClientRequest(input="x", sampling=RequestedSampling())))
-        assert verifier.asked == 3
+        # Over a wire, a busy machine may give up before the call has arrived.
+        assert verifier.asked == 3 if connect is in_process else verifier.asked <= 3
 
 
 async def test_a_link_does_not_wait_for_ever_either() -> None:
-    async with over_grpc(Hung()) as link, asyncio.timeout(10):
+    async with over_grpc(Hung()) as link, asyncio.timeout(PATIENCE_S):
         for asking in (link.describe(), link.forget("one")):
             with pytest.raises(Unavailable, match=r"the verifier has not answered for 0.1 s; try again"):
                 await asking
@@ -71,12 +73,11 @@ async def test_health_goes_on_being_told(tiny_model: Path) -> None:
     verifier = Hung()
     router = RouterService(RouterConfig(model_path=str(tiny_model)), InProcessVerifierLink(verifier))
     server = await serve_public(router, PublicServerConfig(port=0))
-    async with grpc.aio.insecure_channel(server.address) as channel, asyncio.timeout(20):
+    async with grpc.aio.insecure_channel(server.address) as channel, asyncio.timeout(PATIENCE_S):
         stub = health_pb2_grpc.HealthStub(channel)
         status = None
         while status != health_pb2.HealthCheckResponse.NOT_SERVING:
             status = (await stub.Check(health_pb2.HealthCheckRequest())).status
             await asyncio.sleep(0.02)
-        while verifier.asked < 2:
-            await asyncio.sleep(0.02)
+        await until(lambda: verifier.asked >= 2)
     await server.stop(0)

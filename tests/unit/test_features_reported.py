@@ -16,6 +16,7 @@ from speculation.ports import DraftReceiver
 from speculation.sources import SOURCES, SourceSpec
 from speculation.types import Features, Plan
 from tests.fakes import RandomDrafter, ToyTarget, collect, decoding, origin, request
+from tests.patience import PATIENCE_S
 
 PROMPT = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
 PLAN = Plan(strategy="test", sources=("seer", "blind"), max_nodes=6, observe_layers=(-1,), observe_prompt=True)
@@ -128,7 +129,7 @@ async def test_who_joins_late_is_told_all_that_is_kept(kept: int) -> None:
     target.delay_s = 0.002
     async with decoding(target, seer, kept_feature_bytes=kept) as loop:
         task = asyncio.create_task(collect(loop, request("r", PROMPT, PLAN, max_tokens=200, ignore_eos=True)))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while len(seer.seen) < 60:
                 await asyncio.sleep(0.001)
             before = dict(seer.seen)

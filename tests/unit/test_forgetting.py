@@ -18,6 +18,7 @@ from speculation.messages import Draft, DraftFailure, ForgetTenant, OpenSession
 from speculation.ports import DraftReceiver
 from speculation.types import Plan
 from tests.fakes import RandomDrafter, ToyTarget, collect, decoding, request
+from tests.patience import PATIENCE_S, until, wait_for_every_draft
 
 
 class RejoiningLink(InProcessDraftLink):
@@ -34,16 +35,14 @@ async def test_a_drafter_that_returns_is_told_whom_to_forget() -> None:
     link = RejoiningLink(drafter)
     async with decoding(target, link) as loop:
         # An idle loop wakes for it.
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await loop.forget("one")
             await loop.forget("two")
         # Both have, when the answer comes.
         assert target.forgotten == ["one", "two"]
         assert drafter.forgotten == ["one", "two"]
         link.reconnect()
-        async with asyncio.timeout(5):
-            while drafter.forgotten != ["one", "two"] * 2:
-                await asyncio.sleep(0.01)
+        await until(lambda: drafter.forgotten == ["one", "two"] * 2)
     with pytest.raises(Unavailable):
         await loop.forget("three")
 
@@ -65,13 +64,11 @@ async def test_what_is_under_way_leaves_nothing_to_a_forgotten_tenant(when: str)
     async with decoding(target, link) as loop:
         wanted = [replace(request(name, [1, 2], max_tokens=60, ignore_eos=True), tenant="one") for name in ("a", "b")]
         running = [asyncio.create_task(collect(loop, one)) for one in wanted[: 1 if when == "live" else 2]]
-        while not opened:
-            await asyncio.sleep(0.01)
+        await until(lambda: opened)
         await loop.forget("one")
         link.reconnect()
         await asyncio.gather(*running)
-        while len(target.forgotten) < 1 + len(running):
-            await asyncio.sleep(0.01)
+        await until(lambda: len(target.forgotten) >= 1 + len(running))
     assert opened[0] == "one"
     assert len(opened) > 1
     # What it has left under a name of its own goes with it.
@@ -122,7 +119,7 @@ async def test_a_drafter_that_returns_in_time_is_told_again_and_its_answer_count
     forgetting.connected("second")
     assert [message.tenant for message in second.told] == ["one"]
     forgetting.answered(second.told[-1].forget_id)
-    async with asyncio.timeout(1):
+    async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*waiting)
 
 
@@ -148,26 +145,26 @@ async def test_a_verifier_whose_drafter_is_away_says_so(monkeypatch: pytest.Monk
         with pytest.raises(Unavailable, match="the drafter did not answer"):
             await loop.forget("one")
         # That much is done.
-        assert target.forgotten == ["one"]
+        await until(lambda: target.forgotten == ["one"])
+        monkeypatch.setattr(forgetting_module, "_WITHIN_S", PATIENCE_S)
         server, port = await serve_drafter(drafter, "127.0.0.1:0")
         ports.append(port)
-        async with asyncio.timeout(10):
-            while not link.connected:
-                await asyncio.sleep(0.01)
+        async with asyncio.timeout(PATIENCE_S):
+            await until(lambda: link.connected)
             await loop.forget("one")
     await server.stop(None)
 
 
-async def test_live_sessions_of_a_forgotten_tenant_leave_nothing_at_the_drafter() -> None:
+async def test_live_sessions_of_a_forgotten_tenant_leave_nothing_at_the_drafter(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request under way is drafted for anew in a name of its own, and what it had told before is gone."""
     drafter, target = DrafterService(DrafterConfig()), ToyTarget()
     target.delay_s = 0.005
     plan = Plan(strategy="test", sources=("recycling",), max_nodes=6)
-    async with decoding(target, InProcessDraftLink(drafter)) as loop, asyncio.timeout(20):
+    wait_for_every_draft(monkeypatch)
+    async with decoding(target, InProcessDraftLink(drafter)) as loop, asyncio.timeout(PATIENCE_S):
         wanted = replace(request("a", [1, 2, 3], plan, max_tokens=200, ignore_eos=True), tenant="one")
         running = asyncio.create_task(collect(loop, wanted))
-        while loop.stats.drafts_used < 3:
-            await asyncio.sleep(0.005)
+        await until(lambda: loop.stats.drafts_used >= 3)
         await loop.forget("one")
         tokens, _, _ = await running
         assert loop.stats.drafts_used > 20

@@ -10,9 +10,10 @@ import pytest
 from retrieval_index.builder import HISTOGRAM, BuildConfig, build_index
 from retrieval_index.corpus import read_corpus
 from retrieval_index.index import open_index
-from retrieval_index.manifest import FILE, Manifest, read_manifest, tokenizer_digest, verify
+from retrieval_index.manifest import FILE, Manifest, read_manifest, verify
 from retrieval_index.ngram_trie import COUNTS, KEYS
 from retrieval_index.scores import limit_for
+from services.model_folder import tokenizer_digest
 from speculation import successor_table as successors
 from speculation.errors import ConfigurationError
 from speculation.messages import RetrievalQuery, Retrieved

@@ -8,6 +8,7 @@ import threading
 import pytest
 
 from services.links.in_process import InProcessDraftLink
+from services.verifier.engine import pass_queue
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.loop import DecodingLoop
 from speculation.budget import FixedBudget
@@ -16,6 +17,7 @@ from speculation.messages import Draft, DraftFailure, OpenSession
 from speculation.tree import chain
 from speculation.types import Plan
 from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, decoding, origin, request
+from tests.patience import PATIENCE_S, until
 
 FLOOR_S = 0.75
 
@@ -41,12 +43,6 @@ class HangingTarget(ToyTarget):
         return super().finish()
 
 
-async def until(condition) -> None:  # type: ignore[no-untyped-def]
-    async with asyncio.timeout(10):
-        while not condition():
-            await asyncio.sleep(0.01)
-
-
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("where", ["begin", "finish"])
 async def test_a_pass_that_hangs_is_noticed_and_may_come_back(where: str, depth: int) -> None:
@@ -65,11 +61,29 @@ async def test_a_pass_that_hangs_is_noticed_and_may_come_back(where: str, depth:
         await until(lambda: not loop.alive)
         target.hang_in = ""
         target.let_go.set()
-        await until(lambda: loop.healthy)
-        assert not target.kept
+        # The passes behind it come back as well, and then nothing is kept of what has ended.
+        await until(lambda: loop.healthy and not target.kept)
         # The very same request may come again.
         assert len((await collect(loop, request("a", [1, 2], max_tokens=50, ignore_eos=True)))[0]) == 50
         assert loop.running == loop.waiting == 0
+
+
+async def test_health_hears_of_an_overdue_pass_long_before_it_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_queue, "_OVERDUE_S", 0.1)
+    monkeypatch.setattr(pass_queue, "_TIMES_OVERDUE", 0.0)
+    target = HangingTarget(1)
+    async with decoding(target, pass_deadline_s=600.0) as loop:
+        target.hang_in = "finish"
+        asked = asyncio.create_task(collect(loop, request("slow", [1, 2], PLAIN, max_tokens=5, ignore_eos=True)))
+        await until(lambda: not loop.healthy)
+        assert loop.alive
+        # Nothing has failed: the pass may come back, and requests are still taken.
+        later = asyncio.create_task(collect(loop, request("later", [1, 2], PLAIN, max_tokens=5, ignore_eos=True)))
+        target.hang_in = ""
+        target.let_go.set()
+        answers = [(await each)[0] for each in (asked, later)]
+        assert answers[0] == answers[1]
+        await until(lambda: loop.healthy)
 
 
 async def test_a_pass_that_hangs_and_is_lost_is_built_anew() -> None:
@@ -92,13 +106,41 @@ async def test_a_pass_that_hangs_and_is_lost_is_built_anew() -> None:
         assert len((await collect(loop, request("a", [1, 2], max_tokens=50, ignore_eos=True)))[0]) == 50
 
 
+async def test_a_part_that_is_lost_while_nothing_is_asked_is_replaced() -> None:
+    class Silent(HangingTarget):
+        def beat(self) -> None:
+            super().beat()
+            if self.hang_in == "beat":
+                self.let_go.wait(30)
+                raise TargetLost("planted silence")
+
+    target = Silent(depth=2)
+    async with decoding(target, pass_deadline_s=FLOOR_S, idle_beat_s=0.01) as loop:
+        await until(lambda: target.beats > 2)
+        assert loop.healthy
+        target.hang_in = "beat"
+        await until(lambda: not loop.healthy)
+        target.hang_in = ""
+        target.let_go.set()
+        await until(lambda: target.recovered == 1 and loop.healthy)
+        assert len((await collect(loop, request("a", [1, 2], max_tokens=50, ignore_eos=True)))[0]) == 50
+
+
+async def test_a_target_of_one_process_is_not_asked() -> None:
+    target = ToyTarget()
+    async with decoding(target, idle_beat_s=0.001) as loop:
+        await asyncio.sleep(0.05)
+        await collect(loop, request("a", [1, 2], max_tokens=5, ignore_eos=True))
+        assert not target.beats
+
+
 async def test_stopping_does_not_wait_for_a_pass_that_hangs() -> None:
     target = HangingTarget()
     target.hang_in = "finish"
     async with decoding(target, pass_deadline_s=FLOOR_S) as loop:
         with pytest.raises(Unavailable):
             await collect(loop, request("a", [1, 2], max_tokens=50))
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE_S):
             await loop.stop()
     target.let_go.set()
 

@@ -22,7 +22,7 @@ class Box:
 
     def __init__(self, *names: str, plan: Plan | None = None) -> None:
         wanted = request("s", TEXT, plan or Plan(strategy="test", sources=("x",), max_nodes=8), max_tokens=100)
-        self.live = LiveRequest(wanted, frozenset(), max_model_len=500, max_nodes=8)
+        self.live = LiveRequest(wanted, frozenset(), vocab_size=100, max_model_len=500, max_nodes=8)
         self.experience: dict[str, Experience] = {}
         for name in names or ("one",):
             self.live.mailboxes[name] = Mailbox(self.live.prefixes, self._experience)
@@ -196,3 +196,38 @@ def test_what_drafts_would_have_brought_is_known_of_late_ones_too() -> None:
     wrong.put(chain([9], "x"))
     wrong.live.commit((4, 5))
     assert wrong.mailbox.worth("").in_time < before
+
+
+def test_late_drafts_of_which_nothing_is_left_are_known_to_bring_nothing() -> None:
+    for tree, committed in (([9], (4, 5)), ([4], (4,))):
+        box = Box()
+        box.experience[""] = Experience(0.02)
+        box.experience[""].worth.late = 3.0
+        box.mailbox.opened(3, now=0.0)
+        box.live.commit(committed)
+        box.put(chain(tree, "x"))
+        assert box.mailbox.worth("").late < 1.5
+
+
+def test_a_draft_that_came_during_the_pass_tells_what_it_would_bring_a_step_later() -> None:
+    for tree, brings in (([9], 0), ([4, 5, 6, 9], 2)):
+        box = Box()
+        box.experience[""] = Experience(0.02)
+        box.mailbox.opened(3, now=0.0)
+        box.put(chain(tree, "x"))
+        before = box.mailbox.worth("").late
+        box.mailbox.learn(TEXT, (4, 5, 6, 7), 8)
+        weight = 1 / 1.5
+        assert math.isclose(box.mailbox.worth("").late, before + weight * (brings - before))
+
+
+def test_a_draft_that_could_not_be_made_yet_says_nothing_about_its_worth() -> None:
+    for unready, worth in ((True, 1.0), (False, 1 / 3)):
+        box = Box()
+        box.mailbox.asked(len(TEXT), 0.0)
+        box.put(chain([], "x"), unready=unready, now=9.0)
+        # Nobody waits for it any more.
+        assert not box.mailbox.missing(TEXT)
+        box.mailbox.learn(TEXT, (4,), 8)
+        assert math.isclose(box.mailbox.worth("").in_time, worth)
+        assert (box.experience[""].typical_s == Experience(0.02).typical_s) == unready

@@ -9,6 +9,7 @@ import pytest
 
 from cluster.build import Pipeline
 from services.client_api import ClientRequest, Completion, RequestedSampling, TextChunk
+from services.not_begun import NotBegun
 from services.router import service
 from services.router.config import RouterConfig
 from services.router.service import RouterService
@@ -20,7 +21,8 @@ from tests.service import pipeline
 class Mortal:
     """Implements ``VerifierPort``: dies after so many tokens, a few times."""
 
-    def __init__(self, inner: Pipeline, after: int, lives: int) -> None:
+    def __init__(self, inner: Pipeline, after: int, lives: int, error: type[Unavailable] = Unavailable) -> None:
+        self.error = error
         self.inner = inner.verifier
         self.after = after
         self.lives = lives
@@ -32,7 +34,7 @@ class Mortal:
             async for event in events:
                 if self.lives > 0 and said >= self.after:
                     self.lives -= 1
-                    raise Unavailable("gone")
+                    raise self.error("gone")
                 if isinstance(event, Progress):
                     said += len(event.token_ids)
                 yield event
@@ -74,16 +76,42 @@ async def test_the_answer_goes_on(
         expected = await answer(running.router, strategy, **sampling)
         # At 50 all is said, and only the terminal message is lost.
         for after in (0, 1, 7, 50):
-            router = RouterService(RouterConfig(model_path=str(tiny_model)), Mortal(running, after, lives=3))
+            router = RouterService(RouterConfig(model_path=str(tiny_model)), Mortal(running, after, lives=3 if after else 1))
             text, tokens, completion = await answer(router, strategy, **sampling)
             assert (text, tokens) == expected[:2]
             assert completion.completion_tokens == 50
         assert running.verifier.loop.running == 0
 
 
-async def test_but_not_for_ever(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("error", "tried"), [(Unavailable, 2), (NotBegun, 4)], ids=["two verifiers may fail at it", "all may refuse to begin"]
+)
+async def test_but_not_for_ever(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, error: type[Unavailable], tried: int
+) -> None:
     monkeypatch.setattr(service, "_MIGRATION_DELAYS_S", (0.0, 0.0, 0.0))
     async with pipeline(tiny_model) as running:
-        router = RouterService(RouterConfig(model_path=str(tiny_model)), Mortal(running, 0, lives=4))
+        verifier = Mortal(running, 0, lives=10, error=error)
+        router = RouterService(RouterConfig(model_path=str(tiny_model)), verifier)
         with pytest.raises(Unavailable):
             await answer(router, "prompt_lookup")
+        assert 10 - verifier.lives == tried
+
+
+async def test_a_request_that_fails_at_one_token_is_tried_on_two(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(service, "_MIGRATION_DELAYS_S", (0.0, 0.0, 0.0))
+    async with pipeline(tiny_model) as running:
+
+        class Poisoned(Mortal):
+            """Dies whenever the answer has come to 9 tokens."""
+
+            async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+                self.after = 9 - len(request.committed)
+                async for event in super().generate(request):
+                    yield event
+
+        verifier = Poisoned(running, 9, lives=10)
+        router = RouterService(RouterConfig(model_path=str(tiny_model)), verifier)
+        with pytest.raises(Unavailable):
+            await answer(router, "autoregressive")
+        assert 10 - verifier.lives == 2

@@ -5,6 +5,7 @@ What a whole target computes with them is checked in tests/lossless.
 
 from __future__ import annotations
 
+import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -14,15 +15,15 @@ import numpy as np
 import pytest
 import torch
 
-from services.verifier.arithmetic.stored_blocks import StoredBlocks, Weight, quantized
 from services.verifier.attention.calls import Bias, Call
 from services.verifier.attention.tiled import TiledPass
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.native import library as compiling
 from services.verifier.native.attention_kernel import kernel_for, lay_out
-from services.verifier.native.library import Library, library
+from services.verifier.native.library import Library, library, ship
 from services.verifier.native.linear_kernel import NativeLinear
 from services.verifier.target_port import Rows
+from services.weights.stored_blocks import StoredBlocks, Weight, quantized
 
 SETS = ("avx512", "avx2", "neon")
 FORMS = ("float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1")
@@ -98,6 +99,28 @@ def test_what_was_compiled_is_kept_where_nobody_else_can_write(
     folder.chmod(0o777)
     assert compiling._private_folder() is None
     assert "this user alone" in caplog.text
+
+
+def test_shipped_kernels_need_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not all_here():
+        pytest.skip("no C compiler, or no fitting processor, here")
+    monkeypatch.setattr(compiling, "_SHIPPED", tmp_path / "shipped")
+    files = ship()
+    # Also for instruction sets that this processor lacks: others will run them.
+    assert [file.name.partition("-")[0] for file in files] == [
+        name for name in compiling._MACHINES if platform.machine() in compiling._MACHINES[name]
+    ]
+    monkeypatch.setenv("CC", "no-such-compiler")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    found = library.__wrapped__("auto")
+    assert found is not None and found.digest in [file.stem for file in files]
+    given, weight = torch.randn(5, 70), torch.randn(50, 70)
+    own = NativeLinear(all_here()[0], weight, None)(given)
+    assert torch.equal(NativeLinear(found, weight, None)(given), own)
+    # Those of other sources are not taken.
+    for file in files:
+        file.rename(file.with_name(f"{file.stem[:-1]}x.so"))
+    assert library.__wrapped__("auto") is None
 
 
 @pytest.mark.parametrize("shape", [(32, 16), (50, 7), (1, 64), (300, 100), (70, 300)])
@@ -187,7 +210,7 @@ def test_attention_is_the_same_bits_on_every_instruction_set(kind: str, value_si
 def printed_by(command: list[str], flags: tuple[str, ...], folder: Path, run: list[str]) -> list[str]:
     """What tests/native_bits.c prints, compiled with ``flags``."""
     sources = Path(compiling.__file__).parent
-    files = [str(sources / name) for name in ("linear.c", "tree_attention.c", "check.c")]
+    files = [str(sources / name) for name in ("linear.c", "tree_attention.c", "choose.c", "check.c")]
     made = str(folder / "bits")
     program = str(Path(__file__).parents[1] / "native_bits.c")
     subprocess.run([*command, *compiling._FLAGS, *flags, f"-I{sources}", program, *files, "-o", made], check=True)
@@ -201,5 +224,5 @@ def test_neon_under_emulation_is_the_same_bits(tmp_path: Path) -> None:
     if compiler is None or emulator is None or not here or here[-1].name == "neon":
         pytest.skip("no cross compiler, emulator or other instruction set here")
     own = printed_by(["cc"], compiling._FLAGS_OF[here[-1].name], tmp_path, [])
-    assert len(own) == 82 and own[0] == "check 1"
+    assert len(own) == 88 and own[0] == "check 1"
     assert printed_by([compiler, "-static"], (), tmp_path, [emulator]) == own

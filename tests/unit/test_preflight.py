@@ -26,8 +26,8 @@ from cluster.terminal import explain
 from outrider.errors import InvalidArgument as ClientInvalidArgument
 from services.links.config import PublicServerConfig, TlsFiles, check_server
 from services.verifier.config import TargetConfig
-from services.verifier.loading.headers import check_weights
 from services.verifier.target import TransformersTarget
+from services.weights.headers import check_weights
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
 from tests.tiny_gguf import make_tiny_gguf
 

@@ -16,7 +16,7 @@ from services.router.stops import StopStrings
 from services.router.strategies import StrategyConfig, check_default, make_plan
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError, InvalidArgument
-from speculation.sources import STRATEGIES
+from speculation.sources import SOURCES, STRATEGIES
 
 
 def cut(text: str, stops: list[str]) -> tuple[str, str | None]:
@@ -127,7 +127,10 @@ def asking(**given: object) -> ClientRequest:
 
 
 def test_plans() -> None:
-    config = StrategyConfig(strategy="prompt_lookup", num_speculative_tokens=7, retrieval=True, semantic=True)
+    trained = {name: spec.layers for name, spec in SOURCES.items() if spec.kind == "model"}
+    config = StrategyConfig(
+        strategy="prompt_lookup", num_speculative_tokens=7, retrieval=True, semantic=True, trained=trained
+    )
     assert make_plan(asking(), config).max_nodes == 7
     assert make_plan(asking(num_speculative_tokens=3), config).max_nodes == 3
     assert not make_plan(asking(num_speculative_tokens=0), config).speculates
@@ -140,7 +143,8 @@ def test_plans() -> None:
 @pytest.mark.parametrize("strategy", ["nonsense", ""])
 def test_unknown_strategies_are_refused_with_the_known_ones(strategy: str) -> None:
     with pytest.raises(
-        InvalidArgument, match="anpd, autoregressive, blend, lookahead, prompt_lookup, recycling, rest"
+        InvalidArgument,
+        match=r"anpd, auto, autoregressive, blend, .*eagle, eagle3, fspad, lookahead, prompt_lookup, recycling, rest",
     ) as caught:
         make_plan(asking(strategy=strategy), StrategyConfig())
     assert caught.value.field == "speculation.strategy"

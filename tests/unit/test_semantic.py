@@ -15,11 +15,12 @@ from cluster.build import Pipeline
 from retrieval_index import vectors
 from retrieval_index.builder import BuildConfig, ScoringTarget, build_index
 from retrieval_index.index import open_index
-from retrieval_index.manifest import END, FILE, SEMANTIC, tokenizer_digest
+from retrieval_index.manifest import END, FILE, SEMANTIC
 from retrieval_index.perplexity import ModelScorer
 from retrieval_index.vectors import StateIndex, kind_for
 from services.client_api import ClientRequest, Completion, RequestedSampling
 from services.drafter.semantic import Semantic
+from services.model_folder import tokenizer_digest
 from speculation.errors import ConfigurationError
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
 from speculation.types import Features, Observation

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import struct
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -16,7 +15,7 @@ from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
 from services.drafter.config import DrafterConfig
 from services.drafter.drafting_thread import DraftingThread
-from services.drafter.interfaces import TreeSource
+from services.drafter.interfaces import DraftWanted, TreeSource
 from services.drafter.known_states import BoundedStates, KnownStates
 from services.drafter.service import DrafterService
 from speculation.messages import (
@@ -33,6 +32,7 @@ from speculation.sources import SOURCES, SourceSpec
 from speculation.tree import chain
 from speculation.types import Features, Observation, TokenTree
 from tests.model_source import LAYERS, NAME, ModelDouble, register
+from tests.patience import PATIENCE_S, until
 
 TEXT = (1, 2, 3, 1, 2)
 BOTH = ("prompt_lookup", NAME)
@@ -45,7 +45,7 @@ def double(monkeypatch: pytest.MonkeyPatch) -> ModelDouble:
 
 def opening(name: str, sources: tuple[str, ...] = BOTH, tokens: tuple[int, ...] = TEXT, tenant: str = "") -> OpenSession:
     return OpenSession(
-        session_id=name, tokens=tokens, prompt_length=len(tokens), sources=sources, max_nodes=3, tenant=tenant
+        session_id=name, tokens=tokens, prompt_length=len(tokens), sources=sources, max_nodes=8, tenant=tenant
     )
 
 
@@ -58,7 +58,7 @@ def report(
         length=len(before) + len(committed),
         prefix_hash=extend_hash(EMPTY_HASH, before + committed),
         accepted_path=(),
-        max_nodes=3,
+        max_nodes=8,
         observation=None if features is None else Observation(features=features),
     )
 
@@ -71,7 +71,7 @@ async def rest(service: DrafterService, name: str) -> list[Draft]:
 async def stuck(double: ModelDouble) -> AsyncIterator[None]:
     double.stuck.set()
     try:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(PATIENCE_S):
             yield
     finally:
         double.stuck.clear()
@@ -90,7 +90,10 @@ async def test_sixteen_sessions_are_one_call(double: ModelDouble) -> None:
         assert isinstance(first, Draft)
         assert (first.group, first.more, set(first.tree.sources)) == ("text", True, {"prompt_lookup"})
         assert (later.session_id, later.group, later.more) == (name, NAME, False)
-        assert later.tree == chain([7, 8, 9], NAME, [0.9, 0.9**2, 0.9**3])
+        # In one tree with the text sources' tokens.
+        assert set(later.tree.sources) == {"prompt_lookup", NAME}
+        named = zip(later.tree.tokens, later.tree.sources, strict=True)
+        assert [token for token, source in named if source == NAME] == [7, 8, 9]
         assert (later.base_length, later.base_hash) == (first.base_length, first.base_hash)
 
 
@@ -98,8 +101,7 @@ async def test_those_that_come_while_it_drafts_are_its_next_batch(double: ModelD
     service = DrafterService(DrafterConfig())
     async with stuck(double):
         await service.open(opening("first", (NAME,)))
-        while not double.batches:
-            await asyncio.sleep(0.001)
+        await until(lambda: double.batches)
         for n in range(5):
             assert await service.open(opening(f"s{n}", (NAME,))) is None
         assert double.batches == [["first"]]
@@ -112,8 +114,7 @@ async def test_a_model_that_takes_long_holds_up_nobodys_text(double: ModelDouble
     async with stuck(double):
         mixed = await service.open(opening("mixed"))
         waiting = asyncio.create_task(rest(service, "mixed"))
-        while not double.batches:
-            await asyncio.sleep(0.001)
+        await until(lambda: double.batches)
         await service.open(opening("text", ("prompt_lookup",)))
         tokens = TEXT
         for n in range(50):
@@ -140,8 +141,8 @@ async def test_a_session_that_fails_costs_its_own_nodes(double: ModelDouble) -> 
         calls = [service.step(report(name, committed)) if committed else service.open(opening(name)) for name in names]
         firsts = await asyncio.gather(*calls)
         assert all(isinstance(draft, Draft) and len(draft.tree) for draft in firsts)
-        trees = {name: [len(draft.tree) for draft in await rest(service, name)] for name in names}
-        assert trees == {"s0": [3], "s1": [0], "s2": [3]}
+        drafted = {name: [NAME in draft.tree.sources for draft in await rest(service, name)] for name in names}
+        assert drafted == {"s0": [True], "s1": [False], "s2": [True]}
     # Together, then one by one; who failed alone is not asked for again.
     assert double.batches == [names, ["s0"], ["s1"], ["s2"], ["s0", "s2"]]
 
@@ -174,20 +175,36 @@ async def test_two_models_draft_in_groups_of_their_own(double: ModelDouble, monk
     assert isinstance(first, Draft)
     assert first.more
     drafts = await rest(service, "a")
-    assert [(draft.group, draft.more, draft.tree.tokens) for draft in drafts] == [
-        ("second", True, (5,)),
-        (NAME, False, (7, 8, 9)),
+    assert [(draft.group, draft.more, set(draft.tree.sources)) for draft in drafts] == [
+        ("second", True, {"prompt_lookup", "second"}),
+        (NAME, False, {"prompt_lookup", "second", NAME}),
     ]
     assert drafts[1].drafting_s >= 0.1
     assert double.threads == {f"drafts-{NAME}"}
     assert second.threads == {"drafts-second"}
 
 
+async def test_a_model_that_cannot_draft_yet_says_so_and_one_that_has_failed_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Reading(ModelDouble):
+        def _draft(self, wanted: DraftWanted) -> TokenTree | None:  # type: ignore[override]
+            return None
+
+    double = register(monkeypatch, Reading())
+    service = DrafterService(DrafterConfig())
+    double.fails_for = {"failed"}
+    for name in ("failed", "reading"):
+        await service.open(opening(name, (NAME,)))
+        (draft,) = await rest(service, name)
+        assert (len(draft.tree), draft.unready) == (0, name == "reading")
+
+
 async def test_sessions_end_and_tenants_are_forgotten(double: ModelDouble) -> None:
     service = DrafterService(DrafterConfig())
     await service.open(opening("a", tenant="one"))
     await service.open(opening("b", tenant="two"))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_S):
         await service.forget(ForgetTenant(tenant="one"))
     assert (double.closed, double.forgotten, service.sessions) == (["a"], ["one"], 1)
     # Who is still under way is opened anew.
@@ -205,15 +222,13 @@ async def test_a_model_that_hangs_has_forgotten_nobody(double: ModelDouble, monk
     service = DrafterService(DrafterConfig())
     async with stuck(double):
         await service.open(opening("a", tenant="one"))
-        while not double.batches:
-            await asyncio.sleep(0.001)
+        await until(lambda: double.batches)
         with pytest.raises(TimeoutError):
             await service.forget(ForgetTenant(tenant="one"))
         assert double.forgotten == []
         assert isinstance(await service.open(opening("b", ("prompt_lookup",))), Draft)
     # It does so as soon as it can.
-    while not double.forgotten:
-        await asyncio.sleep(0.001)
+    await until(lambda: double.forgotten)
 
 
 # --- hidden states ------------------------------------------------------------------------------------------------
@@ -295,13 +310,14 @@ def test_states_are_bounded_and_who_holds_most_loses_its_oldest() -> None:
 class _Slow(TreeSource):
     def __init__(self) -> None:
         self.thread = ""
+        self.enough = threading.Event()
 
     def open(self, message: OpenSession) -> _Slow:
         return self
 
     def draft(self, max_nodes: int) -> TokenTree:
         self.thread = threading.current_thread().name
-        time.sleep(0.2)
+        assert self.enough.wait(PATIENCE_S)
         return chain([1], "slow")
 
     def observe(self, report: StepReport) -> None: ...
@@ -316,12 +332,10 @@ async def test_text_sources_do_not_stop_the_event_loop(monkeypatch: pytest.Monke
     monkeypatch.setattr("tests.unit.test_source_groups.make_slow", lambda config: slow, raising=False)
     service = DrafterService(DrafterConfig())
     drafting = asyncio.create_task(service.open(opening("a", ("slow",))))
-    ticks = 0
-    while not drafting.done():
-        await asyncio.sleep(0.005)
-        ticks += 1
-    assert ticks > 10
+    await until(lambda: slow.thread)
     assert slow.thread == "drafts-text"
+    # It ends when the event loop says so, which therefore runs.
+    slow.enough.set()
     assert isinstance(await drafting, Draft)
     # Nobody waits for how it closes.
     service.close(CloseSession(session_id="a"))

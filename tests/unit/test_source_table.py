@@ -2,25 +2,40 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 
 from cluster import build
 from cluster.config import DrafterSettings, load
+from cluster.models import ResolvedModel
 from services.drafter.catalogue import check_names, make_source
-from services.drafter.config import DrafterConfig
+from services.drafter.config import DrafterConfig, TrainedConfig
 from services.settings import Setting, filled, settings_of
-from speculation.errors import InvalidArgument
+from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.messages import OpenSession
-from speculation.sources import SOURCES, STRATEGIES, STRATEGY_NODES, WHERE_INDEXED, SourceSpec
+from speculation.sources import SOURCES, STRATEGIES, STRATEGY_NODES, WHERE_INDEXED, WHERE_PREDICTED, SourceSpec
+from tests.draft_models import draft_beside
+from tests.trained_heads import heads_beside
+
+MODEL = ResolvedModel(name="a model", path=Path("a model"))
 
 
 @pytest.mark.parametrize("name", SOURCES)
-def test_every_source_can_be_made(name: str) -> None:
+def test_every_source_can_be_made(tiny_model: Path, name: str) -> None:
     assert SOURCES[name].name == name
-    source = make_source(name, DrafterConfig())
+    trained = TrainedConfig(
+        checkpoints={"draft_model": draft_beside(tiny_model), **heads_beside(tiny_model)}, target=tiny_model
+    )
+    if SOURCES[name].kind == "model":
+        with pytest.raises(ConfigurationError, match=rf"drafter.models names no weights of {name}"):
+            make_source(name, DrafterConfig())
+        with pytest.raises(ConfigurationError, match=r"trained.target is None"):
+            make_source(name, DrafterConfig(trained=replace(trained, target=None)))
+    source = make_source(name, DrafterConfig(trained=trained))
     session = source.open(OpenSession(session_id="s", tokens=(1, 2, 1), prompt_length=3, sources=(name,), max_nodes=4))
     # What its entry says of it is what it does.
     assert hasattr(session, "query") == SOURCES[name].retrieval
@@ -29,9 +44,9 @@ def test_every_source_can_be_made(name: str) -> None:
 
 
 def test_strategies_name_what_there_is() -> None:
-    for sources in (*STRATEGIES.values(), *WHERE_INDEXED.values()):
+    for sources in (*STRATEGIES.values(), *WHERE_INDEXED.values(), WHERE_PREDICTED.values()):
         check_names(sources)
-    assert STRATEGY_NODES.keys() | WHERE_INDEXED.keys() <= STRATEGIES.keys()
+    assert STRATEGY_NODES.keys() | WHERE_INDEXED.keys() | WHERE_PREDICTED.keys() <= STRATEGIES.keys()
 
 
 def test_heads_are_no_drafters_business(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,10 +84,15 @@ def test_a_setting_is_written_once() -> None:
 def test_every_setting_of_the_drafter_arrives() -> None:
     marks = {mark.name: (kind, default) for mark, kind, default in settings_of(DrafterConfig)}
     assert marks.keys() <= DrafterSettings.model_fields.keys()
-    other = {int: lambda value: value + 1, float: lambda value: value / 2, bool: lambda value: not value}
+    other: dict[object, Callable[[Any], object]] = {
+        int: lambda value: value + 1,
+        float: lambda value: value / 2,
+        bool: lambda value: not value,
+        str: lambda value: f"{value}:1",
+        int | None: lambda value: 3,
+    }
     flags = [f"drafter.{name}={other[kind](default)}" for name, (kind, default) in marks.items() if kind in other]
-    config = build.drafter_config(load(None, [*flags, "drafter.keep_calibration=false"], {}))
-    told = {mark.name: default for mark, _, default in settings_of(DrafterConfig)}
+    config = build.drafter_config(load(None, [*flags, "drafter.keep_calibration=false"], {}), MODEL)
 
     def compare(given: object, plain: object) -> int:
         changed = 0
@@ -81,5 +101,6 @@ def test_every_setting_of_the_drafter_arrives() -> None:
             changed += compare(one, two) if hasattr(one, "__dataclass_fields__") else one != two
         return changed
 
-    # Three settings are Lookahead's as well as SPECTRA's; the snapshot is a file.
-    assert compare(config, DrafterConfig()) == len(told) - 1 + 3
+    # Three settings are Lookahead's as well as SPECTRA's. What models draft for is the model.
+    plain = replace(DrafterConfig(), trained=TrainedConfig(target=MODEL.path))
+    assert compare(config, plain) == len(flags) + 3

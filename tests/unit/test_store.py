@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,7 +18,9 @@ from retrieval_index.store import IndexStore
 from retrieval_index.urls import without_password
 from speculation.errors import ConfigurationError, Unavailable
 from tests.indexes import build
-from tests.redis_servers import KINDS, free_port, server, started
+from tests.patience import PATIENCE_S
+from tests.ports import free_port
+from tests.redis_servers import KINDS, server, started
 
 
 @pytest.fixture(params=KINDS)
@@ -49,7 +50,7 @@ def test_versions_come_and_go(url: str, indexes: list[Path], tmp_path: Path, mon
     assert store.live() == one
     assert store.wait_for_change(change, 0.1) is None
     store.promote(two)
-    assert store.wait_for_change(change, 1.0) is not None
+    assert store.wait_for_change(change, PATIENCE_S) is not None
     assert [(each.version, each.live) for each in store.versions()] == [(two, True), (one, False)]
     assert store.rollback() == one
     assert store.live() == one
@@ -123,17 +124,18 @@ def test_a_damaged_index_is_not_published(url: str, indexes: list[Path]) -> None
 def test_two_publishers_wait_for_each_other(url: str, indexes: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store_module, "_PIECE", 100)
     slow = IndexStore(url, "i")
-    began = threading.Event()
+    began, refused = threading.Event(), threading.Event()
 
     def dawdle(part: str, done: int, total: int) -> None:
         began.set()
-        time.sleep(0.02)
+        assert refused.wait(PATIENCE_S)
 
     first = threading.Thread(target=lambda: slow.publish(indexes[0], advance=dawdle))
     first.start()
     began.wait()
     with pytest.raises(Unavailable, match="another publisher has been at work"):
         IndexStore(url, "i").publish(indexes[1], patience_s=0.0)
+    refused.set()
     second = IndexStore(url, "i").publish(indexes[1])
     first.join()
     store = IndexStore(url, "i")
@@ -231,7 +233,7 @@ def test_a_user_with_few_rights(indexes: list[Path], tmp_path: Path) -> None:
         version = writer.publish(indexes[0])
         assert reader.live() == version
         assert open_index(reader.fetch(version, tmp_path / "cache"))
-        assert reader.wait_for_change("0", 0.1) is not None
+        assert reader.wait_for_change("0", PATIENCE_S) is not None
         with pytest.raises(Unavailable, match="permission"):
             reader.publish(indexes[1])
         assert reader.live() == version

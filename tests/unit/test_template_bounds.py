@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -60,10 +59,8 @@ def test_whatever_a_template_raises_is_a_template_error(source: str, said: str) 
 )
 def test_a_template_that_loops_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(template_bounds, "MOST_SECONDS", 0.2)
-    start = time.monotonic()
     with pytest.raises(jinja2.TemplateError, match=r"takes more than 0\.2 seconds"):
         render(source)
-    assert time.monotonic() - start < 20
 
 
 GROWING = "{%% set ns = namespace(x='0123456789abcdef') %%}{%% for i in range(60) %%}%s{%% endfor %%}{{ ns.x | length }}"
@@ -93,11 +90,10 @@ GROWING = "{%% set ns = namespace(x='0123456789abcdef') %%}{%% for i in range(60
         "{{ (['a' * 10 ** 6] * 1000) | join }}",
     ],
 )  # fmt: skip
-def test_a_template_that_swells_is_stopped(source: str) -> None:
-    start = time.monotonic()
+def test_a_template_that_swells_is_stopped(source: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(template_bounds, "MOST_SECONDS", 60.0)
     with pytest.raises(jinja2.TemplateError, match="too long"):
         render(source)
-    assert time.monotonic() - start < 20
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,20 @@ def test_never_across_tenants_nor_without_one() -> None:
     assert not set(tiles.tiles_of("a")) & set(tiles.tiles_of("b"))
 
 
+def test_never_across_salts_and_all_of_them_are_forgotten() -> None:
+    tiles = TileAllocator(30)
+    last = [*TEXT, 1]
+    assert tiles.open("a", len(last), last, "one", salt="x") == 0
+    tiles.seal("a", last)
+    assert tiles.open("b", len(last), last, "one", salt="y") == 0
+    assert tiles.open("c", len(last), last, "one") == 0
+    assert tiles.open("d", len(last), last, "two", salt="x") == 0
+    assert tiles.open("e", len(last), last, "one", salt="x") == 3
+    tiles.release("a")
+    tiles.forget("one")
+    assert tiles.open("f", len(last), last, "one", salt="x") == 0
+
+
 def test_what_was_computed_for_a_tenant_can_be_forgotten() -> None:
     tiles = TileAllocator(20)
     opened(tiles, "idle", TEXT, "one")
@@ -134,12 +148,13 @@ def test_any_order_of_requests_loses_no_tile() -> None:
     assert tiles.available == 16
 
 
-async def say(running: object, tenant: str | None, prompt: list[int]) -> list[int]:
+async def say(running: object, tenant: str | None, prompt: list[int], salt: str = "") -> list[int]:
     request = ClientRequest(
         input=tuple(prompt),
         sampling=RequestedSampling(max_tokens=30, ignore_eos=True, temperature=1.0, seed=4),
         strategy="prompt_lookup",
         tenant=tenant,
+        cache_salt=salt,
     )
     events = running.router.generate(request)  # type: ignore[attr-defined]
     return [token async for event in events if isinstance(event, TextChunk) for token in event.token_ids]
@@ -162,6 +177,15 @@ async def test_sharing_changes_no_token(tiny_model: Path, caching: bool) -> None
         told = await say(running, "a", onward)
         assert stats.prompt_tokens_cached - before == (3 * TILE if caching else 0)
         assert told == await say(running, "fresh", onward)
+
+
+async def test_salts_share_nothing_and_change_no_token(tiny_model: Path) -> None:
+    long = [5, 6, 7, 8, 9] * 40
+    async with pipeline(tiny_model) as running:
+        stats = running.verifier.loop.stats
+        answers = [await say(running, "a", long, salt) for salt in ("", "one", "two", "one", "")]
+        assert len({tuple(answer) for answer in answers}) == 1
+        assert stats.prompt_tokens_cached == 2 * 3 * TILE
 
 
 async def test_who_says_no_tenant_shares_with_nobody(tiny_model: Path) -> None:

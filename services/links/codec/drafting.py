@@ -16,13 +16,14 @@ from speculation.messages import (
     DraftFailure,
     DraftingCall,
     DraftingReply,
+    DraftNoise,
     FeatureChunk,
     ForgetTenant,
     Forgotten,
     OpenSession,
     StepReport,
 )
-from speculation.types import Observation
+from speculation.types import Observation, SamplingParams
 
 
 def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:
@@ -74,8 +75,11 @@ def _encode_open(message: OpenSession) -> drafting_pb2.OpenSession:
         sources=message.sources,
         max_nodes=message.max_nodes,
         temperature=message.temperature,
+        noise=None if message.noise is None else _encode_noise(message.noise),
+        sampled=message.sampled,
         tenant=message.tenant,
         traceparent=message.traceparent,
+        prediction_token_ids=message.prediction,
     )
 
 
@@ -90,9 +94,22 @@ def _decode_open(wire: drafting_pb2.OpenSession) -> OpenSession:
         sources=tuple(wire.sources),
         max_nodes=wire.max_nodes,
         temperature=wire.temperature,
+        noise=_decode_noise(wire.noise) if wire.HasField("noise") else None,
+        sampled=wire.sampled,
         tenant=wire.tenant if wire.HasField("tenant") else None,
         traceparent=wire.traceparent,
+        prediction=tuple(wire.prediction_token_ids),
     )
+
+
+def _encode_noise(noise: DraftNoise) -> drafting_pb2.DraftNoise:
+    return drafting_pb2.DraftNoise(seed=noise.seed, top_k=noise.top_k, top_p=noise.top_p, min_p=noise.min_p)
+
+
+def _decode_noise(wire: drafting_pb2.DraftNoise) -> DraftNoise:
+    # Refuses values outside their ranges.
+    cut = SamplingParams(seed=wire.seed, top_k=wire.top_k, top_p=wire.top_p, min_p=wire.min_p)
+    return DraftNoise(seed=cut.seed, top_k=cut.top_k, top_p=cut.top_p, min_p=cut.min_p)
 
 
 def _encode_step(message: StepReport) -> drafting_pb2.StepReport:
@@ -168,6 +185,7 @@ def encode_drafting_reply(message: DraftingReply) -> drafting_pb2.DraftResponse:
         drafting_s=message.drafting_s,
         group=message.group,
         more=message.more,
+        unready=message.unready,
     )
     return drafting_pb2.DraftResponse(draft=draft)
 
@@ -202,6 +220,7 @@ def decode_drafting_reply(wire: drafting_pb2.DraftResponse) -> DraftingReply:
                 drafting_s=draft.drafting_s if 0 <= draft.drafting_s < math.inf else 0.0,
                 group=draft.group,
                 more=draft.more,
+                unready=draft.unready,
             )
         case _:
             raise InvalidArgument("event", "unset", "draft, failure or forgotten")

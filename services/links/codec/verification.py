@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 from outrider.internal.v1 import verification_pb2
 from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import InvalidArgument
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
-from speculation.types import AcceptanceRule, FinishReason, Plan, SamplingDefaults, SamplingParams, TokenLogprobs
+from speculation.types import (
+    AcceptanceRule,
+    FinishReason,
+    GrammarKind,
+    Plan,
+    SamplingDefaults,
+    SamplingParams,
+    StructuredOutputs,
+    TokenLogprobs,
+)
 
 _REASONS = {
     FinishReason.STOP: verification_pb2.FINISH_REASON_STOP,
@@ -43,6 +52,9 @@ def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequ
             logit_bias=sampling.logit_bias,
             logprobs=sampling.logprobs,
             ignore_generation_config=sampling.ignore_generation_config,
+            structured_outputs=_encode_structured(sampling.structured_outputs),
+            allowed_token_ids=sampling.allowed_token_ids,
+            bad_words=[verification_pb2.TokenSequence(token_ids=word) for word in sampling.bad_words],
         ),
         plan=verification_pb2.Plan(
             strategy=plan.strategy,
@@ -55,7 +67,21 @@ def encode_generation(message: GenerationRequest) -> verification_pb2.VerifyRequ
         ),
         tenant=message.tenant,
         traceparent=message.traceparent,
+        prediction_token_ids=message.prediction,
+        weight=message.weight,
+        cache_salt=message.cache_salt,
+        priority=message.priority,
     )
+
+
+def _encode_structured(form: StructuredOutputs | None) -> verification_pb2.StructuredOutputs | None:
+    return None if form is None else verification_pb2.StructuredOutputs(kind=form.kind, text=form.text)
+
+
+def _decode_structured(wire: verification_pb2.StructuredOutputs) -> StructuredOutputs:
+    if wire.kind not in get_args(GrammarKind):
+        raise InvalidArgument("structured_outputs.kind", wire.kind, f"one of {', '.join(get_args(GrammarKind))}")
+    return StructuredOutputs(kind=cast(GrammarKind, wire.kind), text=wire.text)
 
 
 def decode_generation(wire: verification_pb2.VerifyRequest) -> GenerationRequest:
@@ -72,7 +98,17 @@ def decode_generation(wire: verification_pb2.VerifyRequest) -> GenerationRequest
         plan=_decode_plan(wire.plan),
         tenant=wire.tenant if wire.HasField("tenant") else None,
         traceparent=wire.traceparent,
+        prediction=tuple(wire.prediction_token_ids),
+        weight=_decode_weight(wire.weight) if wire.HasField("weight") else 1.0,
+        cache_salt=wire.cache_salt,
+        priority=wire.priority,
     )
+
+
+def _decode_weight(weight: float) -> float:
+    if not 0.01 <= weight <= 100:
+        raise InvalidArgument("weight", weight, "from 0.01 to 100")
+    return weight
 
 
 def _decode_sampling(wire: verification_pb2.SamplingParams) -> SamplingParams:
@@ -93,6 +129,9 @@ def _decode_sampling(wire: verification_pb2.SamplingParams) -> SamplingParams:
         logit_bias=dict(wire.logit_bias),
         logprobs=wire.logprobs if wire.HasField("logprobs") else None,
         ignore_generation_config=wire.ignore_generation_config,
+        structured_outputs=_decode_structured(wire.structured_outputs) if wire.HasField("structured_outputs") else None,
+        allowed_token_ids=tuple(wire.allowed_token_ids),
+        bad_words=tuple(tuple(word.token_ids) for word in wire.bad_words),
     )
 
 
@@ -142,7 +181,9 @@ def encode_generation_event(message: Progress | Finished) -> verification_pb2.Ve
         logprobs=[_encode_logprobs(entry) for entry in message.logprobs],
         num_drafted=message.num_drafted,
         queue_s=message.queue_s,
+        cached_tokens=message.cached_tokens,
         accepted_sources=message.accepted_sources,
+        switches=message.switches,
     )
     return verification_pb2.VerifyResponse(progress=progress)
 
@@ -164,7 +205,9 @@ def decode_generation_event(wire: verification_pb2.VerifyResponse) -> Progress |
                 token_ids=tuple(wire.progress.token_ids),
                 num_drafted=wire.progress.num_drafted,
                 queue_s=wire.progress.queue_s,
+                cached_tokens=wire.progress.cached_tokens,
                 accepted_sources=tuple(wire.progress.accepted_sources),
+                switches=tuple(wire.progress.switches),
                 logprobs=tuple(_decode_logprobs(entry) for entry in wire.progress.logprobs),
             )
         case _:

@@ -17,7 +17,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from services.verifier.arithmetic.exact_weights import PackedLinear
-from services.verifier.arithmetic.stored_blocks import StoredBlocks, StoredLinear, Weight, alike, joined
+from services.weights.stored_blocks import StoredBlocks, StoredLinear, Weight, alike, joined
 from speculation.errors import ConfigurationError
 
 # Takes weight and bias.

@@ -56,7 +56,9 @@ def likeliest(logits: torch.Tensor, k: int) -> torch.Tensor:
     if vocabulary % _DEPTH or vocabulary // _DEPTH < k:
         return torch.topk(logits, k, dim=-1).indices
     columns = logits.view(rows, _DEPTH, -1)
-    best = columns.amax(1).topk(k).indices
+    # torch would share out even one row among its threads, who wait for each other where other processes want the cores too.
+    maxima = torch.from_numpy(columns.numpy().max(1)) if on_host(logits) else columns.amax(1)
+    best = maxima.topk(k).indices
     found = columns.gather(2, best[:, None].expand(-1, _DEPTH, -1)).flatten(1).topk(k).indices
     return found // k * columns.shape[2] + best.gather(1, found % k)
 

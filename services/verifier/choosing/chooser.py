@@ -13,11 +13,14 @@ import torch
 from numpy.typing import NDArray
 
 from services.generation_config import ModelProcessors
+from services.verifier.choosing.barring import bar_rows
 from services.verifier.choosing.candidates import likeliest, on_host
 from services.verifier.choosing.penalties import Changes
-from services.verifier.choosing.picks import argmax, by_law, sample, truncated
+from services.verifier.choosing.picks import argmax, by_law, sample, truncated, unchanged
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError, Walk
-from services.verifier.target_port import NOT_CHOSEN, Outcome, Rows, Sampling
+from services.verifier.native.choice_kernel import UNDECIDED, ChoiceKernel
+from services.verifier.native.library import Library
+from services.verifier.target_port import NOT_CHOSEN, Outcome, PackedBits, Rows, Sampling
 from speculation.choose import choose, log_probabilities
 from speculation.types import SamplingParams, TokenLogprobs
 
@@ -31,10 +34,17 @@ class Chooser:
     Args:
         eos_token_ids: the model's end-of-text tokens.
         model: the model's own logits processors, from its generation config.
+        kernels: compiled kernels, which choose first where the logits are on a CPU.
     """
 
-    def __init__(self, eos_token_ids: frozenset[int] = frozenset(), model: ModelProcessors | None = None) -> None:
+    def __init__(
+        self,
+        eos_token_ids: frozenset[int] = frozenset(),
+        model: ModelProcessors | None = None,
+        kernels: Library | None = None,
+    ) -> None:
         self._eos_token_ids = eos_token_ids
+        self._kernel = None if kernels is None else ChoiceKernel(kernels)
         self._model = model or ModelProcessors()
         self._requests: dict[str, RequestState] = {}
         # Rows are copied here before they are changed. Allocating this anew for every level would cost more than all else.
@@ -92,7 +102,9 @@ class Chooser:
         return [self._outcome(walk, logits, tops) for walk, tops in zip(walks, top_ids, strict=True)]
 
     def _outcome(self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...]) -> Outcome:
-        top = walk.request.params.logprobs
+        choices, top = tuple(walk.choices), walk.request.params.logprobs
+        if top is None and not walk.rows.distributions:
+            return Outcome(choices=choices, top_ids=top_ids, error=walk.error)
 
         def logprobs(row: int, token: int) -> TokenLogprobs:
             return log_probabilities(logits[walk.first_row + row], token, top or 0)
@@ -101,9 +113,9 @@ class Chooser:
             return self._distribution(walk.point(row), logits)
 
         return Outcome(
-            choices=tuple(walk.choices),
+            choices=choices,
             top_ids=top_ids,
-            logprobs=None if top is None or not walk.choices else logprobs,
+            logprobs=None if top is None or not choices else logprobs,
             distribution=distribution if walk.rows.distributions else None,
             error=walk.error,
         )
@@ -111,7 +123,10 @@ class Chooser:
     @staticmethod
     def _likeliest(walks: Sequence[Walk], logits: torch.Tensor) -> list[tuple[tuple[int, ...], ...]]:
         """The likeliest ids after the rows of walks that ask for them; one call for all that ask for the same number."""
+        # Most passes ask for none.
         found: list[tuple[tuple[int, ...], ...]] = [()] * len(walks)
+        if not any(walk.rows.top_k for walk in walks):
+            return found
         for k in {walk.rows.top_k for walk in walks if walk.rows.top_k and walk.rows.logits}:
             asking = [at for at, walk in enumerate(walks) if walk.rows.top_k == k]
             rows = [walks[at].first_row + row for at in asking for row in range(walks[at].rows.logits)]
@@ -153,26 +168,34 @@ class Chooser:
     def _choose(self, logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
         choices: list[TokenOrError] = [NOT_CHOSEN] * len(points)
         plain: list[int] = []
-        greedy: list[int] = []
-        sampled: list[int] = []
+        changed: list[int] = []
         for at, point in enumerate(points):
             request = point.request
             if request.pipeline is not None:
                 choices[at] = by_law(point, self._processed, point, logits)
-            elif request.params.temperature > 0:
-                sampled.append(at)
+            elif request.params.temperature > 0 or request.rule is not None or request.penalties.needed(point.position):
+                changed.append(at)
             else:
-                (greedy if request.penalties.needed(point.position) else plain).append(at)
-        for group, choose_all in ((plain, _unchanged), (greedy, argmax), (sampled, sample)):
+                plain.append(at)
+        if plain:
+            for at, choice in zip(plain, unchanged(logits, [points[at] for at in plain]), strict=True):
+                choices[at] = choice
+        if changed and self._kernel is not None and on_host(logits):
+            free = [at for at in changed if points[at].request.rule is None]
+            for at, token in zip(free, self._kernel.choose(logits, [points[at] for at in free]), strict=True):
+                choices[at] = token
+            changed = [at for at in changed if choices[at] == UNDECIDED or points[at].request.rule is not None]
+        sampled = [at for at in changed if points[at].request.params.temperature > 0]
+        greedy = [at for at in changed if points[at].request.params.temperature == 0]
+        for group, choose_all in ((greedy, argmax), (sampled, sample)):
             if group:
                 own = [points[at] for at in group]
-                rows = logits if group is plain else self._prepared(logits, own)
-                for at, choice in zip(group, choose_all(rows, own), strict=True):
+                for at, choice in zip(group, choose_all(self._prepared(logits, own), own), strict=True):
                     choices[at] = choice
         return choices
 
     def _prepared(self, logits: torch.Tensor, points: Sequence[ChoicePoint]) -> torch.Tensor:
-        """[points, vocabulary], penalised and divided by the temperature; valid until the next call."""
+        """[points, vocabulary], penalised, barred and divided by the temperature; valid until the next call."""
         vocabulary = logits.shape[1]
         if len(self._copy) < len(points) or self._copy.shape[1] != vocabulary or self._copy.device != logits.device:
             self._copy = torch.empty(max(len(points), _COPIED_ROWS), vocabulary, device=logits.device)
@@ -189,6 +212,7 @@ class Chooser:
         for at, point in enumerate(points):
             point.request.penalties.changes(at, vocabulary, point.path, point.position, changes)
         changes.apply(prepared)
+        bar_rows(prepared, [_allowed(point) for point in points])
         temperatures = [point.request.params.temperature or 1.0 for point in points]
         if on_host(logits):
             for copy, temperature in zip(prepared.numpy(), temperatures, strict=True):
@@ -201,7 +225,7 @@ class Chooser:
         """[vocabulary], on the CPU: the logits after all processors of the request."""
         request = point.request
         if request.pipeline is not None:
-            return request.pipeline(logits[point.row].cpu(), [*request.history, *point.path])
+            return request.pipeline(logits[point.row].cpu(), [*request.history, *point.path], _allowed(point))
         return truncated(self._prepared(logits, [point])[0], request)
 
     def _distribution(self, point: ChoicePoint, logits: torch.Tensor) -> NDArray[np.float64]:
@@ -213,9 +237,6 @@ class Chooser:
         return np.asarray(torch.softmax(row.double(), dim=-1).numpy())
 
 
-def _unchanged(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
-    """The greatest logit at each point, for requests that change no logits."""
-    if on_host(logits):
-        # ``select`` avoids a copy.
-        return [by_law(point, logits.select, 0, point.row) for point in points]
-    return argmax(logits[[point.row for point in points]], points)
+def _allowed(point: ChoicePoint) -> PackedBits | None:
+    """What the request's rule allows at a point; None: everything."""
+    return None if point.request.rule is None else point.request.rule.allowed(point.path)

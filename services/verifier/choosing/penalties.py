@@ -17,13 +17,18 @@ _Ids = NDArray[np.int64]
 
 
 class TokenCounts:
-    """The distinct tokens of a request's prompt and answer, and how often each occurs in the answer."""
+    """The distinct tokens of a request's prompt and answer, and how often each occurs in the answer.
+
+    Attributes:
+        addresses: of the arrays that ``after`` gives for an empty path, until tokens are added.
+    """
 
     def __init__(self, prompt_length: int) -> None:
         self._prompt_length = prompt_length
         self._place: dict[int, int] = {}
         self._ids = np.zeros(64, dtype=np.int64)
         self._in_answer = np.zeros(64, dtype=np.float32)
+        self.addresses = self._ids.ctypes.data, self._in_answer.ctypes.data
 
     def add(self, position: int, tokens: Sequence[int]) -> None:
         """Count ``tokens``, the first of which is at ``position``, counted from the start of the prompt."""
@@ -38,6 +43,7 @@ class TokenCounts:
         if place == len(self._ids):
             self._ids = np.concatenate((self._ids, np.zeros_like(self._ids)))
             self._in_answer = np.concatenate((self._in_answer, np.zeros_like(self._in_answer)))
+            self.addresses = self._ids.ctypes.data, self._in_answer.ctypes.data
         self._place[token] = place
         self._ids[place] = token
 
@@ -62,34 +68,34 @@ class Penalties:
     """
 
     def __init__(self, params: SamplingParams, prompt_length: int, stop_ids: frozenset[int]) -> None:
-        self._presence, self._frequency = np.float32(params.presence_penalty), np.float32(params.frequency_penalty)
-        self._repetition = params.repetition_penalty
-        self._biased = np.array(list(params.logit_bias), dtype=np.int64)
-        self._bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
-        self._barred = np.array(sorted(stop_ids), dtype=np.int64)
-        self._barred_until = prompt_length + params.min_tokens if params.min_tokens else 0
+        self.presence, self.frequency = np.float32(params.presence_penalty), np.float32(params.frequency_penalty)
+        self.repetition = params.repetition_penalty
+        self.biased = np.array(list(params.logit_bias), dtype=np.int64)
+        self.bias = np.array(list(params.logit_bias.values()), dtype=np.float32)
+        self.barred = np.array(sorted(stop_ids), dtype=np.int64)
+        self.barred_until = prompt_length + params.min_tokens if params.min_tokens else 0
         counted = params.repetition_penalty != 1 or bool(params.presence_penalty or params.frequency_penalty)
         self.counts = TokenCounts(prompt_length) if counted else None
 
     def needed(self, position: int) -> bool:
         """Whether any logit is changed for the token at ``position``."""
-        return self.counts is not None or len(self._biased) > 0 or position < self._barred_until
+        return self.counts is not None or len(self.biased) > 0 or position < self.barred_until
 
     def changes(self, row: int, vocabulary: int, path: Sequence[int], position: int, into: Changes) -> None:
         """Add the changes to row ``row`` of [rows, ``vocabulary``], for the token at ``position`` after ``path``."""
         start = row * vocabulary
-        if len(self._biased):
-            into.biases.append((start + self._biased, self._bias))
+        if len(self.biased):
+            into.biases.append((start + self.biased, self.bias))
         if self.counts is not None:
             ids, counts = self.counts.after(path)
-            if self._repetition != 1:
-                into.repeated.append((start + ids, np.full(len(ids), self._repetition, dtype=np.float32)))
-            if self._presence or self._frequency:
+            if self.repetition != 1:
+                into.repeated.append((start + ids, np.full(len(ids), self.repetition, dtype=np.float32)))
+            if self.presence or self.frequency:
                 answered = counts > 0
-                amount = self._presence + self._frequency * counts[answered]
+                amount = self.presence + self.frequency * counts[answered]
                 into.counted.append((start + ids[answered], -amount))
-        if position < self._barred_until:
-            into.barred.append((start + self._barred, np.full(len(self._barred), -np.inf, dtype=np.float32)))
+        if position < self.barred_until:
+            into.barred.append((start + self.barred, np.full(len(self.barred), -np.inf, dtype=np.float32)))
 
 
 _Amounts = list[tuple[_Ids, NDArray[np.float32]]]

@@ -37,6 +37,8 @@ from transformers import (
 )
 
 from services.generation_config import ModelProcessors
+from services.verifier.choosing.barring import bar
+from services.verifier.target_port import PackedBits
 from speculation.types import SamplingParams
 
 _Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -56,20 +58,17 @@ def build_pipeline(
     """
     if params.ignore_generation_config:
         model = _NONE
-    steps = [
-        *_penalties(params, model, prompt_length),
-        *_bounds(params, model, prompt_length, stop_ids),
-        *(_warpers(params, model) if params.temperature > 0 else ()),
-    ]
+    steps = [*_penalties(params, model, prompt_length), *_bounds(params, model, prompt_length, stop_ids)]
+    last = _warpers(params, model) if params.temperature > 0 else []
     if model.renormalize_logits:
-        steps.append(LogitNormalization())
-    return LogitsPipeline(steps) if steps else None
+        last.append(LogitNormalization())
+    return LogitsPipeline(steps, last) if steps or last else None
 
 
 def build_truncation(params: SamplingParams) -> LogitsPipeline | None:
     """Top-k, top-p and min-p alone, for logits already divided by the temperature; None if ``params`` ask for none."""
     steps = _warpers(replace(params, temperature=1.0), _NONE) if params.temperature > 0 else []
-    return LogitsPipeline(steps) if steps else None
+    return LogitsPipeline([], steps) if steps else None
 
 
 def _penalties(params: SamplingParams, model: ModelProcessors, prompt_length: int) -> list[_Step]:
@@ -139,14 +138,19 @@ def _warpers(params: SamplingParams, model: ModelProcessors) -> list[_Step]:
 
 
 class LogitsPipeline:
-    """Temperature, truncation, penalties and biases of one request, as one function."""
+    """Penalties and biases (``steps``), then temperature and truncation (``last``) of one request, as one function."""
 
-    def __init__(self, steps: list[_Step]) -> None:
+    def __init__(self, steps: list[_Step], last: list[_Step]) -> None:
         self._steps = LogitsProcessorList(steps)
+        self._last = LogitsProcessorList(last)
 
-    def __call__(self, logits: torch.Tensor, history: Sequence[int]) -> torch.Tensor:
+    def __call__(self, logits: torch.Tensor, history: Sequence[int], allowed: PackedBits | None = None) -> torch.Tensor:
+        """[vocabulary], processed. Between the two, tokens are barred that are not ``allowed``; None: all are."""
         input_ids = torch.tensor([history], dtype=torch.long)
         processed: torch.Tensor = self._steps(input_ids, logits[None].float())
+        if allowed is not None:
+            processed = bar(processed[0], allowed)[None]
+        processed = self._last(input_ids, processed)
         return processed[0]
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from services.generation_config import ModelProcessors
 from services.verifier.choosing.penalties import Penalties
 from services.verifier.choosing.processors import build_pipeline, build_truncation
+from services.verifier.native.choice_structs import request_struct
 from services.verifier.target_port import Rows, Sampling
 from speculation.acceptance import stop_token_ids
 from speculation.errors import Internal
@@ -22,18 +25,23 @@ class RequestState:
     Attributes:
         pipeline: all its processors as one function of a row and its history, if the model's generation config brings some;
             None if ``penalties``, the temperature and ``truncation`` are all.
+        address: of the struct that the native kernel reads.
         history: prompt and answer; kept only for ``pipeline``.
+        rule: bars tokens, before temperature and truncation; None: all may be chosen.
     """
 
     def __init__(self, sampling: Sampling, eos_token_ids: frozenset[int], model: ModelProcessors) -> None:
         self.params = params = sampling.params
         stop_ids = stop_token_ids(params, eos_token_ids)
         self.penalties = Penalties(params, sampling.prompt_length, stop_ids)
+        self._struct = request_struct(params, self.penalties)
+        self.address = ctypes.addressof(self._struct)
         self.pipeline = None
         if model.shown and not params.ignore_generation_config:
             length = sampling.prompt_length
             self.pipeline = build_pipeline(params, prompt_length=length, stop_ids=stop_ids, model=model)
         self.truncation = build_truncation(params)
+        self.rule = sampling.rule
         self.history: list[int] = []
         self._known = 0
 
@@ -60,8 +68,7 @@ class RequestState:
         self._known += len(new)
 
 
-@dataclass(frozen=True, slots=True)
-class ChoicePoint:
+class ChoicePoint(NamedTuple):
     """A row of the pass's logits, from which the token at ``position`` is chosen, after the tokens of ``path``."""
 
     request: RequestState
@@ -82,12 +89,14 @@ class Walk:
 
     def point(self, row: int) -> ChoicePoint:
         """What is needed to choose after row ``row``."""
+        position = self.rows.context + self.rows.chain
+        if row == 0:
+            return ChoicePoint(self.request, self.first_row, position, ())
         tokens, node, path = self.rows.tokens[self.rows.chain :], row - 1, []
         while node >= 0:
             path.append(tokens[node])
             node = self.rows.parents[node]
-        position = self.rows.context + self.rows.chain + len(path)
-        return ChoicePoint(self.request, self.first_row + row, position, tuple(reversed(path)))
+        return ChoicePoint(self.request, self.first_row + row, position + len(path), tuple(reversed(path)))
 
     def take(self, row: int, choice: TokenOrError) -> list[int]:
         """Note the choice after a row; returns the rows of its children that hold the chosen token."""
@@ -95,5 +104,7 @@ class Walk:
             self.error = self.error or choice
             return []
         self.choices[row] = choice
+        if not self.rows.parents:
+            return []
         tokens, parents = self.rows.tokens[self.rows.chain :], self.rows.parents
         return [node + 1 for node, parent in enumerate(parents) if parent == row - 1 and tokens[node] == choice]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 
 from services.verifier.engine.config import LoopConfig
+from services.verifier.engine.fair_queue import FairQueue
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import LoopStats
 from services.verifier.target_port import Prefix, Sampling, Target
@@ -21,11 +21,14 @@ _HEADROOM = 64
 
 
 class Admission:
-    """The requests of one loop, first come, first served.
+    """The requests of one loop: fair between tenants, first come, first served within one.
 
     A request gets cache memory as its answer grows. When none is left, the request admitted last is preempted: it goes to
-    the front of the waiting queue and its committed tokens are recomputed once there is room. A preempted request loses
+    the front of its tenant's line and its committed tokens are recomputed once there is room. A preempted request loses
     nothing of its answer, and the request admitted first always makes progress.
+
+    A tenant that was served much more than one that waits gives up a seat in the same way. When too many requests wait, the
+    newest of the tenant with the most is refused.
 
     Attributes:
         waiting: requests not admitted yet, and preempted ones.
@@ -33,7 +36,7 @@ class Admission:
     """
 
     def __init__(self, target: Target, config: LoopConfig, stats: LoopStats) -> None:
-        self.waiting: deque[LiveRequest] = deque()
+        self.waiting = FairQueue()
         self.live: dict[str, LiveRequest] = {}
         self._ended: list[LiveRequest] = []
         self._target = target
@@ -50,17 +53,31 @@ class Admission:
         if request.request_id in self.live or any(session.id == request.request_id for session in self.waiting):
             raise InvalidArgument("request_id", request.request_id, "unused")
         most = self._config.max_waiting
+        full = ResourceExhausted(f"{most} requests are waiting already (max_waiting)")
         if len(self.waiting) >= most + max(0, self._config.max_num_seqs - len(self.live)):
-            raise ResourceExhausted(f"{most} requests are waiting already (max_waiting)")
+            other = self.waiting.longest()
+            if other is None or not self._goes_before(request, other.request):
+                raise full
+            self._end(other, full)
+
+    def _goes_before(self, request: GenerationRequest, other: GenerationRequest) -> bool:
+        """Whether a new request takes the seat of a waiting one."""
+        if request.tenant == other.tenant:
+            return request.priority < other.priority
+        return self.waiting.burden(other) > self.waiting.burden(request, 1)
 
     def admit(self) -> list[LiveRequest]:
         """Admit waiting requests while there is room. Returns those admitted for the first time, unknown to drafters."""
         new = []
-        while self.waiting and len(self.live) < self._config.max_num_seqs:
-            session = self.waiting[0]
+        self.waiting.count(self.live.values())
+        while self.waiting:
+            session = self.waiting.heads[0]
+            if len(self.live) >= self._config.max_num_seqs and not self._give_way():
+                break
             rows = len(session.tokens) + session.max_nodes
-            prefix = Prefix(tokens=session.tokens, tenant=session.tenant)
-            sampling = Sampling(params=session.request.sampling, prompt_length=len(session.request.prompt))
+            prefix = Prefix(tokens=session.tokens, tenant=session.tenant, salt=session.request.cache_salt)
+            params, prompt_length = session.request.sampling, len(session.request.prompt)
+            sampling = Sampling(params=params, prompt_length=prompt_length, rule=session.rule)
             try:
                 opened = self._target.open(session.id, rows, prefix, sampling=sampling, spare=_HEADROOM * len(self.live))
             except Exception:
@@ -68,22 +85,33 @@ class Admission:
                 self._end(session, Internal("the request could not be admitted; the server's log says why"))
                 continue
             if not opened and self.live:
+                if self._give_way():
+                    continue
                 break
             if not opened:
                 # Nothing else is running, so the whole pool is too small for this request.
                 most = "small enough for the key-value cache"
                 self._end(session, InvalidArgument("max_tokens", session.request.sampling.max_tokens, most))
                 continue
-            self.waiting.popleft()
+            self.waiting.remove(session)
             session.computed = self._target.computed(session.id)
             self._stats.prompt_tokens += len(session.tokens)
             self._stats.prompt_tokens_cached += session.computed
             self.live[session.id] = session
+            self.waiting.begun(session)
             if not session.admitted:
                 session.admitted = True
                 session.queue_s = time.perf_counter() - session.submitted_at
+                session.cached = session.computed
                 new.append(session)
         return new
+
+    def _give_way(self) -> bool:
+        """Preempt a request for the one whose turn it is, if it owes that to its tenant; False: none does."""
+        owing = self.waiting.debtor([live for live in self.live.values() if not live.in_pass])
+        if owing is not None:
+            self._preempt(owing, "it is another tenant's turn")
+        return owing is not None
 
     def make_room(self, sessions: list[LiveRequest], *, wait: bool) -> list[LiveRequest]:
         """Get memory for the next pass of ``sessions``, preempting others if needed. Returns those that have it.
@@ -99,7 +127,7 @@ class Admission:
                 elif last is session and wait:
                     break
                 else:
-                    self._preempt(last)
+                    self._preempt(last, "the cache is full")
         fitting = [session for session in sessions if session.id in self.live and self._grow(session)]
         return [session for session in fitting if session.id in self.live]
 
@@ -134,7 +162,9 @@ class Admission:
 
     def forget(self, session: LiveRequest) -> None:
         """Remove an ended request."""
-        self.live.pop(session.id, None)
+        if self.live.pop(session.id, None) is not None:
+            self.waiting.count((session,))
+        self.waiting.ended(session)
         if session in self.waiting:
             self.waiting.remove(session)
 
@@ -144,8 +174,8 @@ class Admission:
         session.fail(error)
         self._ended.append(session)
 
-    def _preempt(self, session: LiveRequest) -> None:
-        log.info("%s is preempted after %d tokens: the cache is full", session.id, len(session.tokens))
+    def _preempt(self, session: LiveRequest, why: str) -> None:
+        log.info("%s is preempted after %d tokens: %s", session.id, len(session.tokens), why)
         self._stats.preemptions += 1
         self._target.close(session.id)
         session.computed = 0

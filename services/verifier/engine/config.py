@@ -15,6 +15,7 @@ class LoopConfig:
         max_batched_tokens: most prompt tokens in one pass, over all requests.
         draft_deadline_s: longest time that a step waits for drafts, where waiting pays.
         pass_deadline_s: a pass hangs if it takes longer than this and far longer than recent passes.
+        idle_beat_s: how often a target of several stages is asked whether it is all there while there is nothing to decode.
         kept_feature_bytes: most bytes of hidden states kept for drafters that join late, over all live requests.
     """
 
@@ -23,4 +24,5 @@ class LoopConfig:
     max_batched_tokens: int = 256
     draft_deadline_s: float = 0.025
     pass_deadline_s: float = 60.0
+    idle_beat_s: float = 5.0
     kept_feature_bytes: int = 256 << 20

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Callable, Iterable, Sequence
 
+from services.verifier.engine.clock import now
 from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import LoopStats
@@ -54,11 +55,11 @@ class DraftWait:
         if longest > 0:
             meanwhile()
             self._rate = tokens / pass_s
-            began = _now()
+            began = now()
             for live in drafted:
                 live.waited_since = None if others else (began, live.expected())
             still = await self._wait(batch, drafted, load, began + longest)
-            self._waiting.waited(_now() - began, in_vain=still.keys() == missing.keys())
+            self._waiting.waited(now() - began, in_vain=still.keys() == missing.keys())
         for live in drafted:
             # Where drafting does not pay, an absent draft does not count as missed.
             ready = sorted(live.ready().values(), key=lambda found: found.late)
@@ -71,8 +72,9 @@ class DraftWait:
         """Wait until every draft is there, the deadline passes, or the rest is not worth it. Returns what is missing."""
         pass_s = self._budget.seconds(load)
         while missing := self._missing([live for live in drafted if not live.closed], load):
-            left = deadline - _now()
+            left = deadline - now()
             if left <= 0:
+                self._stats.deadline_misses += 1
                 for name in missing:
                     self._drafting.experience_of(*name).in_vain()
                 break
@@ -111,12 +113,12 @@ class DraftWait:
                     # With drafts sent ahead, the remainder of an earlier one may be just as good: gain may be zero.
                     asked.setdefault((origin, group), []).append((at, max(0.0 if mailbox.ahead else _LEAST, gain)))
         found: dict[_Group, Missing] = {}
-        now, alone = _now(), self._budget.seconds(load)
+        present, alone = now(), self._budget.seconds(load)
         for name, each in asked.items():
             tokens = sum(gain for _, gain in each)
             # Each token gained costs a row. Requests of one group come together, so the latest one sets the age.
             rows_s = 0.0 if math.isinf(alone) else self._budget.seconds(load.plus(math.ceil(tokens))) - alone
-            left = self._drafting.experience_of(*name).left(now - max(at for at, _ in each))
+            left = self._drafting.experience_of(*name).left(present - max(at for at, _ in each))
             found[name] = Missing(left=left, tokens=tokens, seconds=rows_s)
         return found
 
@@ -124,7 +126,3 @@ class DraftWait:
 def _tokens(batch: Iterable[LiveRequest]) -> float:
     """Expected tokens of a pass that begins now: one per request, and the accepted tokens of the drafts at hand."""
     return sum(1.0 + live.expected() for live in batch)
-
-
-def _now() -> float:
-    return asyncio.get_running_loop().time()

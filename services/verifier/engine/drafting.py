@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from services.verifier.engine.admission import Admission
+from services.verifier.engine.asking import AskCost, Prices
+from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
+from services.verifier.engine.costly_sources import CostlySources
 from services.verifier.engine.forgetting import Forgetting
 from services.verifier.engine.kept_features import KeptFeatures, pieces, rows_from
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.mailbox import Mailbox
 from services.verifier.engine.origins import Origin
+from services.verifier.engine.passes import Part
 from services.verifier.engine.stats import LoopStats
 from services.verifier.engine.waiting import Experience
 from speculation import limits
@@ -28,6 +33,8 @@ log = logging.getLogger(__name__)
 
 # Bound of the (origin, group) pairs tracked, per origin. Drafts of further groups count as the unnamed group.
 _GROUPS = 8
+# Passes after the end of a model's use in which it may still compute: they say nothing about those before and after.
+_SETTLING = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +60,8 @@ class Drafting:
 
     Args:
         origins: their names must differ.
+        depth: most passes under way at once.
+        timed: whether time counts, so that a source may be left out for what it costs.
 
     Attributes:
         came: set when an origin has replied for a live request.
@@ -66,6 +75,9 @@ class Drafting:
         stats: LoopStats,
         forgetting: Forgetting,
         vocab_size: int,
+        depth: int,
+        *,
+        timed: bool,
     ) -> None:
         self._origins = {origin.name: origin for origin in origins}
         if len(self._origins) < len(origins):
@@ -76,6 +88,14 @@ class Drafting:
         self._forgetting = forgetting
         self._vocab_size = vocab_size
         self._experience: dict[tuple[str, str], Experience] = {}
+        # Of requests that use costly sources, and of the others.
+        self._cost = {(origin.name, costly): AskCost() for origin in origins for costly in (False, True)}
+        self._costly = CostlySources(stats.source_choices)
+        self._timed = timed
+        # Passes until a source that was given up is taken to have stopped computing.
+        self._settling = 0
+        self._passes = 0
+        self._depth = depth
         self._features = KeptFeatures(config.kept_feature_bytes)
         self.came = asyncio.Event()
 
@@ -98,15 +118,21 @@ class Drafting:
         if plan.acceptance != "rejection":
             return
         for origin in self._origins.values():
-            if origin.serves(plan) and not origin.trusted:
+            if plan.speculates and origin.serves(plan.sources) and not origin.trusted:
                 raise InvalidArgument("speculation.acceptance", plan.acceptance, f"walk: {origin.name} is not trusted")
 
     # --- calls to the origins -----------------------------------------------------------------------------------
 
-    def open(self, live: LiveRequest) -> None:
-        """Open a session at every origin that drafts for the request."""
+    def open(self, live: LiveRequest, requests: int) -> None:
+        """Open a session at every origin that drafts for the request.
+
+        Args:
+            requests: decoded at once, this one included.
+        """
+        if self._timed:
+            self._costly.begin(live, requests, now())
         for origin in self._origins.values():
-            if origin.serves(live.request.plan):
+            if origin.serves(live.sources):
                 self._open(origin, live)
 
     def _open(self, origin: Origin, live: LiveRequest) -> None:
@@ -115,43 +141,107 @@ class Drafting:
 
         if origin.name not in live.mailboxes:
             live.mailboxes[origin.name] = Mailbox(live.prefixes, experience)
-        origin.link.open(live.opening(origin.serves(live.request.plan)))
-        live.mailboxes[origin.name].opened(len(live.tokens), _now())
-        if _wants_features(origin, live.request.plan):
+        origin.link.open(live.opening(origin.serves(live.sources), trusted=origin.trusted))
+        live.mailboxes[origin.name].opened(len(live.tokens), now())
+        if _wants_features(origin, live):
             self._send_features(origin, live, self._features.of(live.id))
 
-    def report(self, live: LiveRequest, verdict: Verdict, wanted: Wanted) -> None:
-        """Send a step's verdict to the request's origins. It must be committed to ``live`` already."""
-        features = verdict.observation.features if verdict.observation is not None else None
-        if features is not None:
-            features = self._keep(live, features)
+    def report(self, live: LiveRequest, verdict: Verdict, wanted: Wanted, prices: Prices | None) -> None:
+        """Report a step's verdict to the request's origins, at once or together with later ones.
+
+        It must be committed to ``live`` already.
+        """
+        features = None
+        if verdict.observation is not None and verdict.observation.features is not None:
+            features = self._keep(live, verdict.observation.features)
+            verdict = replace(verdict, observation=replace(verdict.observation, features=None))
+        at, reopened = now(), self._leave_out(live)
         for origin, mailbox in self._of(live):
-            if mailbox.given_up:
+            if mailbox.given_up or origin.name in reopened:
                 continue
-            own, last = verdict, None
-            if verdict.observation is not None and verdict.observation.features is not None:
-                if features is not None and _wants_features(origin, live.request.plan):
-                    *first, last = pieces([features], limits.MAX_FEATURE_BYTES)
-                    self._send_features(origin, live, first)
-                own = replace(verdict, observation=replace(verdict.observation, features=last))
-            now = _now()
-            report = live.report(mailbox, own, wanted, asks=mailbox.asks(now))
+            free = mailbox.asks(at)
+            due = prices is None or self._due(self._cost[origin.name, bool(live.used)], mailbox, wanted, prices, free=free)
+            report = live.report(mailbox, verdict, wanted, asks=due and free)
+            if not mailbox.held.fits(report):
+                self._send_held(origin, live, mailbox)
+            mailbox.held.add(report, features if _wants_features(origin, live) else None)
             if report.max_nodes:
-                mailbox.asked(report.length, now)
-            origin.link.step(report)
+                mailbox.asked(report.length, at)
+            # A window learns from its probes pass by pass.
+            if due or (verdict.observation is not None and verdict.observation.probe_ids):
+                self._send_held(origin, live, mailbox)
+
+    def rate(self, live: LiveRequest, verdict: Verdict) -> None:
+        """Learn what a request's sources brought to a step, before it is committed."""
+        self._costly.learn_step(live, verdict.committed, len(verdict.accepted_path))
+
+    def _leave_out(self, live: LiveRequest) -> set[str]:
+        """Give up costly sources that do not pay. Returns the origins whose sessions with the others were opened anew."""
+        before = live.sources
+        gone = self._costly.given_up(live, len(self._requests.live)) if self._timed else ()
+        reopened = set()
+        self._settling = _SETTLING if gone else self._settling
+        for origin, mailbox in self._of(live) if gone else ():
+            if origin.serves(before) == origin.serves(live.sources):
+                continue
+            if origin.serves(live.sources):
+                mailbox.leave_out(gone)
+                self._open(origin, live)
+                reopened.add(origin.name)
+            else:
+                del live.mailboxes[origin.name]
+                origin.link.close(CloseSession(session_id=live.id))
+        return reopened
+
+    def _due(self, cost: AskCost, mailbox: Mailbox, wanted: Wanted, prices: Prices, *, free: bool) -> bool:
+        turn, gain = self._passes // self._depth, mailbox.gain(prices)
+        return mailbox.pace.due(gain, cost, prices, turn=turn, wanted=wanted.nodes > 0, free=free)
+
+    def _send_held(self, origin: Origin, live: LiveRequest, mailbox: Mailbox) -> None:
+        features, report = mailbox.held.take()
+        mailbox.told(len(live.tokens))
+        self._send_features(origin, live, features)
+        origin.link.step(report)
+
+    def learn(self, parts: Sequence[Part], seconds: float, whole_s: float, expected_s: float) -> None:
+        """Learn what drafting costs from a pass, before what it brought is committed.
+
+        Args:
+            seconds: that it took, until its result was here; ``whole_s``: from the end of the pass before.
+            expected_s: seconds of such a pass; infinite where time does not count.
+        """
+        self._passes += 1
+        self._settling = max(0, self._settling - 1)
+        if self._settling:
+            return
+        if math.isinf(expected_s) or any(part.rows.chain > 1 for part in parts):
+            return
+        batch = [part.session for part in parts]
+        self._costly.learn_pass(batch, whole_s)
+        rows = sum(len(part.rows.tokens) for part in parts)
+        for origin in self._origins:
+            busy = [bool(live.used) for live in batch if _busy(live, origin)]
+            for costly in (False, True):
+                # The other requests' drafts would make these look dearer.
+                if (not costly) not in busy:
+                    cost = self._cost[origin, costly]
+                    cost.learn(requests=len(parts), rows=rows, drafts=len(busy), seconds=seconds, expected_s=expected_s)
 
     def show(self, live: LiveRequest, features: Features) -> None:
         """Send hidden states of the prompt to the origins that use them."""
         kept = self._keep(live, features)
         if kept is not None:
             for origin, mailbox in self._of(live):
-                if not mailbox.given_up and _wants_features(origin, live.request.plan, prompt=True):
+                if not mailbox.given_up and _wants_features(origin, live, prompt=True):
                     self._send_features(origin, live, [kept])
 
     def close(self, live: LiveRequest) -> None:
         """Close the request's sessions at its origins."""
+        self._costly.end(live)
         self._features.drop(live.id)
-        for origin, _ in self._of(live):
+        for origin, mailbox in self._of(live):
+            if mailbox.held and not mailbox.given_up:
+                self._send_held(origin, live, mailbox)
             origin.link.close(CloseSession(session_id=live.id))
 
     def _keep(self, live: LiveRequest, features: Features) -> Features | None:
@@ -200,8 +290,11 @@ class Drafting:
         self.came.set()
 
     def _take(self, origin: Origin, live: LiveRequest, mailbox: Mailbox, draft: Draft) -> None:
+        if draft.group in live.request.plan.sources and draft.group not in live.sources:
+            # Of a model that was given up meanwhile.
+            return
         try:
-            sources = origin.serves(live.request.plan)
+            sources = origin.serves(live.request.plan.sources)
             validate(draft.tree, vocab_size=self._vocab_size, max_nodes=limits.MAX_TREE_NODES, sources=sources)
         except MalformedTree as error:
             self._stats.drafts_malformed += 1
@@ -212,25 +305,27 @@ class Drafting:
             draft = replace(draft, group="")
         if live.in_pass or len(live.tokens) > draft.base_length + len(draft.assumed):
             self._stats.drafts_late += 1
-        mailbox.add(draft, live.tokens, live.most_credited, _now())
+        mailbox.add(draft, live.tokens, live.most_credited, now())
 
     def on_connected(self, origin: Origin) -> None:
         """Open sessions for all admitted requests at an origin that has just connected."""
         self._forgetting.connected(origin.name)
         for live in self._requests.admitted():
-            if origin.serves(live.request.plan):
+            if origin.serves(live.sources):
                 if origin.name in live.mailboxes:
                     live.mailboxes[origin.name].start_over()
                 self._open(origin, live)
 
 
-def _wants_features(origin: Origin, plan: Plan, *, prompt: bool = False) -> bool:
-    """Whether any of the plan's sources at ``origin`` uses hidden states, or with ``prompt`` those of the prompt."""
+def _wants_features(origin: Origin, live: LiveRequest, *, prompt: bool = False) -> bool:
+    """Whether any of the request's sources at ``origin`` uses hidden states, or with ``prompt`` those of the prompt."""
+    plan = live.request.plan
     if not plan.observe_layers or (prompt and not plan.observe_prompt):
         return False
-    specs = [SOURCES.get(name) for name in origin.serves(plan)]
+    specs = [SOURCES.get(name) for name in origin.serves(live.sources)]
     return any(spec is not None and spec.layers and (spec.prompt_features or not prompt) for spec in specs)
 
 
-def _now() -> float:
-    return asyncio.get_running_loop().time()
+def _busy(live: LiveRequest, origin: str) -> bool:
+    mailbox = live.mailboxes.get(origin)
+    return mailbox is not None and mailbox.busy(len(live.tokens))

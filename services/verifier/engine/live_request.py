@@ -7,13 +7,19 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
+from services.verifier.choosing.word_rule import word_rule
+from services.verifier.engine.costly_sources import Use
 from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
-from services.verifier.target_port import Target
+from services.verifier.grammar.drafts_within import within_grammar
+from services.verifier.grammar.grammar_state import GrammarState
+from services.verifier.target_port import Target, TokenRule
 from speculation.acceptance import StopRule, stop_token_ids
 from speculation.budget import Wanted
 from speculation.errors import InvalidArgument, PromptTooLong
-from speculation.messages import Finished, GenerationRequest, OpenSession, Progress, StepReport
+from speculation.messages import DraftNoise, Finished, GenerationRequest, OpenSession, Progress, StepReport
+from speculation.sources import SOURCES
 from speculation.tree import merge, prune
 from speculation.types import EMPTY_TREE, FinishReason, TokenTree, Verdict
 
@@ -39,6 +45,8 @@ def check_request(request: GenerationRequest, target: Target) -> None:
         ("committed_token_ids", request.committed),
         ("stop_token_ids", request.sampling.stop_token_ids),
         ("logit_bias", request.sampling.logit_bias),
+        ("allowed_token_ids", request.sampling.allowed_token_ids),
+        ("bad_words", [token for word in request.sampling.bad_words for token in word]),
     ):
         for token in ids:
             if not 0 <= token < vocab:
@@ -46,15 +54,26 @@ def check_request(request: GenerationRequest, target: Target) -> None:
     target.check_layers(request.plan.observe_layers)
 
 
+class Observes(NamedTuple):
+    """What a request's drafters want of its passes: top ids per row, hidden states of layers, and whether of the prompt."""
+
+    top_k: int
+    layers: tuple[int, ...]
+    prompt: bool
+
+
 class LiveRequest:
     """State of a request: committed tokens, computed tokens, drafts and undelivered events.
 
     Attributes:
         tenant: the tenant that shares its cached prefixes; changed by ``forget_tenant``.
+        grammar: of the answer, with what is committed of it; None: it may be anything.
+        rule: bars tokens: the grammar, and the request's allowed tokens and bad words; None: all may be chosen.
         tokens: prompt and answer so far. The last token is pending: committed, but not computed.
         computed: tokens whose keys and values the target holds.
         max_nodes: most nodes of its tree.
         prefixes: recent prefixes that a draft may start from.
+        sources: those of the plan's sources that draft for it now; ``used`` has more about costly ones.
         mailboxes: its drafts, by the name of their origin.
         waited_since: when the coming step began to wait for drafts, in seconds of the event loop's clock, and ``expected()``
             at that time; None if it has not waited, or if the wait delayed requests without drafts.
@@ -71,14 +90,20 @@ class LiveRequest:
         request: GenerationRequest,
         eos_token_ids: frozenset[int],
         *,
+        vocab_size: int,
         max_model_len: int,
         max_nodes: int,
+        grammar: GrammarState | None = None,
     ) -> None:
         self.request = request
+        self.grammar = grammar
         self.tenant = request.tenant
         self.tokens = [*request.prompt, *request.committed]
         self.computed = 0
         self.prefixes = Prefixes(self.tokens)
+        self.sources = request.plan.sources if request.plan.speculates else ()
+        self.used: dict[str, Use] = {}
+        self._switches: list[str] = []
         self.mailboxes: dict[str, Mailbox] = {}
         self.waited_since: tuple[float, float] | None = None
         self.observed = 0
@@ -89,11 +114,16 @@ class LiveRequest:
         self.ended = False
         self.submitted_at = time.perf_counter()
         self.queue_s = 0.0
+        self.cached = 0
         self.max_nodes = min(max_nodes, request.plan.max_nodes)
         # Nodes that the budget chose in each of the last drafted steps. A draft chosen whole counts as ``max_nodes``.
         self._chosen: deque[int] = deque([self.max_nodes], maxlen=_REMEMBERED)
         self._room = min(request.sampling.max_tokens, max_model_len - len(request.prompt))
         self._stop_ids = stop_token_ids(request.sampling, eos_token_ids)
+        self._words = word_rule(request.sampling, vocab_size, self._stop_ids, grammar)
+        if self._words is not None:
+            self._words.commit(request.committed)
+        self.rule: TokenRule | None = self._words or grammar
         self._unsent: list[Progress | Finished] = []
 
     @property
@@ -128,6 +158,27 @@ class LiveRequest:
         return self.computed == len(self.tokens) - 1
 
     @property
+    def observes(self) -> Observes:
+        """What is wanted of its passes. If sources were left out, it is what the others want."""
+        plan, specs = self.request.plan, [SOURCES[name] for name in self.sources if name in SOURCES]
+        if len(self.sources) == len(plan.sources):
+            return Observes(plan.observe_top_k, plan.observe_layers, plan.observe_prompt)
+        return Observes(
+            top_k=max((spec.top_k for spec in specs), default=0),
+            layers=plan.observe_layers if any(spec.layers for spec in specs) else (),
+            prompt=any(spec.prompt_features for spec in specs),
+        )
+
+    def note_switch(self, what: str) -> None:
+        """Note that other sources draft for it from now on, and why."""
+        self._switches.append(f"after {self.generated} tokens {what}")
+
+    def take_switches(self) -> tuple[str, ...]:
+        """What was noted since the last call."""
+        noted, self._switches = tuple(self._switches), []
+        return noted
+
+    @property
     def undrafted(self) -> bool:
         """Whether no origin drafts for it, or all have given up."""
         return all(mailbox.given_up for mailbox in self.mailboxes.values())
@@ -152,7 +203,15 @@ class LiveRequest:
         )
 
     def commit(self, tokens: tuple[int, ...]) -> None:
-        """Append the tokens of a step, and rate the drafts by them."""
+        """Append the tokens of a step, and rate the drafts by them.
+
+        Raises:
+            OutriderError: the answer's grammar forbids one of them, or cannot go on.
+        """
+        if self.grammar is not None:
+            self.grammar.commit(tokens)
+        if self._words is not None:
+            self._words.commit(tokens)
         for mailbox in self.mailboxes.values():
             mailbox.learn(self.tokens, tokens, self.most_credited)
         self.tokens.extend(tokens)
@@ -177,14 +236,18 @@ class LiveRequest:
         if self.request.plan.acceptance == "rejection":
             # Pruning sampled tokens by their values would bias rejection sampling; dropping a whole tree for its size does
             # not. A tree's tokens must come from one draft distribution, so trees are not merged: the first one is taken.
+            # Where the answer's grammar demands a token, all of q lies elsewhere or on it: a plain draft does better.
             sampled = [tree for tree in trees if tree.proposals]
-            if sampled:
+            if sampled and not (self.grammar is not None and self.grammar.forced(1)):
                 tree = sampled[0]
                 return tree if len(tree) <= self.max_nodes and len(tree) <= max_depth else EMPTY_TREE
         trees = [replace(tree, proposals=()) if tree.proposals else tree for tree in trees]
-        if not trees:
+        tree = merge(trees, probabilities) if len(trees) > 1 else trees[0] if trees else EMPTY_TREE
+        if self.grammar is not None and self.max_nodes:
+            with self.grammar.timed():
+                tree = within_grammar(tree, self.grammar, self.max_nodes)
+        if not len(tree):
             return EMPTY_TREE
-        tree = merge(trees, probabilities) if len(trees) > 1 else trees[0]
         return prune(tree, self.max_nodes, max_depth, probabilities(tree))
 
     def note_choice(self, drafted: int, chosen: int) -> None:
@@ -207,17 +270,30 @@ class LiveRequest:
             return self.max_nodes
         return min(self.max_nodes, wanted.nodes, max(_FEWEST, 2 * max(self._chosen)))
 
-    def opening(self, sources: tuple[str, ...]) -> OpenSession:
-        """The message that opens a drafter's session with ``sources``, from the tokens committed so far."""
+    def opening(self, sources: tuple[str, ...], *, trusted: bool) -> OpenSession:
+        """The message that opens a drafter's session with ``sources``, from the tokens committed so far.
+
+        Args:
+            trusted: whether the drafter may know the noise of the request's choices.
+        """
+        sampling, rejection = self.request.sampling, self.request.plan.acceptance == "rejection"
+        noise = None
+        # Under rejection, a drafter that knows the noise could make its drafts be accepted more often than they should.
+        if trusted and sampling.temperature and not rejection:
+            noise = DraftNoise(seed=sampling.seed, top_k=sampling.top_k, top_p=sampling.top_p, min_p=sampling.min_p)
         return OpenSession(
             session_id=self.id,
             tokens=tuple(self.tokens),
             prompt_length=len(self.request.prompt),
             sources=sources,
             max_nodes=self.max_nodes,
-            temperature=self.request.sampling.temperature,
-            tenant=self.tenant,
+            temperature=sampling.temperature,
+            noise=noise,
+            sampled=rejection and sampling.temperature > 0,
+            # What is learnt from it would be shared with requests of another salt.
+            tenant=self.tenant if not self.request.cache_salt else None,
             traceparent=self.request.traceparent,
+            prediction=self.request.prediction,
         )
 
     def report(self, mailbox: Mailbox, verdict: Verdict, wanted: Wanted, *, asks: bool) -> StepReport:

@@ -16,23 +16,32 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Executor
 
+from services.metrics.registry import DROPPED, Metrics
+from services.not_begun import NotBegun
 from services.verifier.engine.admission import Admission
+from services.verifier.engine.asking import Prices, prices_of
+from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.draft_wait import DraftWait
 from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.faults import Faults
 from services.verifier.engine.forgetting import Forgetting
 from services.verifier.engine.live_request import LiveRequest, check_request
+from services.verifier.engine.loop_metrics import LoopMetrics
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.pass_queue import PassHung, PassQueue
 from services.verifier.engine.passes import Part, decoding_load, load_of, plan_parts
 from services.verifier.engine.stats import LoopStats
+from services.verifier.grammar.compiled_grammars import CompiledGrammars
+from services.verifier.grammar.grammar_state import GrammarState
 from services.verifier.target_port import Target
 from speculation.budget import Budget, Wanted
-from speculation.errors import Internal, OutriderError, TargetLost, Unavailable
+from speculation.costs import Load
+from speculation.errors import Internal, InvalidArgument, OutriderError, TargetLost, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress
 
 log = logging.getLogger(__name__)
@@ -44,6 +53,8 @@ class DecodingLoop:
     Args:
         origins: where drafts come from; may be empty.
         worker: a single thread, the only one that touches the target; the loop shuts it down when it stops.
+        grammars: compiles the grammars of requests whose answers must have a form; None: such requests are refused.
+        metrics: where its numbers go.
     """
 
     def __init__(
@@ -53,17 +64,27 @@ class DecodingLoop:
         budget: Budget,
         config: LoopConfig,
         worker: Executor,
+        *,
+        grammars: CompiledGrammars | None = None,
+        metrics: Metrics = DROPPED,
     ) -> None:
         self.config = config
+        self._grammars = grammars
         self.stats = LoopStats()
         self._target = target
         self._budget = budget
         self._requests = Admission(target, config, self.stats)
+        self._metrics = LoopMetrics(metrics, self.stats, self._requests)
         self._forgetting = Forgetting(target, {origin.name: origin.link for origin in origins})
-        self._drafting = Drafting(origins, self._requests, config, self.stats, self._forgetting, target.vocab_size)
+        timed = math.isfinite(budget.seconds(Load(rows=1, requests=1, keys=0)))
+        self._drafting = Drafting(
+            origins, self._requests, config, self.stats, self._forgetting, target.vocab_size, target.depth, timed=timed
+        )
         self._draft_wait = DraftWait(self._drafting, budget, self.stats, config.draft_deadline_s)
         self._passes = PassQueue(target, worker, self.stats.times, deadline_s=config.pass_deadline_s, hung=self._hung)
         self._faults = Faults(target, self._requests, self._passes, self._forget)
+        # When the last pass ended, or decoding began, in seconds of the event loop's clock.
+        self._pass_ended = 0.0
         self._told: list[LiveRequest] = []
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -84,6 +105,8 @@ class DecodingLoop:
         self._stream()
         self._faults.lose(Unavailable("the verifier is shutting down"), waiting=True)
         await self._drafting.stop()
+        if self._grammars is not None:
+            self._grammars.stop()
 
     @property
     def alive(self) -> bool:
@@ -93,7 +116,7 @@ class DecodingLoop:
     @property
     def healthy(self) -> bool:
         """Whether requests are being decoded now."""
-        return self.alive and not self._faults.recovering and not self._passes.hanging
+        return self.alive and not self._faults.recovering and not self._passes.hanging and not self._passes.overdue
 
     @property
     def running(self) -> int:
@@ -107,7 +130,7 @@ class DecodingLoop:
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         """Decode one request; see ``VerifierPort.generate``."""
-        live = self._submit(request)
+        live = self._submit(request, await self._open_grammar(request))
         try:
             while True:
                 event = await live.events.get()
@@ -134,18 +157,31 @@ class DecodingLoop:
         self._wake.set()
         await self._forgetting.forget(tenant)
 
-    def _submit(self, request: GenerationRequest) -> LiveRequest:
+    async def _open_grammar(self, request: GenerationRequest) -> GrammarState | None:
+        if request.sampling.structured_outputs is None:
+            return None
+        if self._grammars is None:
+            raise InvalidArgument("structured_outputs", "set", "unset: nothing here compiles grammars")
+        self._check(request)
+        return await self._grammars.open(request.sampling, request.committed)
+
+    def _check(self, request: GenerationRequest) -> None:
         # Requests are accepted while the target is being rebuilt, and wait.
         if not self.alive or self._passes.hanging:
-            raise Unavailable("the verifier is not running")
+            raise NotBegun("the verifier is not running")
         check_request(request, self._target)
         self._drafting.check(request.plan)
         self._requests.check(request)
+
+    def _submit(self, request: GenerationRequest, grammar: GrammarState | None) -> LiveRequest:
+        self._check(request)
         live = LiveRequest(
             request,
             self._target.eos_token_ids,
+            vocab_size=self._target.vocab_size,
             max_model_len=self._target.max_model_len,
             max_nodes=self._budget.max_nodes,
+            grammar=grammar,
         )
         if (reason := live.complete) is not None:
             live.finish(reason)
@@ -173,7 +209,7 @@ class DecodingLoop:
             self._release(live)
         self._forgetting.between_passes()
         for live in self._requests.admit():
-            self._drafting.open(live)
+            self._drafting.open(live, len(self._requests.live))
         while not self._passes.full and await self._begin_pass():
             pass
         if len(self._passes):
@@ -184,8 +220,21 @@ class DecodingLoop:
         if self._requests.live or self._requests.waiting:
             await asyncio.sleep(0)
             return
+        await self._idle()
+        self._pass_ended = now()
+
+    async def _idle(self) -> None:
+        """Wait for something to do. A stage that is lost meanwhile is found, and replaced before a request waits for it."""
         self._wake.clear()
-        await self._wake.wait()
+        if self._target.depth == 1:
+            await self._wake.wait()
+            return
+        try:
+            # Not ``wait_for``: before Python 3.12 it loses a cancellation that comes together with what it waits for.
+            async with asyncio.timeout(self.config.idle_beat_s):
+                await self._wake.wait()
+        except TimeoutError:
+            await self._passes.beat()
 
     async def _begin_pass(self) -> bool:
         """Steps 2 and 3 for one pipeline stage's share of the requests. Returns whether a pass was begun."""
@@ -212,17 +261,33 @@ class DecodingLoop:
 
     async def _finish_pass(self) -> None:
         """Steps 4 and 5."""
+        began = now()
         parts, took = await self._passes.finish(meanwhile=self._stream)
-        self._learn(parts, took)
+        ended = now()
+        seconds, whole_s, self._pass_ended = ended - began, ended - self._pass_ended, ended
         times = self.stats.times
         with times.measure("deliver"):
-            wanted = self._budget.wanted(decoding_load(self._requests.live.values()))
+            load = decoding_load(self._requests.live.values())
+            prices = self._prices(parts, seconds, whole_s, load)
+            self._learn(parts, took)
+            wanted = self._budget.wanted(load)
             for part in parts:
                 try:
-                    self._deliver(part, wanted)
+                    self._deliver(part, wanted, prices)
                 except Exception as error:
                     self._fail(part.session, error, "the result of its pass could not be delivered")
         times.steps += 1
+        self._metrics.step(parts, seconds)
+
+    def _prices(self, parts: list[Part], seconds: float, whole_s: float, load: Load) -> Prices | None:
+        """What time costs in the coming step, after learning from a pass what drafting costs."""
+        try:
+            self._drafting.learn(parts, seconds, whole_s, self._budget.seconds(load_of(parts)))
+            return prices_of(load, self._budget)
+        except Exception:
+            # Asking for too many drafts costs speed, and nothing else.
+            log.exception("the cost of drafts is unknown")
+            return None
 
     def _learn(self, parts: list[Part], seconds: float) -> None:
         """Update the budget with a pass's time and its accepted paths."""
@@ -232,7 +297,7 @@ class DecodingLoop:
         outcomes = [(part.tree, part.verdict.accepted_path) for part in parts if part.verdict is not None and len(part.tree)]
         self._budget.learn(load_of(parts), seconds, outcomes)
 
-    def _deliver(self, part: Part, wanted: Wanted) -> None:
+    def _deliver(self, part: Part, wanted: Wanted, prices: Prices | None) -> None:
         live, verdict = part.session, part.verdict
         if part.error is not None:
             self._fail(live, part.error, "verification failed")
@@ -243,16 +308,19 @@ class DecodingLoop:
         if verdict is None:
             return
         live.computed += len(verdict.accepted_path)
-        self.stats.count_tree(part.tree, verdict.accepted_path)
+        self.stats.count_tree(part.tree, verdict.accepted_path, live.request.plan.strategy)
         self._draft_wait.learn(live, verdict)
+        self._drafting.rate(live, verdict)
         live.commit(verdict.committed)
         live.say(
             Progress(
                 token_ids=verdict.committed,
                 queue_s=live.queue_s,
+                cached_tokens=live.cached,
                 num_drafted=len(part.tree) - len(part.tree.probes),
                 accepted_sources=tuple(part.tree.sources[node] for node in verdict.accepted_path),
                 logprobs=verdict.logprobs,
+                switches=live.take_switches(),
             )
         )
         self._told.append(live)
@@ -260,7 +328,7 @@ class DecodingLoop:
             live.finish(verdict.finish_reason)
             self._release(live)
         else:
-            self._drafting.report(live, verdict, wanted)
+            self._drafting.report(live, verdict, wanted, prices)
 
     def _hung(self) -> None:
         self._stream()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
-from collections.abc import Callable, Sequence
+import math
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+from services.verifier.engine.asking import Gain, Pace, Prices
+from services.verifier.engine.held_reports import HeldReports
 from services.verifier.engine.waiting import Experience, Worth
 from speculation.messages import Draft
 from speculation.prefix import EMPTY_HASH, extend_hash
@@ -17,6 +20,8 @@ _PREFIXES, _KEPT = 8, 64
 # Most unanswered requests for drafts: with more of them, a slow drafter would only fall further behind. A drafter that sends
 # drafts ahead may have several. A request unanswered for ``_LOST_S`` seconds counts as lost.
 _MOST_ASKED, _MOST_ASKED_AHEAD, _LOST_S = 1, 4, 5.0
+# A draft is taken to be made during at most so many passes.
+_MOST_PASSES = 100
 
 
 class Prefixes:
@@ -87,17 +92,24 @@ class Mailbox:
     Attributes:
         given_up: the origin has said that it will not draft for this request.
         ahead: the origin sends drafts ahead, so the remainder of a large draft may serve later steps.
+        held: reports that the origin has not been sent yet; ``pace`` says when it is.
+        received: how many drafts of each group have come.
     """
 
     def __init__(self, prefixes: Prefixes, experience: Callable[[str], Experience]) -> None:
         self.given_up = False
         self.ahead = False
+        self.held = HeldReports()
+        self.pace = Pace()
+        self.received: Counter[str] = Counter()
         self._prefixes = prefixes
         self._experience = experience
         self._kept: deque[_Kept] = deque(maxlen=_KEPT)
         # When a draft was asked for, by prefix length. The first one includes opening a session, so its time is not counted.
         self._asked: OrderedDict[int, float] = OrderedDict()
-        self._opened_at = self._answered = -1
+        self._opened_at = self._answered = self._busy_at = -1
+        # Tokens that the draft asked for last had right.
+        self._brought = 0
         # By group, for every group that has sent a draft.
         self._worth: dict[str, Worth] = {}
         self._none_for = -1
@@ -106,18 +118,44 @@ class Mailbox:
     def opened(self, length: int, now: float) -> None:
         """Note that a session was opened with ``length`` tokens, which asks for a first draft."""
         self._opened_at = length
-        self._asked[length] = now
+        self.held.drop()
+        self.pace.restart()
+        self.asked(length, now)
+        self.told(length)
 
     def asks(self, now: float) -> bool:
         """Whether another draft may be asked for now."""
         while self._asked and now - next(iter(self._asked.values())) > _LOST_S:
             self._asked.popitem(last=False)
-        unanswered = sum(length > self._answered for length in self._asked)
-        return unanswered < (_MOST_ASKED_AHEAD if self.ahead else _MOST_ASKED)
+        return self._unanswered < (_MOST_ASKED_AHEAD if self.ahead else _MOST_ASKED)
 
     def asked(self, length: int, now: float) -> None:
         """Note that a draft was asked for after a prefix of ``length`` tokens."""
         self._asked[length] = now
+        self._brought = 0
+
+    def told(self, length: int) -> None:
+        """Note that the origin has been told of a prefix of ``length`` tokens."""
+        self._busy_at = length
+
+    def busy(self, length: int) -> bool:
+        """Whether the origin had work while the prefix had ``length`` tokens: a report, or a draft asked for earlier."""
+        return self._busy_at == length or self._unanswered > 0
+
+    @property
+    def _unanswered(self) -> int:
+        return sum(length > self._answered for length in self._asked)
+
+    def gain(self, prices: Prices) -> Gain:
+        """What another draft is expected to gain."""
+        average = like_last = -math.inf
+        passes = 1
+        for group in self._worth or ("",):
+            wait_s, worth = 0.0 if self.ahead else self._experience(group).typical_s, self.worth(group)
+            average = max(average, prices.gain_s(worth.in_time, wait_s), prices.gain_s(worth.late, 0.0))
+            like_last = max(like_last, prices.gain_s(self._brought, wait_s))
+            passes = max(passes, math.ceil(min(wait_s / prices.pass_s, _MOST_PASSES)))
+        return Gain(average_s=average, like_last_s=like_last, passes=passes)
 
     def add(self, draft: Draft, tokens: Sequence[int], most: int, now: float) -> None:
         """Store a draft, and measure how long it took and, if it is late, how many of its tokens were right.
@@ -129,21 +167,38 @@ class Mailbox:
         """
         experience = self._experience(draft.group)
         experience.spoke()
+        self.received[draft.group] += 1
         worth = self._worth.setdefault(draft.group, experience.worth.copy())
         self.ahead = self.ahead or bool(draft.assumed)
+        self._busy_at = len(tokens)
         if self._prefixes.known(draft):
             self._answered = max(self._answered, draft.base_length)
-        asked_at = None if draft.assumed else self._asked.get(draft.base_length)
-        if asked_at is not None:
-            if draft.base_length != self._opened_at:
+        asked_for = None if draft.assumed else self._asked_for(draft)
+        asked_at = None if asked_for is None else self._asked[asked_for]
+        if asked_for is not None and asked_at is not None:
+            if draft.base_length != self._opened_at and not draft.unready:
                 experience.came(now - asked_at)
             if not draft.more:
-                del self._asked[draft.base_length]
-            if since := self._prefixes.since(draft, tokens):
-                brought = min(most, follow(draft.tree, since))
+                del self._asked[asked_for]
+            if not draft.unready and (since := self._prefixes.since(draft, tokens)):
+                self._brought, left = min(most, follow(draft.tree, since)), _remainder(draft.tree, since)
                 for each in (experience.worth, worth):
-                    each.learn(brought, late=False)
-        self._kept.append(_Kept(draft=draft, asked=asked_at is not None, at=now))
+                    each.learn(self._brought, late=False)
+                    # What is left of it is rated by the steps that it serves; nothing, here.
+                    if not left:
+                        each.learn(0.0, late=True)
+        self._kept.append(_Kept(draft=draft, asked=asked_at is not None and not draft.unready, at=now))
+
+    def _asked_for(self, draft: Draft) -> int | None:
+        """The length of the prefix for which the draft was asked; None if it was not.
+
+        A drafter that was told of a longer prefix before it began may draft for that one.
+        """
+        if draft.base_length in self._asked:
+            return draft.base_length
+        if not len(draft.tree) or not self._prefixes.known(draft):
+            return None
+        return next((length for length in reversed(self._asked) if length < draft.base_length), None)
 
     def none_for(self, length: int) -> None:
         """Note that no draft will come for the prefix of ``length`` tokens."""
@@ -172,8 +227,15 @@ class Mailbox:
     def start_over(self) -> None:
         """Reset for a new session: earlier failures and unanswered requests no longer count."""
         self.given_up, self.ahead = False, False
-        self._none_for = self._reopened_for = self._answered = -1
+        self._none_for = self._reopened_for = self._answered = self._busy_at = -1
         self._asked.clear()
+
+    def leave_out(self, groups: Collection[str]) -> None:
+        """Drop what these groups have sent, and expect nothing of them."""
+        for group in groups:
+            self._worth.pop(group, None)
+        self._kept = deque((kept for kept in self._kept if kept.draft.group not in groups), maxlen=_KEPT)
+        self.start_over()
 
     def missing(self, tokens: Sequence[int]) -> dict[str, float]:
         """Groups whose draft after ``tokens`` may still arrive, with the time it was asked for."""
@@ -198,8 +260,7 @@ class Mailbox:
                 continue
             if not since:
                 exact[group] = ReadyDraft(draft=draft, tree=draft.tree, late=False, asked=kept.asked, at=kept.at)
-            elif not draft.tree.proposals and (tree := descend(draft.tree, since)):
-                # A subtree selected by committed tokens would bias rejection sampling, so a sampled tree has none.
+            elif tree := _remainder(draft.tree, since):
                 late[group] = ReadyDraft(draft=draft, tree=tree, late=True, asked=kept.asked, at=kept.at)
         return [*exact.values(), *(found for group, found in late.items() if group not in exact)]
 
@@ -216,10 +277,23 @@ class Mailbox:
             if found.asked:
                 group = found.draft.group
                 brought = min(most, follow(found.tree, committed))
+                self._brought = max(self._brought, brought)
+                # A step later it would have brought one token less. What is left of it is rated by the next step.
+                ends = not found.late and not _remainder(found.tree, committed)
                 for each in (self._experience(group).worth, self._worth[group]):
                     each.learn(brought, late=found.late)
+                    if ends:
+                        each.learn(max(0, brought - 1), late=True)
 
     def drop_old(self) -> None:
         """Drop the oldest drafts while their prefix is no longer remembered."""
         while self._kept and not self._prefixes.known(self._kept[0].draft):
             self._kept.popleft()
+
+
+def _remainder(tree: TokenTree, since: Sequence[int]) -> TokenTree | None:
+    """What a late draft proposes after the tokens committed meanwhile; None if that is nothing.
+
+    A subtree selected by committed tokens would bias rejection sampling, so a sampled tree has none.
+    """
+    return None if tree.proposals else descend(tree, since) or None

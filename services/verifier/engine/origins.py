@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from speculation.ports import DraftLink
-from speculation.types import Plan
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,8 +24,6 @@ class Origin:
     trusted: bool
     sources: frozenset[str] | None = None
 
-    def serves(self, plan: Plan) -> tuple[str, ...]:
-        """The plan's sources that this origin serves; none if the plan does not speculate."""
-        if not plan.speculates:
-            return ()
-        return tuple(name for name in plan.sources if self.sources is None or name in self.sources)
+    def serves(self, sources: Iterable[str]) -> tuple[str, ...]:
+        """Those of ``sources`` that this origin serves."""
+        return tuple(name for name in sources if self.sources is None or name in self.sources)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from typing import TypeVar, TypeVarTuple, Unpack
 
+from services.verifier.engine.clock import now
 from services.verifier.engine.passes import Part, finish_pass, whole_pass
 from services.verifier.engine.stats import StepTimes
 from services.verifier.target_port import Target
@@ -22,6 +23,8 @@ _Result = TypeVar("_Result")
 # A pass hangs if it takes this many times as long as the longest recent one, whose time decays by this factor per pass.
 _TIMES_LONGEST = 20.0
 _FORGOTTEN = 0.99
+# It is overdue, which only health checks hear of, much earlier: after so many seconds, and times the longest recent one.
+_OVERDUE_S, _TIMES_OVERDUE = 10.0, 5.0
 
 
 class PassHung(Exception):
@@ -59,6 +62,14 @@ class PassQueue:
         self._hung = hung
         self._longest_s = 0.0
         self._under_way: deque[list[Part]] = deque()
+        self._began: float | None = None
+
+    @property
+    def overdue(self) -> bool:
+        """Whether a call of the target takes so long that it may never come back. It has not failed yet."""
+        if self._began is None:
+            return False
+        return now() - self._began > max(_OVERDUE_S, _TIMES_OVERDUE * self._longest_s)
 
     def __len__(self) -> int:
         return len(self._under_way)
@@ -131,6 +142,20 @@ class PassQueue:
         while self._under_way:
             _mark(self._under_way.popleft(), in_pass=False)
 
+    async def beat(self) -> None:
+        """Make sure that all of the target answers, while no pass is under way.
+
+        Raises:
+            TargetLost: a part of it does not.
+            PassHung: it answered too late.
+        """
+        # What an answer takes says nothing of what passes take.
+        longest_s = self._longest_s
+        try:
+            await self._watched(self._target.beat)
+        finally:
+            self._longest_s = longest_s
+
     async def recover(self) -> None:
         """Rebuild the target.
 
@@ -160,15 +185,15 @@ class PassQueue:
         Raises:
             PassHung: it returned, but too late.
         """
-        loop = asyncio.get_running_loop()
-        began = loop.time()
-        work = loop.run_in_executor(self._worker, function, *arguments)
+        began = self._began = now()
+        work = asyncio.get_running_loop().run_in_executor(self._worker, function, *arguments)
+        work.add_done_callback(self._came_back)
         if meanwhile is not None:
             meanwhile()
         deadline_s = max(self._deadline_s, _TIMES_LONGEST * self._longest_s)
         await asyncio.wait((work,), timeout=deadline_s)
         if work.done():
-            self._longest_s = max(_FORGOTTEN * self._longest_s, loop.time() - began)
+            self._longest_s = max(_FORGOTTEN * self._longest_s, now() - began)
             return work.result()
         self.hanging = True
         log.error("a pass has not come back for %.1f s", deadline_s)
@@ -182,10 +207,13 @@ class PassQueue:
         finally:
             self.hanging = not work.done()
         self.lost = False
-        log.warning("the pass came back after %.1f s", loop.time() - began)
+        log.warning("the pass came back after %.1f s", now() - began)
         if isinstance(error := work.exception(), TargetLost):
             raise error
         raise PassHung
+
+    def _came_back(self, _work: object) -> None:
+        self._began = None
 
 
 def _mark(parts: list[Part], *, in_pass: bool) -> None:

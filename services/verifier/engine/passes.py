@@ -113,15 +113,16 @@ def _verified(session: LiveRequest, chain: int) -> bool:
 
 def _part(session: LiveRequest, chain: int, tree: TokenTree) -> Part:
     end, plan = session.computed + chain, session.request.plan
+    wants = session.observes
     rows = Rows(
         session_id=session.id,
         context=session.computed,
         tokens=(*session.tokens[session.computed : end], *tree.tokens),
         parents=tree.parents,
         logits=1 + len(tree) if _verified(session, chain) else 0,
-        top_k=plan.observe_top_k,
+        top_k=wants.top_k,
         distributions=plan.acceptance == "rejection",
-        layers=plan.observe_layers if plan.observe_prompt or _verified(session, chain) else (),
+        layers=wants.layers if wants.prompt or _verified(session, chain) else (),
     )
     return Part(session=session, rows=rows, tree=tree)
 
@@ -170,7 +171,7 @@ def whole_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
 def _observe(target: Target, part: Part, rows: Sequence[int]) -> None:
     """Take the hidden states of the kept rows: those that tokens were chosen from, and the prompt's rows before them."""
     chosen = part.rows.chain - 1 if part.verdict is not None else part.rows.chain
-    if part.session.request.plan.observe_prompt and chosen:
+    if part.session.observes.prompt and chosen:
         part.prompt_features = target.features(part.session.id, rows[:chosen])
     if part.verdict is not None:
         part.verdict = with_features(part.verdict, target.features(part.session.id, rows[chosen:]))

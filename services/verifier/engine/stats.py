@@ -33,6 +33,33 @@ class StepTimes:
         self.seconds[other] = self.seconds.get(other, 0.0) + seconds
 
 
+# Positions in a draft that are counted one by one.
+_POSITIONS = 32
+
+
+@dataclass(slots=True)
+class StrategyCounts:
+    """What became of the drafts of one strategy's requests, without probes.
+
+    Attributes:
+        drafts: passes of a request with drafted tokens.
+        accepted_at: those of them that accepted a token at depth 0, 1, ...
+    """
+
+    drafts: int = 0
+    drafted: int = 0
+    accepted: int = 0
+    accepted_at: list[int] = field(default_factory=lambda: [0] * _POSITIONS)
+
+    def count(self, drafted: int, accepted: int) -> None:
+        """Count one pass of a request."""
+        self.drafts += 1
+        self.drafted += drafted
+        self.accepted += accepted
+        for depth in range(min(accepted, _POSITIONS)):
+            self.accepted_at[depth] += 1
+
+
 @dataclass(slots=True)
 class LoopStats:
     """Counts since start.
@@ -46,8 +73,11 @@ class LoopStats:
         preemptions: how often a request was preempted because the cache was full.
         prompt_tokens: tokens of admitted requests; after a preemption its committed tokens count again.
         prompt_tokens_cached: those of them that were in the cache already.
+        deadline_misses: waits for drafts that ended at their deadline, with one still missing.
+        by_strategy: what became of drafts, by the strategy of their request.
         nodes_by_source: tree nodes verified, without probes; ``accepted_by_source``: those of them that were accepted;
             ``probes_by_source``: nodes that were computed but not candidates for acceptance.
+        source_choices: decisions whether a costly source drafts for a request, by source and reason.
     """
 
     times: StepTimes = field(default_factory=StepTimes)
@@ -60,9 +90,12 @@ class LoopStats:
     preemptions: int = 0
     prompt_tokens: int = 0
     prompt_tokens_cached: int = 0
+    deadline_misses: int = 0
+    by_strategy: dict[str, StrategyCounts] = field(default_factory=dict)
     nodes_by_source: dict[str, int] = field(default_factory=dict)
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     probes_by_source: dict[str, int] = field(default_factory=dict)
+    source_choices: dict[str, dict[str, int]] = field(default_factory=dict)
 
     def count_draft(self, draft: Draft | None) -> None:
         """Count a request's draft for the coming step, or its absence."""
@@ -73,8 +106,10 @@ class LoopStats:
         self.drafts_ahead += bool(draft.assumed)
         self.drafting_s += draft.drafting_s
 
-    def count_tree(self, tree: TokenTree, accepted_path: Sequence[int]) -> None:
-        """Count the nodes of a verified tree."""
+    def count_tree(self, tree: TokenTree, accepted_path: Sequence[int], strategy: str) -> None:
+        """Count the nodes of a verified tree; ``strategy`` is that of its request."""
+        if drafted := len(tree) - len(tree.probes):
+            self.by_strategy.setdefault(strategy, StrategyCounts()).count(drafted, len(accepted_path))
         probes = set(tree.probes)
         _count(self.nodes_by_source, [name for node, name in enumerate(tree.sources) if node not in probes])
         _count(self.probes_by_source, [tree.sources[node] for node in tree.probes])

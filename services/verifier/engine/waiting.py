@@ -12,44 +12,58 @@ trial now and then, so that an origin that has become faster is noticed.
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-# How many of the latest drafts predict the next one's time, and the weight of the latest draft in the average gain.
+# How many of the latest drafts predict the next one's time.
 _REMEMBERED = 16
-_WORTH_WEIGHT = 0.1
+# Least weight of the latest draft in the average gain; how many of a request's drafts weigh as much as all of the others'.
+_WORTH_WEIGHT, _WORTH_OF_OTHERS = 0.25, 0.5
 # After so many fruitless waits in a row, an origin is waited for only in trials, until it sends something.
 _VAIN = 4
 # Slack for drafts slower than all before: seconds added to each estimate, and a factor on the chosen wait.
 _LATER_S, _MARGIN = 0.0003, 1.1
 # Share of all pass time that fruitless waits may take.
-_SHARE = 0.015
+_SHARE = 0.0075
 # Steps without a wait before a trial. Each fruitless trial doubles them, up to the second number.
 _TRY_EVERY, _TRY_AT_LEAST_EVERY = 32, 2048
 
 
 @dataclass(kw_only=True, slots=True)
 class Worth:
-    """Average number of tokens that a draft gets accepted: of drafts in time, and of the remainders of late ones."""
+    """Average number of tokens that a draft gets accepted: of drafts in time, and of the remainders of late ones.
+
+    A request begins with the averages of all requests, which soon count less than its own drafts, of which there are
+    ``rated`` and ``rated_late``.
+    """
 
     in_time: float = 1.0
     late: float = 0.0
+    rated: int = 0
+    rated_late: int = 0
 
     def learn(self, tokens: float, *, late: bool) -> None:
         """Include a draft of which the target confirmed ``tokens`` tokens."""
         if late:
-            self.late += _WORTH_WEIGHT * (tokens - self.late)
+            self.rated_late += 1
+            self.late += _weight(self.rated_late) * (tokens - self.late)
         else:
-            self.in_time += _WORTH_WEIGHT * (tokens - self.in_time)
+            self.rated += 1
+            self.in_time += _weight(self.rated) * (tokens - self.in_time)
 
     def of(self, *, late: bool) -> float:
         """The average for late drafts or for those in time."""
         return self.late if late else self.in_time
 
     def copy(self) -> Worth:
-        """An independent copy."""
-        return replace(self)
+        """What another request begins with."""
+        return replace(self, rated=0, rated_late=0)
+
+
+def _weight(rated: int) -> float:
+    return max(_WORTH_WEIGHT, 1 / (_WORTH_OF_OTHERS + rated))
 
 
 class Experience:
@@ -80,6 +94,11 @@ class Experience:
         """Note that a step waited until its deadline and no draft came."""
         self._vain += 1
         self._took.append(math.inf)
+
+    @property
+    def typical_s(self) -> float:
+        """Seconds that a draft takes; infinite if most waits are fruitless."""
+        return statistics.median(self._took or (self._guess,))
 
     def left(self, age_s: float) -> list[float]:
         """How many more seconds a draft may take that was asked for ``age_s`` seconds ago.

@@ -20,11 +20,16 @@ from services.verifier.kv_cache.pool import TILE
 
 @dataclass(kw_only=True, slots=True)
 class _Owner:
-    """A request's tiles. ``digests``: of its sealed tiles, shared ones included; None: its tiles are never shared."""
+    """A request's tiles.
+
+    ``digests``: of its sealed tiles, shared ones included; None: its tiles are never shared. ``root``: the digest of its
+    tenant; ``start``: what its tiles' digests are chained to.
+    """
 
     tiles: list[int] = field(default_factory=list)
     digests: list[bytes] | None = None
     root: bytes = b""
+    start: bytes = b""
 
 
 class TileAllocator:
@@ -56,7 +61,13 @@ class TileAllocator:
         return self._owners[owner].tiles
 
     def open(
-        self, owner: str, rows: int, tokens: Sequence[int] = (), tenant: str | None = None, spare: int = 0
+        self,
+        owner: str,
+        rows: int,
+        tokens: Sequence[int] = (),
+        tenant: str | None = None,
+        spare: int = 0,
+        salt: str = "",
     ) -> int | None:
         """Give ``owner`` room for ``rows`` rows.
 
@@ -64,6 +75,7 @@ class TileAllocator:
             tokens: what it begins with. The last one is never shared, since its logits must be computed.
             tenant: whose requests may share with it; None: nothing is shared.
             spare: tiles that must be left over.
+            salt: only requests with the same one share.
 
         Returns:
             How many of its tiles already hold its tokens; None if there is not enough room, and then nothing has changed.
@@ -76,8 +88,9 @@ class TileAllocator:
         made = _Owner()
         if tenant is not None:
             made.root = _root(tenant)
+            made.start = hashlib.sha256(made.root + salt.encode()).digest() if salt else made.root
             made.digests = []
-            for digest in _digests(made.root, tokens[: max(0, len(tokens) - 1)]):
+            for digest in _digests(made.start, tokens[: max(0, len(tokens) - 1)]):
                 if digest not in self._sealed:
                     break
                 made.digests.append(digest)
@@ -115,7 +128,7 @@ class TileAllocator:
         if own.digests is None:
             return
         done = len(own.digests)
-        last = own.digests[-1] if own.digests else own.root
+        last = own.digests[-1] if own.digests else own.start
         for number, digest in enumerate(_digests(last, tokens[done * TILE :]), done):
             own.digests.append(digest)
             tile = own.tiles[number]

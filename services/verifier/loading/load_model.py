@@ -8,12 +8,10 @@ from collections.abc import Set
 from pathlib import Path
 
 import torch
-from accelerate import init_empty_weights
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from services.model_folder import reading
-from services.verifier.arithmetic.stored_blocks import StoredBlocks, StoredLinear, Weight
 from services.verifier.attention import calls as attention
 from services.verifier.attention.recording import record
 from services.verifier.config import TargetConfig
@@ -26,11 +24,13 @@ from services.verifier.loading.complete import (
     refuse_unused,
     without_report,
 )
-from services.verifier.loading.headers import BLOCKS_FILE, check_weights
+from services.verifier.loading.hollow import without_weights
 from services.verifier.loading.memory import Shape, available_bytes, check_fits
 from services.verifier.loading.refusals import check_config, refuse_unsupported
-from services.verifier.loading.weight_files import WeightFiles
 from services.verifier.native.library import library
+from services.weights.headers import BLOCKS_FILE, check_weights
+from services.weights.stored_blocks import StoredBlocks, StoredLinear, Weight
+from services.weights.weight_files import WeightFiles
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -98,11 +98,11 @@ def _load_as_stored(config: TargetConfig) -> PreTrainedModel:
     """
     folder = Path(config.model_path)
     with reading(f"load the model at {folder}"):
-        # Buffers are computed, not stored, so they must not be on the meta device.
-        with init_empty_weights(include_buffers=False):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        model: PreTrainedModel = without_weights(
+            lambda: AutoModelForCausalLM.from_config(
                 read_config(config), dtype=load_dtype(config), attn_implementation=attention.NAME
             )
+        )
         with WeightFiles(folder) as files:
             refuse_unused(model, files.names - model.state_dict().keys(), folder)
         _read_weights(model, config, "", 0)

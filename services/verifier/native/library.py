@@ -1,7 +1,7 @@
 """Compiles the kernels once with the machine's C compiler, and loads them.
 
 Compiled libraries are kept in the user's cache folder, which nobody else may write to. The name of a file is a digest of
-what it was made from: sources, flags, compiler, processor.
+what it was made from: sources, flags, compiler, processor. An image brings compiled ones with it (``ship.py``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from services.machine import cache_folder, processor, processor_flags
 log = logging.getLogger(__name__)
 
 _HERE = Path(__file__).parent
-_SOURCES = ("linear.c", "layer.c", "tree_attention.c", "check.c")
+# Beside the sources, so that whoever may write there could as well change this code.
+_SHIPPED = _HERE / "shipped"
+_SOURCES = ("linear.c", "layer.c", "tree_attention.c", "choose.c", "check.c")
 # Contraction is off: fused multiply-adds are written explicitly, or compilers and processors would round differently.
 _FLAGS = ("-O3", "-ffp-contract=off", "-fno-math-errno", "-fopenmp", "-fPIC")
 _FLAGS_OF = {
@@ -89,12 +91,17 @@ def library(name: str = "auto") -> Library | None:
 
 
 def _load(name: str) -> Library:
-    """Load the library that an earlier start compiled, or compile it.
+    """Load the library that is shipped, or that an earlier start compiled, or compile it.
 
     Raises:
         OSError: there is no compiler, or the compiled library cannot be loaded or run here.
         SubprocessError: the compiler or the test run hangs.
     """
+    shipped = _shipped_file(name)
+    if shipped.is_file():
+        # Made on another machine.
+        _check_runs(shipped)
+        return Library(name=name, digest=shipped.stem, functions=ctypes.CDLL(str(shipped), mode=os.RTLD_NOW))
     command = os.environ.get("CC", "cc")
     compiler = shutil.which(command)
     if compiler is None:
@@ -117,8 +124,37 @@ def _digest(name: str, compiler: str) -> str:
     stat = os.stat(compiler)
     parts = [name, *_FLAGS, *_FLAGS_OF[name], compiler, str(stat.st_size), str(stat.st_mtime_ns), processor()]
     parts += [",".join(sorted(processor_flags()))]
-    content = b"".join(path.read_bytes() for path in sorted(_HERE.glob("*.[ch]")))
-    return hashlib.sha256("\0".join(parts).encode() + content).hexdigest()[:32]
+    return hashlib.sha256("\0".join(parts).encode() + _sources()).hexdigest()[:32]
+
+
+def _sources() -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(_HERE.glob("*.[ch]")))
+
+
+def _shipped_file(name: str) -> Path:
+    """Where the library is that was shipped for these very sources and flags, if there is one."""
+    parts = "\0".join([name, *_FLAGS, *_FLAGS_OF[name]])
+    return _SHIPPED / f"{name}-{hashlib.sha256(parts.encode() + _sources()).hexdigest()[:32]}.so"
+
+
+def ship() -> list[Path]:
+    """Compile for every instruction set that machines of this kind may have, into the package itself.
+
+    Returns:
+        The files.
+
+    Raises:
+        OSError: there is no compiler, or it fails.
+    """
+    compiler = shutil.which(command := os.environ.get("CC", "cc"))
+    if compiler is None:
+        raise OSError(f"no C compiler found ({command}, which the environment variable CC can change)")
+    _SHIPPED.mkdir(exist_ok=True)
+    made = []
+    for name in (name for name, machines in _MACHINES.items() if platform.machine() in machines):
+        with tempfile.TemporaryDirectory(prefix="outrider-") as folder:
+            made.append(shutil.copyfile(_compile(compiler, _FLAGS_OF[name], Path(folder)), _shipped_file(name)))
+    return made
 
 
 def _private_folder() -> Path | None:

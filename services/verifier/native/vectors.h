@@ -28,6 +28,8 @@ enum { PANEL = 32, PANEL_VECS = PANEL / LANES, COLUMNS = 16, COLUMN_VECS = COLUM
 typedef float vec __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
 typedef int32_t ivec __attribute__((vector_size(LANES * sizeof(int32_t)), aligned(4)));
 typedef uint32_t uvec __attribute__((vector_size(LANES * sizeof(uint32_t)), aligned(4)));
+/* Half as many numbers, of 64 bits. */
+typedef uint64_t wide __attribute__((vector_size(LANES * sizeof(uint32_t)), aligned(8)));
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -57,11 +59,41 @@ INLINE vec load_halves(const uint16_t *from) {
 #endif
 }
 
+/* The 64-bit products of the lower halves. */
+INLINE wide product_of_halves(wide a, wide b) {
+#if defined(__AVX512F__)
+    return (wide)_mm512_mul_epu32((__m512i)a, (__m512i)b);
+#elif defined(__AVX2__)
+    return (wide)_mm256_mul_epu32((__m256i)a, (__m256i)b);
+#else
+    return (wide)vmull_u32(vmovn_u64((uint64x2_t)a), vmovn_u64((uint64x2_t)b));
+#endif
+}
+
+/* Whether a comparison holds in any lane. */
+INLINE int any(ivec compared) {
+#if defined(__AVX512F__)
+    return _mm512_movepi32_mask((__m512i)compared) != 0;
+#elif defined(__AVX2__)
+    return _mm256_movemask_epi8((__m256i)compared) != 0;
+#else
+    return vmaxvq_u32((uint32x4_t)compared) != 0;
+#endif
+}
+
+INLINE vec either(ivec compared, vec yes, vec no) { return (vec)((compared & (ivec)yes) | (~compared & (ivec)no)); }
+
 INLINE vec to_floats(uvec numbers) { return __builtin_convertvector((ivec)numbers, vec); }
 
+/* a > b ? a : b, which is b where they are not ordered. */
 INLINE vec larger(vec a, vec b) {
-    const ivec first = a > b;
-    return (vec)((first & (ivec)a) | (~first & (ivec)b));
+#if defined(__AVX512F__)
+    return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#elif defined(__AVX2__)
+    return (vec)_mm256_max_ps((__m256)a, (__m256)b);
+#else
+    return either(a > b, a, b);
+#endif
 }
 
 /* The columns of `sums`, one after the other. */
@@ -93,5 +125,35 @@ INLINE vec exponential(vec x) {
     y = fma_of(y * r, r, r) + spread(1.0f);
     y = y * (vec)((n + 127) << 23);
     return (vec)(~small & (ivec)y);
+}
+
+/* log(1 + z) + exponent * log(2) to about 1 unit in the last place (Cephes' polynomial), for z from sqrt(1/2) - 1 to sqrt(2) - 1. */
+INLINE vec logarithm_near_1(vec z, vec exponent) {
+    const vec square = z * z;
+    vec y = spread(7.0376836292e-2f);
+    y = fma_of(y, z, spread(-1.1514610310e-1f));
+    y = fma_of(y, z, spread(1.1676998740e-1f));
+    y = fma_of(y, z, spread(-1.2420140846e-1f));
+    y = fma_of(y, z, spread(1.4249322787e-1f));
+    y = fma_of(y, z, spread(-1.6668057665e-1f));
+    y = fma_of(y, z, spread(2.0000714765e-1f));
+    y = fma_of(y, z, spread(-2.4999993993e-1f));
+    y = fma_of(y, z, spread(3.3333331174e-1f)) * z * square;
+    y = fma_of(exponent, spread(-2.12194440e-4f), y);
+    y = fma_of(square, spread(-0.5f), y);
+    return fma_of(exponent, spread(0.693359375f), z + y);
+}
+
+/* The mantissa of x, from sqrt(1/2) to sqrt(2), for positive x that are not subnormal. */
+INLINE vec split(vec x, vec *exponent) {
+    const ivec bits = (ivec)x, power = (bits - 0x3f3504f3) >> 23;
+    *exponent = __builtin_convertvector(power, vec);
+    return (vec)(bits - (power << 23));
+}
+
+INLINE vec logarithm(vec x) {
+    vec exponent;
+    const vec mantissa = split(x, &exponent);
+    return logarithm_near_1(mantissa - 1.0f, exponent);
 }
 #endif

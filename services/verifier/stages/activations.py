@@ -49,6 +49,21 @@ def send_activations(exchange: Exchange, health: Health, made: Activations) -> N
             exchange.send(tensor.cpu().contiguous(), exchange.rank + 1).wait()
 
 
+def receive_beat(exchange: Exchange, within_s: float | None = None) -> None:
+    """Hear from the stage before that it and those before it are there: a header without activations.
+
+    Args:
+        within_s: longest wait in seconds; None: as long as a pass may take.
+
+    Raises:
+        TargetLost: it does not answer, or says something else.
+    """
+    header = torch.empty(2, dtype=torch.int64)
+    exchange.receive(header, exchange.rank - 1, within_s)
+    if header.any():
+        raise TargetLost("the stages of the target disagree on what is being asked")
+
+
 def receive_activations(exchange: Exchange, part: ModelSlice, batch: Sequence[Rows]) -> Activations:
     """Receive a pass from the stage before ``part``.
 

@@ -65,19 +65,24 @@ class Exchange:
         except RuntimeError as error:
             raise TargetLost(f"stage {rank} cannot be reached") from error
 
-    def receive(self, tensor: torch.Tensor, rank: int) -> None:
+    def receive(self, tensor: torch.Tensor, rank: int, within_s: float | None = None) -> None:
         """Fill ``tensor`` with the next one from ``rank``.
 
+        Args:
+            within_s: longest wait; None: as long as a pass may take.
+
         Raises:
-            TargetLost: the other side is gone, or takes longer than a pass may.
+            TargetLost: the other side is gone, or takes longer.
         """
         start = time.monotonic()
+        timeout = self._timeout if within_s is None else timedelta(seconds=within_s)
         try:
-            self._group.recv([tensor], rank, 0).wait()
+            self._group.recv([tensor], rank, 0).wait(timeout)
         except RuntimeError as error:
             waited = timedelta(seconds=time.monotonic() - start)
-            late = f"has not answered for {self._timeout.total_seconds():g} s (pass_timeout_s)"
-            raise TargetLost(f"stage {rank} {late if waited >= self._timeout else 'is gone'}") from error
+            setting = " (pass_timeout_s)" if within_s is None else ""
+            late = f"has not answered for {timeout.total_seconds():g} s{setting}"
+            raise TargetLost(f"stage {rank} {late if waited >= timeout else 'is gone'}") from error
 
 
 class Meeting:

@@ -23,6 +23,7 @@ class Op(IntEnum):
     CLOSE = 4
     PASS = 5
     STOP = 6
+    BEAT = 7
 
 
 class Orders:
@@ -60,6 +61,10 @@ class Orders:
             self.numbers += (self._sessions[rows.session_id], rows.context)
             self.numbers += (len(rows.tokens), len(rows.parents), len(rows.layers))
             self.numbers += (*rows.tokens, *rows.parents, *rows.layers)
+
+    def beat(self) -> None:
+        """Ask every stage whether it is there."""
+        self.numbers.append(Op.BEAT)
 
     def take(self) -> torch.Tensor:
         """All orders so far, [numbers], int64; the collection is empty afterwards."""

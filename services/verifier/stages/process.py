@@ -17,7 +17,7 @@ from services.verifier.config import TargetConfig
 from services.verifier.guard import check_slice
 from services.verifier.kv_cache.pool import TILE
 from services.verifier.model_slice import ModelSlice
-from services.verifier.stages.activations import Activations, Health, receive_activations, send_activations
+from services.verifier.stages.activations import Activations, Health, receive_activations, receive_beat, send_activations
 from services.verifier.stages.exchange import Exchange, attend_meeting
 from services.verifier.stages.orders import Op, read_orders
 from services.verifier.stages.upstream import StageSpec
@@ -54,6 +54,11 @@ class Stage:
     def _obey(self, op: Op, arguments: tuple[int, ...], batch: tuple[Rows, ...]) -> None:
         if op is Op.PASS:
             self._pass(batch)
+            return
+        if op is Op.BEAT:
+            if not self._part.is_first:
+                receive_beat(self._exchange)
+            send_activations(self._exchange, Health.FINE, Activations())
             return
         session = str(arguments[0])
         pool = self._part.pool

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from services.verifier.config import TargetConfig
-from services.verifier.stages.activations import Activations, receive_activations
+from services.verifier.stages.activations import Activations, receive_activations, receive_beat
 from services.verifier.stages.exchange import Exchange, Meeting, Sent
 from services.verifier.stages.orders import Op, Orders
 from services.verifier.target_port import Rows
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 # Seconds that all stages together have to end by themselves.
 _PATIENCE_S = 5.0
+# Seconds in which they must answer a question that needs no computing.
+_BEAT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,6 +93,14 @@ class EarlierStages(Protocol):
         """
         ...
 
+    def beat(self) -> None:
+        """Make sure that all stages answer; no pass is under way.
+
+        Raises:
+            TargetLost: one has died or does not answer.
+        """
+        ...
+
     def stop(self) -> None:
         """End all stages."""
         ...
@@ -113,6 +123,8 @@ class NoStages:
 
     def finish(self, part: ModelSlice) -> Activations:
         return Activations()
+
+    def beat(self) -> None: ...
 
     def stop(self) -> None: ...
 
@@ -169,6 +181,15 @@ class Upstream:
         for order in sent:
             order.wait()
         return made
+
+    def beat(self) -> None:
+        assert self._exchange is not None
+        self._orders.beat()
+        sent = self._tell()
+        receive_beat(self._exchange, _BEAT_S)
+        # Each stage has passed the answer on, so it has the question.
+        for order in sent:
+            order.wait()
 
     def stop(self) -> None:
         # Referenced until the stages have ended: tensors under way must not be freed.

@@ -88,6 +88,36 @@ class DraftResponse(_message.Message):
 Global___DraftResponse: _TypeAlias = DraftResponse  # noqa: Y015
 
 @_typing.final
+class DraftNoise(_message.Message):
+    """The noise of a request's choices, and how its distribution is cut. Fields as in SamplingParams of generation.proto."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEED_FIELD_NUMBER: _builtins.int
+    TOP_K_FIELD_NUMBER: _builtins.int
+    TOP_P_FIELD_NUMBER: _builtins.int
+    MIN_P_FIELD_NUMBER: _builtins.int
+    seed: _builtins.int
+    top_k: _builtins.int
+    top_p: _builtins.float
+    min_p: _builtins.float
+    def __init__(
+        self,
+        *,
+        seed: _builtins.int = ...,
+        top_k: _builtins.int = ...,
+        top_p: _builtins.float = ...,
+        min_p: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["min_p", b"min_p", "seed", b"seed", "top_k", b"top_k", "top_p", b"top_p"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DraftNoise: _TypeAlias = DraftNoise  # noqa: Y015
+
+@_typing.final
 class OpenSession(_message.Message):
     """Starts a session, or starts it anew: a drafter that joins late is given all that is committed so far."""
 
@@ -101,6 +131,9 @@ class OpenSession(_message.Message):
     TEMPERATURE_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     TRACEPARENT_FIELD_NUMBER: _builtins.int
+    NOISE_FIELD_NUMBER: _builtins.int
+    SAMPLED_FIELD_NUMBER: _builtins.int
+    PREDICTION_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     prompt_length: _builtins.int
     """How many of them are prompt."""
@@ -112,6 +145,8 @@ class OpenSession(_message.Message):
     """Whose request it is: what sources remember of one tenant, no other sees. Unset: nothing is remembered of it."""
     traceparent: _builtins.str
     """As in W3C Trace Context; empty: none."""
+    sampled: _builtins.bool
+    """The acceptance rule is rejection, at a temperature above 0: sources that can should draw chains from q and report it."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Prompt and committed tokens. At most 1,048,576."""
@@ -119,6 +154,14 @@ class OpenSession(_message.Message):
     @_builtins.property
     def sources(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Names of sources, at most 16."""
+
+    @_builtins.property
+    def noise(self) -> Global___DraftNoise:
+        """Told to trusted drafters of requests that are sampled under the acceptance rule "walk"."""
+
+    @_builtins.property
+    def prediction_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """What the user expects the answer to be."""
 
     def __init__(
         self,
@@ -131,13 +174,21 @@ class OpenSession(_message.Message):
         temperature: _builtins.float = ...,
         tenant: _builtins.str | None = ...,
         traceparent: _builtins.str = ...,
+        noise: Global___DraftNoise | None = ...,
+        sampled: _builtins.bool = ...,
+        prediction_token_ids: _abc.Iterable[_builtins.int] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "tenant", b"tenant"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_noise", b"_noise", "_tenant", b"_tenant", "noise", b"noise", "tenant", b"tenant"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tenant", b"_tenant", "max_nodes", b"max_nodes", "prompt_length", b"prompt_length", "session_id", b"session_id", "sources", b"sources", "temperature", b"temperature", "tenant", b"tenant", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_noise", b"_noise", "_tenant", b"_tenant", "max_nodes", b"max_nodes", "noise", b"noise", "prediction_token_ids", b"prediction_token_ids", "prompt_length", b"prompt_length", "sampled", b"sampled", "session_id", b"session_id", "sources", b"sources", "temperature", b"temperature", "tenant", b"tenant", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__noise: _TypeAlias = _typing.Literal["noise"]  # noqa: Y015
+    _WhichOneofArgType__noise: _TypeAlias = _typing.Literal["_noise", b"_noise"]  # noqa: Y015
     _WhichOneofReturnType__tenant: _TypeAlias = _typing.Literal["tenant"]  # noqa: Y015
     _WhichOneofArgType__tenant: _TypeAlias = _typing.Literal["_tenant", b"_tenant"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__noise) -> _WhichOneofReturnType__noise | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__tenant) -> _WhichOneofReturnType__tenant | None: ...
 
 Global___OpenSession: _TypeAlias = OpenSession  # noqa: Y015
@@ -413,6 +464,7 @@ class Draft(_message.Message):
     DRAFTING_S_FIELD_NUMBER: _builtins.int
     GROUP_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
+    UNREADY_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     base_length: _builtins.int
     base_hash: _builtins.int
@@ -424,6 +476,10 @@ class Draft(_message.Message):
     """
     more: _builtins.bool
     """Whether another group's draft for the same prefix is under way."""
+    unready: _builtins.bool
+    """The group could not draft yet, as it lacks hidden states or still reads the text: an empty tree that says nothing about
+    what its drafts are worth.
+    """
     @_builtins.property
     def assumed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Tokens that the drafter expects to be committed after the base. At most 512."""
@@ -441,10 +497,11 @@ class Draft(_message.Message):
         drafting_s: _builtins.float = ...,
         group: _builtins.str = ...,
         more: _builtins.bool = ...,
+        unready: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["tree", b"tree"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assumed", b"assumed", "base_hash", b"base_hash", "base_length", b"base_length", "drafting_s", b"drafting_s", "group", b"group", "more", b"more", "session_id", b"session_id", "tree", b"tree"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assumed", b"assumed", "base_hash", b"base_hash", "base_length", b"base_length", "drafting_s", b"drafting_s", "group", b"group", "more", b"more", "session_id", b"session_id", "tree", b"tree", "unready", b"unready"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

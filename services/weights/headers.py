@@ -136,6 +136,45 @@ def read_header(file: Path) -> dict[str, Tensor]:
     Raises:
         ConfigurationError: the header is malformed, or the file has another size than it says.
     """
+    header, length, size = _read(file)
+    damaged = _damaged(file)
+    tensors, ends = {}, []
+    for name, entry in header.items():
+        if name != "__metadata__":
+            tensors[name], begin, end = _tensor(entry, f"{damaged}: {name[:80]}")
+            ends.append((begin, end, name))
+    end = _check_places(ends, damaged)
+    expected = 8 + length + end
+    if size < expected:
+        raise ConfigurationError(f"{file} has {size:,} bytes instead of {expected:,}: it is cut off; fetch it again")
+    if size > expected:
+        raise ConfigurationError(f"{file} has {size:,} bytes instead of {expected:,}: it is damaged; fetch it again")
+    return tensors
+
+
+def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """The shapes of all weights in ``folder`` by name; of weights in blocks, those of the numbers that they stand for.
+
+    Raises:
+        ConfigurationError: as ``weight_files`` and ``read_header``; or blocks do not say what they are.
+    """
+    blocks = folder / BLOCKS_FILE
+    if not blocks.is_file():
+        return {name: tensor.shape for file in weight_files(folder) for name, tensor in read_header(file).items()}
+    shapes = {name: tensor.shape for name, tensor in read_header(blocks).items()}
+    try:
+        inputs = {name: int(size) for name, (_, size) in json.loads(_read(blocks)[0]["__metadata__"]["kinds"]).items()}
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ConfigurationError(f"{blocks} does not say of which types its blocks are") from error
+    return {name: (*shape[:-1], inputs[name]) if name in inputs else shape for name, shape in shapes.items()}
+
+
+def _damaged(file: Path) -> str:
+    return f"{file} is no safetensors file, or is cut off in its header"
+
+
+def _read(file: Path) -> tuple[dict[str, Any], int, int]:
+    """A header, its length in bytes, and that of the whole file."""
     try:
         with file.open("rb") as opened:
             start = opened.read(8)
@@ -150,25 +189,13 @@ def read_header(file: Path) -> dict[str, Tensor]:
         size = file.stat().st_size
     except OSError as error:
         raise ConfigurationError(f"{file} cannot be read ({error.strerror or one_line(error)})") from error
-    damaged = f"{file} is no safetensors file, or is cut off in its header"
     try:
         header = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(damaged) from error
+        raise ConfigurationError(_damaged(file)) from error
     if not isinstance(header, dict):
-        raise ConfigurationError(damaged)
-    tensors, ends = {}, []
-    for name, entry in header.items():
-        if name != "__metadata__":
-            tensors[name], begin, end = _tensor(entry, f"{damaged}: {name[:80]}")
-            ends.append((begin, end, name))
-    end = _check_places(ends, damaged)
-    expected = 8 + length + end
-    if size < expected:
-        raise ConfigurationError(f"{file} has {size:,} bytes instead of {expected:,}: it is cut off; fetch it again")
-    if size > expected:
-        raise ConfigurationError(f"{file} has {size:,} bytes instead of {expected:,}: it is damaged; fetch it again")
-    return tensors
+        raise ConfigurationError(_damaged(file))
+    return header, length, size
 
 
 def _tensor(entry: Any, damaged: str) -> tuple[Tensor, int, int]:

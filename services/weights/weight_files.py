@@ -14,8 +14,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from services.model_folder import reading
-from services.verifier.arithmetic.stored_blocks import KEPT, StoredBlocks, Weight, bytes_of_row
-from services.verifier.loading.headers import BLOCKS_FILE, read_header, weight_files
+from services.weights.headers import BLOCKS_FILE, read_header, weight_files
+from services.weights.stored_blocks import KEPT, StoredBlocks, Weight, bytes_of_row
 
 
 class WeightFiles:

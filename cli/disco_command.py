@@ -1,0 +1,93 @@
+"""``outrider train disco``: the classifier that says when a draft model should stop."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from cluster.terminal import stderr, stdout
+from speculation.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from training.make_disco import MadeDisco
+
+
+def disco(
+    data: Annotated[Path, typer.Option(help="Folder of outrider train data.")],
+    draft: Annotated[Path, typer.Option(help="Folder of the draft model.")],
+    out: Annotated[Path, typer.Option("--out", help="New .safetensors file; a .json file comes beside it.")],
+    model: Annotated[str | None, typer.Option(help="The target model. Default: the built-in one.")] = None,
+    cost_ratio: Annotated[
+        float | None, typer.Option(min=0, help="A pass of the draft model over one of the target. Default: measured.")
+    ] = None,
+    answers: Annotated[int, typer.Option(min=1, help="Most answers of each split of the data.")] = 100,
+    temperature: Annotated[float, typer.Option(min=0, help="Of the answers that are used.")] = 0.0,
+    examples: Annotated[
+        Literal["chains", "judged"],
+        typer.Option(help="chains: also tokens drafted behind wrong ones; judged: as in the paper, without."),
+    ] = "chains",
+    longest: Annotated[int, typer.Option(min=2, max=256, help="Most tokens of a draft while examples are made.")] = 48,
+    beyond: Annotated[int, typer.Option(min=0, max=64, help="Tokens drafted behind the first wrong one.")] = 6,
+    steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 600,
+    seed: Annotated[int, typer.Option(min=0, help="Of the first weights.")] = 0,
+    device: Annotated[str, typer.Option(help="Device of the draft model: cpu or cuda.")] = "cpu",
+    settings: Annotated[list[str] | None, typer.Option("--set", help="One setting of the target. Repeatable.")] = None,
+) -> None:
+    """Train DISCO's classifier, which says after each drafted token whether the target will accept it.
+
+    Examples are drafts behind the target's own text. The threshold and the most tokens are those that cost least on the
+    validation split, where a pass of the draft model costs the ratio c of a pass of the target.
+    """
+    from cluster.build import verifier_config
+    from cluster.config import load
+    from cluster.host import check_device
+    from cluster.models import resolve
+    from services.drafter.config import DrafterConfig, TrainedConfig
+    from services.drafter.draft_model.draft_model_source import NAME, make
+    from training.disco import DiscoRecipe
+    from training.make_disco import DiscoOptions, known_answers, make_disco, measured_cost
+
+    if out.suffix != ".safetensors":
+        raise ConfigurationError(f"--out is {out}: must end in .safetensors")
+    if out.exists() or out.with_suffix(".json").exists():
+        raise ConfigurationError(f"--out is {out}: it or its .json file exists; name a new file")
+    check_device(device)
+    loaded = load(flags=[*(settings or []), *([f"model={model}"] if model else [])])
+    resolved = resolve(loaded.model, loaded.cache_dir, say=stderr().print)
+    # The chain alone, as it is stopped.
+    trained = TrainedConfig(checkpoints={NAME: draft}, target=resolved.path, device=device, eagle_topk=1)
+    source = make(DrafterConfig(trained=trained))
+    options = DiscoOptions(
+        data=data, draft=draft, target=resolved.path, most=answers, temperature=temperature, longest=longest,
+        beyond=beyond, examples=examples, recipe=DiscoRecipe(steps=steps, seed=seed),
+    )  # fmt: skip
+    known = known_answers(options)
+    c = cost_ratio
+    if c is None:
+        c = measured_cost(verifier_config(loaded, resolved).target, source.with_stop, NAME, known["validation"])
+    from rich.progress import Progress
+
+    with Progress(console=stderr(), transient=True) as bars:
+        task = bars.add_task("Drafting behind answers", total=sum(map(len, known.values())))
+        made = make_disco(options, known, source.with_stop, NAME, c, lambda: bars.advance(task))
+    made.classifier.write(out, made.card)
+    _report(out, made)
+
+
+def _report(out: Path, made: MadeDisco) -> None:
+    choice, c = made.choice, made.c
+    stdout().print(
+        f"{out}: F1 {100 * made.quality.f1:.1f} %, AUC {100 * made.quality.auc:.1f} %; stops below {choice.theta}, or at "
+        f"{choice.max_tokens} tokens",
+        highlight=False, soft_wrap=True,
+    )  # fmt: skip
+    for name, passes in (
+        (f"static {choice.static}, the best", choice.static_passes), ("disco", choice.disco), ("oracle", choice.oracle)
+    ):  # fmt: skip
+        stdout().print(
+            f"  {name}: {passes.target:,} passes of the target, {passes.draft:,} of the draft model for {passes.tokens:,} "
+            f"tokens; {1 / passes.cost(c):.2f}x of plain decoding at c = {c:.3f}",
+            highlight=False, soft_wrap=True,
+        )  # fmt: skip

@@ -1,0 +1,109 @@
+"""``outrider bench autoscale`` and ``outrider bench fleet``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from speculation.errors import ConfigurationError
+
+Costs = Annotated[
+    str,
+    typer.Option(help="What a pass costs: 8b-h100, 8b-h100-vllm, 24b-h100, 70b-h100, 135m-cpu, or a verifier's cost table."),
+]
+Price = Annotated[float, typer.Option(min=0, help="Dollars for a GPU and hour.")]
+
+
+def autoscale(
+    costs: Costs = "24b-h100",
+    rate: Annotated[float, typer.Option(min=0.001, help="Conversations that begin each second, on average.")] = 2.3,
+    days: Annotated[float, typer.Option(min=0.01, max=7, help="Length of the traffic.")] = 1.0,
+    arrivals: Annotated[
+        Path | None,
+        typer.Option(help="Recorded traffic: jsonl of at_s, prompt_tokens, answer_tokens, conversation."),
+    ] = None,
+    least: Annotated[int, typer.Option("--min", min=1, help="As verifier.autoscaling.min_replicas.")] = 2,
+    most: Annotated[int, typer.Option("--max", min=1, help="As verifier.autoscaling.max_replicas.")] = 8,
+    fixed: Annotated[
+        str | None, typer.Option(help="Sizes of fixed fleets, comma-separated. Default: around the autoscaled one's.")
+    ] = None,
+    price: Price = 3.0,
+    cold_start: Annotated[float, typer.Option(min=0, help="Seconds from asking for a node to its first request.")] = 300.0,
+    deaths: Annotated[int, typer.Option(min=0, help="Verifiers that die in the course of it.")] = 2,
+    seed: Annotated[int, typer.Option(min=0, help="The same seed gives the same day.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="New folder for results.json, report.html and plots.")] = None,
+) -> None:
+    """Simulate a day of traffic: what does a fleet that follows the load cost, and who waits, against fixed fleets?
+
+    The decisions are the service's own; machines and clock are simulated. Exit code 1: the autoscaled fleet lost an answer.
+    """
+    from benchmarks.autoscale import AutoscaleConfig, compare_fleets
+    from benchmarks.fleet.cost_tables import hardware_of
+    from benchmarks.fleet.fleet_report import tables_of, write_fleet_report
+    from benchmarks.fleet.fleet_simulation import FleetConfig
+    from benchmarks.fleet.traffic import TrafficConfig
+    from benchmarks.plots import check_installed
+    from benchmarks.tables import render
+    from cli.bench_commands import wide_console
+    from cluster.placement import Autoscaling
+    from cluster.terminal import stderr
+
+    if least > most:
+        raise ConfigurationError(f"--min is {least}: must be at most --max, {most}")
+    if out is not None:
+        check_installed()
+        if out.exists():
+            raise ConfigurationError(f"--out is {out}: it exists; name a new folder, so that no result is lost")
+    config = AutoscaleConfig(
+        hardware=hardware_of(costs),
+        traffic=TrafficConfig(per_s=rate, days=days),
+        recorded=arrivals,
+        bounds=Autoscaling(min_replicas=least, max_replicas=most),
+        fixed=() if fixed is None else _sizes("--fixed", fixed),
+        price=price,
+        seed=seed,
+        # Nodes take some three fifths of a start: asked for, booted, image fetched.
+        fleet=FleetConfig(node_s=0.6 * cold_start, load_s=0.4 * cold_start, deaths=deaths),
+    )
+    compared = compare_fleets(config, told=lambda name: stderr().print(f"Simulating: {name}"))
+    for table in tables_of(compared):
+        wide_console().print(render(table))
+    if out is not None:
+        out.mkdir(parents=True)
+        write_fleet_report(compared, out)
+        wide_console().print(f"Report: {out / 'report.html'}", highlight=False, soft_wrap=True)
+    if compared.outcomes[0].lost:
+        raise typer.Exit(1)
+
+
+def fleet(
+    gpus: Annotated[str, typer.Option(help="Numbers of GPUs, comma-separated.")] = "8,64,512",
+    costs: Costs = "24b-h100",
+    price: Price = 3.0,
+    components: Annotated[
+        Path | None, typer.Option(help="What python -m benchmarks.component_cost printed. Default: what was measured here.")
+    ] = None,
+) -> None:
+    """Plan fleets: what runs beside so many GPUs, how full it is, what is full first, and what one GPU more brings."""
+    from benchmarks.fleet.cost_tables import hardware_of
+    from benchmarks.fleet.fleet_plan import MEASURED, plan_fleet, plan_tables, read_component_costs
+    from benchmarks.tables import render
+    from cli.bench_commands import wide_console
+
+    hardware, measured = hardware_of(costs), read_component_costs(components or MEASURED)
+    plans = [
+        (plan_fleet(count, hardware, measured), plan_fleet(count + hardware.gpus, hardware, measured))
+        for count in _sizes("--gpus", gpus)
+    ]
+    for table in plan_tables(plans, hardware, price):
+        wide_console().print(render(table))
+    wide_console().print(f"the other components, per request, piece, draft and replica: measured on {measured.machine}")
+
+
+def _sizes(option: str, text: str) -> tuple[int, ...]:
+    sizes = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
+    if not all(1 <= size <= 4096 for size in sizes):
+        raise ConfigurationError(f"{option} is {text}: must be numbers from 1 to 4096, comma-separated")
+    return sizes

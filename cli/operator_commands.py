@@ -1,0 +1,70 @@
+"""``outrider top``, ``outrider doctor`` and ``outrider leave``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+_Config = Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")]
+_Set = Annotated[list[str] | None, typer.Option("--set", help="One setting, such as verifier.dtype=bfloat16. Repeatable.")]
+
+
+def top(
+    url: Annotated[
+        list[str] | None,
+        typer.Option(help="Where a server's numbers are. Repeatable: they are added up. Default: its ops port."),
+    ] = None,
+    interval: Annotated[float, typer.Option(min=0.1, max=3600, help="Seconds between two readings.")] = 2.0,
+    once: Annotated[bool, typer.Option("--once", help="Print one table, after one interval, and end.")] = False,
+    config: _Config = None,
+    settings: _Set = None,
+) -> None:
+    """Show what a running server does now: load, speed, what drafting brings by strategy and source, and troubles."""
+    from cli.top import show_top
+    from cluster.config import load
+    from speculation.errors import ConfigurationError
+
+    if not url:
+        server = load(config, settings or ()).server
+        if not server.ops:
+            raise ConfigurationError(f"server.ops_port is {server.ops_port}: name the server's numbers with --url")
+        url = [f"http://{server.ops_host}:{server.ops}/metrics"]
+    show_top(url, interval_s=interval, once=once)
+
+
+def doctor(
+    config: _Config = None,
+    model: Annotated[str | None, typer.Option("--model", help="Hugging Face name, folder or .gguf file.")] = None,
+    settings: _Set = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of findings.")] = False,
+) -> None:
+    """Check what this machine lacks for `outrider serve`. Exit code 1 if something would not work."""
+    from cli.doctor import examine
+    from cluster.config import load
+
+    flags = [*(settings or ()), *([f"model={model}"] if model is not None else ())]
+    if not examine(load(config, flags), as_json=as_json):
+        raise typer.Exit(1)
+
+
+def leave(
+    name: Annotated[str, typer.Option(help="Of the service on Ray (cluster.name).")] = "outrider",
+    node_ip: Annotated[
+        str | None, typer.Option(envvar="POD_IP", help="Address of this node, where the machine has several.")
+    ] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Most seconds to wait. Default: as long as answers take.")
+    ] = None,
+) -> None:
+    """End this Ray node's routers in order, before the node is stopped: no new calls, and wait for the open answers."""
+    from cluster.leaving import leave as end_routers
+    from cluster.terminal import stderr
+
+    try:
+        ended = end_routers(name, node_ip, timeout)
+    except TimeoutError:
+        stderr().print(f"answers are still open after {timeout:g} s")
+        raise typer.Exit(1) from None
+    stderr().print(f"{ended} router{'' if ended == 1 else 's'} of this node {'has' if ended == 1 else 'have'} ended")

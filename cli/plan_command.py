@@ -1,0 +1,88 @@
+"""``outrider plan``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def plan(
+    config: Annotated[Path | None, typer.Option("--config", help="YAML file with settings.")] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", help="Hugging Face name, folder or .gguf file. With --pods or --manifests: a local copy."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None, typer.Option("--set", help="One setting, such as verifier.dtype=bfloat16. Repeatable.")
+    ] = None,
+    pods: Annotated[
+        Path | None, typer.Option("--pods", help="The chart's pods.yaml: check against its pods instead of this machine.")
+    ] = None,
+    manifests: Annotated[
+        Path | None,
+        typer.Option("--manifests", help="Output of `helm template`, or -: check its settings against its pods."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Print what `outrider serve`, or the Helm chart, would run, and where. Rejects what would not start; starts nothing."""
+    from cli.plan_report import examined_here, plan_object, print_examined
+    from cluster.config import load
+    from cluster.offered import in_manifests, read_offer
+    from cluster.pod_checks import preflight_in_pods
+
+    over, offer = None, None
+    if manifests is not None:
+        _alone(config, pods)
+        over, offer = in_manifests(_read(manifests), str(manifests))
+    elif pods is not None:
+        offer = read_offer(_yaml(pods), str(pods))
+    flags = list(settings or ())
+    if offer is None:
+        flags += [f"model={model}"] if model is not None else []
+        examined = examined_here(load(config, flags))
+    else:
+        copy = None if model is None else _folder(model)
+        examined = preflight_in_pods(load(config, flags, over=over), offer, copy)
+    if as_json:
+        print(json.dumps(plan_object(examined), indent=1))
+    else:
+        print_examined(examined, None if offer is None else offer.storage.path)
+
+
+def _alone(config: Path | None, pods: Path | None) -> None:
+    from speculation.errors import ConfigurationError
+
+    if config is not None or pods is not None:
+        raise ConfigurationError("--manifests holds settings and pods: leave --config and --pods out")
+
+
+def _folder(model: str) -> Path:
+    from speculation.errors import ConfigurationError
+
+    if not (Path(model) / "config.json").is_file():
+        raise ConfigurationError(f"--model is {model}: must be a folder with config.json, the copy of settings.model")
+    return Path(model)
+
+
+def _read(file: Path) -> str:
+    from services.model_folder import reading
+
+    if str(file) == "-":
+        return sys.stdin.read()
+    with reading(f"read {file}"):
+        return file.read_text(encoding="utf-8")
+
+
+def _yaml(file: Path) -> Any:
+    import yaml
+
+    from speculation.errors import ConfigurationError
+
+    try:
+        return yaml.safe_load(_read(file))
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{file}: not YAML ({' '.join(str(error).split())})") from error

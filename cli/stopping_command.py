@@ -1,0 +1,100 @@
+"""``outrider bench stopping``: compares the policies for the length of drafts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from speculation.errors import ConfigurationError, InvalidArgument
+
+
+def stopping(
+    draft: Annotated[Path, typer.Option(help="Folder of the draft model.")],
+    classifier: Annotated[Path | None, typer.Option(help="disco's, a .safetensors file of `outrider train disco`.")] = None,
+    prompts: Annotated[str, typer.Option(help="builtin, or a file, as for outrider bench.")] = "builtin",
+    tuning: Annotated[
+        str | None, typer.Option(help="Prompts for the best static length. Default: every second one of --prompts.")
+    ] = None,
+    per_task: Annotated[int | None, typer.Option(min=1, help="Most prompts of each task. Default: all.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most tokens of an answer.")] = 128,
+    temperature: Annotated[float, typer.Option(help="0: greedy. Above, drafts are made with the request's noise.")] = 0.0,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of measurements; the policies take turns.")] = 3,
+    sweep: Annotated[int, typer.Option(min=1, max=64, help="Static lengths tried: from 1 to this.")] = 12,
+    longest: Annotated[int, typer.Option(min=1, max=100, help="Most tokens of a draft, also of the oracle's.")] = 20,
+    seed: Annotated[int, typer.Option(min=0, help="Request number n has the seed SEED + n.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="New file for all measurements as JSON.")] = None,
+    model: Annotated[str | None, typer.Option(help="The target: Hugging Face name, folder or .gguf file.")] = None,
+    config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="One setting, section.key=value. Repeatable.")] = None,
+) -> None:
+    """Compare when a draft model should stop: static lengths, heuristics, confidence, entropy, DISCO and an oracle.
+
+    One request at a time; draft and target run by turns, and every pass is timed. All policies draft for the same text.
+    Exit code 1: a policy changed a token.
+    """
+    from benchmarks.stopping import Comparison, compare_policies
+    from benchmarks.stopping_lineup import StoppingBench, StoppingConfig, fastest_length, with_room
+    from benchmarks.stopping_report import comparison_object, length_table, policy_table, summaries
+    from benchmarks.tables import render
+    from cli.bench_commands import wide_console
+    from cluster.build import verifier_config
+    from cluster.config import load
+    from cluster.draft_models import trained_config
+    from cluster.models import resolve
+    from cluster.terminal import stderr
+    from speculation.files import write_whole
+    from speculation.types import SamplingParams
+
+    try:
+        params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+    except InvalidArgument as error:
+        raise ConfigurationError(f"--{error}") from error
+    if out is not None and out.exists():
+        raise ConfigurationError(f"--out is {out}: it exists; name a new file, so that no result is lost")
+    loaded = load(config, [*(settings or []), *([f"model={model}"] if model else [])])
+    resolved = resolve(loaded.model, loaded.cache_dir, say=stderr().print)
+    target = verifier_config(loaded, resolved).target
+    bench = StoppingBench(
+        StoppingConfig(
+            target=with_room(target, target.kv_cache_tokens), draft=draft, classifier=classifier,
+            stop=trained_config(loaded).stop, params=params, sweep=sweep, longest=longest, seed=seed,
+            prompts=prompts, tuning=tuning, per_task=per_task,
+        )
+    )  # fmt: skip
+    try:
+        with _progress("Static lengths", (1 + sweep) * len(bench.tuning)) as advance:
+            tried = bench.static_lengths(advance)
+        contestants = bench.contestants(fastest_length(tried))
+        with _progress("Policies", (2 + len(contestants)) * len(bench.requests) * repeats) as advance:
+            found = compare_policies(bench.decoder, bench.requests, contestants, repeats, longest, advance)
+    finally:
+        bench.target.shutdown()
+    several, console = summaries(found), wide_console()
+    swept = summaries(Comparison(runs=tuple(tried), oracle={}, changed=()))
+    for table in (
+        policy_table(swept, "Static lengths, on the prompts for tuning"),
+        policy_table(several, "Policies"),
+        length_table(several),
+    ):
+        console.print(render(table))
+    if out is not None:
+        write_whole(out, json.dumps(comparison_object(found, several), indent=1).encode())
+    if found.changed:
+        console.print(f"[bold red]NOT LOSSLESS: {', '.join(found.changed)} changed tokens[/bold red]")
+        raise typer.Exit(1)
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
+    from rich.progress import Progress
+
+    from cluster.terminal import stderr
+
+    with Progress(console=stderr(), transient=True) as bars:
+        task = bars.add_task(what, total=total)
+        yield lambda: bars.advance(task)

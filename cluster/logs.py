@@ -1,0 +1,88 @@
+"""How the components write their logs: lines for people, or one JSON object a line for machines. To stderr.
+
+Neither holds prompts, answers or keys: nothing logs them, and of an unexpected error, whose text may quote what failed, JSON
+keeps the type and where it happened.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import traceback
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from cluster.operating_settings import LoggingSettings
+from speculation.errors import InvalidArgument, OutriderError
+
+# A request as ``log_name`` names it: the user's id, what tells it from others so called, how often it has moved; its trace.
+_REQUEST = re.compile(r"(?P<id>.{1,128})\.[0-9a-f]{8}(\.\d+)?( \(trace (?P<trace>[!-~]+)\))?", re.DOTALL)
+# A drafter puts the number of its connection before a session's name.
+_CONNECTION = re.compile(r"\d+/")
+_TRACE_ID = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-.*")
+# Errors whose text comes from the system or from libraries that compute, not from those that read what users send.
+_OF_THE_SYSTEM = (OSError, MemoryError, RuntimeError)
+
+
+def start_logging(settings: LoggingSettings, stream: TextIO | None = None) -> None:
+    """Have this process log as the settings say, in place of whatever was set up before.
+
+    Args:
+        stream: where to; None: stderr.
+    """
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        JsonLines() if settings.format == "json" else logging.Formatter("%(asctime)s %(name)s: %(message)s")
+    )
+    logging.basicConfig(level=(settings.level or "error").upper(), handlers=[handler], force=True)
+
+
+def take_over(*names: str) -> None:
+    """Have these libraries' loggers write as everything else does, instead of with handlers of their own."""
+    for name in names:
+        logger = logging.getLogger(name)
+        logger.handlers.clear()
+        logger.propagate = True
+
+
+class JsonLines(logging.Formatter):
+    """One object a line: ``time`` (RFC 3339, UTC), ``level``, ``logger``, ``message``, and where they are known
+    ``request_id`` (the user's), ``request`` (unique), ``trace``, ``error`` and ``traceback``.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """The line, without its end."""
+        said: dict[str, Any] = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        said.update(_request(record))
+        if record.exc_info is not None and (error := record.exc_info[1]) is not None:
+            said.update(_error(error))
+        return json.dumps(said, ensure_ascii=False, default=str)
+
+
+def _request(record: logging.LogRecord) -> Iterator[tuple[str, str]]:
+    """The request that a record names in one of its arguments."""
+    for argument in record.args if isinstance(record.args, tuple) else ():
+        if isinstance(argument, str) and (found := _REQUEST.fullmatch(argument)):
+            before = _CONNECTION.match(argument) if record.name.startswith("services.drafter") else None
+            skipped = before.end() if before else 0
+            yield "request_id", found["id"][skipped:]
+            yield "request", argument.partition(" (trace ")[0][skipped:]
+            if found["trace"]:
+                known = _TRACE_ID.fullmatch(found["trace"])
+                yield "trace", known[1] if known else found["trace"]
+            return
+
+
+def _error(error: BaseException) -> Iterator[tuple[str, Any]]:
+    yield "error", type(error).__name__
+    if isinstance(error, (OutriderError, *_OF_THE_SYSTEM)) and not isinstance(error, InvalidArgument):
+        yield "error_text", str(error)[:500]
+    frames = traceback.extract_tb(error.__traceback__)
+    yield "traceback", [f"{frame.filename}:{frame.lineno} {frame.name}" for frame in frames]

@@ -1,0 +1,145 @@
+"""Decides where numbers and traces of the components go, and puts what counts and traces in front of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from cluster.config import Settings
+from services.access.gate import Gate, open_gate
+from services.client_api import RouterPort
+from services.links.certificate_expiry import expires_at
+from services.links.config import PublicServerConfig
+from services.links.well import Well
+from services.metrics.observed_drafter import LooksUpIndex, ObservedDrafter, ObservedRetrieval
+from services.metrics.observed_router import ObservedRouter
+from services.metrics.registry import DROPPED, Metrics
+from speculation.errors import ConfigurationError
+from speculation.ports import Drafter, VerifierPort
+
+if TYPE_CHECKING:
+    from services.drafter.service import DrafterService
+    from services.metrics.ops_listener import OpsListener
+
+
+class Observing:
+    """What one process counts and traces.
+
+    Args:
+        on_ray: whether the process is one of Ray's.
+        component: what the process is, for traces.
+
+    Raises:
+        ConfigurationError: the place has no such export, or what traces need is not installed.
+    """
+
+    def __init__(self, settings: Settings, *, on_ray: bool, component: str = "server") -> None:
+        self.exposition: Callable[[], bytes] = _nothing
+        self.metrics: Metrics = DROPPED
+        export = export_of(settings, on_ray=on_ray)
+        if export == "prometheus":
+            from services.metrics.prometheus_sink import PrometheusSink
+
+            sink = PrometheusSink()
+            self.metrics, self.exposition = sink, sink.exposition
+        elif export == "ray":
+            from cluster.ray_metrics import RaySink, pointer
+
+            self.metrics, self.exposition = RaySink(), pointer
+        self._tracing = None
+        if (endpoint := settings.tracing.otlp_endpoint) is not None:
+            from services.tracing.otlp_export import tracing_to
+
+            self._tracing = tracing_to(endpoint, settings.tracing.sample_ratio, component)
+
+    def router(self, router: RouterPort, model: str) -> RouterPort:
+        """``router``, counted and traced; ``model`` is the name of the served one."""
+        observed: RouterPort = ObservedRouter(router, self.metrics)
+        if self._tracing is not None:
+            from services.tracing.request_spans import TracedRouter
+
+            observed = TracedRouter(observed, self._tracing.tracer, model)
+        return observed
+
+    def verifier(self, verifier: VerifierPort) -> VerifierPort:
+        """``verifier``, traced."""
+        if self._tracing is None:
+            return verifier
+        from services.tracing.request_spans import TracedVerifier
+
+        return TracedVerifier(verifier, self._tracing.tracer)
+
+    def drafter(self, drafter: DrafterService) -> Drafter:
+        """``drafter``, counted."""
+        self.metrics.follow("drafter_sessions", lambda: {(): drafter.sessions})
+        self.metrics.follow("drafter_retrievals_missed_total", lambda: {(): drafter.retrievals_missed})
+        return drafter if self.metrics is DROPPED else ObservedDrafter(drafter, self.metrics)
+
+    def retrieval(self, service: LooksUpIndex) -> ObservedRetrieval:
+        """``service``, counted."""
+        return ObservedRetrieval(service, self.metrics)
+
+    def gate(self, config: PublicServerConfig) -> Gate:
+        """The gate of the public servers, counted; with it, how long their certificate lasts.
+
+        Raises:
+            ConfigurationError: see ``open_gate``.
+        """
+        if (tls := config.tls) is not None:
+            # Read each time: it may be renewed.
+            self.metrics.follow("certificate_expiry_timestamp_seconds", lambda: {(): expires_at(tls.certificate)})
+        return open_gate(config.api_key_hashes, config.keys_file, config.audit_log, self.metrics)
+
+    async def stop(self) -> None:
+        """Send the spans that have not been sent."""
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.stop)
+
+
+def export_of(settings: Settings, *, on_ray: bool) -> str:
+    """Where numbers go: "prometheus", "ray" or "none".
+
+    Raises:
+        ConfigurationError: the place has no such export.
+    """
+    export = settings.metrics.export
+    if export == "ray" and not on_ray:
+        raise ConfigurationError(
+            "metrics.export is ray: this is one process without Ray; use prometheus, which server.ops_port serves, or none"
+        )
+    if export == "prometheus" and on_ray:
+        raise ConfigurationError(
+            "metrics.export is prometheus: on Ray the components are processes of their own, on any machine, whose numbers "
+            "Ray's agent on each node exports; use ray, or none"
+        )
+    return export or ("ray" if on_ray else "prometheus")
+
+
+@asynccontextmanager
+async def operated(
+    settings: Settings, exposition: Callable[[], bytes], router: RouterPort
+) -> AsyncIterator[OpsListener | None]:
+    """The ops listener during the block; None where ``server.ops_port`` is null.
+
+    Raises:
+        ConfigurationError: its address cannot be used.
+    """
+    port = settings.server.ops
+    if port is None:
+        yield None
+        return
+    from services.metrics.ops_listener import serve_ops
+
+    well = Well(router)
+    listener = await serve_ops(settings.server.ops_host, port, exposition, well.ready)
+    try:
+        yield listener
+    finally:
+        await well.stop()
+        await listener.stop()
+
+
+def _nothing() -> bytes:
+    return b"# metrics.export is none\n"

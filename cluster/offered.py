@@ -1,0 +1,103 @@
+"""What the pods of a chart offer to the components (k8s/outrider writes it beside the settings, as ``pods.yaml``)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+from pydantic import Field, ValidationError
+
+from cluster.placement import Section
+from speculation.errors import ConfigurationError
+
+_FACTORS = {
+    "": 1.0,
+    "m": 1e-3,
+    "k": 1e3,
+    **{unit: 1000.0**power for power, unit in enumerate("KMGTP", 1)},
+    **{f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTP", 1)},
+}
+SETTINGS_KEY, PODS_KEY = "outrider.yaml", "pods.yaml"
+
+
+def amount(quantity: str) -> float:
+    """A quantity as Kubernetes writes it: 500m, 2, 4Gi, in cores or bytes."""
+    number = quantity.rstrip("".join(sorted(set("".join(_FACTORS)))))
+    return float(number) * _FACTORS[quantity[len(number) :]]
+
+
+_Quantity = Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?$")
+
+
+class GroupOffer(Section):
+    """The pods of one group."""
+
+    pods: tuple[int, int] = Field(description="fewest and most of them")
+    cpu: str = _Quantity
+    memory: str = _Quantity
+    shared_memory: str = _Quantity
+    gpus: int = Field(0, ge=0, description="of each pod")
+    gpu_memory: str | None = Field(None, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?$", description="of each GPU")
+
+
+class StorageOffer(Section):
+    """The volume that all pods share."""
+
+    path: Path
+    size: str | None = Field(None, pattern=r"^[0-9]+(\.[0-9]+)?(m|k|[KMGTP]i?)?$", description="None: not known")
+
+
+class GroupOffers(Section):
+    """The groups: routers; drafters and retrieval services; verifiers."""
+
+    router: GroupOffer
+    drafting: GroupOffer
+    verifier: GroupOffer
+
+
+class Offer(Section):
+    """What a chart's pods offer."""
+
+    storage: StorageOffer
+    groups: GroupOffers
+    index_url_in_secret: bool = Field(False, description="whether retrieval.redis_url comes from a secret")
+    component_certificates: tuple[Literal["verifier", "drafter", "retrieval"], ...] = Field(
+        (), description="components that have certificates for mutual TLS"
+    )
+
+
+def read_offer(content: Any, where: str) -> Offer:
+    """Check what was read.
+
+    Raises:
+        ConfigurationError: it is not what a chart writes; names ``where`` and the field.
+    """
+    try:
+        return Offer.model_validate(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = ".".join(str(part) for part in first["loc"])
+        raise ConfigurationError(f"{where}: {field or 'content'} is {first['input']!r}: {first['msg']}") from error
+
+
+def in_manifests(text: str, where: str) -> tuple[dict[str, Any], Offer]:
+    """The settings and the offer in the output of ``helm template``.
+
+    Raises:
+        ConfigurationError: it is not YAML, or holds not exactly one service.
+    """
+    try:
+        manifests = [each for each in yaml.safe_load_all(text) if isinstance(each, dict)]
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{where}: not YAML ({' '.join(str(error).split())})") from error
+    found = [
+        data for each in manifests if isinstance(data := each.get("data"), dict) and {SETTINGS_KEY, PODS_KEY} <= set(data)
+    ]
+    if len(found) != 1:
+        raise ConfigurationError(
+            f"{where}: holds {len(found)} ConfigMaps with {SETTINGS_KEY} and {PODS_KEY}; must hold one, as "
+            "`helm template NAME k8s/outrider` writes it"
+        )
+    settings = yaml.safe_load(found[0][SETTINGS_KEY])
+    return settings, read_offer(yaml.safe_load(found[0][PODS_KEY]), where)

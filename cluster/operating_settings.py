@@ -1,0 +1,45 @@
+"""Settings of what those see who operate the service: numbers, traces, logs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from cluster.placement import Section
+
+
+class MetricsSettings(Section):
+    """Where the components' numbers go: to exactly one place, so that nothing is counted twice."""
+
+    export: Literal["prometheus", "ray", "none"] | None = Field(
+        None,
+        description="prometheus: /metrics of the ops port has all of them (in one process); ray: Ray's own agent on each "
+        "node exports them with the prefix ray_ (on Ray); none: nothing is counted. None: what suits the place",
+    )
+
+
+class TracingSettings(Section):
+    """Traces of requests, by OpenTelemetry's conventions for generative AI. They hold no text and no tokens."""
+
+    otlp_endpoint: str | None = Field(
+        None,
+        pattern="^https?://[^ ]+$",
+        description="a collector that speaks OTLP over gRPC, such as http://127.0.0.1:4317; None: no traces. "
+        "Needs `pip install outrider-server[tracing]`",
+    )
+    sample_ratio: float = Field(
+        1.0, ge=0, le=1, description="share of the requests that are traced; where the caller brings a trace, it decides"
+    )
+
+
+class LoggingSettings(Section):
+    """What the components write to stderr. Never prompts, answers or API keys."""
+
+    format: Literal["text", "json"] = Field(
+        "text",
+        description="json: one object a line, with time, level, logger, message, and where known request_id and trace",
+    )
+    level: Literal["debug", "info", "warning", "error"] | None = Field(
+        None, description="least severe lines to write; None: info with -v, else error"
+    )

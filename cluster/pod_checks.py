@@ -1,0 +1,232 @@
+"""Checks settings against the pods of a chart, before there are any; names the chart's values."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from cluster import build, model_files
+from cluster.config import Settings
+from cluster.draft_models import memory_here, trained_config
+from cluster.models import BUILT_IN, ResolvedModel
+from cluster.offered import GroupOffer, Offer, amount
+from cluster.preflight import BUILT_IN_BYTES, check_model, check_settings, model_folder
+from services.machine import cache_folder
+from services.weights.headers import check_weights
+from speculation.errors import ConfigurationError
+from speculation.sources import AUTO, STRATEGIES
+
+_MIB = 2**20
+_SNAPSHOT = "recycling_snapshot"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Examined:
+    """What was examined.
+
+    Attributes:
+        settings: less what lies on a volume that is not mounted here.
+        folder: of the model, if it is here.
+        unchecked: what was not checked, in words.
+    """
+
+    settings: Settings
+    folder: Path | None
+    unchecked: tuple[str, ...]
+
+
+def preflight_in_pods(settings: Settings, offer: Offer, copy: Path | None = None) -> Examined:
+    """As ``preflight``, for pods instead of this machine.
+
+    What lies on the pods' volume is checked where that is mounted, as it is in the head's first container.
+
+    Args:
+        copy: a folder here with the model that ``settings.model`` names there.
+
+    Raises:
+        ConfigurationError: the service would not start; names the value of the chart, and what is allowed.
+    """
+    for why in _misplaced(settings, offer):
+        raise ConfigurationError(why)
+    known, unchecked = _known_here(settings, offer)
+    check_settings(known, here=False)
+    folder = copy or _folder_here(known, offer)
+    model = None if folder is None else ResolvedModel(name=settings.model, path=folder)
+    if model is None:
+        unchecked += (f"the model's files and memory: {settings.model} is not on this machine (--model names a copy)",)
+    else:
+        check_model(known, model, here=False)
+    for why in _too_little(known, offer, model):
+        raise ConfigurationError(why)
+    return Examined(settings=known, folder=folder, unchecked=unchecked)
+
+
+def _misplaced(settings: Settings, offer: Offer) -> Iterator[str]:
+    """Paths in the settings that no pod mounts."""
+    volume = offer.storage.path
+    named: list[tuple[str, Path]] = [("model", Path(settings.model))]
+    named += [("drafter.models", each) for each in settings.drafter.models or ()]
+    named += [("retrieval.index", settings.retrieval.index)] if settings.retrieval.index is not None else []
+    # A setting of a source, which mypy does not see.
+    snapshot: Path | None = getattr(settings.drafter, _SNAPSHOT)
+    named += [(f"drafter.{_SNAPSHOT}", snapshot)] if snapshot is not None else []
+    for setting, path in named:
+        if path.is_absolute() and not path.is_relative_to(volume):
+            yield f"settings.{setting} is {path}: the pods mount {volume} (storage.mountPath); put it there, and name it so"
+    log = settings.server.audit_log
+    if log is not None and log != "stderr" and not Path(log).is_relative_to(volume) and not Path(log).is_relative_to("/tmp"):
+        yield f"settings.server.audit_log is {log}: must be stderr, or a file below {volume} (storage.mountPath) or /tmp"
+    indexed, certified = settings.retrieval.enabled or offer.index_url_in_secret, offer.component_certificates
+    if certified and indexed and "retrieval" not in certified:
+        yield "componentTls.retrieval is empty: with an index, retrieval services need a certificate as drafters do"
+
+
+def _known_here(settings: Settings, offer: Offer) -> tuple[Settings, tuple[str, ...]]:
+    """The settings less what only the pods can see, and that in words."""
+    if offer.index_url_in_secret and settings.retrieval.redis_url is None:
+        # Any will do: nothing connects to it.
+        unnamed = settings.retrieval.model_copy(update={"redis_url": "redis://in-a-secret"})
+        settings = settings.model_copy(update={"retrieval": unnamed})
+    if offer.storage.path.is_dir():
+        return settings, ()
+    unchecked = []
+    drafter, retrieval, router = settings.drafter, settings.retrieval, settings.router
+    if drafter.models:
+        unchecked.append(f"drafter.models: {offer.storage.path} is not on this machine")
+        drafter = drafter.model_copy(update={"models": None})
+    if retrieval.index is not None:
+        unchecked.append(f"retrieval.index: {offer.storage.path} is not on this machine")
+        retrieval = retrieval.model_copy(update={"index": None, "redis_url": "redis://instead-of-the-folder"})
+    if settings.drafter.models and router.strategy in STRATEGIES:
+        router = router.model_copy(update={"strategy": AUTO})
+    drafter = drafter.model_copy(update={_SNAPSHOT: None})
+    changed = {"drafter": drafter, "retrieval": retrieval, "router": router, "cache_dir": cache_folder()}
+    return settings.model_copy(update=changed), tuple(unchecked)
+
+
+def _folder_here(settings: Settings, offer: Offer) -> Path | None:
+    path = Path(settings.model)
+    if path.is_relative_to(offer.storage.path) and not offer.storage.path.is_dir():
+        return None
+    return model_folder(settings)
+
+
+def _too_little(settings: Settings, offer: Offer, model: ResolvedModel | None) -> Iterator[str]:
+    """What the pods or the volume have too little of."""
+    groups = offer.groups
+    yield from _cores(settings, offer)
+    yield from _gpus(settings, groups.verifier)
+    yield from _drafting_gpus(settings, groups.drafting)
+    for name in ("router", "drafting", "verifier"):
+        group: GroupOffer = getattr(groups, name)
+        if amount(group.shared_memory) >= amount(group.memory):
+            yield (
+                f"groups.{name}.sharedMemory is {group.shared_memory}: is part of the pod's memory, so must be below "
+                f"groups.{name}.memory, {group.memory}"
+            )
+    yield from _volume(settings, offer, model)
+    if model is not None:
+        yield from _memory(settings, offer, model)
+
+
+def _cores(settings: Settings, offer: Offer) -> Iterator[str]:
+    groups, verifier = offer.groups, settings.verifier
+    drafting = settings.drafter.num_cpus + (settings.retrieval.num_cpus if settings.retrieval.enabled else 0)
+    wanted = {
+        "router": (settings.router.num_cpus, "a router asks for", "settings.router.num_cpus"),
+        "drafting": (drafting, "a drafter and its retrieval ask for", "settings.drafter.num_cpus and retrieval.num_cpus"),
+        "verifier": (
+            verifier.num_cpus * _stages_of_a_pod(settings, groups.verifier),
+            "the verifiers or stages of one pod ask for",
+            "settings.verifier.num_cpus and stages",
+        ),
+    }
+    for name, (cores, who, setting) in wanted.items():
+        group: GroupOffer = getattr(groups, name)
+        if cores > amount(group.cpu):
+            yield f"groups.{name}.cpu is {group.cpu}: {who} {cores:g} ({setting})"
+
+
+def _stages_of_a_pod(settings: Settings, group: GroupOffer) -> int:
+    """Processes of verifiers in one pod: as many as its GPUs allow, else one verifier's."""
+    verifier = settings.verifier
+    if not group.gpus or not verifier.num_gpus:
+        return verifier.stages
+    most = int(group.gpus / verifier.num_gpus)
+    return most - most % verifier.stages if verifier.stages <= most else most
+
+
+def _gpus(settings: Settings, group: GroupOffer) -> Iterator[str]:
+    verifier = settings.verifier
+    each, has = verifier.num_gpus, group.gpus
+    on_gpu = verifier.device != "cpu"
+    if on_gpu and not has:
+        yield f"groups.verifier.gpus is 0: settings.verifier.device is {verifier.device}, so every pod needs GPUs"
+        return
+    if not on_gpu and has:
+        yield f"groups.verifier.gpus is {has}: settings.verifier.device is cpu, so they would lie idle; set it to cuda"
+        return
+    if on_gpu and not each:
+        yield "settings.verifier.num_gpus is 0: Ray gives a verifier on cuda the GPUs that it asks for; set it to 1"
+        return
+    if not on_gpu and each:
+        yield f"settings.verifier.num_gpus is {each:g}: settings.verifier.device is cpu, and the pods have no GPUs"
+        return
+    if not on_gpu:
+        return
+    together = each * verifier.stages
+    what = f"a verifier takes {together:g} (settings.verifier.stages {verifier.stages} x num_gpus {each:g})"
+    if together <= has:
+        if has % together:
+            yield f"groups.verifier.gpus is {has}: {what}, so must be a multiple of {together:g}"
+    elif has % each or together % has:
+        yield f"groups.verifier.gpus is {has}: {what}, so must divide {together:g}, in whole stages, or be a multiple of it"
+
+
+def _drafting_gpus(settings: Settings, group: GroupOffer) -> Iterator[str]:
+    device, here = trained_config(settings).device, settings.drafter.models_in == "drafter"
+    if here and device != "cpu" and not group.gpus:
+        yield f"groups.drafting.gpus is 0: settings.drafter.device is {device}, so every pod needs one"
+    if settings.drafter.num_gpus > group.gpus:
+        yield f"groups.drafting.gpus is {group.gpus}: settings.drafter.num_gpus is {settings.drafter.num_gpus:g}"
+    if group.gpus and not settings.drafter.num_gpus:
+        yield f"groups.drafting.gpus is {group.gpus}: settings.drafter.num_gpus is 0, so they would lie idle"
+
+
+def _volume(settings: Settings, offer: Offer, model: ResolvedModel | None) -> Iterator[str]:
+    size = offer.storage.size
+    if size is None:
+        return
+    least = BUILT_IN_BYTES if settings.model == BUILT_IN else 0
+    if model is not None:
+        least = max(least, sum(file.stat().st_size for file in model.path.rglob("*") if file.is_file()))
+    if amount(size) < least:
+        yield (
+            f"storage.size is {size}: the files of {settings.model} alone take {least / _MIB:,.0f} MiB, and indexes, "
+            "measurements and what is unpacked come besides"
+        )
+
+
+def _memory(settings: Settings, offer: Offer, model: ResolvedModel) -> Iterator[str]:
+    verifier, group = settings.verifier, offer.groups.verifier
+    config = build.read_model_config(model.path)
+    weights = model_files.count_weights(check_weights(model.path, config))
+    drafting = memory_here(settings, model)
+    beside = settings.drafter.models_in == "verifier"
+    try:
+        if verifier.device == "cpu":
+            what = f"groups.verifier.memory is {group.memory}, {group.shared_memory} of it sharedMemory"
+            room = amount(group.memory) - amount(group.shared_memory)
+            model_files.check_fits(verifier, config, weights, room, verifier.stages, drafting if beside else 0)
+        elif group.gpu_memory is not None:
+            what = f"groups.verifier.gpuMemory is {group.gpu_memory}"
+            model_files.check_fits(verifier, config, weights, amount(group.gpu_memory) * verifier.num_gpus, 1)
+    except ConfigurationError as error:
+        yield f"{what}: {error}"
+    pod = offer.groups.drafting
+    if not beside and drafting > amount(pod.memory) - amount(pod.shared_memory):
+        yield (
+            f"groups.drafting.memory is {pod.memory}, {pod.shared_memory} of it sharedMemory: "
+            f"the models that draft take {drafting / _MIB:,.0f} MiB (settings.drafter.models)"
+        )

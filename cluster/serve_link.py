@@ -1,0 +1,151 @@
+"""The router's link to the verifiers, on Ray Serve's handles."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import uuid
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any, cast
+
+from ray.exceptions import RayError, RayTaskError
+from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
+from ray.serve.handle import DeploymentHandle
+
+from cluster.broadcast import tell_all
+from cluster.callers import BEAT_S
+from cluster.verifier_choice import session_of
+from services.links import serialised
+from services.not_begun import NotBegun
+from speculation.errors import Internal, OutriderError, ResourceExhausted, Unavailable
+from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+
+log = logging.getLogger(__name__)
+
+
+# Verifiers asked at once to describe themselves, and seconds after which the next one is.
+_MOST_ASKED, _ASK_ANOTHER_S = 3, 1.0
+
+
+class ServeVerifierLink:
+    """Implements ``speculation.ports.VerifierPort`` on Serve handles; ``forget`` reaches the drafters as well.
+
+    Attributes:
+        streams: open calls of ``generate``.
+    """
+
+    def __init__(self, handle: DeploymentHandle, drafters: DeploymentHandle) -> None:
+        self._handle = handle
+        self._drafters = drafters
+        self._name = uuid.uuid4().hex
+        self._beating: asyncio.Task[None] | None = None
+        self.streams = 0
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+        self.streams += 1
+        if self._beating is None:
+            self._beating = asyncio.create_task(self._beat(), name="router-lives")
+        began = False
+        try:
+            attempt = _attempt_of(request)
+            try:
+                async with aclosing(self._generate(request, attempt)) as events:
+                    async for event in events:
+                        began = True
+                        yield event
+            except ResourceExhausted:
+                if began:
+                    raise
+                # What is known of the others' load may be old: one of them may have room.
+                async with aclosing(self._generate(request, attempt + 1)) as events:
+                    async for event in events:
+                        yield event
+        finally:
+            self.streams -= 1
+
+    async def _generate(self, request: GenerationRequest, attempt: int) -> AsyncGenerator[Progress | Finished, None]:
+        session = session_of(request.tenant, request.prompt, attempt)
+        verifier = self._handle.options(stream=True, session_id=session)
+        events = verifier.generate.remote(serialised.write_request(request), self._name)
+        finished = False
+        try:
+            async for event in events:
+                message = serialised.read_event(event)
+                finished = isinstance(message, Finished)
+                yield message
+        except Exception as error:
+            raise translate(error) from None
+        finally:
+            if not finished:
+                events.cancel()
+
+    async def _beat(self) -> None:
+        """Tell the verifiers that this router lives, as long as there are streams that would otherwise be given up."""
+        while True:
+            await asyncio.sleep(BEAT_S)
+            if not self.streams:
+                continue
+            try:
+                said = self._handle.broadcast("caller_lives", self._name)
+                await said.results_async(timeout_s=BEAT_S, return_exceptions=True)
+            except Exception as error:
+                log.info("not all verifiers have heard that this router lives: %s", error)
+
+    async def describe(self) -> VerifierCard:
+        """As ``VerifierPort.describe``: of any verifier, the first one that answers."""
+        asked: set[asyncio.Task[bytes]] = set()
+        try:
+            while True:
+                if len(asked) < _MOST_ASKED:
+                    # The least loaded one gets it. One that hangs has more and more to do, and so another one comes next.
+                    asked.add(asyncio.create_task(self._describe()))
+                done, _ = await asyncio.wait(asked, timeout=_ASK_ANOTHER_S, return_when=asyncio.FIRST_COMPLETED)
+                for task in done:
+                    asked.discard(task)
+                    if task.exception() is None or not asked:
+                        return serialised.read_card(task.result())
+        except Exception as error:
+            raise translate(error) from None
+        finally:
+            for task in asked:
+                task.cancel()
+
+    async def _describe(self) -> bytes:
+        return cast(bytes, await self._handle.describe.remote())
+
+    async def forget(self, tenant: str) -> None:
+        """Delete what is stored of a tenant's requests, at every replica.
+
+        Drafters are told directly as well, since no verifier may be connected to one. The verifiers come first, so that
+        afterwards none of them sends a drafter anything under the tenant's name.
+
+        Raises:
+            Unavailable: not all replicas have confirmed.
+        """
+        told = [await tell_all(handle, "forget", tenant) for handle in (self._handle, self._drafters)]
+        if missed := [word for word in told if word is not None]:
+            raise Unavailable(f"{'; '.join(missed)}; try again")
+
+
+def translate(error: Exception) -> OutriderError:
+    """Convert errors raised by Ray, its own or wrapped ones of ours, to ours."""
+    # Ray wraps a remote error in one whose text is the remote traceback; the original error is its cause.
+    if isinstance(error, RayTaskError):
+        error = cast(Any, error).cause
+    if isinstance(error, OutriderError):
+        return error
+    if isinstance(error, BackPressureError):
+        return ResourceExhausted("too many requests wait for the verifier")
+    if isinstance(error, DeploymentUnavailableError):
+        return NotBegun("no verifier runs; try again")
+    if isinstance(error, RayError):
+        return Unavailable("the verifier is gone or restarting; try again")
+    log.error("the verifier failed", exc_info=error)
+    return Internal("the verifier failed; the router's log says why")
+
+
+def _attempt_of(request: GenerationRequest) -> int:
+    """How often the router has moved the request, the last part of its id."""
+    moved = request.request_id.rpartition(".")[2]
+    return int(moved) if moved.isdecimal() else 0

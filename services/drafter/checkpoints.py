@@ -1,0 +1,86 @@
+"""Tells what a folder of drafter weights is, by its configuration and the headers of its files; no weight is read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from services.drafter.feature_draft.head_config import HeadConfig
+from services.drafter.feature_draft.head_fields import parse, unused
+from services.drafter.feature_draft.layouts import COMPUTED, HeadLayout, detect, refuse_others, stripped
+from services.drafter.feature_draft.pickled import refuse_pickles
+from services.drafter.feature_draft.target_shape import read_target_shape
+from services.model_folder import read_json
+from services.weights.headers import read_shapes
+from speculation.errors import ConfigurationError
+
+_TRAINING = "training.json"
+# Parts that a head of hidden states has and a language model has not.
+_OF_HEADS = ("fc.", "fusion_fc.", "midlayer.", "layers.0.hidden_norm.", "blocks.", "medusa_heads.")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A drafter's weights.
+
+    Attributes:
+        source: the source that runs them.
+        layers: the target's layers whose states they read, see ``Features.layers``.
+        numbers: how many numbers its files hold, and how many of the target's output rows are kept beside them.
+    """
+
+    folder: Path
+    source: str
+    layers: tuple[int, ...]
+    numbers: int
+
+    def bytes_in(self, dtype: str) -> int:
+        """Memory of the weights in numbers of ``dtype``, as torch names it."""
+        return self.numbers * (4 if dtype == "float32" else 2)
+
+
+def inspect(folder: Path, target: Path | None) -> Checkpoint:
+    """What the weights in ``folder`` are.
+
+    Args:
+        target: folder of the target that they must suit; None: it is not here yet, and nothing is said of layers.
+
+    Raises:
+        ConfigurationError: they are no drafter's, or another target's; names the field or tensor, its value and what is
+            allowed.
+    """
+    if not folder.is_dir():
+        raise ConfigurationError(f"drafter.models names {folder}: no such folder")
+    where = str(folder)
+    config = read_json(folder / "config.json", of="drafter")
+    refuse_others(config, where)
+    refuse_pickles(folder)
+    shapes = {name: shape for name, shape in read_shapes(folder).items() if not name.endswith(COMPUTED)}
+    numbers = sum(math.prod(shape) for shape in shapes.values())
+    if _is_language_model(shapes):
+        return Checkpoint(folder=folder, source="draft_model", layers=(), numbers=numbers)
+    layout = detect([stripped(name) for name in shapes], config, where)
+    if target is None:
+        return Checkpoint(folder=folder, source=layout.family, layers=(), numbers=numbers)
+    head = _head(folder, config, shapes, layout, target)
+    kept = 0 if head.own_output else head.draft_vocab_size * head.target_hidden_size
+    return Checkpoint(folder=folder, source=head.family, layers=head.state_layers, numbers=numbers + kept)
+
+
+def _is_language_model(names: Iterable[str]) -> bool:
+    short = [stripped(name) for name in names]
+    return any(".layers.0." in f".{name}" or ".h.0." in f".{name}" for name in short) and not any(
+        name.startswith(_OF_HEADS) for name in short
+    )
+
+
+def _head(
+    folder: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], layout: HeadLayout, target: Path
+) -> HeadConfig:
+    known = {layout.canonical(stripped(name)): shape for name, shape in shapes.items()}
+    used = {name: shape for name, shape in known.items() if name is not None and name not in unused(config, layout)}
+    recorded = read_json(folder / _TRAINING, of="head") if (folder / _TRAINING).is_file() else {}
+    return parse(config, layout, used, read_target_shape(target), str(folder), recorded)

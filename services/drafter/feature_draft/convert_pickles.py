@@ -1,0 +1,120 @@
+"""Makes safetensors of a head's pickled weights, once, before it is ever served: the only place that opens a pickle.
+
+A pickle can hold any program. With ``weights_only``, torch builds tensors and plain containers and nothing else; what comes
+out must be tensors by name.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from safetensors.torch import save
+
+from services.drafter.feature_draft.head_files import CONFIG, TRAINING, load_head
+from services.drafter.feature_draft.pickled import PICKLED
+from services.model_folder import one_line, read_json, tokenizer_digest
+from services.weights.headers import SINGLE
+from speculation.errors import ConfigurationError
+from speculation.files import write_whole
+
+
+def convert(
+    folder: Path,
+    out: Path | None = None,
+    *,
+    target: Path | None = None,
+    layer_ids: Literal["hidden_states", "layers"] | None = None,
+) -> Path:
+    """Write model.safetensors, config.json and training.json for the pickled head in ``folder``.
+
+    Args:
+        out: folder to write to; None: beside the pickles, which are not opened again then.
+        target: folder of the head's target: its tokenizer is recorded, and the head must load for it.
+        layer_ids: how config.json counts EAGLE-3's layers, if that is known: as indices into transformers' ``hidden_states``
+            (vLLM), or as layers (SpecForge, SGLang).
+
+    Returns:
+        The folder written.
+
+    Raises:
+        ConfigurationError: there is no pickle, or it holds anything but tensors, or the head does not suit the target;
+            nothing is left behind then.
+    """
+    out = folder if out is None else out
+    read_json(folder / CONFIG, of="head")
+    files = _pickles(folder)
+    if (out / SINGLE).exists():
+        raise ConfigurationError(f"cannot convert the head at {folder}: {out / SINGLE} is there already")
+    tensors: dict[str, torch.Tensor] = {}
+    for file in files:
+        for name, tensor in _tensors(file).items():
+            if name in tensors:
+                raise ConfigurationError(f"cannot convert the head at {folder}: {name} is in two files")
+            # Tensors that share memory, as tied weights do, are written one by one.
+            tensors[name] = tensor.clone().contiguous()
+    recorded: dict[str, Any] = read_json(folder / TRAINING, of="head") if (folder / TRAINING).is_file() else {}
+    recorded["converted_from"] = {file.name: _sha256(file) for file in files}
+    if layer_ids is not None:
+        recorded["layer_ids"] = layer_ids
+    if target is not None:
+        recorded["tokenizer_sha256"] = tokenizer_digest(target)
+    written = [SINGLE, TRAINING] if out == folder else [SINGLE, TRAINING, CONFIG]
+    before = (out / TRAINING).read_bytes() if (out / TRAINING).is_file() else None
+    out.mkdir(parents=True, exist_ok=True)
+    try:
+        if out != folder:
+            shutil.copyfile(folder / CONFIG, out / CONFIG)
+        write_whole(out / TRAINING, json.dumps(recorded, indent=2).encode())
+        write_whole(out / SINGLE, save(tensors, metadata={"format": "pt"}))
+        if target is not None:
+            load_head(out, target)
+    except BaseException:
+        for name in written:
+            (out / name).unlink(missing_ok=True)
+        if before is not None:
+            write_whole(out / TRAINING, before)
+        raise
+    return out
+
+
+def _pickles(folder: Path) -> list[Path]:
+    found = sorted(file for file in folder.iterdir() if file.suffix in PICKLED and file.is_file())
+    if not found:
+        kinds = ", ".join(PICKLED)
+        raise ConfigurationError(f"cannot convert the head at {folder}: no pickled weights there ({kinds})")
+    return found
+
+
+def _tensors(file: Path) -> Mapping[str, torch.Tensor]:
+    """The tensors in one file, by name.
+
+    Raises:
+        ConfigurationError: it holds anything else, programs above all, or is damaged.
+    """
+    where = f"cannot convert {file}"
+    try:
+        content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # The exception's text is torch's advice to switch the check off.
+        reason = "it holds more than tensors" if "weights_only" in str(error) else one_line(error)
+        raise ConfigurationError(f"{where}: {reason}; only tensors by name are converted") from error
+    if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
+        content = content["state_dict"]
+    if not isinstance(content, Mapping):
+        raise ConfigurationError(f"{where}: it holds {type(content).__name__}; only tensors by name are converted")
+    for name, value in content.items():
+        if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
+            kind = type(value).__name__
+            raise ConfigurationError(f"{where}: {str(name)[:80]} is {kind}; only tensors by name are converted")
+    return content
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

@@ -1,0 +1,32 @@
+"""What a head must know about its target, read from the target's folder without torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from services.drafter.feature_draft.head_config import TargetShape
+from services.model_folder import read_json, text_config
+from speculation.errors import ConfigurationError
+
+
+def read_target_shape(folder: Path) -> TargetShape:
+    """The shape of the target in ``folder``.
+
+    Raises:
+        ConfigurationError: config.json cannot be read, or lacks a size.
+    """
+    config = text_config(read_json(folder / "config.json", of="target"))
+
+    def number(*names: str) -> int:
+        for name in names:
+            if type(config.get(name)) is int:
+                return int(config[name])
+        raise ConfigurationError(f"cannot load the target at {folder}: config.json has no {names[0]}")
+
+    return TargetShape(
+        hidden_size=number("hidden_size", "n_embd", "d_model"),
+        vocab_size=number("vocab_size"),
+        num_layers=number("num_hidden_layers", "n_layer", "n_layers", "num_layers"),
+        max_positions=number("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length"),
+        config=config,
+    )

@@ -1,0 +1,157 @@
+"""The form of a constrained answer in llguidance's notation: JSON schema, any JSON object, regex, choice, Lark grammar.
+
+Router and verifier both use it: the router refuses what the engine cannot hold an answer to, in the engine's own words; the
+verifier compiles the same text. Nothing that a grammar asks for is left out: a keyword that the engine does not implement,
+and an attribute that the decoding loop does not honour, are refused (https://github.com/guidance-ai/llguidance).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from llguidance import LLMatcher, LLParserLimits
+
+from speculation.errors import InvalidArgument
+from speculation.types import SamplingParams, StructuredOutputs
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions
+
+# JSON allows any amount of white space between tokens, and small models write it without end.
+_WHITE_SPACE = r"[\x20\x0A\x0D\x09]{1,20}"
+MAX_CHOICES = 1024
+# Expressions that a grammar's lexer may be made of: enough for a schema of the greatest length, and worth half a second.
+_LEXER_FUEL = 400_000
+_MOST_WORDS = 300
+# Attributes of a rule that change how its tokens are chosen, which is the request's to say.
+_ATTRIBUTE = re.compile(r"^\s*[?!]?\w+\s*\[[^\]\"/]*\b(temperature)\b", re.MULTILINE)
+# Only a tokenizer can tell whether such tokens exist, and the verifier has it.
+_FOR_THE_VERIFIER = "no tokenizer - can't validate"
+
+
+def limits() -> LLParserLimits:
+    """Bounds of the engine's work, for one grammar and for one mask."""
+    return LLParserLimits(initial_lexer_fuel=_LEXER_FUEL, verbose_errors=False)
+
+
+def field_of(structured: StructuredOutputs) -> str:
+    """The name of the request's field that holds the constraint."""
+    return f"structured_outputs.{structured.kind}"
+
+
+def refusal(structured: StructuredOutputs, words: str) -> InvalidArgument:
+    """The error for a constraint that cannot be honoured.
+
+    Args:
+        words: what is wrong with it; may quote the constraint, so it is clipped and freed of control characters.
+    """
+    words = words[: 4 * _MOST_WORDS].partition("<non-verbose/>")[0]
+    plain = " ".join("".join(c if c.isprintable() else " " for c in words).split())
+    shown = plain if len(plain) <= _MOST_WORDS else f"{plain[:_MOST_WORDS]}..."
+    return InvalidArgument(field_of(structured), "what was given", f"what the grammar engine supports: {shown}")
+
+
+def engine_text(structured: StructuredOutputs) -> str:
+    """The constraint as llguidance reads it.
+
+    Raises:
+        InvalidArgument: its text is not of its kind.
+    """
+    text = structured.text
+    match structured.kind:
+        case "json_object":
+            return _json_grammar('{"type": "object"}')
+        case "json":
+            schema = _parse_json(structured)
+            if schema is True:
+                return _json_grammar("{}")
+            if not isinstance(schema, dict):
+                raise refusal(structured, "a schema is an object, or true")
+            own = schema.get("x-guidance")
+            return _json_grammar(text, own if isinstance(own, dict) else {})
+        case "regex":
+            return LLMatcher.grammar_from_regex(text)
+        case "choice":
+            return LLMatcher.grammar_from_lark(f"start: {' | '.join(map(_literal, _choices(structured)))}")
+        case "grammar":
+            if text.lstrip().startswith("{"):
+                # llguidance would read it in its own JSON notation, whose options are not checked here.
+                raise refusal(structured, "a Lark grammar begins with a rule or a directive, not with {")
+            if (found := _ATTRIBUTE.search(text)) is not None:
+                raise refusal(structured, f"the attribute {found[1]} of a rule is not supported")
+            return LLMatcher.grammar_from_lark(text)
+
+
+def check_sampling(params: SamplingParams) -> None:
+    """Check that a request's constraint can be honoured, together with its other parameters. Takes up to a second.
+
+    Raises:
+        InvalidArgument: names the field.
+    """
+    structured = params.structured_outputs
+    if structured is None:
+        return
+    check_companions(params, structured)
+    failed, messages = LLMatcher.validate_grammar_with_warnings(engine_text(structured), limits=limits())
+    check_messages(structured, messages)
+    if failed:
+        raise refusal(structured, "it is not valid")
+
+
+def check_companions(params: SamplingParams, structured: StructuredOutputs) -> None:
+    """Refuse parameters that would have an answer go on where its grammar ends.
+
+    Raises:
+        InvalidArgument: names the field.
+    """
+    for name, neutral in (("min_tokens", 0), ("ignore_eos", False)):
+        if (value := getattr(params, name)) != neutral:
+            why = "an answer ends where its grammar does"
+            raise InvalidArgument(name, value, f"{str(neutral).lower()} with {field_of(structured)}: {why}")
+
+
+def check_messages(structured: StructuredOutputs, messages: list[str]) -> None:
+    """Refuse a constraint for the engine's errors and warnings: a warning says that part of it would be ignored.
+
+    Raises:
+        InvalidArgument: there are some that matter.
+    """
+    if found := [message for message in messages if not message.startswith(_FOR_THE_VERIFIER)]:
+        raise refusal(structured, found[0])
+
+
+def _json_grammar(schema: str, own: Mapping[str, Any] | None = None) -> str:
+    """A grammar from a schema, whose ``own`` options (``x-guidance``) may choose other white space, or none.
+
+    They may not choose that unknown keywords are ignored.
+    """
+    defaults: JsonCompileOptions = {}
+    if not own or own.get("whitespace_flexible") is not False:
+        defaults["whitespace_pattern"] = _WHITE_SPACE
+    return LLMatcher.grammar_from_json_schema(schema, defaults=defaults, overrides={"lenient": False})
+
+
+def _parse_json(structured: StructuredOutputs) -> Any:
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
+    try:
+        return json.loads(structured.text, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise refusal(structured, f"no JSON: {error}") from None
+
+
+def _choices(structured: StructuredOutputs) -> list[str]:
+    found = _parse_json(structured)
+    if not isinstance(found, list) or not found or not all(isinstance(each, str) and each for each in found):
+        raise refusal(structured, "a choice is a list of one or more strings, none of them empty")
+    if len(found) > MAX_CHOICES:
+        raise refusal(structured, f"a choice has at most {MAX_CHOICES} strings, not {len(found)}")
+    return list(dict.fromkeys(found))
+
+
+def _literal(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

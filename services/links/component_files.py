@@ -1,0 +1,76 @@
+"""The files of mutual TLS between components, and checks of them that need no gRPC."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from speculation.errors import ConfigurationError
+
+_DOMAIN = "outrider.internal"
+# Who may call whom: server's role -> callers' roles. The router reaches verifiers through Ray, which has TLS of its own.
+CALLERS = {"drafter": ("verifier",), "retrieval": ("drafter",)}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ComponentTls:
+    """PEM files of one component, and its role.
+
+    Attributes:
+        role: verifier, drafter or retrieval; its certificate names ``ROLE.outrider.internal``.
+        certificate: certificate chain.
+        key: its private key, without password.
+        ca: certificates of the authority that signs all components' certificates.
+    """
+
+    role: str
+    certificate: Path
+    key: Path
+    ca: Path
+
+
+def name_of(role: str) -> str:
+    """The DNS name that the certificate of a component in ``role`` must hold as a subject alternative name."""
+    return f"{role}.{_DOMAIN}"
+
+
+def check_files(files: ComponentTls) -> None:
+    """Check that the files can be read, that certificate and key match, and that the certificate names the role.
+
+    Raises:
+        ConfigurationError: they do not; names the setting.
+    """
+    for setting, file in (("certificate", files.certificate), ("key", files.key), ("ca", files.ca)):
+        try:
+            file.read_bytes()
+        except OSError as error:
+            raise ConfigurationError(f"cluster.tls.{setting} is {file}: cannot be read ({error.strerror})") from error
+    if (wrong := mismatch(files)) is not None:
+        raise ConfigurationError(
+            f"cluster.tls.certificate is {files.certificate}, key is {files.key}, ca is {files.ca}: must be a certificate "
+            f"chain, its key without password, and certificates of an authority, all in PEM ({wrong})"
+        )
+    if name_of(files.role) not in _names_in(files.certificate):
+        raise ConfigurationError(
+            f"cluster.tls.certificate is {files.certificate}: must name {name_of(files.role)} as a subject alternative name "
+            "(DNS), as the certificate of a " + files.role
+        )
+
+
+def mismatch(files: ComponentTls) -> str | None:
+    """Why the files do not fit together; None if they do."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(files.certificate, files.key, password=lambda: "")
+        context.load_verify_locations(files.ca)
+    except (OSError, ValueError) as error:
+        return getattr(error, "reason", None) or str(error)
+    return None
+
+
+def _names_in(certificate: Path) -> list[str]:
+    # The one reader of certificates in the standard library.
+    decoded: dict[str, Any] = ssl._ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]
+    return [value for kind, value in decoded.get("subjectAltName", ()) if kind == "DNS"]

@@ -1,0 +1,74 @@
+"""Mutual TLS between components: each proves its role with a certificate; files are read again when they have changed."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from services.links.component_files import ComponentTls, mismatch, name_of
+from services.links.renewed_files import RenewedFiles
+from speculation.errors import Unauthenticated
+
+log = logging.getLogger(__name__)
+
+
+def _kept(files: ComponentTls) -> RenewedFiles:
+    return RenewedFiles((files.key, files.certificate, files.ca), lambda: mismatch(files))
+
+
+def server_credentials(files: ComponentTls) -> grpc.ServerCredentials:
+    """Credentials of a server that asks for client certificates. Connections that exist outlive a change of the files."""
+    kept = _kept(files)
+
+    def configuration() -> Any:
+        (key, certificate, ca), _ = kept.content()
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca)
+
+    def fetch() -> Any:
+        # gRPC asks at every handshake; None: nothing new.
+        (key, certificate, ca), changed = kept.content()
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca) if changed else None
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=True)
+
+
+class CallerTls:
+    """Credentials of a component that calls another one, read for every new channel.
+
+    Args:
+        files: the caller's.
+        callee: the role of whom it calls; the server's certificate must name it.
+    """
+
+    def __init__(self, files: ComponentTls, callee: str) -> None:
+        self._kept = _kept(files)
+        self._callee = callee
+
+    def channel(self, address: str, options: list[tuple[str, Any]]) -> grpc.aio.Channel:
+        """A channel to "host:port"."""
+        (key, certificate, ca), _ = self._kept.content()
+        credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+        named = [*options, ("grpc.ssl_target_name_override", name_of(self._callee))]
+        return grpc.aio.secure_channel(address, credentials, options=named)
+
+    async def renewed(self) -> None:
+        """Wait until the files have changed: a channel made before shows the old certificate as long as it lives."""
+        await self._kept.renewed()
+
+
+def check_caller(context: grpc.aio.ServicerContext[Any, Any], roles: Collection[str]) -> None:
+    """Check that a call comes from a component in one of ``roles``.
+
+    Raises:
+        Unauthenticated: its certificate names none of them.
+    """
+    names = {name.decode(errors="replace") for name in context.auth_context().get("x509_subject_alternative_name", ())}
+    if not names & {name_of(role) for role in roles}:
+        log.warning(
+            "a call from %s is refused: its certificate names %s", context.peer(), ", ".join(sorted(names)) or "nobody"
+        )
+        raise Unauthenticated(f"the certificate must name {' or '.join(name_of(role) for role in roles)}")

@@ -1,0 +1,1 @@
+"""What the service counts and measures: one port, a table of all names, and the sinks behind it."""

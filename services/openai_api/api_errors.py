@@ -1,0 +1,94 @@
+"""Our errors as OpenAI's clients expect them: a status, headers, and ``{"error": {message, type, param, code}}``."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from services.links.status import status_of
+from speculation.errors import (
+    Internal,
+    InvalidArgument,
+    NotFound,
+    OutriderError,
+    PermissionDenied,
+    PromptTooLong,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+
+Headers = list[tuple[str, str]]
+
+
+class Refused(InvalidArgument):
+    """A field that OpenAI's API does not have, or not so.
+
+    Attributes:
+        code: what is wrong with it, in OpenAI's words.
+    """
+
+    def __init__(self, field: str, value: object, allowed: str, code: str = "invalid_value") -> None:
+        super().__init__(field, value, allowed)
+        self.code = code
+
+
+class HttpError(OutriderError):
+    """A call that fails for HTTP's own reasons, such as a body that is too large."""
+
+    def __init__(self, status: int, code: str, message: str, headers: Headers | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.headers = headers or []
+
+
+# The ``code`` of errors other than ``Refused`` and ``HttpError``; the most specific class counts.
+_CODES: dict[type[OutriderError], str] = {
+    PromptTooLong: "context_length_exceeded",
+    NotFound: "model_not_found",
+    InvalidArgument: "invalid_value",
+    Unauthenticated: "invalid_api_key",
+    PermissionDenied: "insufficient_permissions",
+    ResourceExhausted: "rate_limit_exceeded",
+    Unavailable: "service_unavailable",
+}
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+
+
+def http_status(error: OutriderError) -> int:
+    """The status of an answer that is ``error``."""
+    return error.status if isinstance(error, HttpError) else status_of(error).http
+
+
+def error_body(error: OutriderError) -> dict[str, Any]:
+    """The answer's JSON."""
+    status = http_status(error)
+    own = error.code if isinstance(error, Refused | HttpError) else None
+    code = own or next((_CODES[cls] for cls in type(error).__mro__ if cls in _CODES), None)
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    param = error.field if isinstance(error, InvalidArgument) else None
+    return {"error": {"message": printable(str(error)), "type": kind, "param": param, "code": code}}
+
+
+def error_headers(error: OutriderError) -> Headers:
+    """Headers that tell clients whether and when to try again; OpenAI's own client obeys them."""
+    if isinstance(error, HttpError):
+        return error.headers
+    if isinstance(error, ResourceExhausted):
+        wait_s = error.retry_after_s
+        return [("retry-after", str(max(1, math.ceil(wait_s)))), ("retry-after-ms", str(max(1, math.ceil(wait_s * 1000))))]
+    if isinstance(error, Unavailable):
+        return [("retry-after", "1")]
+    if isinstance(error, Internal):
+        # What fails here fails again.
+        return [("x-should-retry", "false")]
+    if isinstance(error, Unauthenticated):
+        return [("www-authenticate", "Bearer")]
+    return []
+
+
+def printable(text: str, most: int = 1000) -> str:
+    """A message without control characters, shortened: parts of it may come from a request or a chat template."""
+    kept = "".join(char if char.isprintable() else " " for char in text[: most + 1])
+    return kept if len(kept) <= most else kept[: most - 3] + "..."

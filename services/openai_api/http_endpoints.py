@@ -1,0 +1,225 @@
+"""What each path does."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import time
+from typing import Any, Protocol
+
+from services.access.gate import Gate
+from services.client_api import ClientRequest as Request
+from services.client_api import Completion, ModelCard, RequestedSampling, RouterPort, TextChunk
+from services.links.well import Well
+from services.openai_api.api_errors import Refused
+from services.openai_api.asked import Asked
+from services.openai_api.chat_answer import ChatAnswer
+from services.openai_api.chat_messages import read_messages
+from services.openai_api.chat_request import read_chat, read_chat_options
+from services.openai_api.completion_answer import CompletionAnswer
+from services.openai_api.completion_request import read_completion, read_prompts
+from services.openai_api.event_stream import PING_S, EventStream
+from services.openai_api.fields import Fields
+from services.openai_api.generation import RunningChoices, named, prepare
+from services.openai_api.http_call import HttpCall
+from services.openai_api.http_config import HttpConfig
+from services.openai_api.json_body import read_object
+from services.openai_api.server_fingerprint import server_version
+from services.openai_api.tool_choice import read_tools
+from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
+
+log = logging.getLogger(__name__)
+
+_OWNER = "outrider"
+# Seconds for which an answer to "are you ready?" holds: anyone may ask, and every answer asks a verifier.
+_READY_S = 1.0
+
+
+class AnswerForm(Protocol):
+    """Turns the events of a request's generations into JSON."""
+
+    def opening(self) -> list[dict[str, Any]]:
+        """The stream's first events."""
+
+    async def add(self, index: int, event: TextChunk | Completion) -> list[dict[str, Any]]:
+        """The stream's events that tell of a choice's event."""
+
+    def closing(self) -> dict[str, Any]:
+        """The stream's event with the usage."""
+
+    async def take(self, index: int, event: TextChunk | Completion) -> None:
+        """Gather a choice's event."""
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer, from all that was gathered."""
+
+
+class Endpoints:
+    """Answers calls from a router.
+
+    Args:
+        gate: holds a seat for each generation, and records calls.
+
+    Attributes:
+        running: the generations under way.
+    """
+
+    def __init__(self, router: RouterPort, gate: Gate, config: HttpConfig) -> None:
+        self._router = router
+        self._gate = gate
+        self._config = config
+        self._well = Well(router)
+        self._started = int(time.time())
+        self._ready: tuple[float, bool] = (0.0, False)
+        self.running: set[RunningChoices] = set()
+
+    async def chat(self, call: HttpCall) -> None:
+        """POST /v1/chat/completions"""
+        asked = read_chat(await read_object(call.receive, call.headers, self._config.arrives_s))
+        await call.unless_gone(self._generate(call, asked, ChatAnswer, "ChatCompletions"))
+
+    async def completions(self, call: HttpCall) -> None:
+        """POST /v1/completions"""
+        asked = read_completion(await read_object(call.receive, call.headers, self._config.arrives_s))
+        await call.unless_gone(self._generate(call, asked, CompletionAnswer, "Completions"))
+
+    async def _generate(
+        self, call: HttpCall, asked: Asked, form: type[ChatAnswer] | type[CompletionAnswer], method: str
+    ) -> None:
+        if asked.request_id is not None and call.headers.get("x-request-id", asked.request_id) != asked.request_id:
+            raise Refused("request_id", asked.request_id, "as the header x-request-id, or one of them unset")
+        prepared = await prepare(asked, self._router, call.base_request(asked.request_id))
+        answer = form(asked, prepared, self._router, call.request_id, int(time.time()))
+        admit = functools.partial(self._gate.admit, call.known_caller, method=method)
+        async with RunningChoices(self._router, prepared.requests, admit) as running:
+            self.running.add(running)
+            try:
+                if asked.stream is None:
+                    await self._whole(call, running, answer)
+                else:
+                    private = self._config.public.privacy.padding(asked.private)
+                    padding = private or (self._config.padding if asked.stream.include_obfuscation else None)
+                    stream = EventStream(
+                        call.send, [], padding, self._config.public.send_timeout_s, everything=private is not None
+                    )
+                    await self._streamed(stream, running, answer, usage=asked.stream.include_usage)
+            except InvalidArgument as error:
+                raise named(error, {"max_tokens": asked.length_field, "prompt_token_ids": "prompt"}) from error
+            finally:
+                self.running.discard(running)
+
+    async def _whole(self, call: HttpCall, running: RunningChoices, answer: AnswerForm) -> None:
+        while not running.over:
+            if (told := await running.next()) is not None:
+                await answer.take(*told)
+        await call.answer(await answer.whole())
+
+    async def _streamed(self, stream: EventStream, running: RunningChoices, answer: AnswerForm, *, usage: bool) -> None:
+        # What fails before the first token is an HTTP status, unless that token takes long.
+        told = await running.next(PING_S)
+        await stream.begin()
+        await stream.events(answer.opening())
+        try:
+            while True:
+                if told is None:
+                    await stream.ping()
+                else:
+                    await stream.events(await answer.add(*told))
+                if running.over:
+                    break
+                told = await running.next(PING_S)
+            if usage:
+                await stream.events([answer.closing()])
+            await stream.end()
+        except OutriderError as error:
+            await stream.fail(error)
+        except Exception:
+            log.exception("a stream failed")
+            await stream.fail(Internal("internal error; the server's log says why"))
+
+    async def stop(self) -> None:
+        """End what goes on beside requests."""
+        await self._well.stop()
+
+    async def models(self, call: HttpCall) -> None:
+        """GET /v1/models"""
+        cards = await self._router.models()
+        await call.answer({"object": "list", "data": [self._model(card) for card in cards]})
+
+    async def model(self, call: HttpCall) -> None:
+        """GET /v1/models/{id}"""
+        cards = {card.name: card for card in await self._router.models()}
+        if call.path not in cards:
+            raise NotFound("model", call.path or "empty", ", ".join(cards))
+        await call.answer(self._model(cards[call.path]))
+
+    def _model(self, card: ModelCard) -> dict[str, Any]:
+        return {
+            "id": card.name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": _OWNER,
+            "root": card.name,
+            "parent": None,
+            "max_model_len": card.max_model_len,
+            "strategies": list(card.strategies),
+            "default_strategy": card.default_strategy,
+            "bit_exact": card.bit_exact,
+        }
+
+    async def tokenize(self, call: HttpCall) -> None:
+        """POST /tokenize: of a text, or of a conversation as it is sent to the model."""
+        fields = Fields(await read_object(call.receive, call.headers, self._config.arrives_s))
+        model, names = fields.text("model"), fields.truth("return_token_strs")
+        if fields.given("messages") and fields.given("prompt"):
+            raise fields.refuse("prompt", "set", "unset where messages is set")
+        if fields.given("messages"):
+            messages, tools = read_messages(fields), read_tools(fields)
+            request = Request(input=messages, sampling=RequestedSampling(), chat=read_chat_options(fields, tools))
+        else:
+            prompts = read_prompts(fields)
+            if len(prompts) != 1:
+                raise Refused("prompt", f"{len(prompts)} prompts", "one prompt")
+            request = Request(input=prompts[0], sampling=RequestedSampling())
+        if fields.truth("add_special_tokens") is (not isinstance(request.input, str)):
+            raise fields.refuse("add_special_tokens", "another", "as generation has it: true for text, false for messages")
+        fields.end(known=("model", "prompt", "messages", "return_token_strs", "tools", "chat_template_kwargs"))
+        card = await self._card(model)
+        ids = await call.unless_gone(self._router.tokenize(request))
+        found: dict[str, Any] = {"count": len(ids), "max_model_len": card.max_model_len, "tokens": list(ids)}
+        spelt = [each.data.decode(errors="replace") for each in await self._router.spell(ids)] if names else None
+        await call.answer({**found, "token_strs": spelt})
+
+    async def detokenize(self, call: HttpCall) -> None:
+        """POST /detokenize"""
+        fields = Fields(await read_object(call.receive, call.headers, self._config.arrives_s))
+        model, ids = fields.text("model"), fields.ids("tokens")
+        if ids is None:
+            raise fields.refuse("tokens", "unset", "a list of token ids", "missing_required_parameter")
+        fields.end(known=("model", "tokens"))
+        await self._card(model)
+        await call.answer({"prompt": await self._router.detokenize(ids)})
+
+    async def _card(self, model: str | None) -> ModelCard:
+        card = (await self._router.models())[0]
+        if model is not None and model != card.name:
+            raise NotFound("model", model or "empty", card.name)
+        return card
+
+    async def health(self, call: HttpCall) -> None:
+        """GET /health: this process answers."""
+        await call.answer({"status": "ok"})
+
+    async def ready(self, call: HttpCall) -> None:
+        """GET /ready: a request would be answered."""
+        asked_at, ready = self._ready
+        if time.monotonic() - asked_at > _READY_S:
+            ready = await self._well.ready()
+            self._ready = time.monotonic(), ready
+        if not ready:
+            raise Unavailable("no verifier answers; try again")
+        await call.answer({"status": "ok"})
+
+    async def version(self, call: HttpCall) -> None:
+        """GET /version"""
+        await call.answer({"version": server_version()})

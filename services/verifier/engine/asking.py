@@ -1,0 +1,166 @@
+"""Decides how often an origin is asked for drafts: at every step where that pays (architecture, law 3). Uses no clock.
+
+A drafter on the target's own cores slows the passes down, whether or not its drafts are used. What one request for a draft
+costs is measured: seconds of passes with drafting under way, against those without. Where a request's drafts bring less, its
+reports are held back and sent together, so that fruitless drafting takes a small share of all pass time. Where drafting
+slows no pass, it costs nothing, and every step is reported at once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from services.verifier.engine.cost_slope import CostSlope
+from speculation.budget import Budget
+from speculation.costs import Load
+
+# Share of all pass time that fruitless drafting may take, and the most steps that one report tells of.
+_SHARE = 0.01
+MOST_STEPS = 32
+# A pass in so many goes without drafting, until the cost is known and afterwards, so that there is something to compare.
+_QUIET_EVERY, _QUIET_EVERY_LATER = 4, 32
+# The price of a row is that of one of so many.
+_ROWS = 4
+# A pass counts as at most so much slower or faster than the average, as a share of its time.
+_MOST_SLOWER = 0.5
+# How many passes with a change tell what a draft costs; until then it is taken to cost this share of a pass. A request that
+# drafts bring nothing then asks seldom from the beginning, and so its passes show the cost.
+_KNOWN, _ASSUMED = 8.0, 0.15
+# A pass is quiet with this many drafts per request less than on average.
+_SAME = 0.05
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prices:
+    """What time costs at the present load.
+
+    Attributes:
+        pass_s: seconds of a pass without drafts.
+        row_s: seconds that one more row adds.
+        requests: those that get a token of each pass.
+    """
+
+    pass_s: float
+    row_s: float
+    requests: int
+
+    def gain_s(self, tokens: float, wait_s: float) -> float:
+        """What a draft gains, in seconds of the batch: its accepted tokens, less their rows and the wait for it.
+
+        Args:
+            wait_s: until the drafts come, which those of all requests do together.
+        """
+        return tokens * max(0.0, self.pass_s / self.requests - self.row_s) - wait_s / self.requests
+
+
+def prices_of(load: Load, budget: Budget) -> Prices | None:
+    """The prices of a pass over ``load``, which holds no drafts; None where time does not count."""
+    pass_s = budget.seconds(load)
+    if math.isinf(pass_s):
+        return None
+    row_s = (budget.seconds(load.plus(_ROWS)) - pass_s) / _ROWS
+    return Prices(pass_s=pass_s, row_s=row_s, requests=max(1, load.requests))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gain:
+    """What another draft is expected to gain.
+
+    Attributes:
+        average_s: if it is like drafts on average, in seconds.
+        like_last_s: if it is like the last one.
+        passes: how many passes go by while it is made.
+    """
+
+    average_s: float
+    like_last_s: float
+    passes: int
+
+
+class AskCost:
+    """How many seconds longer a pass takes for each draft that one origin makes meanwhile, over all requests."""
+
+    def __init__(self) -> None:
+        self._slope = CostSlope(_MOST_SLOWER, known=_KNOWN, assumed=_ASSUMED)
+        self._since_quiet = 0
+
+    @property
+    def seconds(self) -> float:
+        """The estimate; at first, an assumption."""
+        return self._slope.seconds
+
+    @property
+    def explores(self) -> bool:
+        """Whether requests that gain little should not ask now, so that a pass without drafting can be measured."""
+        every = _QUIET_EVERY_LATER if self._slope.known else _QUIET_EVERY
+        # Drafts under way must end first. Others may go on asking, so it does not last for ever.
+        return self._since_quiet % (every + MOST_STEPS) >= every
+
+    def learn(self, *, requests: int, rows: int, drafts: int, seconds: float, expected_s: float) -> None:
+        """Learn from a pass without prompts.
+
+        Passes with trees are not compared with those without: what rows cost is an estimate as well, and trees come from
+        drafts.
+
+        Args:
+            drafts: those under way meanwhile, or asked for just before.
+            seconds: that it took.
+            expected_s: seconds that a pass over its rows takes.
+        """
+        more = self._slope.learn(requests=requests, units=drafts, seconds=seconds - expected_s, pass_s=expected_s, rows=rows)
+        self._since_quiet = 0 if not drafts or more < -_SAME else self._since_quiet + 1
+
+
+class Pace:
+    """Decides, step by step, when one request reports to one origin."""
+
+    def __init__(self) -> None:
+        self._steps = 0
+        # The next fruitless draft is asked for after so many steps.
+        self._every = MOST_STEPS
+        self._wanted = True
+
+    def due(self, gain: Gain, cost: AskCost, prices: Prices, *, turn: int, wanted: bool, free: bool) -> bool:
+        """Whether to report now, and so to ask for a draft. Call once per step.
+
+        Args:
+            turn: counts steps. All requests make their fruitless drafts in the same ones, so that the others are quiet.
+            wanted: whether the budget wants any nodes now.
+            free: whether the origin may be asked: it is not behind with earlier drafts.
+        """
+        self._steps += 1
+        wanted_before, self._wanted = self._wanted, wanted
+        due = self._steps >= MOST_STEPS or self._due(gain, cost, prices, turn, free)
+        # The budget seldom wants nodes where they do not pay; that moment must not be missed.
+        due = due or (wanted and not wanted_before)
+        if due:
+            self._steps = 0
+        return due
+
+    def _due(self, gain: Gain, cost: AskCost, prices: Prices, turn: int, free: bool) -> bool:
+        cost_s = gain.passes * cost.seconds
+        pays = self._wanted and gain.average_s >= cost_s
+        if pays:
+            self._every = 1
+        # Those that gain more than drafting can cost need not know its cost.
+        if cost.explores and gain.average_s < prices.pass_s / prices.requests:
+            return False
+        if pays or (self._wanted and gain.like_last_s >= cost_s):
+            return True
+        every = min(self._every, _steps_between(cost_s, prices))
+        if turn % every or not (free or every == 1):
+            return False
+        self._every = min(MOST_STEPS, 2 * self._every)
+        return True
+
+    def restart(self) -> None:
+        """Note that the origin has been told everything."""
+        self._steps = 0
+
+
+def _steps_between(cost_s: float, prices: Prices) -> int:
+    """Steps from one fruitless draft to the next, so that those of all requests take their share of time: a power of two."""
+    every = cost_s * prices.requests / (_SHARE * prices.pass_s)
+    # Rounded up, but for what is just above a power of two: the share is exceeded by a fifth at most.
+    return 1 if every <= 1 else int(min(MOST_STEPS, 2 ** math.ceil(math.log2(every) - 0.25)))

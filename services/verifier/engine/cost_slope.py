@@ -1,0 +1,72 @@
+"""Measures how many seconds longer a pass takes for each unit of something that goes on meanwhile. Uses no clock."""
+
+from __future__ import annotations
+
+# Weight of a pass in the averages for its number of requests.
+_MEAN_WEIGHT = 0.125
+# In passes that differ from the average by one unit per request: how many count in the estimate, and how many the
+# assumption counts that stands for it until they are known.
+_MEMORY, _PRIOR = 40.0, 1.0
+
+
+class CostSlope:
+    """Least squares of a pass's seconds on its units, both as deviations from the averages of passes like it.
+
+    Args:
+        most_slower: a pass counts as at most so much slower or faster than the average, as a share of its time.
+        known: in passes that differ from the average by one unit per request, how many a good estimate needs.
+        assumed: what a unit is taken to cost until that is known, as a share of a pass.
+    """
+
+    def __init__(self, most_slower: float, *, known: float, assumed: float = 0.0) -> None:
+        self._most_slower = most_slower
+        self._known = known
+        self._assumed = assumed
+        self._assumed_s = 0.0
+        # By number of requests and of rows, rounded to powers of two: average units per request, and average seconds.
+        self._means: dict[tuple[int, int], tuple[float, float]] = {}
+        self._squares = self._products = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The estimate."""
+        return max(0.0, (self._products + _PRIOR * self._assumed_s) / (self._squares + _PRIOR))
+
+    @property
+    def known(self) -> bool:
+        """Whether passes have differed enough for a good estimate."""
+        return self._squares >= self._known
+
+    def without_s(self, requests: int) -> float:
+        """Average seconds of a pass without any unit, for about as many requests; 0 if there were none.
+
+        Only for seconds that were learnt whole, not as differences.
+        """
+        share, seconds = self._means.get(_alike(requests), (0.0, 0.0))
+        return max(0.0, seconds - self.seconds * share) * requests
+
+    def learn(self, *, requests: int, units: float, seconds: float, pass_s: float, rows: int = 0) -> float:
+        """Learn from a pass without prompts. Returns by how many units per request it differs from the average.
+
+        Args:
+            seconds: that it took, or by how many it differs from what was expected.
+            pass_s: seconds that a pass like this usually takes.
+            rows: that it held, if only passes with about as many say what a unit costs.
+        """
+        # Per request, so that batches of any size tell as much.
+        share, slower = units / requests, seconds / requests
+        alike = _alike(requests, rows)
+        mean_share, mean_slower = self._means.get(alike, (share, slower))
+        most = self._most_slower * pass_s / requests
+        self._assumed_s = self._assumed * pass_s
+        more, slower = share - mean_share, min(most, max(-most, slower - mean_slower))
+        self._means[alike] = mean_share + _MEAN_WEIGHT * more, mean_slower + _MEAN_WEIGHT * slower
+        # Passes that tell nothing new must not displace those that did.
+        kept = max(0.0, 1.0 - more * more / _MEMORY)
+        self._squares = kept * self._squares + more * more
+        self._products = kept * self._products + more * slower
+        return more
+
+
+def _alike(requests: int, rows: int = 0) -> tuple[int, int]:
+    return requests.bit_length(), rows.bit_length()

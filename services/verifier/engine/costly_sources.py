@@ -1,0 +1,264 @@
+"""Decides which of its plan's costly sources draft for a request (architecture, law 3). Uses no clock.
+
+A source is costly if a model runs for it, perhaps on the target's own cores, or if it reads hidden states or an index. It
+slows steps down whether or not its drafts are accepted. What it brings is known exactly, since drafts change no text:
+tokens accepted beyond what the other drafts at hand reach. What it costs is measured: how much longer a step takes, from
+one pass's end to the next one's, while requests use it. A source that costs more than it brings is left out: it is told
+nothing, and the passes compute nothing for it.
+
+A source is tried in the first request, and given up there as soon as it proves too costly; then in one request of 16, of 32
+and so on, or after an hour, or at a load that it was never tried at. Where it pays, one request of 32 goes without it, so
+that its cost stays known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from services.verifier.engine.cost_slope import CostSlope
+from speculation.sources import AUTO, SOURCES
+from speculation.tree import ROOT, children
+from speculation.types import Plan, TokenTree
+
+if TYPE_CHECKING:
+    from services.verifier.engine.live_request import LiveRequest
+
+# Requests from one hopeless trial to the next, which double up to the second number; seconds after which one is due anyway.
+_TRY_EVERY, _TRY_AT_LEAST_EVERY, _TRY_AFTER_S = 16, 256, 3600.0
+# Where a source pays, one request in so many goes without it.
+_WITHOUT_EVERY = 32
+# A use is judged at every so many of its steps, once so many drafts have come or so many steps have passed, and in a first
+# trial, whose cost is not known yet, ends after so many if it does not double the tokens.
+_JUDGE_EVERY, _FEWEST_DRAFTS, _MOST_SILENT, _FIRST_TRIAL = 8, 2, 24, 16
+# How many tokens' experience of all requests weighs as much as a request's own, and how many are remembered.
+_PRIOR, _MEMORY = 32.0, 512.0
+# A source is taken in only if steps yield so many times the tokens per second with it.
+_LEAST_GAIN = 1.03
+# A pass counts as at most so many times slower than the average, and so few passes with a change tell what a source costs.
+_MOST_SLOWER, _KNOWN = 4.0, 3.0
+
+
+@dataclass(slots=True)
+class Brought:
+    """Tokens of steps in which a source drafted: those that it alone brought, and all others."""
+
+    extra: float = 0.0
+    others: float = 0.0
+
+    def add(self, other: Brought, memory: float = _MEMORY) -> None:
+        """Add newer ones; the oldest fade."""
+        kept = min(1.0, memory / max(memory, self.others + other.others))
+        self.extra, self.others = kept * self.extra + other.extra, kept * self.others + other.others
+
+    def share(self, prior: Brought | None = None) -> float:
+        """Extra tokens for each other one, shrunk to the ``prior``'s share. 0 if nothing is known."""
+        weight = _PRIOR if prior is not None and prior.others else 0.0
+        extra = self.extra + (weight * prior.share() if weight and prior is not None else 0.0)
+        return extra / (self.others + weight) if self.others + weight else 0.0
+
+
+@dataclass(kw_only=True, slots=True)
+class Use:
+    """One request's use of a costly source.
+
+    Attributes:
+        trial: it is not known whether it pays.
+        steps: steps since it began; ``drafts``: drafts of the source that came.
+    """
+
+    trial: bool
+    steps: int = 0
+    drafts: int = 0
+    brought: Brought = field(default_factory=Brought)
+
+
+# What a source brings depends on whether the target samples, and on the length of the prompt (rounded to a power of two).
+_Kind = tuple[bool, int]
+
+
+def _kind(live: LiveRequest) -> _Kind:
+    return live.request.sampling.temperature > 0, len(live.request.prompt).bit_length()
+
+
+class Record:
+    """What one costly source brings and costs, over all requests."""
+
+    def __init__(self) -> None:
+        self.cost = CostSlope(_MOST_SLOWER, known=_KNOWN)
+        self.trials = 0
+        self._all = Brought()
+        self._by_kind: dict[_Kind, Brought] = {}
+        self._every, self._since, self._tried_at = _TRY_EVERY, 0, 0.0
+        self._loads: set[int] = set()
+        self._alternate = False
+
+    def brought(self, kind: _Kind) -> Brought:
+        """What it brought to requests of a kind."""
+        return self._by_kind.setdefault(kind, Brought())
+
+    def speed(self, share: float, requests: int) -> float:
+        """Tokens per second with the source in one of ``requests``, over those without it.
+
+        Args:
+            share: extra tokens that it brings, for each other one.
+        """
+        return (1.0 + share / requests) / self._slower(requests)
+
+    def _slower(self, requests: int) -> float:
+        step_s = self.cost.without_s(requests)
+        return 1.0 + self.cost.seconds / step_s if step_s else 1.0
+
+    def decide(self, kind: _Kind, requests: int, now: float, *, may_try: bool) -> Use | None:
+        """Whether the next request uses the source.
+
+        Args:
+            requests: decoded at once, this one included.
+            now: seconds.
+            may_try: whether a trial is possible: two in one request would say little about either.
+        """
+        self._since += 1
+        pays = self.speed(self.brought(kind).share(self._all), requests) > _LEAST_GAIN
+        if pays and self.cost.known:
+            self._every = _TRY_EVERY
+            return None if self._since % _WITHOUT_EVERY == 0 else Use(trial=False)
+        if pays:
+            # Requests with it and without it, in turn, show what it costs.
+            self._alternate = not self._alternate
+            return Use(trial=True) if self._alternate and may_try else None
+        return self._trial(requests, now) if may_try else None
+
+    def _trial(self, requests: int, now: float) -> Use | None:
+        new = requests.bit_length() not in self._loads and self._since > len(self._loads)
+        if self.trials or not (self._since >= self._every or now - self._tried_at > _TRY_AFTER_S or new):
+            return None
+        if self._loads:
+            self._every = min(_TRY_AT_LEAST_EVERY, 2 * self._every)
+        self._loads.add(requests.bit_length())
+        self._since, self._tried_at = 0, now
+        return Use(trial=True)
+
+    def hopeless(self, use: Use, kind: _Kind, requests: int) -> bool:
+        """Whether a request should use the source no longer."""
+        if use.steps % _JUDGE_EVERY or not use.steps or (use.drafts < _FEWEST_DRAFTS and use.steps < _MOST_SILENT):
+            return False
+        if use.trial and not self.cost.known:
+            return not use.brought.extra or (use.steps >= _FIRST_TRIAL and use.brought.share() < 1.0)
+        # A trial is to show what may have changed.
+        share = use.brought.share(None if use.trial else self.brought(kind))
+        return self.speed(share, requests) < 1.0
+
+    def ended(self, use: Use, kind: _Kind) -> None:
+        """Learn from a use that has ended."""
+        self.brought(kind).add(use.brought)
+        self._all.add(use.brought)
+        self.trials -= use.trial
+
+    def why(self, kind: _Kind, requests: int) -> str:
+        """What is known, for the answer's report."""
+        more, slower = self.brought(kind).share(self._all), self._slower(requests) - 1.0
+        return f"{100 * more:.0f} % more tokens, steps {100 * slower:.0f} % longer"
+
+
+class CostlySources:
+    """Decides for all requests of one loop.
+
+    Args:
+        choices: counts its decisions, by source and reason.
+    """
+
+    def __init__(self, choices: dict[str, dict[str, int]]) -> None:
+        self._choices = choices
+        self._records: dict[str, Record] = {}
+
+    def begin(self, live: LiveRequest, requests: int, now: float) -> None:
+        """Choose the sources of a request that begins.
+
+        Args:
+            requests: decoded at once, this one included.
+            now: seconds.
+        """
+        for name in costly(live.request.plan):
+            record = self._records.setdefault(name, Record())
+            tried = any(use.trial for use in live.used.values())
+            use = record.decide(_kind(live), requests, now, may_try=not tried)
+            if use is None:
+                self._leave_out(live, name, requests, "too_costly")
+            else:
+                self._count(name, "trial" if use.trial else "pays")
+                record.trials += use.trial
+                live.used[name] = use
+
+    def learn_pass(self, batch: Sequence[LiveRequest], seconds: float) -> None:
+        """Learn from a pass without prompts what sources cost.
+
+        Args:
+            seconds: from the end of the pass before to its end.
+        """
+        for name, record in self._records.items():
+            units = sum(name in live.used for live in batch)
+            mean_s = record.cost.without_s(len(batch)) or seconds
+            record.cost.learn(requests=len(batch), units=units, seconds=seconds, pass_s=mean_s)
+
+    def learn_step(self, live: LiveRequest, committed: Sequence[int], accepted: int) -> None:
+        """Learn what a request's sources brought to a step, before it is committed.
+
+        Args:
+            committed: the step's tokens; the first ``accepted`` of them had been drafted.
+        """
+        for name, use in live.used.items():
+            reached = 0
+            if accepted:
+                others = (each.tree for (_, group), each in live.ready().items() if group != name)
+                reached = max((reach(tree, committed[:accepted], name) for tree in others), default=0)
+            use.steps += 1
+            use.brought.add(Brought(accepted - reached, len(committed) - (accepted - reached)))
+            model = SOURCES[name].kind == "model"
+            use.drafts = sum(box.received[name] if model else box.received.total() for box in live.mailboxes.values())
+
+    def given_up(self, live: LiveRequest, requests: int) -> tuple[str, ...]:
+        """Sources that the request has used and uses no longer."""
+        kind = _kind(live)
+        gone = [name for name, use in live.used.items() if self._records[name].hopeless(use, kind, requests)]
+        for name in gone:
+            self._records[name].ended(live.used.pop(name), kind)
+            self._leave_out(live, name, requests, "given_up")
+        return tuple(gone)
+
+    def end(self, live: LiveRequest) -> None:
+        """Learn from a request that has ended."""
+        for name, use in live.used.items():
+            self._records[name].ended(use, _kind(live))
+        live.used.clear()
+
+    def _count(self, name: str, reason: str) -> None:
+        reasons = self._choices.setdefault(name, {})
+        reasons[reason] = reasons.get(reason, 0) + 1
+
+    def _leave_out(self, live: LiveRequest, name: str, requests: int, reason: str) -> None:
+        self._count(name, reason)
+        live.sources = tuple(each for each in live.sources if each != name)
+        live.note_switch(f"without {name}: {self._records[name].why(_kind(live), requests)}")
+
+
+def costly(plan: Plan) -> tuple[str, ...]:
+    """The plan's costly sources. Those that read an index are the user's choice, unless that was left to ``auto``."""
+    return tuple(
+        name
+        for name in (plan.sources if plan.speculates else ())
+        if (spec := SOURCES.get(name)) is not None
+        and (spec.kind == "model" or (plan.strategy == AUTO and (spec.retrieval or spec.layers)))
+    )
+
+
+def reach(tree: TokenTree, tokens: Sequence[int], without: str) -> int:
+    """How many of ``tokens`` lie on a path from the root without nodes of one source."""
+    below, node = children(tree), ROOT
+    for count, token in enumerate(tokens):
+        named = (child for child in below.get(node, ()) if tree.tokens[child] == token and tree.sources[child] != without)
+        found = next(named, None)
+        if found is None:
+            return count
+        node = found
+    return len(tokens)

@@ -1,0 +1,134 @@
+"""The waiting queue: fair between tenants; within one, lower priorities first, and of one priority first come, first served.
+
+Each tenant has a counter of the tokens that it was served, divided by its weight; the next request is one of the tenant with
+the lowest counter. A tenant that is new, or comes back, starts at most ``CREDIT`` below the highest of those present, so
+that a burst after a pause is served at once, but no claims are saved up for hours. (Sheng et al., Fairness in Serving
+Large Language Models, arXiv 2401.00588, have such counters without a credit.) A running request gives way to a tenant
+whose counter is more than ``QUANTUM`` lower: where answers are long, seats become free too rarely to be fair with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+
+from services.verifier.engine.live_request import LiveRequest
+from speculation.messages import GenerationRequest
+
+# Tokens of a tenant of weight 1.
+CREDIT, QUANTUM = 2048.0, 128.0
+# Tenants whose counters are remembered while they are absent.
+_REMEMBERED = 4096
+_Tenant = str | None
+
+
+class FairQueue:
+    """Requests that wait, by tenant."""
+
+    def __init__(self) -> None:
+        self._lines: dict[_Tenant, deque[LiveRequest]] = {}
+        self._served: OrderedDict[_Tenant, float] = OrderedDict()
+        # By running request: its tenant, and the tokens of it that were counted already.
+        self._counted: dict[str, tuple[_Tenant, int]] = {}
+        # The highest counter with which a request began.
+        self._most = 0.0
+
+    def __len__(self) -> int:
+        return sum(map(len, self._lines.values()))
+
+    def __iter__(self) -> Iterator[LiveRequest]:
+        for line in self._lines.values():
+            yield from line
+
+    @property
+    def heads(self) -> list[LiveRequest]:
+        """The first request of each tenant; the one whose turn it is comes first."""
+        return [self._lines[tenant][0] for tenant in sorted(self._lines, key=lambda tenant: self._served[tenant])]
+
+    def append(self, live: LiveRequest) -> None:
+        """Add a request to its tenant's line, behind those of the same priority."""
+        tenant = live.request.tenant
+        if tenant not in self._present():
+            self._served[tenant] = max(self._served.get(tenant, -math.inf), self._most - CREDIT)
+        self._served.move_to_end(tenant)
+        self._insert(live, lambda other: other.request.priority <= live.request.priority)
+        self._drop_old()
+
+    def appendleft(self, live: LiveRequest) -> None:
+        """Put a preempted request into its tenant's line, before those of the same priority."""
+        self._served.setdefault(live.request.tenant, self._most - CREDIT)
+        self._insert(live, lambda other: other.request.priority < live.request.priority)
+
+    def _insert(self, live: LiveRequest, before: Callable[[LiveRequest], bool]) -> None:
+        """Put a request behind those of its line that go ``before`` it."""
+        line = self._lines.setdefault(live.request.tenant, deque())
+        line.insert(sum(map(before, line)), live)
+
+    def popleft(self) -> LiveRequest:
+        """Take the request whose turn it is."""
+        live = self.heads[0]
+        self.remove(live)
+        return live
+
+    def remove(self, live: LiveRequest) -> None:
+        """Take a request out of the queue.
+
+        Raises:
+            ValueError: it is not in the queue.
+        """
+        tenant = live.request.tenant
+        if tenant not in self._lines:
+            raise ValueError("not in the queue")
+        self._lines[tenant].remove(live)
+        if not self._lines[tenant]:
+            del self._lines[tenant]
+
+    def __contains__(self, live: object) -> bool:
+        return isinstance(live, LiveRequest) and live in self._lines.get(live.request.tenant, ())
+
+    def begun(self, live: LiveRequest) -> None:
+        """Count what is computed of an admitted request from now on. What it found in the cache was not computed for it."""
+        self._most = max(self._most, self._served[live.request.tenant])
+        _, before = self._counted.get(live.id, (None, 0))
+        self._counted[live.id] = (live.request.tenant, max(before, live.computed))
+
+    def count(self, running: Iterable[LiveRequest]) -> None:
+        """Count what was computed since the last call. What is computed again after a preemption does not count."""
+        for live in running:
+            tenant, before = self._counted[live.id]
+            if live.computed > before:
+                self._served[tenant] = self._served[tenant] + (live.computed - before) / live.request.weight
+                self._counted[live.id] = (tenant, live.computed)
+
+    def debtor(self, running: Iterable[LiveRequest]) -> LiveRequest | None:
+        """The running request that should give way to the one whose turn it is; None: all may stay.
+
+        Of the tenant that was served most, the last in ``running``.
+        """
+        before = self._served[self.heads[0].request.tenant]
+        owing = [live for live in running if self._served[live.request.tenant] > before + QUANTUM]
+        return max(reversed(owing), key=lambda live: self._served[live.request.tenant], default=None)
+
+    def ended(self, live: LiveRequest) -> None:
+        """Forget what was counted of a request that runs no more."""
+        self._counted.pop(live.id, None)
+
+    def longest(self) -> LiveRequest | None:
+        """The newest request, never admitted, of the tenant with the most waiting ones for its weight; None: no such one."""
+        lines = ([live for live in line if not live.admitted] for line in self._lines.values())
+        newest = [line[-1] for line in lines if line]
+        return max(newest, key=lambda live: self.burden(live.request), default=None)
+
+    def burden(self, request: GenerationRequest, more: int = 0) -> float:
+        """How many requests of its tenant wait, and ``more``, for its weight."""
+        return (len(self._lines.get(request.tenant, ())) + more) / request.weight
+
+    def _present(self) -> set[_Tenant]:
+        return {*self._lines, *(tenant for tenant, _ in self._counted.values())}
+
+    def _drop_old(self) -> None:
+        present = self._present() if len(self._served) > _REMEMBERED else set()
+        for tenant in list(self._served)[: max(0, len(self._served) - _REMEMBERED)]:
+            if tenant not in present:
+                del self._served[tenant]

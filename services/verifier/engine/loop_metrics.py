@@ -1,0 +1,96 @@
+"""Tells the metrics port what the decoding loop does: what it counts anyway is read, what a step shows is observed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from services.metrics.registry import Metrics, Values
+from services.verifier.engine.admission import Admission
+from services.verifier.engine.passes import Part
+from services.verifier.engine.stats import LoopStats
+
+
+class LoopMetrics:
+    """The metrics of one loop."""
+
+    def __init__(self, metrics: Metrics, stats: LoopStats, requests: Admission) -> None:
+        self._stats = stats
+        self._waited_s = 0.0
+        self._seconds = metrics.histogram("step_seconds")
+        self._rows = metrics.histogram("step_rows")
+        self._tokens = metrics.histogram("iteration_tokens")
+        self._nodes = metrics.histogram("budget_nodes")
+        self._wait = metrics.histogram("draft_wait_seconds")
+        metrics.follow("num_requests_running", lambda: {(): len(requests.live)})
+        metrics.follow("num_requests_waiting", lambda: {(): len(requests.waiting)})
+        for name, attribute in (
+            ("prefix_cache_queries_total", "prompt_tokens"),
+            ("prefix_cache_hits_total", "prompt_tokens_cached"),
+            ("preemptions_total", "preemptions"),
+            ("draft_deadline_misses_total", "deadline_misses"),
+            ("drafts_missed_total", "drafts_missed"),
+            ("drafts_late_total", "drafts_late"),
+            ("drafts_malformed_total", "drafts_malformed"),
+        ):
+            metrics.follow(name, partial(self._total, attribute))
+        for name, attribute in (
+            ("spec_decode_num_drafts_total", "drafts"),
+            ("spec_decode_num_draft_tokens_total", "drafted"),
+            ("spec_decode_num_accepted_tokens_total", "accepted"),
+        ):
+            metrics.follow(name, partial(self._by_strategy, attribute))
+        metrics.follow("spec_decode_num_accepted_tokens_per_pos_total", self._by_position)
+        metrics.follow("auto_choices_total", lambda: _by_reason(stats.source_choices))
+        self._grammars = metrics.histogram("grammar_mask_seconds")
+        metrics.follow("drafted_by_source_total", lambda: _labelled(stats.nodes_by_source))
+        metrics.follow("accepted_by_source_total", lambda: _labelled(stats.accepted_by_source))
+
+    def step(self, parts: Sequence[Part], seconds: float) -> None:
+        """Count a pass whose results are here.
+
+        Args:
+            seconds: that it took.
+        """
+        rows = nodes = prompt = committed = decoding = 0
+        for part in parts:
+            drafted = len(part.tree)
+            rows += len(part.rows.tokens)
+            nodes += drafted
+            if (chain := len(part.rows.tokens) - drafted) > 1:
+                prompt += chain
+            else:
+                decoding += 1
+            if part.verdict is not None:
+                committed += len(part.verdict.committed)
+        if held := [part.session.grammar for part in parts if part.session.grammar is not None]:
+            self._grammars.observe(sum(grammar.take_seconds() for grammar in held))
+        self._seconds.observe(seconds, ("mixed" if decoding else "prompt") if prompt else "decode")
+        self._rows.observe(rows)
+        self._tokens.observe(prompt + committed)
+        self._nodes.observe(nodes)
+        waited = self._stats.times.seconds.get("draft_wait", 0.0)
+        self._wait.observe(waited - self._waited_s)
+        self._waited_s = waited
+
+    def _total(self, attribute: str) -> Values:
+        return {(): getattr(self._stats, attribute)}
+
+    def _by_strategy(self, attribute: str) -> Values:
+        # A copy: the loop may meet a new strategy while another thread reads.
+        return {(name,): getattr(counts, attribute) for name, counts in self._stats.by_strategy.copy().items()}
+
+    def _by_position(self) -> Values:
+        return {
+            (name, str(position)): count
+            for name, counts in self._stats.by_strategy.copy().items()
+            for position, count in enumerate(counts.accepted_at.copy())
+        }
+
+
+def _by_reason(choices: dict[str, dict[str, int]]) -> Values:
+    return {(name, reason): count for name, reasons in choices.copy().items() for reason, count in reasons.copy().items()}
+
+
+def _labelled(counts: dict[str, int]) -> Values:
+    return {(name,): count for name, count in counts.copy().items()}

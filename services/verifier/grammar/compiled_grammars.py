@@ -1,0 +1,106 @@
+"""Compiles requests' grammars for one target's tokenizer, in a thread of its own, and keeps those used last."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+
+from services.grammars import check_companions, check_messages, engine_text, field_of, limits, refusal
+from services.verifier.grammar.grammar_state import GrammarState
+from speculation.errors import Internal, InvalidArgument
+from speculation.types import SamplingParams, StructuredOutputs
+
+log = logging.getLogger(__name__)
+
+# Compiled grammars that are kept. Most take well under a megabyte.
+_KEPT = 64
+
+
+class CompiledGrammars:
+    """The grammars of one target's requests.
+
+    Args:
+        model_path: the folder of the target, with its tokenizer.
+        vocab_size: number of its logits, which may be more than the tokenizer has tokens.
+        eos_token_ids: its end-of-text tokens.
+    """
+
+    def __init__(self, model_path: str, vocab_size: int, eos_token_ids: frozenset[int]) -> None:
+        self._model_path = model_path
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        # One thread: grammars that take long to compile delay each other, and nobody else.
+        self._worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
+        self._tokenizer: LLTokenizer | str | None = None
+        self._compiled: OrderedDict[StructuredOutputs, LLMatcher] = OrderedDict()
+
+    async def open(self, params: SamplingParams, committed: Sequence[int] = ()) -> GrammarState | None:
+        """The state of a request's grammar after ``committed``, the part of its answer that is there; None: it has none.
+
+        Raises:
+            InvalidArgument: it cannot be honoured.
+            Internal: it forbids what is committed.
+        """
+        structured = params.structured_outputs
+        if structured is None:
+            return None
+        check_companions(params, structured)
+        return await asyncio.get_running_loop().run_in_executor(self._worker, self._open, structured, tuple(committed))
+
+    def stop(self) -> None:
+        """End the thread; what it has begun goes on to its end."""
+        self._worker.shutdown(wait=False, cancel_futures=True)
+
+    def _open(self, structured: StructuredOutputs, committed: tuple[int, ...]) -> GrammarState:
+        compiled = self._compiled.get(structured)
+        if compiled is None:
+            compiled = self._compile(structured)
+            self._compiled[structured] = compiled
+            if len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        self._compiled.move_to_end(structured)
+        # Other threads copy this copy, never the one that is kept.
+        own = compiled.deep_copy()
+        state = GrammarState(own.deep_copy, self._eos_token_ids, lambda words: refusal(structured, words))
+        state.commit(committed)
+        return state
+
+    def _compile(self, structured: StructuredOutputs) -> LLMatcher:
+        matcher = LLMatcher(self._tokenizer_for(structured), engine_text(structured), log_level=0, limits=limits())
+        check_messages(structured, [matcher.get_error()] if matcher.is_error() else matcher.get_grammar_warnings())
+        # What is too complex mostly shows at once; and what is computed now need not be computed between passes.
+        state = GrammarState(matcher.deep_copy, self._eos_token_ids, lambda words: refusal(structured, words))
+        try:
+            first = state.allowed(())
+            assert first is not None
+            state.allowed((int(np.unpackbits(first, bitorder="little").argmax()),))
+        except Internal as error:
+            raise refusal(structured, f"no text of this model's tokens satisfies it ({error})") from None
+        return matcher
+
+    def _tokenizer_for(self, structured: StructuredOutputs) -> LLTokenizer:
+        if not self._eos_token_ids:
+            raise InvalidArgument(field_of(structured), "set", "unset: this model has no token that ends an answer")
+        if self._tokenizer is None:
+            self._tokenizer = self._load_tokenizer()
+        if isinstance(self._tokenizer, str):
+            raise InvalidArgument(field_of(structured), "set", f"unset: {self._tokenizer}")
+        return self._tokenizer
+
+    def _load_tokenizer(self) -> LLTokenizer | str:
+        """The engine's form of the tokenizer, or why there is none."""
+        # transformers takes a moment to load it, and few servers are asked for a grammar at their start.
+        from transformers import AutoTokenizer
+
+        try:
+            text = AutoTokenizer.from_pretrained(self._model_path, trust_remote_code=False).backend_tokenizer.to_str()
+            return LLTokenizer(text, n_vocab=self._vocab_size, eos_token=sorted(self._eos_token_ids))
+        except Exception as error:
+            log.warning("the grammar engine cannot use the tokenizer at %s", self._model_path, exc_info=True)
+            return f"the grammar engine cannot use this model's tokenizer ({str(error)[:200]})"

@@ -1,0 +1,197 @@
+"""Mutual TLS between components: who may call whom, and certificates renewed while drafts are being streamed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import trustme
+
+from cluster.component_tls import check_tls_files
+from cluster.config import load
+from services.drafter.config import DrafterConfig
+from services.drafter.service import DrafterService
+from services.links import renewed_files
+from services.links.component_files import ComponentTls, check_files
+from services.links.grpc_draft import GrpcDraftLink, serve_drafter
+from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
+from services.links.mutual_tls import CallerTls
+from speculation.errors import ConfigurationError, Unavailable
+from speculation.messages import Draft, RetrievalQuery, Retrieved
+from tests.component_certificates import tls_flags, write_certificates
+from tests.contract.test_draft_links import Recorder, opening
+from tests.patience import PATIENCE_S
+
+WAIT_S = PATIENCE_S
+TEXT = (1, 2, 3, 4, 1, 2, 3)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@asynccontextmanager
+async def drafting(files: ComponentTls) -> AsyncIterator[int]:
+    """A drafter behind mutual TLS; gives its port."""
+    drafter = DrafterService(DrafterConfig())
+    await drafter.start()
+    server, port = await serve_drafter(drafter, "127.0.0.1:0", "a token of sixteen", tls=files)
+    yield port
+    await server.stop(None)
+    await drafter.stop()
+
+
+@asynccontextmanager
+async def linked(port: int, tls: CallerTls | None) -> AsyncIterator[tuple[GrpcDraftLink, Recorder]]:
+    async def resolve() -> str:
+        return f"127.0.0.1:{port}"
+
+    link, recorder = GrpcDraftLink(resolve, "a token of sixteen", tls), Recorder()
+    await link.start(recorder)
+    yield link, recorder
+    await link.stop()
+
+
+async def draft(link: GrpcDraftLink, recorder: Recorder, name: str) -> Draft:
+    async with asyncio.timeout(WAIT_S):
+        await recorder.connected.wait()
+        link.open(opening(name, TEXT))
+        reply = await recorder.replies.get()
+    assert isinstance(reply, Draft)
+    return reply
+
+
+async def test_a_verifier_may_call_a_drafter_and_others_may_not(tmp_path: Path, authority: trustme.CA) -> None:
+    server = write_certificates(tmp_path, authority, "drafter")
+    verifier, retrieval = (write_certificates(tmp_path, authority, role) for role in ("verifier", "retrieval"))
+    async with drafting(server) as port:
+        async with linked(port, CallerTls(verifier, "drafter")) as (link, recorder):
+            assert len((await draft(link, recorder, "a")).tree) > 0
+        # What the wrong ones say is never heard; they connect, or try to, again and again.
+        (tmp_path / "foreign").mkdir()
+        stranger = write_certificates(tmp_path / "foreign", trustme.CA(), "verifier")
+        for tls in (CallerTls(retrieval, "drafter"), CallerTls(replace(stranger, ca=verifier.ca), "drafter"), None):
+            async with linked(port, tls) as (link, recorder):
+                await asyncio.sleep(0.5)
+                link.open(opening("b", TEXT))
+                await asyncio.sleep(0.3)
+                assert recorder.replies.empty()
+        # A server that is no drafter is not believed to be one.
+        async with linked(port, CallerTls(verifier, "retrieval")) as (_, recorder):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(recorder.connected.wait(), 0.7)
+
+
+async def test_only_a_drafter_may_look_something_up(tmp_path: Path, authority: trustme.CA) -> None:
+    server = write_certificates(tmp_path, authority, "retrieval")
+    drafter, verifier = (write_certificates(tmp_path, authority, role) for role in ("drafter", "verifier"))
+
+    class Service:
+        def look_up(self, queries: Sequence[RetrievalQuery]) -> list[Retrieved]:
+            return [Retrieved(continuations=(), index_version="any") for _ in queries]
+
+    running, port = await serve_retrieval(Service(), "127.0.0.1:0", tls=server)
+
+    async def resolve() -> str:
+        return f"127.0.0.1:{port}"
+
+    query = RetrievalQuery(suffix=(1, 2, 3), max_continuations=1, max_length=4)
+    for files, answered in ((drafter, True), (verifier, False)):
+        link = GrpcRetrievalLink(resolve, tls=CallerTls(files, "retrieval"))
+        await link.start()
+        tries = 0
+        while True:
+            try:
+                assert (await asyncio.wait_for(link.retrieve(query), WAIT_S)).index_version == "any"
+                assert answered
+                break
+            except Unavailable:
+                tries += 1
+                if not answered and tries > 5:
+                    break
+                await asyncio.sleep(0.1)
+        await link.stop()
+    await running.stop(None)
+
+
+def served_certificate(port: int, files: ComponentTls) -> bytes | None:
+    """The certificate that the server shows at a new connection."""
+    context = ssl.create_default_context(cafile=str(files.ca))
+    context.load_cert_chain(files.certificate, files.key)
+    context.set_alpn_protocols(["h2"])
+    with (
+        socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) as plain,
+        context.wrap_socket(plain, server_hostname="drafter.outrider.internal") as wrapped,
+    ):
+        return wrapped.getpeercert(binary_form=True)
+
+
+async def test_certificates_are_renewed_while_drafts_are_streamed(tmp_path: Path, authority: trustme.CA) -> None:
+    server, verifier = (write_certificates(tmp_path, authority, role) for role in ("drafter", "verifier"))
+    tls = CallerTls(verifier, "drafter")
+    async with drafting(server) as port, linked(port, tls) as (link, recorder):
+        await draft(link, recorder, "before")
+        first = await asyncio.to_thread(served_certificate, port, verifier)
+        # A key that belongs to no certificate yet, as in the middle of a renewal: the old pair stays in use.
+        other = authority.issue_cert("drafter.outrider.internal")
+        key = server.key.read_bytes()
+        server.key.write_bytes(other.private_key_pem.bytes())
+        os.utime(server.key, (1, 1))
+        assert await asyncio.to_thread(served_certificate, port, verifier) == first
+        server.key.write_bytes(key)
+        for role in ("drafter", "verifier"):
+            write_certificates(tmp_path, authority, role)
+        # The stream outlives the renewal, and so do its sessions.
+        for name in range(5):
+            await draft(link, recorder, f"during {name}")
+        assert await asyncio.to_thread(served_certificate, port, verifier) != first
+        async with linked(port, tls) as (newer, heard):
+            await draft(newer, heard, "after")
+        await draft(link, recorder, "still")
+
+
+async def test_a_stream_is_made_anew_after_a_renewal(
+    tmp_path: Path, authority: trustme.CA, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A connection shows its certificate once. The next one shows the new one, and sessions are opened anew."""
+    monkeypatch.setattr(renewed_files, "LOOK_S", 0.02)
+    server, verifier = (write_certificates(tmp_path, authority, role) for role in ("drafter", "verifier"))
+    async with drafting(server) as port, linked(port, CallerTls(verifier, "drafter")) as (link, recorder):
+        await draft(link, recorder, "before")
+        recorder.connected.clear()
+        write_certificates(tmp_path, authority, "verifier")
+        await draft(link, recorder, "after")
+        recorder.connected.clear()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(recorder.connected.wait(), 0.3)
+
+
+def test_files_that_do_not_fit_are_named(tmp_path: Path, authority: trustme.CA) -> None:
+    good = write_certificates(tmp_path, authority, "drafter")
+    check_files(good)
+    other = write_certificates(tmp_path, authority, "verifier")
+    for files, message in (
+        (replace(good, role="retrieval"), "must name retrieval.outrider.internal"),
+        (replace(good, key=other.key), "KEY_VALUES_MISMATCH"),
+        (replace(good, ca=tmp_path / "none.pem"), r"cluster\.tls\.ca is .*none\.pem: cannot be read"),
+        (replace(good, ca=good.key), "certificates of an authority"),
+    ):
+        with pytest.raises(ConfigurationError, match=message):
+            check_files(files)
+
+
+def test_the_role_in_the_paths(tmp_path: Path, authority: trustme.CA) -> None:
+    for role in ("drafter", "verifier"):
+        write_certificates(tmp_path, authority, role)
+    flags = tls_flags(tmp_path)
+    check_tls_files(load(flags=flags, environ={}))
+    with pytest.raises(ConfigurationError, match=r"retrieval\.pem: cannot be read"):
+        check_tls_files(load(flags=[*flags, "retrieval.index=/somewhere"], environ={}))

@@ -1,0 +1,372 @@
+"""What happens around answers over HTTP: errors in the middle, clients that leave, sizes of events, keys, the end of a server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from typing import Any
+
+import httpx2
+import openai
+import pytest
+from openai import AsyncOpenAI
+
+from services.access.key_hash import hash_key
+from services.links.config import PublicServerConfig
+from services.openai_api import event_stream, http_endpoints
+from services.openai_api.event_stream import event_bytes
+from services.openai_api.http_config import HttpConfig
+from services.openai_api.http_server import HttpServer, serve_http
+from speculation.errors import ConfigurationError, Internal, ResourceExhausted, Unavailable
+from speculation.types import SamplingDefaults
+from tests.openai_types import check, events_of
+from tests.ports import free_port
+from tests.scripted_router import ScriptedRouter
+
+FOX: list[Any] = [{"role": "user", "content": "fox"}]
+CHAT = "/v1/chat/completions"
+LOOK: Any = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {"a": {}}}}}
+
+
+@asynccontextmanager
+async def served(
+    router: ScriptedRouter, config: HttpConfig | None = None, **headers: str
+) -> AsyncIterator[tuple[httpx2.AsyncClient, HttpServer]]:
+    server = await serve_http(router, config or HttpConfig(port=0))
+    try:
+        async with httpx2.AsyncClient(base_url=server.url, timeout=60, headers=headers) as client:
+            yield client, server
+    finally:
+        await server.stop(0)
+
+
+def openai_client(server: HttpServer, retries: int = 0) -> AsyncOpenAI:
+    return AsyncOpenAI(base_url=server.url + "/v1", api_key="none", max_retries=retries)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "headers"),
+    [
+        (ResourceExhausted("full", 2.5), 429, {"retry-after": "3", "retry-after-ms": "2500"}),
+        (Unavailable("gone"), 503, {"retry-after": "1"}),
+        (Internal("a bug"), 500, {"x-should-retry": "false"}),
+    ],
+)
+async def test_errors_say_when_to_come_again(error: Any, status: int, headers: dict[str, str]) -> None:
+    router = ScriptedRouter("hello")
+    router.fails = (0, error)
+    async with served(router) as (client, _):
+        for stream in (False, True):
+            answer = await client.post(CHAT, json={"messages": FOX, "stream": stream})
+            assert answer.status_code == status
+            assert {name: answer.headers[name] for name in headers} == headers
+            assert answer.json()["error"]["type"] == ("rate_limit_error" if status == 429 else "server_error")
+
+
+async def test_an_error_in_mid_stream_is_told() -> None:
+    router = ScriptedRouter("hello")
+    router.fails = (3, Unavailable("the verifier\nis gone"))
+    async with served(router) as (client, server):
+        answer = await client.post(CHAT, json={"messages": FOX, "stream": True})
+        events = events_of(answer.text)
+        assert events[-1] == {
+            "error": {
+                "message": "the verifier is gone", "type": "server_error", "param": None, "code": "service_unavailable",
+            }
+        }  # fmt: skip
+        assert "".join(e["choices"][0]["delta"]["content"] for e in events[:-1]) == "hel"
+        said: list[str] = []
+
+        async def read() -> None:
+            async for chunk in await openai_client(server).chat.completions.create(
+                model="scripted", messages=FOX, stream=True
+            ):
+                said.append(chunk.choices[0].delta.content or "")
+
+        with pytest.raises(openai.APIError, match="the verifier is gone"):
+            await read()
+        assert "".join(said) == "hel"
+
+
+async def test_the_client_tries_again() -> None:
+    router = ScriptedRouter("hello")
+    router.fails = (0, ResourceExhausted("full", 0.05))
+    async with served(router) as (_, server):
+
+        async def recover() -> None:
+            while not router.asked:
+                await asyncio.sleep(0.001)
+            router.fails = None
+
+        recovering = asyncio.create_task(recover())
+        answer = await openai_client(server, retries=2).chat.completions.create(model="scripted", messages=FOX)
+        await recovering
+        assert answer.choices[0].message.content == "hello" and len(router.asked) == 2
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("choices", [1, 3])
+async def test_a_client_that_leaves_ends_its_generations(stream: bool, choices: int) -> None:
+    router = ScriptedRouter("x" * 50)
+    router.forever, router.waits = True, 0.001
+    async with served(router) as (client, server):
+        host, port = server.address.rsplit(":", 1)
+        body = json.dumps({"messages": FOX, "stream": stream, "n": choices}).encode()
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(head.encode() + body)
+        async with asyncio.timeout(30):
+            while len(router.asked) < choices:
+                await asyncio.sleep(0.001)
+            if stream:
+                await reader.readuntil(b'"content":"x"')
+            writer.close()
+            while router.left < choices:
+                await asyncio.sleep(0.001)
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_client_that_takes_nothing_is_left() -> None:
+    router = ScriptedRouter("x" * 100_000, pieces=100_000)
+    router.forever = router.bulky = True
+    config = HttpConfig(port=0, public=PublicServerConfig(send_timeout_s=0.2))
+    async with served(router, config) as (_, server):
+        host, port = server.address.rsplit(":", 1)
+        body = json.dumps({"messages": FOX, "stream": True}).encode()
+        head = (
+            f"POST {CHAT} HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        with socket.create_connection((host, int(port))) as frozen:
+            frozen.sendall(head.encode() + body)
+            async with asyncio.timeout(60):
+                while not router.left:
+                    await asyncio.sleep(0.01)
+
+
+async def test_silence_is_filled_with_comments(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http_endpoints, "PING_S", 0.02)
+    router = ScriptedRouter("ab")
+    router.waits = 0.3
+    async with served(router) as (client, _):
+        answer = await client.post(CHAT, json={"messages": FOX, "stream": True})
+        assert answer.text.count(": ping\n\n") >= 2
+        assert [event["choices"][0]["delta"].get("content") for event in events_of(answer.text)] == ["", "a", "b", None]
+
+
+@pytest.mark.parametrize("padding", [64, 256])
+async def test_sizes_of_events_tell_nothing(padding: int) -> None:
+    """Steps of one to twelve tokens look alike, unless a request wants them as they are."""
+    sizes = {}
+    for obfuscated in (None, False):
+        options = {} if obfuscated is None else {"stream_options": {"include_obfuscation": obfuscated}}
+        for pieces in (1, 4, 12):
+            router = ScriptedRouter("abcdefghijkl" * 2, pieces)
+            async with served(router, HttpConfig(port=0, padding=padding)) as (client, _):
+                answer = await client.post(
+                    CHAT, json={"messages": FOX, "stream": True, **options}, headers={"x-request-id": "r"}
+                )
+                events = events_of(answer.text)
+                assert [check(event) for event in events]
+                blocks = answer.text.encode().split(b"\n\n")[1:-3]
+                sizes[obfuscated, pieces] = {len(block) + 2 for block in blocks}
+                assert all(("obfuscation" in event) == (obfuscated is None) for event in events)
+    assert all(size % padding == 0 for size in sizes[None, 1] | sizes[None, 4] | sizes[None, 12])
+    if padding == 256:
+        assert sizes[None, 1] == sizes[None, 4] == sizes[None, 12]
+    assert len({*sizes[False, 1], *sizes[False, 4], *sizes[False, 12]}) == 3
+
+
+def test_the_filler_is_as_long_as_needed() -> None:
+    for length in range(200):
+        event = event_bytes({"choices": [1], "text": "ü" * length}, 64)
+        assert len(event) % 64 == 0
+        assert json.loads(event[len("data: ") :])["text"] == "ü" * length
+
+
+async def test_tools_are_found_in_what_a_model_says() -> None:
+    call = '<tool_call>\n{"name": "look", "arguments": {"a": "京 <b>"}}\n</tool_call>'
+    text = f"I look. {call}\n{call}"
+    for pieces in (1, 7):
+        router = ScriptedRouter(text, pieces)
+        async with served(router) as (client, server):
+            asked: dict[str, Any] = {"messages": FOX, "tools": [LOOK], "logprobs": True}
+            whole = (await client.post(CHAT, json=asked)).json()
+            check(whole)
+            choice = whole["choices"][0]
+            assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] == "I look."
+            calls = choice["message"]["tool_calls"]
+            assert [json.loads(each["function"]["arguments"]) for each in calls] == [{"a": "京 <b>"}] * 2
+            assert len({each["id"] for each in calls}) == 2
+            data = b"".join(bytes(entry["bytes"]) for entry in choice["logprobs"]["content"])
+            assert data.decode() == text
+            events = events_of((await client.post(CHAT, json={**asked, "stream": True})).text)
+            for event in events:
+                check(event)
+            streamed = [e["choices"][0] for e in events]
+            assert b"".join(bytes(x["bytes"]) for c in streamed if c["logprobs"] for x in c["logprobs"]["content"]) == data
+            async with openai_client(server).chat.completions.stream(model="scripted", messages=FOX, tools=[LOOK]) as stream:
+                final = await stream.get_final_completion()
+            message = final.choices[0].message
+            assert message.tool_calls is not None and message.content is not None
+            assert [tool.function.arguments for tool in message.tool_calls] == [c["function"]["arguments"] for c in calls]
+            assert message.content.strip() == "I look."
+            # One call at most: the answer ends after it.
+            router.asked.clear()
+            await client.post(CHAT, json={**asked, "parallel_tool_calls": False})
+            assert router.asked[0].sampling.stop == ("</tool_call>",)
+        assert json.loads(router.asked[0].chat.tools or "[]") == []
+
+
+async def test_forced_calls_have_a_form() -> None:
+    router = ScriptedRouter('[{"name": "look", "arguments": {"a": 1}}, {"name": "look", "arguments": {}}]', 5)
+    async with served(router) as (client, _):
+        answer = await client.post(CHAT, json={"messages": FOX, "tools": [LOOK], "tool_choice": "required"})
+        assert [c["function"]["arguments"] for c in answer.json()["choices"][0]["message"]["tool_calls"]] == [
+            '{"a": 1}',
+            "{}",
+        ]
+        form = router.asked[0].sampling.structured_outputs
+        assert form is not None and form.kind == "json"
+        assert json.loads(form.text)["items"]["anyOf"][0]["properties"]["name"] == {"const": "look"}
+        router.text = '{"a": 2}'
+        named = {"type": "function", "function": {"name": "look"}}
+        asked = {"messages": FOX, "tools": [LOOK], "tool_choice": named}
+        whole = (await client.post(CHAT, json=asked)).json()["choices"][0]
+        assert whole["message"]["tool_calls"][0]["function"] == {"name": "look", "arguments": '{"a": 2}'}
+        assert whole["message"]["content"] is None and whole["finish_reason"] == "tool_calls"
+        form = router.asked[1].sampling.structured_outputs
+        assert form is not None and json.loads(form.text) == LOOK["function"]["parameters"]
+        events = events_of((await client.post(CHAT, json={**asked, "stream": True})).text)
+        deltas = [c for e in events for c in e["choices"][0]["delta"].get("tool_calls", ())]
+        assert deltas[0]["id"].startswith("call_") and deltas[0]["function"]["name"] == "look"
+        assert "".join(delta["function"]["arguments"] for delta in deltas) == '{"a": 2}'
+        assert all("id" not in delta for delta in deltas[1:])
+
+
+async def test_forms_reach_the_router() -> None:
+    router = ScriptedRouter("{}")
+    schema = {"type": "object", "properties": {"größe": {"type": "integer"}}}
+    cases: list[tuple[dict[str, Any], str, str]] = [
+        ({"response_format": {"type": "json_object"}}, "json_object", ""),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a", "strict": True, "schema": schema}}},
+         "json", json.dumps(schema, ensure_ascii=False)),
+        ({"structured_outputs": {"json": schema}}, "json", json.dumps(schema, ensure_ascii=False)),
+        ({"structured_outputs": {"regex": "[a-z]+"}}, "regex", "[a-z]+"),
+        ({"structured_outputs": {"grammar": "start: /a/"}}, "grammar", "start: /a/"),
+        ({"structured_outputs": {"choice": ["yes", "no"]}}, "choice", '["yes", "no"]'),
+    ]  # fmt: skip
+    async with served(router) as (client, _):
+        for number, (body, kind, text) in enumerate(cases):
+            answer = await client.post(CHAT, json={"messages": FOX, **body})
+            assert answer.status_code == 200, answer.text
+            form = router.asked[number].sampling.structured_outputs
+            assert form is not None and (form.kind, form.text) == (kind, text)
+        await client.post(CHAT, json={"messages": FOX, "response_format": {"type": "text"}})
+        assert router.asked[-1].sampling.structured_outputs is None
+
+
+async def test_defaults_of_a_models_generation_config_count() -> None:
+    router = ScriptedRouter("a").with_card(defaults=SamplingDefaults(temperature=0.3, max_tokens=77))
+    async with served(router) as (client, _):
+        for path, body in ((CHAT, {"messages": FOX}), ("/v1/completions", {"prompt": "fox"})):
+            await client.post(path, json=body)
+            # Unset: the router fills them in.
+            assert (router.asked[-1].sampling.temperature, router.asked[-1].sampling.max_tokens) == (None, None)
+            await client.post(path, json={**body, "ignore_generation_config": True})
+            assert router.asked[-1].sampling.temperature == 1.0
+        assert router.asked[-1].sampling.max_tokens == 16
+
+
+async def test_api_keys() -> None:
+    keys = ("k" * 20, "l" * 20)
+    public = PublicServerConfig(api_key_hashes=tuple(map(hash_key, keys)))
+    router = ScriptedRouter("a")
+    async with served(router, HttpConfig(port=0, public=public)) as (client, _):
+        for headers in (
+            {"authorization": f"Bearer {keys[0]}"},
+            {"x-api-key": keys[1]},
+            {"authorization": f"bearer {keys[0]}"},
+        ):
+            assert (await client.post(CHAT, json={"messages": FOX}, headers=headers)).status_code == 200
+        first, second, third = (asked.tenant for asked in router.asked)
+        assert first == third != second
+        both = {"authorization": f"Bearer {keys[0]}", "x-api-key": keys[1]}
+        for headers in ({}, {"authorization": "Bearer wrong"}, {"authorization": keys[0]}, {"x-api-key": ""}, both):
+            for method, path in (("POST", CHAT), ("GET", "/v1/models"), ("POST", "/tokenize"), ("POST", "/detokenize")):
+                answer = await client.request(method, path, headers=headers, json={} if method == "POST" else None)
+                assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+                assert (answer.json()["error"]["code"], answer.json()["error"]["type"]) == (
+                    "invalid_api_key", "authentication_error",
+                )  # fmt: skip
+        for path in ("/health", "/ready", "/version"):
+            assert (await client.get(path)).status_code == 200
+
+
+async def test_only_so_many_at_once() -> None:
+    router = ScriptedRouter("x")
+    router.forever, router.waits = True, 0.001
+    config = HttpConfig(port=0, public=PublicServerConfig(max_concurrent_requests=1))
+    body = {"messages": FOX, "stream": True}
+    async with served(router, config) as (client, _), client.stream("POST", CHAT, json=body) as held:
+        assert held.status_code == 200
+        refused = await client.post(CHAT, json={"messages": FOX})
+        assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
+        assert (await client.get("/health")).status_code == 200
+
+
+async def test_a_server_that_ends_says_so() -> None:
+    router = ScriptedRouter("x")
+    router.forever, router.waits = True, 0.001
+    server = await serve_http(router, HttpConfig(port=0))
+    async with httpx2.AsyncClient(base_url=server.url, timeout=60) as client:
+        async with client.stream("POST", CHAT, json={"messages": FOX, "stream": True}) as held:
+            lines = held.aiter_lines()
+            assert await anext(lines)
+            stopping = asyncio.create_task(server.stop(0.3))
+            await asyncio.sleep(0.05)
+            told = await client.get("/ready")
+            assert told.status_code == 503 and told.headers["retry-after"] == "1"
+            assert (await client.post(CHAT, json={"messages": FOX})).status_code == 503
+            rest = [line async for line in lines if line]
+        assert rest[-1] == "data: [DONE]" and "the server is stopping" in rest[-2]
+        await stopping
+    assert router.left == 1
+
+
+async def test_readiness_is_the_routers() -> None:
+    router = ScriptedRouter()
+    router.is_ready = False
+    async with served(router) as (client, _):
+        assert (await client.get("/ready")).status_code == 503
+        assert (await client.get("/health")).json() == {"status": "ok"}
+
+
+async def test_hosts_by_name() -> None:
+    async with served(ScriptedRouter(), HttpConfig(port=0, hosts=("api.example",))) as (client, _):
+        assert (await client.get("/health", headers={"host": "api.example:443"})).status_code == 200
+        assert (await client.get("/health")).status_code == 403
+
+
+async def test_a_taken_port_and_an_open_server_are_refused() -> None:
+    async with served(ScriptedRouter()) as (_, server):
+        taken = HttpConfig(port=int(server.address.rpartition(":")[2]))
+        with pytest.raises(ConfigurationError, match=r"cannot listen .*server.http_port"):
+            await serve_http(ScriptedRouter(), taken)
+        with pytest.raises(ConfigurationError, match="api_key_hashes"):
+            await serve_http(ScriptedRouter(), HttpConfig(port=0, public=PublicServerConfig(host="0.0.0.0")))
+        shared = HttpConfig(port=free_port(), public=PublicServerConfig(shared=True))
+        with pytest.raises(ConfigurationError, match="several routers share one port"):
+            await serve_http(ScriptedRouter(), replace(shared, port=0))
+        one, two = [await serve_http(ScriptedRouter("a"), shared) for _ in range(2)]
+        assert one.address == two.address
+        await asyncio.gather(one.stop(0), two.stop(0))
+
+
+def test_pings_come_before_balancers_give_up() -> None:
+    assert event_stream.PING_S <= 30

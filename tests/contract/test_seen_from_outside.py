@@ -1,0 +1,383 @@
+"""A running server as those see it who operate it: its ops port, its numbers, its traces, its logs, its table."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import logging
+import socket
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest, ExportTraceServiceResponse
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2_grpc import (
+    TraceServiceServicer,
+    add_TraceServiceServicer_to_server,
+)
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import SpanKind, StatusCode
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
+
+import outrider
+from cli.scraping import read
+from cli.top import show_top, tables
+from cluster.config import Settings, load
+from cluster.local_service import running_in_process
+from cluster.logs import JsonLines
+from cluster.models import ResolvedModel
+from services.client_api import ClientRequest, RequestedSampling
+from services.links.in_process import InProcessVerifierLink
+from services.metrics.families import FAMILIES, PREFIX
+from services.metrics.ops_listener import serve_ops
+from services.router.service import RouterService
+from services.tracing.request_spans import TracedRouter, TracedVerifier
+from speculation.errors import ConfigurationError, OutriderError, Unavailable
+from tests.ports import free_port
+from tests.promtool import PROMTOOL, promtool
+from tests.service import pipeline, tiny_settings
+
+TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+SECRET = "xylophone marmalade"
+
+
+def get(url: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(url, timeout=20) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
+
+
+class Server:
+    """A server in this process that logs JSON at the lowest level."""
+
+    def __init__(self, address: str, ops: str, settings: Settings, lines: io.StringIO) -> None:
+        self.address, self.ops, self.settings, self.lines = address, ops, settings, lines
+
+
+@pytest.fixture(scope="module")
+def server(tiny_model: Path) -> Iterator[Server]:
+    port = free_port()
+    settings = load(flags=tiny_settings(f"server.ops_port={port}"), environ={})
+    handler = logging.StreamHandler(lines := io.StringIO())
+    handler.setFormatter(JsonLines())
+    root, before = logging.getLogger(), logging.getLogger().level
+    root.addHandler(handler)
+    root.setLevel(logging.DEBUG)
+    try:
+        with running_in_process(settings, ResolvedModel(name="tiny", path=tiny_model)) as addresses:
+            with outrider.Client(addresses.grpc) as client:
+                for strategy in ("blend", "autoregressive", "suffix"):
+                    client.generate(
+                        SECRET, max_tokens=30, ignore_eos=True, strategy=strategy, request_id="mine", traceparent=TRACE
+                    )
+                with pytest.raises(outrider.InvalidArgument):
+                    client.generate(SECRET, strategy="no such", request_id="wrong")
+            yield Server(addresses.grpc, f"http://127.0.0.1:{port}", settings, lines)
+    finally:
+        root.removeHandler(handler)
+        root.setLevel(before)
+
+
+def test_the_numbers_of_a_running_server(server: Server) -> None:
+    status, text = get(f"{server.ops}/metrics")
+    assert status == 200
+    told = {
+        (sample.name, *sample.labels.values()): sample.value
+        for f in text_string_to_metric_families(text)
+        for sample in f.samples
+    }
+    assert told["outrider_requests_total", "OK", "length"] == 3
+    assert told["outrider_requests_total", "INVALID_ARGUMENT", "refused"] == 1
+    assert told["outrider_generation_tokens_total",] == 90
+    assert told["outrider_num_requests_running",] == told["outrider_num_requests_open",] == 0
+    assert told["outrider_ready",] == 1
+    assert 0 <= told["outrider_kv_cache_usage_ratio",] < 1
+    assert told["outrider_drafter_draft_seconds_count", "text"] > 0
+    for name in ("e2e_request_latency_seconds", "time_to_first_token_seconds", "request_queue_time_seconds"):
+        assert told[f"outrider_{name}_count",] == 3
+    names = {family.name for family in text_string_to_metric_families(text)}
+    assert names <= {PREFIX + name.removesuffix("_total") for name in FAMILIES}
+    assert len(names) > 35
+    assert SECRET not in text
+    assert "mine" not in text
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="promtool is not here")
+def test_promtool_finds_no_fault_with_them(server: Server) -> None:
+    assert promtool("check", "metrics", stdin=get(f"{server.ops}/metrics")[1]) == ""
+
+
+def test_health_and_readiness(server: Server) -> None:
+    assert get(f"{server.ops}/health")[0] == 200
+    assert get(f"{server.ops}/ready")[0] == 200
+    assert get(f"{server.ops}/other")[0] == 404
+
+
+async def test_readiness_asks_seldom_and_waits_for_nobody() -> None:
+    asked = 0
+    answers = [True, False]
+
+    async def ready() -> bool:
+        nonlocal asked
+        asked += 1
+        if asked > len(answers):
+            raise RuntimeError("planted")
+        return answers[asked - 1]
+
+    for expected in (200, 503, 503):
+        listener = await serve_ops("127.0.0.1", 0, lambda: b"x 1\n", ready)
+        try:
+            before = asked
+            found = await asyncio.gather(*(asyncio.to_thread(get, f"http://{listener.address}/ready") for _ in range(8)))
+            assert {status for status, _ in found} == {expected}
+            assert asked == before + 1
+        finally:
+            await listener.stop()
+    with pytest.raises(OSError):
+        socket.create_connection(("127.0.0.1", int(listener.address.rpartition(":")[2])), timeout=5)
+
+
+def test_a_taken_ops_port_is_said_before_anything_is_loaded(server: Server, tiny_model: Path) -> None:
+    taken = server.settings.server.ops_port
+    settings = load(flags=tiny_settings(f"server.ops_port={taken}"), environ={})
+    with (
+        pytest.raises(ConfigurationError, match=r"cannot listen on 127.0.0.1:\d+ for metrics.*another server.ops_port"),
+        running_in_process(settings, ResolvedModel(name="tiny", path=tiny_model)),
+    ):
+        pass
+
+
+def test_the_ops_ports_default() -> None:
+    def ops(*flags: str) -> int | None:
+        return load(flags=flags, environ={}).server.ops
+
+    assert (ops(), ops("server.port=0"), ops("server.port=0", "server.ops_port=77")) == (9464, 0, 77)
+
+
+def test_one_place_for_numbers(tiny_model: Path) -> None:
+    settings = load(flags=tiny_settings("metrics.export=ray"), environ={})
+    with (
+        pytest.raises(ConfigurationError, match=r"metrics.export is ray: this is one process"),
+        running_in_process(settings, ResolvedModel(name="tiny", path=tiny_model)),
+    ):
+        pass
+
+
+# --- top ----------------------------------------------------------------------------------------------------------
+
+
+def test_top(server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    show_top([f"{server.ops}/metrics"], interval_s=0.1, once=True)
+    shown = capsys.readouterr().out
+    for words in ("requests ended", "tau", "blend", "recycling", "suffix", "key-value cache", "refused requests"):
+        assert words in shown, words
+    before = read([f"{server.ops}/metrics"])
+    with outrider.Client(server.address) as client:
+        done = client.generate("fox fox fox fox", max_tokens=40, ignore_eos=True, strategy="recycling").speculative_decoding
+    grown = read([f"{server.ops}/metrics"]).since(before)
+    assert grown.sum("generation_tokens_total") == 40
+    assert grown.sum("spec_decode_num_draft_tokens_total", strategy="recycling") == done.num_draft_tokens
+    assert grown.by("accepted_by_source_total", "source").get("recycling", 0) == done.num_accepted_draft_tokens
+    Console(file=(out := io.StringIO()), width=120).print(tables(before, read([f"{server.ops}/metrics"])))
+    assert "recycling" in out.getvalue()
+
+
+def test_top_adds_up_what_rays_agents_say(tmp_path: Path) -> None:
+    def text(worker: str, count: int) -> str:
+        labels = f'WorkerId="{worker}",NodeAddress="10.0.0.1",outcome="stop",code="OK"'
+        usage = f'ray_outrider_kv_cache_usage_ratio{{WorkerId="{worker}"}} 0.{count}'
+        return (
+            f"# TYPE ray_outrider_requests_total counter\nray_outrider_requests_total{{{labels}}} {count}\n"
+            f"# TYPE ray_outrider_kv_cache_usage_ratio gauge\n{usage}\n"
+            f'# TYPE ray_node_cpu gauge\nray_node_cpu{{WorkerId="{worker}"}} 7\n'
+        )
+
+    from cli.scraping import Reading, _add
+
+    now, before = Reading(at=10.0), Reading(at=8.0)
+    for worker, count in (("a", 4), ("b", 5)):
+        _add(now, text(worker, count))
+        _add(before, text(worker, 2 * count if worker == "b" else 1))
+    assert now.sum("requests_total", outcome="stop") == 9
+    assert now.mean("kv_cache_usage_ratio") == pytest.approx(0.45)
+    assert "node_cpu" not in now.values
+    # One of them has been started anew, so what it says now has all come since.
+    assert now.since(before).sum("requests_total") in (9, 9 - 11 + 11)
+    with pytest.raises(OutriderError, match="no text of Prometheus"):
+        _add(now, "# TYPE x\nnot { a sample")
+
+
+def test_top_says_what_is_wrong(server: Server) -> None:
+    with pytest.raises(Unavailable, match="outrider serve"):
+        read([f"http://127.0.0.1:{free_port()}/metrics"])
+    with pytest.raises(OutriderError, match="no text of Prometheus"):
+        read([f"{server.ops}/health"])
+    with pytest.raises(OutriderError, match="must begin with http"):
+        read(["file:///etc/passwd"])
+
+
+# --- logs ---------------------------------------------------------------------------------------------------------
+
+
+def test_json_logs_name_requests_and_hold_no_prompts(server: Server) -> None:
+    text = server.lines.getvalue()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
+    for component in ("router", "verifier", "drafter"):
+        named = [line for line in lines if line["logger"].startswith(f"services.{component}") and "request_id" in line]
+        assert any(line["request_id"] == "mine" and line["trace"] == TRACE[3:35] for line in named), component
+    for word in SECRET.split():
+        assert word not in text
+
+
+def test_a_json_line_of_an_error() -> None:
+    def line(error: Exception) -> dict[str, Any]:
+        try:
+            raise error
+        except Exception:
+            import sys
+
+            entry = logging.LogRecord(
+                "a", logging.ERROR, "f", 1, "request %s: it\nbroke %d", ("my.id.0123abcd.2", 3), sys.exc_info()
+            )
+        return json.loads(JsonLines().format(entry))  # type: ignore[no-any-return]
+
+    said = line(ValueError(f"cannot read {SECRET}"))
+    assert (said["level"], said["message"]) == ("error", "request my.id.0123abcd.2: it\nbroke 3")
+    assert (said["request_id"], said["request"]) == ("my.id", "my.id.0123abcd.2")
+    assert said["error"] == "ValueError"
+    assert "test_seen_from_outside.py" in said["traceback"][0]
+    assert SECRET not in json.dumps(said)
+    assert line(OSError("disk full"))["error_text"] == "disk full"
+
+
+# --- traces -------------------------------------------------------------------------------------------------------
+
+
+def attributes(span: ReadableSpan) -> dict[str, Any]:
+    return dict(span.attributes or {})
+
+
+async def test_a_request_is_two_spans(tiny_model: Path) -> None:
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider(shutdown_on_exit=False)
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    tracer = provider.get_tracer("test")
+    async with pipeline(tiny_model) as running:
+        from services.router.config import RouterConfig
+
+        verifier = InProcessVerifierLink(TracedVerifier(running.verifier, tracer))
+        router = TracedRouter(RouterService(RouterConfig(model_path=str(tiny_model)), verifier), tracer, "tiny")
+        sampling = RequestedSampling(max_tokens=20, ignore_eos=True, temperature=0.5, seed=7)
+        asked = ClientRequest(input=SECRET, sampling=sampling, strategy="suffix", request_id="mine", traceparent=TRACE)
+        end = [event async for event in router.generate(asked)][-1]
+        inner, outer = exporter.get_finished_spans()
+        exporter.clear()
+        # The caller leaves in the middle.
+        leaving = router.generate(asked)
+        await anext(leaving)
+        await leaving.aclose()
+        left = exporter.get_finished_spans()
+        exporter.clear()
+        wrong = ClientRequest(input=SECRET, sampling=sampling, strategy="no such", traceparent="")
+        with pytest.raises(OutriderError):
+            async for _ in router.generate(wrong):
+                pass
+        (refused,) = exporter.get_finished_spans()
+    assert (outer.name, outer.kind, inner.kind) == ("text_completion tiny", SpanKind.SERVER, SpanKind.INTERNAL)
+    assert outer.parent is not None and inner.parent is not None and outer.context is not None
+    assert f"{outer.parent.trace_id:032x}-{outer.parent.span_id:016x}" in TRACE
+    assert inner.parent.span_id == outer.context.span_id
+    said = attributes(outer)
+    assert said["gen_ai.operation.name"] == "text_completion"
+    assert said["gen_ai.provider.name"] == "outrider"
+    assert said["gen_ai.request.model"] == said["gen_ai.response.model"] == "tiny"
+    assert (said["gen_ai.request.temperature"], said["gen_ai.request.seed"], said["gen_ai.request.max_tokens"]) == (
+        0.5,
+        7,
+        20,
+    )
+    assert said["gen_ai.usage.output_tokens"] == 20
+    assert said["gen_ai.usage.input_tokens"] == len(end.prompt_token_ids)  # type: ignore[union-attr]
+    assert said["gen_ai.response.finish_reasons"] == ("length",)
+    assert (said["gen_ai.response.id"], said["outrider.strategy"]) == ("mine", "suffix")
+    assert 0 < said["gen_ai.response.time_to_first_chunk"] < 60
+    stats = end.stats  # type: ignore[union-attr]
+    below = attributes(inner)
+    assert below["outrider.passes"] == stats.num_spec_steps
+    assert (below["outrider.drafted"], below["outrider.accepted"]) == (
+        stats.num_draft_tokens,
+        stats.num_accepted_draft_tokens,
+    )
+    assert {attributes(span)["error.type"] for span in left} == {"cancelled"}
+    assert len(left) == 2
+    assert attributes(refused)["error.type"] == "InvalidArgument"
+    assert refused.status.status_code is StatusCode.ERROR
+    assert refused.parent is None
+    for span in (inner, outer, *left, refused):
+        assert not any(word in span.to_json() for word in SECRET.split())
+
+
+def test_a_server_that_traces_needs_no_collector_to_answer(tiny_model: Path) -> None:
+    settings = load(
+        flags=tiny_settings(f"tracing.otlp_endpoint=http://127.0.0.1:{free_port()}", "server.ops_port=null"), environ={}
+    )
+    with (
+        running_in_process(settings, ResolvedModel(name="tiny", path=tiny_model)) as addresses,
+        outrider.Client(addresses.grpc) as client,
+    ):
+        assert len(client.generate("fox", max_tokens=5, ignore_eos=True, traceparent=TRACE).token_ids) == 5
+
+
+class Collector(TraceServiceServicer):
+    """Takes spans as a collector does."""
+
+    def __init__(self) -> None:
+        self.spans: list[Any] = []
+        self.components: set[str] = set()
+
+    def Export(self, request: ExportTraceServiceRequest, context: object) -> ExportTraceServiceResponse:
+        for group in request.resource_spans:
+            self.components |= {
+                entry.value.string_value for entry in group.resource.attributes if entry.key == "service.name"
+            }
+            self.spans += [span for scope in group.scope_spans for span in scope.spans]
+        return ExportTraceServiceResponse()
+
+
+def test_spans_reach_a_collector(tiny_model: Path) -> None:
+    collector, server = Collector(), grpc.server(ThreadPoolExecutor(max_workers=2))
+    add_TraceServiceServicer_to_server(collector, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    settings = load(flags=tiny_settings(f"tracing.otlp_endpoint=http://127.0.0.1:{port}"), environ={})
+    model = ResolvedModel(name="tiny", path=tiny_model)
+    try:
+        with running_in_process(settings, model) as addresses, outrider.Client(addresses.grpc) as client:
+            client.generate(SECRET, max_tokens=5, ignore_eos=True, traceparent=TRACE)
+            # The caller has decided that this one is not traced.
+            client.generate(SECRET, max_tokens=5, ignore_eos=True, traceparent=TRACE[:-1] + "0")
+        # What was not sent yet is sent when the server stops.
+        assert sorted(span.name for span in collector.spans) == ["text_completion tiny", "verify"]
+        assert {span.trace_id.hex() for span in collector.spans} == {TRACE[3:35]}
+        assert collector.components == {"outrider-server"}
+        assert not any(word in str(collector.spans) for word in SECRET.split())
+    finally:
+        server.stop(None)
+
+
+def test_an_endpoint_that_is_none() -> None:
+    with pytest.raises(ConfigurationError, match=r"tracing.otlp_endpoint is 'localhost:4317'"):
+        load(flags=["tracing.otlp_endpoint=localhost:4317"], environ={})

@@ -1,0 +1,113 @@
+"""HTTP requests that do not arrive: their connections are closed in time, and others are answered meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from services.links.config import PublicServerConfig
+from services.openai_api.http_config import HttpConfig
+from services.openai_api.http_server import serve_http
+from tests.scripted_router import ScriptedRouter
+
+WAIT_S = 30
+ARRIVES_S = 0.5
+HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
+BODY = b'{"messages": [{"role": "user", "content": "x"}]}'
+HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
+
+
+@asynccontextmanager
+async def served(**public: int) -> AsyncIterator[str]:
+    config = HttpConfig(port=0, arrives_s=ARRIVES_S, public=PublicServerConfig(port=0, **public))  # type: ignore[arg-type]
+    server = await serve_http(ScriptedRouter("words"), config)
+    try:
+        yield server.address
+    finally:
+        await server.stop(0)
+
+
+async def trickled(address: str, *parts: bytes, before: bytes = b"") -> tuple[bytes, float]:
+    """Send ``parts`` byte by byte, and the last one again and again; returns the answer and when the connection ended."""
+    host, port = address.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    clock = asyncio.get_running_loop().time
+    began = clock()
+    writer.write(before)
+
+    async def send() -> None:
+        for byte in b"".join(parts):
+            writer.write(bytes([byte]))
+            await writer.drain()
+            await asyncio.sleep(0.01)
+        while True:
+            writer.write(b"a")
+            await writer.drain()
+            await asyncio.sleep(0.05)
+
+    sending = asyncio.create_task(send())
+    try:
+        async with asyncio.timeout(WAIT_S):
+            try:
+                answer = await reader.read(-1)
+            except ConnectionError:
+                answer = b""
+        return answer, clock() - began
+    finally:
+        sending.cancel()
+        await asyncio.gather(sending, return_exceptions=True)
+        writer.close()
+
+
+@pytest.mark.parametrize("start", [b"", b"GET /hea", b"GET /health HTTP/1.1\r\nx-a: "], ids=["nothing", "line", "headers"])
+async def test_headers_that_do_not_end(start: bytes) -> None:
+    async with served() as address:
+        answer, took = await trickled(address, start)
+        assert answer == b""
+        assert took >= 0.9 * ARRIVES_S
+
+
+async def test_after_an_answer_as_at_the_beginning() -> None:
+    async with served() as address:
+        answer, _ = await trickled(address, b"GET /health HTTP/1.1\r\nx-a: ", before=HEALTH)
+        assert answer.startswith(b"HTTP/1.1 200 OK")
+        assert answer.count(b"HTTP/1.1") == 1
+
+
+async def test_a_body_that_does_not_end_is_answered() -> None:
+    async with served() as address:
+        answer, _ = await trickled(address, before=HEAD + b"content-length: 100000\r\n\r\n" + BODY)
+        assert answer.startswith(b"HTTP/1.1 408 ")
+        assert b"the body has not arrived within 0.5 s" in answer
+
+
+async def test_others_are_answered_while_many_are_slow() -> None:
+    async with served(max_connections=40) as address:
+        slow = [asyncio.create_task(trickled(address, b"GET /")) for _ in range(30)]
+        await asyncio.sleep(0.1)
+        host, port = address.rsplit(":", 1)
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = HEAD + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(BODY)
+        writer.write(head + BODY)
+        answer = await asyncio.wait_for(reader.read(-1), WAIT_S)
+        assert answer.startswith(b"HTTP/1.1 200 OK") and b"words" in answer
+        writer.close()
+        assert all(found == b"" for found, _ in await asyncio.gather(*slow))
+
+
+async def test_a_long_answer_is_no_slow_request() -> None:
+    config = HttpConfig(port=0, arrives_s=ARRIVES_S, public=PublicServerConfig(port=0))
+    router = ScriptedRouter("0123456789")
+    router.waits = 0.15
+    server = await serve_http(router, config)
+    host, port = server.address.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    body = b'{"stream": true, "messages": [{"role": "user", "content": "x"}]}'
+    writer.write(HEAD + b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body) + body)
+    answer = await asyncio.wait_for(reader.read(-1), WAIT_S)
+    assert b"[DONE]" in answer
+    writer.close()
+    await server.stop(0)

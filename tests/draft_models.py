@@ -1,0 +1,35 @@
+"""Tiny draft models for tests: a copy of a tiny target with disturbed weights, which is right now and then."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+
+
+def make_tiny_draft(target: Path, folder: Path, disturbed: float = 0.05) -> Path:
+    """Copy a model to ``folder`` (unless it is there), each weight multiplied by 1 + ``disturbed`` x normal noise."""
+    if not folder.is_dir():
+        shutil.copytree(target, folder)
+        generator = torch.Generator().manual_seed(1)
+        weights = load_file(folder / "model.safetensors")
+        for name, weight in weights.items():
+            weights[name] = weight * (1 + disturbed * torch.randn(weight.shape, generator=generator))
+        save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def make_broken_draft(target: Path, folder: Path) -> Path:
+    """Copy a model to ``folder``, with a weight that is not a number: nothing but reading it shows that."""
+    make_tiny_draft(target, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"][3] = float("nan")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def draft_beside(target: Path) -> Path:
+    """Such a draft model in a folder beside the target's, made once."""
+    return make_tiny_draft(target, target.parent / f"{target.name}-draft")

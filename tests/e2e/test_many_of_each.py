@@ -1,0 +1,124 @@
+"""Two routers, verifiers and drafters on a real local Ray, with mutual TLS: what goes where, and what is lost when they go.
+
+One service for all tests, since so many processes take a while to start.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import trustme
+
+import outrider
+from outrider import Client
+from tests.checked_load import OPTIONS, Load, plain_answers, prompt, wait_until
+from tests.component_certificates import tls_flags, write_certificates
+from tests.on_ray import Service
+from tests.patience import PATIENCE_S
+from tests.ports import free_port
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    certificates, authority = tmp_path_factory.mktemp("certificates"), trustme.CA()
+    for role in ("verifier", "drafter"):
+        write_certificates(certificates, authority, role)
+    flags = [
+        *tls_flags(certificates),
+        f"server.port={free_port()}", "verifier.max_model_len=512", "verifier.kv_cache_tokens=4096", "verifier.threads=1",
+        "verifier.budget=fixed", "drafter.keep_calibration=false", "verifier.num_cpus=0.25", "router.replicas=2",
+        "verifier.replicas=2", "drafter.replicas=2", "verifier.drain_s=1", "server.drain_delay_s=0.5",
+    ]  # fmt: skip
+    running = Service(tiny_model, flags, stderr=subprocess.PIPE)
+    yield running
+    running.stop()
+
+
+def steps(service: Service) -> list[int]:
+    """Passes of each verifier, in no particular order."""
+    return sorted(stats["times"]["steps"] for stats in service.ask_all("verifier", "loop_stats"))
+
+
+def test_one_beginning_goes_to_one_verifier_and_others_to_both(service: Service) -> None:
+    with Client(service.address) as client:
+        assert steps(service) == [0, 0]
+        for _ in range(4):
+            client.generate(token_ids=prompt(0), seed=1, **OPTIONS)
+        idle, busy = steps(service)
+        assert (idle, busy > 0) == (0, True)
+        # Sixteen beginnings at random: one verifier of two gets none of them once in 32,768 times.
+        for number in range(1, 17):
+            client.generate(token_ids=prompt(number), seed=1, **(OPTIONS | {"max_tokens": 2}))
+        assert min(steps(service)) > 0
+
+
+def test_each_verifier_has_a_drafter_of_its_own(service: Service) -> None:
+    drafters = {address for _, address in service.ask_all("drafter", "place")}
+    assert len(drafters) == 2
+    wait_until(lambda: set(service.ask_all("verifier", "drafter_address")) == drafters)
+
+
+def test_forgetting_reaches_all_and_says_who_did_not_answer(service: Service) -> None:
+    victim = service.ask_all("drafter", "process_id")[0]
+    with Client(service.address) as client:
+        client.forget()
+        os.kill(victim, signal.SIGSTOP)
+        try:
+            with pytest.raises(
+                outrider.Unavailable, match=r"not all of 2 drafter replicas|1 of [23] (drafter|verifier) replicas"
+            ):
+                client.forget()
+        finally:
+            os.kill(victim, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def expected(service: Service) -> dict[int, tuple[int, ...]]:
+    return plain_answers(service.address)
+
+
+def test_a_verifier_and_a_drafter_that_die_cost_no_stream(service: Service, expected: dict[int, tuple[int, ...]]) -> None:
+    victims = [service.ask_all(part, "process_id")[0] for part in ("verifier", "drafter")]
+    load = Load(service.address, expected)
+    try:
+        wait_until(lambda: load.answers > 4)
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
+        seen = load.answers
+        wait_until(lambda: load.answers > seen + 8)
+        for part, victim in zip(("verifier", "drafter"), victims, strict=True):
+            wait_until(lambda: len(now := service.ask_all(part, "process_id")) == 2 and victim not in now)  # noqa: B023
+    finally:
+        load.stop()
+    assert not load.failures
+
+
+def test_a_rolling_redeployment_costs_no_stream(service: Service, expected: dict[int, tuple[int, ...]]) -> None:
+    before = {part: set(service.ask_all(part, "process_id")) for part in ("router", "verifier", "drafter")}
+    load = Load(service.address, expected)
+    try:
+        wait_until(lambda: load.answers > 4)
+        service.redeploy("router.num_speculative_tokens=6")
+        for part, old in before.items():
+            assert not old & set(service.ask_all(part, "process_id"))
+        seen = load.answers
+        wait_until(lambda: load.answers > seen + 4)
+    finally:
+        load.stop()
+    assert not load.failures
+
+
+def test_the_death_of_ray_ends_the_service(service: Service) -> None:
+    raylet = next(child for child in psutil.Process(service.process.pid).children() if child.name() == "raylet")
+    raylet.kill()
+    assert service.process.wait(PATIENCE_S) == 1
+    assert service.process.stderr is not None
+    assert "error: Ray is gone: its node manager (raylet) has died" in " ".join(service.process.stderr.read().split())

@@ -1,0 +1,76 @@
+"""``outrider train`` as a user types it, on a tiny model: data, terminated and gone on with; a vocabulary; wrong input."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.test_cli import outrider
+from tests.patience import PATIENCE_S
+from training.generate import UNDER_WAY
+from training.shards import read_data_manifest, read_shards
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def questions(tmp_path: Path) -> Path:
+    file = tmp_path / "questions.jsonl"
+    file.write_text("\n".join(json.dumps({"question": f"what is {n} + {n}?"}) for n in range(60)))
+    return file
+
+
+def test_data_that_were_terminated_go_on(questions: Path, tiny_model: Path, tmp_path: Path) -> None:
+    out = tmp_path / "data"
+    asked = [
+        "train", "data", "--prompts", str(questions), "--model", str(tiny_model), "--max-new-tokens", "48",
+        "--samples", "2", "--concurrency", "4", "--shard-sequences", "20", "--layers", "0,-1",
+    ]  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cli", *asked, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + PATIENCE_S
+    while not list(out.glob("shard-*")) and time.monotonic() < end:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    said, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors
+    assert "of 120 sequences" in said and "the same command goes on" in said
+    before = read_data_manifest(out)
+    assert 1 <= len(before.shards) < 6
+    assert json.loads((out / UNDER_WAY).read_text())
+    done = outrider(*asked, "--out", str(out))
+    assert done.returncode == 0, done.stderr
+    assert "120 of 120 sequences" in done.stdout
+    whole = tmp_path / "whole"
+    assert outrider(*asked, "--out", str(whole)).returncode == 0
+    assert read_data_manifest(out) == read_data_manifest(whole)
+    assert len(read_shards(out)) == 120
+    chosen = outrider("train", "vocabulary", "--data", str(out), "--size", "64")
+    assert chosen.returncode == 0, chosen.stderr
+    assert "questions" in chosen.stdout and "64 tokens" in chosen.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["data", "--out", "x", "--prompts", "nowhere.jsonl"], "--prompts nowhere.jsonl: cannot be read"),
+        (["data", "--out", "x", "--prompts", "README.md"], "README.md, line 1: is not JSON"),
+        (["data", "--out", "x", "--layers", "last"], "--layers last: must be whole numbers"),
+        (["data", "--out", "README.md"], "README.md"),
+        (["data", "--out", "x", "--device", "quantum"], "quantum"),
+        (["vocabulary", "--data", "docs"], "docs holds no training data"),
+    ],
+)
+def test_wrong_input_is_told_in_one_line(arguments: list[str], why: str, tiny_model: Path) -> None:
+    model = ["--model", str(tiny_model)] if arguments[0] == "data" else []
+    done = outrider("train", *arguments, *model)
+    assert done.returncode == 2, done.stderr
+    assert why in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr

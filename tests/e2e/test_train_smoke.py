@@ -1,0 +1,152 @@
+"""From nothing to a drafter as a user types it, on a tiny target: data, vocabulary, training that is terminated and goes on,
+evaluation, export, loading, drafting. ``make train-smoke``."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from services.drafter.feature_draft.canary_texts import TEXTS
+from services.drafter.feature_draft.head_files import load_head
+from services.drafter.feature_draft.source import FeatureSource
+from tests.e2e.test_cli import outrider
+from tests.patience import PATIENCE_S
+from training.recipe import load_recipe
+from training.shards import read_shards
+from training.tree_replay import passes_of
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("train")]
+
+_STEPS = 20
+
+
+@pytest.fixture(scope="module")
+def data(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("made") / "data"
+    questions = out.parent / "questions.jsonl"
+    questions.write_text("\n".join(json.dumps({"question": f"what is {n} + {n}?"}) for n in range(60)))
+    done = outrider(
+        "train", "data", "--prompts", str(questions), "--model", str(tiny_model), "--max-new-tokens", "48", "--samples", "2",
+        "--out", str(out),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert outrider("train", "vocabulary", "--data", str(out), "--size", "200").returncode == 0
+    return out
+
+
+def _arguments(recipe: str, data: Path, target: Path, out: Path) -> list[str]:
+    # Enough predictions in a step for the loss to fall, and small enough parts for several of them.
+    own = {"batch_rows": 1500, "micro_rows": 800, "evaluate_every": 8, "learning_rate": 0.01}
+    values = load_recipe(recipe, **own, **({"layers": [0]} if recipe == "draft_model" else {})).model_dump(mode="json")
+    file = out.parent / f"{recipe}.json"
+    # JSON is YAML.
+    file.write_text(json.dumps(values))
+    return [
+        "train", "run", "--recipe", str(file), "--data", str(data), "--vocabulary", str(data), "--model", str(target),
+        "--steps", str(_STEPS), "--out", str(out),
+    ]  # fmt: skip
+
+
+def _log(out: Path) -> list[dict[str, float]]:
+    file = out / "log.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+
+
+@pytest.mark.parametrize("recipe", ["fspad", "draft_model"])
+def test_a_drafter_from_nothing(recipe: str, data: Path, tiny_model: Path, tmp_path: Path) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    done = outrider(*_arguments(recipe, data, tiny_model, whole))
+    assert done.returncode == 0, done.stderr
+    assert f"step {_STEPS} of {_STEPS}" in done.stdout
+    losses = [line["loss"] for line in _log(whole)]
+    assert len(losses) == _STEPS
+    assert sum(losses[9:12]) < 0.9 * sum(losses[:3])
+
+    _terminate(_arguments(recipe, data, tiny_model, parts), parts)
+    stopped = len(_log(parts))
+    assert 3 <= stopped < _STEPS
+    done = outrider(*_arguments(recipe, data, tiny_model, parts))
+    assert done.returncode == 0, done.stderr
+    assert f"going on from step {stopped}" in done.stderr
+    assert [line["step"] for line in _log(parts)] == list(range(1, _STEPS + 1))
+    for file in ("model.safetensors", "optimizer.safetensors"):
+        one, other = (each / (each / "latest").read_text() / file for each in (whole, parts))
+        assert one.read_bytes() == other.read_bytes()
+
+    done = outrider(
+        "train", "evaluate", str(whole), "--data", str(data), "--model", str(tiny_model), "--trees", "4", "--positions", "2"
+    )
+    assert done.returncode == 0, done.stderr
+    assert "questions" in done.stdout
+    drafter = tmp_path / "drafter"
+    done = outrider("train", "export", str(whole), "--model", str(tiny_model), "--out", str(drafter))
+    assert done.returncode == 0, done.stderr
+    record = json.loads((drafter / "training.json").read_text())
+    measured = record["evaluation"]["domains"]["all"]
+    assert record["steps"] <= _STEPS and len(measured["agreement"]) == 2
+    if recipe == "fspad":
+        source = FeatureSource("fspad", load_head(drafter, tiny_model), window=512)
+        sequences = [each for each in read_shards(data, "validation") if each.temperature == 0][:4]
+        assert all(0 < passes < 64 for passes in passes_of(source, sequences, 4))
+        assert measured["tree"]["4"] >= 1.0
+        _try_with_a_canary(drafter, tiny_model)
+    else:
+        from transformers import AutoModelForCausalLM
+
+        assert AutoModelForCausalLM.from_pretrained(drafter).config.num_hidden_layers == 1
+        assert (drafter / "vocabulary.safetensors").is_file()
+
+
+def _try_with_a_canary(drafter: Path, target: Path) -> None:
+    """A head of noise has learnt nothing of its target: it is refused with what was measured, and nothing is written."""
+    weights = drafter / "model.safetensors"
+    noise = {
+        name: torch.randn(each.shape).to(each.dtype) if each.is_floating_point() else each
+        for name, each in load_file(weights).items()
+    }
+    save_file(noise, weights)
+    done = outrider("train", "canary", str(drafter), "--model", str(target), "--length", "64")
+    assert done.returncode == 2, done.stdout
+    assert "tokens of its own text the target chose" in done.stderr.replace("\n", " ")
+    assert not (drafter / TEXTS).exists()
+
+
+def _terminate(arguments: list[str], out: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "cli", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    end = time.monotonic() + PATIENCE_S
+    while len(_log(out)) < 3 and time.monotonic() < end and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGTERM)
+    said, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors
+    assert "run the same command to go on" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (
+            ["run", "--recipe", "fspda", "--data", "x", "--vocabulary", "x", "--out", "y"],
+            "recipe is fspda: must be a YAML file",
+        ),
+        (["run", "--recipe", "fspad", "--data", "docs", "--vocabulary", "x", "--out", "y"], "docs holds no training data"),
+        (["evaluate", "docs", "--data", "docs"], "docs holds no checkpoint"),
+        (["export", "docs", "--out", "y"], "docs holds no checkpoint"),
+        (["export", "docs", "--out", "docs"], "--out docs: holds other things"),
+    ],
+)
+def test_wrong_input_is_told_in_one_line(arguments: list[str], why: str) -> None:
+    done = outrider("train", *arguments)
+    assert done.returncode == 2, done.stderr
+    assert why in done.stderr.replace("\n", " ")
+    assert "Traceback" not in done.stderr

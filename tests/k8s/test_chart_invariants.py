@@ -1,0 +1,312 @@
+"""What must hold of every rendering: who selects whom, who may reach whom, what is secret, what a container may."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from cluster.config import load
+from cluster.listeners import listeners
+from tests.k8s.chart import Manifest, groups, needs_helm, of_kind, one, render, serve_config, settings, text
+from tests.k8s.schemas import pod_templates
+from tests.k8s.test_chart_valid import CASES, EVERYTHING
+
+pytestmark = needs_helm
+WORKERS = ("router", "drafting", "verifier")
+# Where Ray's agent tells its health, and its numbers.
+AGENT, METRICS = 52365, 8080
+
+
+@pytest.fixture(params=CASES)
+def made(request: pytest.FixtureRequest) -> list[Manifest]:
+    return render(request.param)
+
+
+def selected(selector: dict[str, Any], labels: dict[str, str]) -> bool:
+    """Whether a label selector selects."""
+    for each in selector.get("matchExpressions", ()):
+        assert each["operator"] == "In"
+        if labels.get(each["key"]) not in each["values"]:
+            return False
+    return all(labels.get(key) == value for key, value in selector.get("matchLabels", {}).items())
+
+
+def labels(template: dict[str, Any]) -> dict[str, str]:
+    found: dict[str, str] = template["metadata"]["labels"]
+    return found
+
+
+def ports(template: dict[str, Any]) -> dict[str, int]:
+    """The ports of a pod by name; each is named once."""
+    found = [port for container in template["spec"]["containers"] for port in container.get("ports", ())]
+    names = Counter(port["name"] for port in found)
+    assert max(names.values(), default=1) == 1
+    assert all(len(name) <= 15 for name in names)
+    return {port["name"]: port["containerPort"] for port in found}
+
+
+def templates(made: list[Manifest]) -> dict[str, dict[str, Any]]:
+    return {name: group["template"] for name, group in groups(made).items()}
+
+
+def test_names_are_unique_and_short(made: list[Manifest]) -> None:
+    names = Counter((each["kind"], each["metadata"]["name"]) for each in made)
+    assert max(names.values()) == 1
+    assert all(len(name) <= 63 and re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", name) for _, name in names)
+
+
+def test_services_reach_routers_and_nothing_else(made: list[Manifest]) -> None:
+    found = templates(made)
+    whole, headless = one(made, "Service", "outrider"), one(made, "Service", "-headless")
+    assert headless["spec"]["clusterIP"] == "None"
+    for service in (whole, headless):
+        hit = [name for name, each in found.items() if selected({"matchLabels": service["spec"]["selector"]}, labels(each))]
+        assert hit == ["router"]
+        for port in service["spec"]["ports"]:
+            assert port["targetPort"] in ports(found["router"])
+            # Who dials pods by the headless name dials their ports.
+            if service is headless:
+                assert port["port"] == ports(found["router"])[port["targetPort"]]
+    test = one(made, "Pod")
+    assert not selected({"matchLabels": whole["spec"]["selector"]}, labels(test))
+    for budget in of_kind(made, "PodDisruptionBudget"):
+        hit = [name for name, each in found.items() if selected(budget["spec"]["selector"], labels(each))]
+        assert len(hit) == 1 and budget["metadata"]["name"].endswith(hit[0])
+        assert "minAvailable" not in budget["spec"]
+
+
+def test_settings_listen_on_the_ports_that_pods_name(made: list[Manifest]) -> None:
+    known = load(over=settings(made), environ={})
+    named = ports(templates(made)["router"])
+    fixed = {each.name: each.port for each in listeners(known) if each.port is not None}
+    assert fixed == {name: port for name, port in named.items() if name != "metrics"}
+
+
+def allowed(made: list[Manifest], group: str, caller: dict[str, str] | None = None, *, monitoring: bool = False) -> set[str]:
+    """Names of a group's ports that some caller may reach: pods with these labels, or the monitoring's namespace."""
+    target = templates(made)[group]
+    found: set[str] = set()
+    for policy in of_kind(made, "NetworkPolicy"):
+        if not selected(policy["spec"]["podSelector"], labels(target)):
+            continue
+        assert "Ingress" in policy["spec"]["policyTypes"]
+        for rule in policy["spec"]["ingress"]:
+            for peer in rule["from"]:
+                from_pods = caller is not None and "namespaceSelector" not in peer and selected(peer["podSelector"], caller)
+                name = (peer.get("namespaceSelector") or {}).get("matchLabels", {}).get("kubernetes.io/metadata.name")
+                if from_pods or (monitoring and name == "monitoring"):
+                    found |= {port["port"] for port in rule["ports"]} if "ports" in rule else set(ports(target)) | {"any"}
+    return found
+
+
+def test_policies_cover_every_port_that_the_plan_lists(made: list[Manifest]) -> None:
+    known, found = load(over=settings(made), environ={}), templates(made)
+    home = {"router": "router", "drafter": "drafting", "retrieval": "drafting", "verifier": "verifier"}
+    callers = {"drafts": "verifier", "lookups": "drafting", "stages": "verifier"}
+    for each in listeners(known):
+        group = home[each.component]
+        if each.callers == "components":
+            assert "any" in allowed(made, group, labels(found[callers[each.name]])), each
+        elif each.callers == "operators":
+            assert each.name in allowed(made, group, monitoring=True), each
+        # The test's pod asks as clients do.
+        assert each.callers != "clients" or each.name in allowed(made, group, labels(one(made, "Pod"))), each
+
+
+def test_nobody_else_reaches_anything(made: list[Manifest]) -> None:
+    stranger = {"app": "stranger"}
+    public = {"grpc", "http"} & set(ports(templates(made)["router"]))
+    open_to_neighbours = any("podSelector" in peer and not peer["podSelector"] for peer in _clients(made))
+    assert allowed(made, "router", stranger) == (public if open_to_neighbours else set())
+    for group in ("head", "drafting", "verifier"):
+        assert allowed(made, group, stranger) == set()
+        assert allowed(made, group, monitoring=True) == {"metrics"}
+    assert allowed(made, "router", monitoring=True) == {"metrics", "ops"}
+    # Neither may the test, but for what clients and operators may.
+    test = labels(one(made, "Pod"))
+    assert allowed(made, "router", test) == public | {"ops"}
+    assert allowed(made, "head", test) == set() == allowed(made, "verifier", test)
+
+
+def test_the_operator_reaches_the_heads_dashboard_alone(made: list[Manifest]) -> None:
+    (rule,) = one(made, "NetworkPolicy", "-head")["spec"]["ingress"]
+    assert [port["port"] for port in rule["ports"]] == ["dashboard"]
+    assert ports(templates(made)["head"])["dashboard"] == 8265
+    assert all(peer["namespaceSelector"]["matchLabels"] for peer in rule["from"])
+
+
+def _clients(made: list[Manifest]) -> list[dict[str, Any]]:
+    policy = one(made, "NetworkPolicy", "-router")
+    found: list[dict[str, Any]] = policy["spec"]["ingress"][0]["from"]
+    return found
+
+
+def test_policies_bound_what_pods_reach(made: list[Manifest]) -> None:
+    policies = of_kind(made, "NetworkPolicy")
+    for group, template in templates(made).items():
+        bounding = [
+            each["spec"]
+            for each in policies
+            if "Egress" in each["spec"]["policyTypes"] and selected(each["spec"]["podSelector"], labels(template))
+        ]
+        assert bounding, group
+        for rule in (rule for spec in bounding for rule in spec["egress"]):
+            assert rule["to"]
+            for peer in rule["to"]:
+                if peer.get("ipBlock", {}).get("cidr") == "0.0.0.0/0":
+                    assert group == "head"
+                    assert peer["ipBlock"]["except"] == ["169.254.169.254/32"]
+
+
+def test_every_group_has_probes_of_its_own(made: list[Manifest]) -> None:
+    for name, template in templates(made).items():
+        (container,) = template["spec"]["containers"]
+        for kind in ("startupProbe", "livenessProbe", "readinessProbe"):
+            probe = container[kind]["httpGet"]
+            if (name, kind) == ("router", "readinessProbe"):
+                assert probe == {"path": "/ready", "port": "ops"}
+            else:
+                assert probe == {"path": "/api/healthz", "port": AGENT}
+        # Whoever waits for a model is not restarted for it.
+        assert container["startupProbe"]["periodSeconds"] * container["startupProbe"]["failureThreshold"] >= 300
+        assert ports(template)["metrics"] == METRICS
+    assert "serve" in ports(templates(made)["head"]), "KubeRay refuses a head without it"
+
+
+def containers(made: list[Manifest]) -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    """Every container with its pod's specification and a name for messages."""
+    return [
+        (f"{manifest['kind']} {container['name']}", template["spec"], container)
+        for manifest in made
+        for template in pod_templates(manifest)
+        for container in (*template["spec"].get("initContainers", ()), *template["spec"]["containers"])
+    ]
+
+
+def test_pods_satisfy_the_standard_called_restricted(made: list[Manifest]) -> None:
+    for name, pod, container in containers(made):
+        assert pod["securityContext"]["runAsNonRoot"] is True, name
+        assert pod["securityContext"]["runAsUser"] > 0
+        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert pod["automountServiceAccountToken"] is False
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        own = container["securityContext"]
+        assert own["allowPrivilegeEscalation"] is False
+        assert own["readOnlyRootFilesystem"] is True
+        assert own["capabilities"]["drop"] == ["ALL"]
+        assert set(own["capabilities"].get("add", [])) <= {"IPC_LOCK"}
+        kinds = {next(iter(volume.keys() - {"name"})) for volume in pod["volumes"]} if "volumes" in pod else set()
+        assert kinds <= {"emptyDir", "configMap", "secret", "projected", "persistentVolumeClaim"}
+        assert container["resources"]["limits"]["memory"] == container["resources"]["requests"]["memory"]
+        assert not container["image"].endswith(":latest") and re.search(r":[^/]+$|@sha256:", container["image"])
+        mounted = {mount["name"] for mount in container.get("volumeMounts", ())}
+        claimed = {each["metadata"]["name"] for each in _claims(made)}
+        assert mounted <= {volume["name"] for volume in pod.get("volumes", ())} | claimed, name
+
+
+def _claims(made: list[Manifest]) -> list[Manifest]:
+    return [claim for each in of_kind(made, "StatefulSet") for claim in each["spec"]["volumeClaimTemplates"]]
+
+
+def test_only_profiles_for_rdma_leave_the_standard(made: list[Manifest]) -> None:
+    added = {name for name, _, container in containers(made) if "add" in container["securityContext"]["capabilities"]}
+    values = {each["name"] for _, _, container in containers(made) for each in container.get("env", ())}
+    assert not added or "NCCL_DEBUG" in values
+
+
+def test_secrets_are_named_and_never_there() -> None:
+    printed = text(EVERYTHING)
+    made = render(EVERYTHING)
+    assert not of_kind(made, "Secret")
+    for name, _, container in containers(made):
+        for variable in container.get("env", ()):
+            if re.search(r"PASSWORD|TOKEN|KEY$", variable["name"]):
+                assert "secretKeyRef" in variable.get("valueFrom", {}), name
+    # A password becomes part of a URL where the kubelet knows it.
+    assert re.findall(r"rediss?://[^ \n]*@", printed) == ["redis://:$(REDIS_PASSWORD)@"] * 2
+    args = json.dumps(serve_config(made))
+    assert "redis_url" not in args and '"internal_token"' not in args
+
+
+def test_each_group_mounts_only_the_secrets_that_it_reads() -> None:
+    found = {
+        name: {volume["secret"]["secretName"] for volume in template["spec"]["volumes"] if "secret" in volume}
+        for name, template in templates(render(EVERYTHING)).items()
+    }
+    assert found == {"head": {"token"}, "router": {"keys", "tls"}, "drafting": {"d", "r"}, "verifier": {"v"}}
+
+
+def test_the_autoscaler_alone_gets_a_token_of_the_api_server() -> None:
+    for values, scales in (("cpu-demo", False), ("eight-h100-stages", True)):
+        cluster = one(render(values), "RayService")["spec"]["rayClusterConfig"]
+        (head,) = cluster["headGroupSpec"]["template"]["spec"]["containers"]
+        assert "api-token" not in {mount["name"] for mount in head["volumeMounts"]}
+        assert cluster.get("enableInTreeAutoscaling", False) is scales
+        if scales:
+            assert "api-token" in {mount["name"] for mount in cluster["autoscalerOptions"]["volumeMounts"]}
+
+
+def test_components_are_pinned_to_their_groups(made: list[Manifest]) -> None:
+    placement = load(over=settings(made), environ={}).cluster.placement
+    offered = {name: group["resources"] for name, group in groups(made).items() if name != "head"}
+    assert offered == {name: {f"outrider_{name}": "1000"} for name in WORKERS}
+    assert (placement.router, placement.verifier) == ("outrider_router", "outrider_verifier")
+    assert placement.drafter == placement.retrieval == "outrider_drafting"
+    assert groups(made)["head"]["rayStartParams"]["num-cpus"] == "0"
+
+
+def test_pods_have_time_to_drain(made: list[Manifest]) -> None:
+    known = load(over=settings(made), environ={})
+    grace = {name: each["spec"]["terminationGracePeriodSeconds"] for name, each in templates(made).items()}
+    streams = known.server.drain_delay_s + known.server.drain_grace_s
+    assert grace["router"] > streams + 5
+    assert grace["verifier"] > known.verifier.drain_s
+    assert one(made, "RayService")["spec"]["rayClusterDeletionDelaySeconds"] > streams
+    # A router's pod ends its streams before Ray is told to stop; those of the others need no such thing.
+    hooks = {name: each["spec"]["containers"][0].get("lifecycle") for name, each in templates(made).items()}
+    assert [name for name, hook in hooks.items() if hook] == ["router"]
+    command = hooks["router"]["preStop"]["exec"]["command"]
+    assert command[:2] == ["outrider", "leave"]
+    assert streams < float(command[command.index("--timeout") + 1]) < grace["router"]
+    assert command[command.index("--name") + 1] == known.cluster.name
+    # A balancer's two probes notice before calls are refused.
+    probe = templates(made)["router"]["spec"]["containers"][0]["readinessProbe"]
+    assert known.server.drain_delay_s >= probe["periodSeconds"] * probe["failureThreshold"]
+
+
+def test_two_releases_in_one_namespace_keep_apart() -> None:
+    first, second = render(EVERYTHING, release="red"), render(EVERYTHING, release="blue")
+    names = [{(each["kind"], each["metadata"]["name"]) for each in made} for made in (first, second)]
+    assert not names[0] & names[1]
+    for mine, other in ((first, second), (second, first)):
+        strangers = [template for manifest in other for template in pod_templates(manifest)]
+        for policy in of_kind(mine, "NetworkPolicy"):
+            peers = [peer for rule in policy["spec"].get("ingress", ()) for peer in rule["from"]]
+            ours = [peer["podSelector"] for peer in peers if peer.get("podSelector")]
+            for template in strangers:
+                assert not any(selected(each, labels(template)) for each in (*ours, policy["spec"]["podSelector"]))
+        for each in (*of_kind(mine, "Service"), *of_kind(mine, "PodDisruptionBudget"), *of_kind(mine, "PodMonitor")):
+            wanted = each["spec"]["selector"]
+            wanted = {"matchLabels": wanted} if each["kind"] == "Service" else wanted
+            assert not any(selected(wanted, labels(template)) for template in strangers)
+
+
+def test_monitoring_is_what_the_repository_has() -> None:
+    import yaml
+
+    from tests.k8s.chart import CHART
+
+    made = render(EVERYTHING)
+    assert one(made, "PrometheusRule")["spec"] == yaml.safe_load((CHART / "alerts" / "outrider.yaml").read_text())
+    boards = [each for each in of_kind(made, "ConfigMap") if "-dashboard-" in each["metadata"]["name"]]
+    files = {path.name: path.read_text() for path in (CHART / "dashboards").glob("*.json")}
+    assert {name: json.loads(content) for each in boards for name, content in each["data"].items()} == {
+        f"outrider-{name}": json.loads(content) for name, content in files.items()
+    }
+    monitor = one(made, "PodMonitor")["spec"]
+    assert all(selected(monitor["selector"], labels(each)) for each in templates(made).values())
+    assert [each["port"] for each in monitor["podMetricsEndpoints"]] == ["metrics"]

@@ -1,0 +1,196 @@
+"""The chart's settings are those of the command line: rendered once, accepted there, complete in the schema, in fresh files."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.config import Settings, load
+from cluster.offered import amount, in_manifests, read_offer
+from cluster.pod_checks import preflight_in_pods
+from cluster.preflight import preflight
+from k8s.values_reference import BOUNDS, CHART, GROUPS, OWN, meanings, schema, schema_text, values, with_table
+from speculation.errors import ConfigurationError
+from tests.k8s.chart import PROFILES, groups, needs_helm, one, render, serve_config, settings, text
+from tests.k8s.test_chart_valid import CASES
+
+
+@needs_helm
+@pytest.mark.parametrize("case", CASES)
+def test_ray_and_the_plan_get_one_tree(case: Any) -> None:
+    made = render(case)
+    config = serve_config(made)
+    (application,) = config["applications"]
+    assert application["args"] == settings(made)
+    assert (application["import_path"], application["route_prefix"]) == ("cluster.app:build", None)
+    assert config["proxy_location"] == "Disabled"
+    assert application["name"] == load(over=settings(made), environ={}).cluster.name
+
+
+@needs_helm
+@pytest.mark.parametrize("case", CASES)
+def test_the_plan_accepts_every_profile(case: Any) -> None:
+    over, offer = in_manifests(text(case), "-")
+    examined = preflight_in_pods(load(over=over, environ={}), offer)
+    assert all("not on this machine" in what for what in examined.unchecked)
+
+
+@needs_helm
+def test_the_demo_would_start_here(tmp_path: Path, tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`outrider plan --config` takes the ConfigMap's file as it is, where its volume is mounted."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    file = tmp_path / "outrider.yaml"
+    file.write_text(one(render("cpu-demo"), "ConfigMap", "-settings")["data"]["outrider.yaml"])
+    here = load(
+        file, [f"model={tiny_model}", f"cache_dir={tmp_path}", "server.port=0", "server.http_port=0", "server.ops_port=0"]
+    )
+    assert preflight(here) == ()
+
+
+@needs_helm
+def test_pods_follow_from_the_settings() -> None:
+    counts = {
+        name: {
+            group: (each["minReplicas"], each["maxReplicas"])
+            for group, each in groups(render(name)).items()
+            if group != "head"
+        }
+        for name in PROFILES
+    }
+    assert counts == {
+        "cpu-demo": {"router": (1, 1), "drafting": (1, 1), "verifier": (1, 1)},
+        "one-h100": {"router": (1, 1), "drafting": (1, 1), "verifier": (1, 1)},
+        # Two verifiers of four stages share a node; eight need four nodes.
+        "eight-h100-stages": {"router": (2, 2), "drafting": (2, 2), "verifier": (1, 4)},
+        # Sixteen stages need two nodes.
+        "multi-node": {"router": (2, 2), "drafting": (2, 2), "verifier": (2, 2)},
+        "locked-down": {"router": (2, 2), "drafting": (1, 1), "verifier": (1, 1)},
+    }
+    placed = {name: load(over=settings(render(name)), environ={}) for name in ("eight-h100-stages", "multi-node")}
+    assert {name: each.cluster.placement.stages for name, each in placed.items()} == {
+        "eight-h100-stages": "STRICT_PACK",
+        "multi-node": "PACK",
+    }
+    assert {name: each.verifier.stage_host for name, each in placed.items()} == {
+        "eight-h100-stages": "127.0.0.1",
+        "multi-node": "0.0.0.0",
+    }
+
+
+@needs_helm
+def test_what_yaml_and_go_make_of_numbers_and_nulls() -> None:
+    given = {
+        "verifier": {
+            "kv_cache_tokens": 10_000_000, "kept_feature_bytes": 2**33, "max_step_s": 0.25, "max_model_len": None,
+            "override_generation_config": {"min_p": None, "temperature": 0.7},
+        },
+        "drafter": {"models": []},
+    }  # fmt: skip
+    made = settings(render({"settings": given}))
+    assert {key: made["verifier"][key] for key in given["verifier"]} == given["verifier"]
+    assert made["drafter"]["models"] == []
+    assert settings(render({"service": {"http": False}}))["server"]["http_port"] is None
+
+
+@needs_helm
+def test_the_api_is_open_only_with_keys() -> None:
+    assert settings(render())["server"]["host"] == "127.0.0.1"
+    keys = settings(render(apiKeys={"secretName": "keys"}))["server"]
+    assert (keys["host"], keys["keys_file"]) == ("0.0.0.0", "/etc/outrider/keys/keys.yaml")
+    hashes = settings(render(settings={"server": {"api_key_hashes": ["a" * 64]}}))["server"]
+    assert hashes["host"] == "0.0.0.0"
+
+
+def test_generated_files_are_fresh() -> None:
+    again = "write them with: python -m k8s.values_reference"
+    assert (CHART / "values.schema.json").read_text(encoding="utf-8") == schema_text(), again
+    readme = (CHART / "README.md").read_text(encoding="utf-8")
+    assert readme == with_table(readme), again
+
+
+def leaves(tree: dict[str, Any], path: str = "") -> list[str]:
+    """Paths of a tree."""
+    found = []
+    for key, value in tree.items():
+        found.append(f"{path}{key}")
+        if isinstance(value, dict) and path != "settings.":
+            found += leaves(value, f"{path}{key}.")
+    return found
+
+
+def test_every_value_is_documented_and_bounded() -> None:
+    said = meanings()
+    paths = [path for path in leaves(values()) if not path.startswith(("settings.", "monitoring.dashboards.labels."))]
+    common = {re.sub(rf"^groups\.({'|'.join(GROUPS[1:])})\.", "groups.head.", path) for path in paths}
+    assert common == set(said)
+    table = with_table((CHART / "README.md").read_text(encoding="utf-8"))
+    assert all(f"`{path}`" in table for path in common)
+    # A bound of a value that there is not would bound nothing.
+    for pattern in BOUNDS:
+        assert any(re.fullmatch(re.escape(pattern).replace(r"\*", r"\w*"), path) for path in paths), pattern
+
+
+def nothing_passes_unseen(node: Any, path: str = "") -> None:
+    """Every object of the schema says what it may hold."""
+    if not isinstance(node, dict):
+        return
+    if node.get("type") == "object" and path not in ("global",):
+        free = (
+            "affinity",
+            "override_generation_config",
+            "tolerations",
+            "podSelector",
+            "namespaceSelector",
+            "ipBlock",
+            "extraEgress",
+        )
+        assert "additionalProperties" in node or path.rsplit(".", 1)[-1] in free, path
+    for name, below in node.get("properties", {}).items():
+        nothing_passes_unseen(below, f"{path}.{name}".lstrip("."))
+
+
+def test_the_schema_is_strict_and_holds_every_setting() -> None:
+    whole = schema()
+    nothing_passes_unseen(whole)
+    mine = whole["properties"]["settings"]["properties"]
+    for section, field in Settings.model_fields.items():
+        kind: Any = field.annotation
+        for name in getattr(kind, "model_fields", {}):
+            assert (f"{section}.{name}" in OWN) == (name not in mine[section]["properties"]) or name in ("placement",)
+    assert set(Settings.model_fields) - set(mine) == {path for path in OWN if "." not in path}
+    assert mine["cluster"]["properties"]["placement"]["properties"].keys() == {"patience_s"}
+    # Helm reads draft 7, and references within would have no place to point to.
+    assert "$ref" not in json.dumps(whole)
+
+
+@pytest.mark.parametrize(
+    ("written", "means"),
+    [
+        ("2", 2),
+        ("500m", 0.5),
+        ("1.5", 1.5),
+        ("4Gi", 4 * 2**30),
+        ("100k", 1e5),
+        ("2M", 2e6),
+        ("1Ti", 2**40),
+        ("512Mi", 2**29),
+    ],
+)
+def test_amounts(written: str, means: float) -> None:
+    assert amount(written) == means
+
+
+def test_an_offer_that_is_none() -> None:
+    with pytest.raises(ConfigurationError, match=r"pods.yaml: storage is \{\}: Field required"):
+        read_offer({}, "pods.yaml")
+    good = yaml.safe_load("{pods: [1, 1], cpu: '1', memory: 1Gi, shared_memory: 1Mi}")
+    content = {"storage": {"path": "/x"}, "groups": dict.fromkeys(("router", "drafting", "verifier"), good)}
+    assert read_offer(content, "pods.yaml").groups.router.gpus == 0
+    content["groups"]["router"] = good | {"memory": "1GB"}
+    with pytest.raises(ConfigurationError, match=r"groups.router.memory is '1GB'"):
+        read_offer(content, "pods.yaml")

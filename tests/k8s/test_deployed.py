@@ -1,0 +1,226 @@
+"""What the chart's RayService would submit, run: each profile on one Ray of several nodes, asked, changed under load and drained.
+
+The operator, the kubelet and the pods' network are imitated (ray_of_groups.py); Ray, its custom resources, Serve's interface and
+all of Outrider are real. One Ray for all tests, since so many processes take a while to start.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import ssl
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outrider import Client
+from services.client_api import ClientRequest, RequestedSampling, TextChunk
+from tests.checked_load import OPTIONS, Load, prompt, wait_until
+from tests.k8s.chart import PROFILES, groups, needs_helm
+from tests.k8s.profiles_here import Deployable, Mounts, deployable
+from tests.k8s.ray_of_groups import RayOfGroups
+from tests.service import pipeline
+
+pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600), needs_helm]
+
+# Nodes over which each verifier's stages lie: two verifiers on one node of four GPUs, one verifier on two such nodes.
+SPREAD = {"eight-h100-stages": [1, 1], "multi-node": [2]}
+# The head alone gets it, as it alone gets the URL of an index: it must count, so the application must be built there.
+OF_HEAD = {"OUTRIDER_ROUTER__STRATEGY": "suffix"}
+
+
+@pytest.fixture(scope="module")
+def expected(tiny_model: Path) -> dict[int, tuple[int, ...]]:
+    """What plain decoding says in one process, to each prompt with its number as the seed."""
+
+    async def plain() -> dict[int, tuple[int, ...]]:
+        found = {}
+        async with pipeline(tiny_model) as running:
+            for number in range(4):
+                sampling = RequestedSampling(max_tokens=OPTIONS["max_tokens"], ignore_eos=True, temperature=1.0, seed=number)
+                request = ClientRequest(input=tuple(prompt(number)), sampling=sampling, strategy="autoregressive", tenant="")
+                events = running.router.generate(request)
+                found[number] = tuple(
+                    [token async for event in events if isinstance(event, TextChunk) for token in event.token_ids]
+                )
+        return found  # fmt: skip
+
+    return asyncio.run(plain())
+
+
+@pytest.fixture(scope="module")
+def mounts(tmp_path_factory: pytest.TempPathFactory) -> Mounts:
+    return Mounts(tmp_path_factory.mktemp("etc"))
+
+
+@pytest.fixture(scope="module")
+def volume(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("models")
+
+
+@pytest.fixture(scope="module")
+def ray(tiny_model: Path, volume: Path, mounts: Mounts) -> Iterator[RayOfGroups]:
+    """The pods of the largest profile, two of routers and of verifiers."""
+    pods = groups(deployable("multi-node", tiny_model, volume, mounts).manifests)
+    running = RayOfGroups(pods["head"], secrets.token_hex(32), **OF_HEAD)
+    try:
+        for group in ("router", "router", "drafting", "verifier", "verifier"):
+            running.add(group, pods[group])
+        yield running
+    finally:
+        running.stop()
+
+
+def over_http(service: Deployable, number: int) -> tuple[int, ...]:
+    """The tokens of an answer through OpenAI's API."""
+    body = {
+        "prompt": prompt(number), "max_tokens": OPTIONS["max_tokens"], "temperature": 1.0, "seed": number, "ignore_eos": True,
+        "return_token_ids": True, "speculation": {"strategy": "prompt_lookup"},
+    }  # fmt: skip
+    headers = {"Content-Type": "application/json", "Host": service.host}
+    if service.api_key is not None:
+        headers["Authorization"] = f"Bearer {service.api_key}"
+    context = ssl.create_default_context(cadata=service.ca.decode()) if service.ca is not None else None
+    request = urllib.request.Request(f"{service.http}/v1/completions", data=json.dumps(body).encode(), headers=headers)
+    with urllib.request.urlopen(request, timeout=60, context=context) as answer:
+        (choice,) = json.load(answer)["choices"]
+    return tuple(choice["token_ids"])
+
+
+def client_of(service: Deployable) -> Client:
+    return Client(service.grpc, api_key=service.api_key, tls=service.ca is not None, root_certificates=service.ca)
+
+
+def places(state: dict[str, Any]) -> dict[str, set[str]]:
+    """On which nodes the replicas of each component are."""
+    return {
+        name: {replica["node_id"] for replica in part["replicas"] if replica["state"] == "RUNNING"}
+        for name, part in state["deployments"].items()
+    }
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_each_profile_answers_as_plain_decoding_does(
+    profile: str, ray: RayOfGroups, tiny_model: Path, volume: Path, mounts: Mounts, expected: dict[int, tuple[int, ...]]
+) -> None:
+    service = deployable(profile, tiny_model, volume, mounts)
+    ray.deploy(service.config)
+    state = ray.wait_until_running()
+    with client_of(service) as client:
+        (model,) = client.models()
+        assert model.default_strategy == "suffix"
+        for number in (0, 1):
+            answer = client.generate(token_ids=prompt(number), seed=number, **OPTIONS)
+            assert answer.token_ids == expected[number]
+        assert answer.speculative_decoding.num_draft_tokens > 0
+    assert over_http(service, 2) == expected[2]
+    found = places(state)
+    # Each group's pods hold their own component and nothing else; on how many of them the stages of each verifier are:
+    assert [len(set(nodes)) for nodes in ray.bundles()] == SPREAD.get(profile, [])
+    assert not found["router"] & found["verifier"] and not found["router"] & found["drafter"]
+    assert not found["drafter"] & found["verifier"]
+
+
+@pytest.fixture(scope="module")
+def loaded(ray: RayOfGroups, tiny_model: Path, volume: Path, mounts: Mounts) -> Deployable:
+    """Two of each where there are two pods: what the tests under load begin with."""
+    values = {"settings": {"router": {"replicas": 2}, "verifier": {"replicas": 2}}}
+    service = deployable("cpu-demo", tiny_model, volume, mounts, values)
+    ray.deploy(service.config)
+    ray.wait_until_running()
+    return service
+
+
+def changed(service: Deployable, **sections: dict[str, Any]) -> dict[str, Any]:
+    """The same RayService with other settings."""
+    (application,) = service.config["applications"]
+    args = dict(application["args"])
+    for name, section in sections.items():
+        args[name] = args[name] | section
+    return service.config | {"applications": [application | {"args": args}]}
+
+
+def replicas(ray: RayOfGroups, component: str) -> set[str]:
+    """Those that run; Serve names none while it builds the application."""
+    part = ray.application()["deployments"].get(component, {"replicas": []})
+    return {each["replica_id"] for each in part["replicas"] if each["state"] == "RUNNING"}
+
+
+def replaced(ray: RayOfGroups, before: dict[str, set[str]]) -> bool:
+    """Whether other replicas run in the place of all of these."""
+    now = {part: replicas(ray, part) for part in before}
+    return all(len(now[part]) == len(old) and not old & now[part] for part, old in before.items())
+
+
+def test_changed_settings_are_applied_in_place_and_cost_no_stream(
+    ray: RayOfGroups, loaded: Deployable, expected: dict[int, tuple[int, ...]]
+) -> None:
+    before = {part: replicas(ray, part) for part in ("router", "drafter", "verifier")}
+    load = Load(loaded.grpc, expected)
+    try:
+        wait_until(lambda: load.answers > 4)
+        ray.deploy(changed(loaded, router={"num_speculative_tokens": 3}))
+        wait_until(lambda: replaced(ray, before), 240)
+        ray.wait_until_running()
+        seen = load.answers
+        wait_until(lambda: load.answers > seen + 4)
+    finally:
+        load.stop()
+    assert not load.failures
+
+
+def test_settings_that_cannot_be_are_refused_and_the_service_goes_on(
+    ray: RayOfGroups, loaded: Deployable, expected: dict[int, tuple[int, ...]]
+) -> None:
+    before = {part: replicas(ray, part) for part in ("router", "drafter", "verifier")}
+    ray.deploy(changed(loaded, cluster={"placement": {"verifier": "outrider_h100", "patience_s": 1}}))
+    wait_until(lambda: ray.application()["status"] == "DEPLOY_FAILED")
+    said = ray.application()["message"]
+    assert "cluster.placement.verifier is outrider_h100: no node of this Ray has that resource" in said
+    assert "(they have outrider_drafting, outrider_router, outrider_verifier)" in said
+    with Client(loaded.grpc) as client:
+        assert client.generate(token_ids=prompt(3), seed=3, **OPTIONS).token_ids == expected[3]
+    ray.deploy(changed(loaded, router={"num_speculative_tokens": 3}))
+    ray.wait_until_running()
+    # What ran before runs still: a wrong change has cost nothing.
+    assert {part: replicas(ray, part) for part in before} == before
+
+
+def test_the_command_line_refuses_a_cluster_without_the_nodes(ray: RayOfGroups, tiny_model: Path) -> None:
+    known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    told = subprocess.run(
+        [str(Path(sys.executable).parent / "outrider"), "serve", "--model", str(tiny_model), "--port", "0", "--name", "other",
+         "--set", "cluster.placement.router=outrider_entry"],
+        env=known | ray.environment(), capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert told.returncode == 2
+    assert "cluster.placement.router is outrider_entry: no node of this Ray has that resource" in " ".join(
+        told.stderr.split()
+    )
+
+
+def test_pods_that_are_told_to_stop_end_their_streams_first(
+    ray: RayOfGroups, loaded: Deployable, expected: dict[int, tuple[int, ...]]
+) -> None:
+    """A router's and a verifier's node at once, as when Kubernetes drains a machine."""
+    victims = {group: pod for group, pod in ray.pods if group in ("router", "verifier")}
+    load = Load(loaded.grpc, expected)
+    try:
+        wait_until(lambda: load.answers > 4)
+        for pod in victims.values():
+            pod.terminate()
+        wait_until(lambda: all(pod.process.poll() is not None for pod in victims.values()), 240)
+        seen = load.answers
+        wait_until(lambda: load.answers > seen + 4)
+    finally:
+        load.stop()
+    assert not load.failures
+    # Those that are left hold what there is room for: one router a pod, and both verifiers.
+    wait_until(lambda: (len(replicas(ray, "router")), len(replicas(ray, "verifier"))) == (1, 2))

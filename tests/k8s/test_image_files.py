@@ -1,0 +1,88 @@
+"""What the images are built from: every dependency pinned with hashes, no more of the repository than is needed."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[2]
+IMAGES = ROOT / "k8s" / "images"
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = {"cpu": ("cpu", "tracing"), "gpu": ("gpu", "int8", "tracing")}
+# An environment like that of the images.
+LINUX = {"sys_platform": "linux", "platform_machine": "x86_64", "python_version": "3.11", "extra": ""}
+
+
+def pinned(lock: str) -> dict[str, str]:
+    """The versions in a lock, by canonical names."""
+    text = (IMAGES / f"{lock}.lock").read_text()
+    entries = re.split(r"\n(?=\S)", text)
+    found = {}
+    for entry in entries:
+        if match := re.match(r"([A-Za-z0-9._-]+)==(\S+)", entry):
+            assert "--hash=sha256:" in entry, entry
+            found[canonicalize_name(match[1])] = match[2]
+    return found
+
+
+@pytest.mark.parametrize("target", EXTRAS)
+def test_the_lock_holds_what_the_project_needs(target: str) -> None:
+    versions = pinned(target)
+    wanted = [
+        *PROJECT["dependencies"],
+        *(each for extra in EXTRAS[target] for each in PROJECT["optional-dependencies"][extra]),
+    ]
+    for requirement in map(Requirement, wanted):
+        name = canonicalize_name(requirement.name)
+        if name == "outrider" or (requirement.marker is not None and not requirement.marker.evaluate(LINUX)):
+            continue
+        assert name in versions, f"{name} is not in {target}.lock: run k8s/images/lock"
+        assert requirement.specifier.contains(versions[name], prereleases=True), f"{requirement}: run k8s/images/lock"
+
+
+def test_each_target_has_its_own_pytorch() -> None:
+    assert pinned("cpu")["torch"].endswith("+cpu")
+    assert not [name for name in pinned("cpu") if name.startswith(("nvidia-", "cuda-"))]
+    assert "+" not in pinned("gpu")["torch"] and "nvidia-nccl-cu13" in pinned("gpu")
+
+
+def test_both_targets_run_as_nobody_in_particular() -> None:
+    text = (IMAGES / "Dockerfile").read_text()
+    assert "USER 10001:10001" in text
+    for target in EXTRAS:
+        # What comes after the user is copied, and belongs to root.
+        assert re.search(rf"^FROM runtime AS {target}$", text, re.MULTILINE)
+    runtime = text[text.index("FROM system AS runtime") :]
+    assert not re.search(r"gcc|USER (root|0)|apt-get", runtime)
+    assert "--require-hashes" in text and "--pull" not in text
+
+
+def test_the_context_holds_the_packages_and_no_more() -> None:
+    rules = [line for line in (ROOT / ".dockerignore").read_text().splitlines() if line and not line.startswith("#")]
+    assert rules[0] == "*"
+    allowed = [rule[1:] for rule in rules if rule.startswith("!")]
+    patterns = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]["find"]["include"]
+    packages = [
+        path.name for path in ROOT.iterdir() if path.is_dir() and any(fnmatch.fnmatch(path.name, each) for each in patterns)
+    ]
+    assert set(packages) <= set(allowed)
+    assert not {"tests", "build", ".git", "k8s", "docs", "sdk"} & set(allowed)
+    for path in allowed:
+        assert (ROOT / path).exists(), path
+
+
+def test_the_charts_version_is_the_projects() -> None:
+    chart = yaml.safe_load((ROOT / "k8s" / "outrider" / "Chart.yaml").read_text())
+    assert chart["appVersion"] == PROJECT["version"]
+    assert f"outrider:{PROJECT['version']} " in (IMAGES / "Dockerfile").read_text()
+    assert (
+        f"ray=={yaml.safe_load((ROOT / 'k8s/outrider/values.yaml').read_text())['ray']['version']}"
+        in (IMAGES / "cpu.lock").read_text()
+    )

@@ -1,0 +1,84 @@
+"""Drafters of hidden states change no token: greedily, with the request's own noise, and with drafts drawn from q."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from services.drafter.feature_draft.head import FeatureHead
+from services.drafter.feature_draft.source import FeatureSource, TreeForm
+from services.drafter.feature_draft.target_rows import TargetRows
+from services.drafter.interfaces import DraftWanted
+from speculation.types import Plan
+from tests.fakes import collect, request
+from tests.lossless.enumeration import VOCAB, Oracle, Output, distance, outcomes, plain
+from tests.lossless.test_enumeration import EXACT, by_rejection
+from tests.lossless.test_strategies import PROMPTS, plain_answers, plan_of, verifier
+from tests.trained_heads import FAMILIES
+from tests.unit.test_feature_source import EAGLE, known, opening
+
+
+async def drafted(folder: Path, link: str, plan: Plan, sampling: Mapping[str, object]) -> list[list[int]]:
+    """The answers, with drafts of the heads among what was verified."""
+    fields = {"max_tokens": 24, "ignore_eos": True, **sampling}
+    async with verifier(folder, "real", link, "fixed", draft_deadline_s=5.0) as running:
+        verified = running.loop.stats.nodes_by_source
+        # The model is loaded when a request first names it, and nobody waits long for one that is seldom right.
+        while sum(verified.get(name, 0) for name in FAMILIES) < 20:
+            await collect(running.loop, request("first", [17, 5], plan, **fields))
+        wanted = [request(f"r{i}", prompt, plan, **fields) for i, prompt in enumerate(PROMPTS)]
+        results = await asyncio.gather(*(collect(running.loop, one) for one in wanted))
+        assert not running.loop.stats.drafts_malformed
+    return [tokens for tokens, _, _ in results]
+
+
+@pytest.mark.parametrize("link", ["in_process", "grpc"])
+@pytest.mark.parametrize(
+    "sampling",
+    [{}, {"temperature": 1.0, "seed": 5}, {"temperature": 0.8, "top_p": 0.9, "seed": 3, "presence_penalty": 0.5}],
+    ids=str,
+)
+async def test_no_token_changes(tiny_model: Path, link: str, sampling: dict[str, object]) -> None:
+    expected = [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)]
+    for name in FAMILIES:
+        assert await drafted(tiny_model, link, plan_of((name,)), sampling) == expected, name
+    assert await drafted(tiny_model, link, plan_of(("suffix", "recycling", "fspad")), sampling) == expected
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("link", ["in_process", "grpc"])
+async def test_rejection_with_one_possible_token_is_plain_decoding(tiny_model: Path, link: str, name: str) -> None:
+    """With top_k 1 the target's distribution is certain, while the drafts are drawn from all of q."""
+    sampling: dict[str, object] = {"temperature": 0.7, "top_k": 1, "seed": 2}
+    found = await drafted(tiny_model, link, plan_of((name,), acceptance="rejection"), sampling)
+    assert [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)] == found
+
+
+@pytest.mark.parametrize("length", [1, 2])
+@pytest.mark.parametrize("temperature", [0.6, 1.5])
+def test_sampled_chains_are_lossless_under_rejection(length: int, temperature: float) -> None:
+    """Every outcome of the draws and of the rule's coins, with the chains that the source really sends."""
+    torch.manual_seed(3)
+    config = replace(EAGLE, vocab_size=VOCAB, draft_vocab_size=VOCAB)
+    head = FeatureHead(config, TargetRows.of(torch.randn(VOCAB, config.hidden_size))).requires_grad_(False)
+    drawn = set()
+
+    def run(oracle: Oracle) -> Output:
+        source = FeatureSource(
+            "eagle", head, window=64, form=TreeForm(steps=length - 1), draw=lambda q: oracle.choose(np.asarray(q).tolist())
+        )
+        session = source.open(opening((3, 1, 2), temperature=temperature, sampled=True))
+        # Unlikely paths are drafted, too: their length must not depend on what was drawn.
+        (tree,) = source.draft([DraftWanted(session=session, max_nodes=8, min_probability=0.5, states=known(range(2)))])
+        assert len(tree) == length == len(tree.proposals)
+        drawn.add(tree.tokens)
+        return by_rejection(tree, oracle)
+
+    assert distance(outcomes(run), plain()) < EXACT
+    assert len(drawn) == VOCAB**length

@@ -1,0 +1,85 @@
+"""Models that draft in the drafter's process or beside the target: the tokens of plain decoding in both places."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.build import Pipeline
+from services.client_api import ClientRequest, RequestedSampling, TextChunk
+from tests.draft_models import draft_beside
+from tests.service import pipeline
+from tests.tiny import make_tiny_model
+from tests.trained_heads import FAMILIES, heads_beside
+
+PROMPTS: tuple[tuple[int, ...], ...] = ((5, 6, 7, 8, 9, 5, 6, 7), (40, 41, 42) * 20, tuple(range(100, 160)), (17,))
+SAMPLING: tuple[Mapping[str, Any], ...] = ({}, {"temperature": 0.8, "seed": 7})
+MODELS = (*FAMILIES, "draft_model")
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A target with a checkpoint of every kind beside it."""
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "target")
+
+
+def flags(target: Path, place: str, *names: str) -> list[str]:
+    folders = {**heads_beside(target), "draft_model": draft_beside(target)}
+    named = ", ".join(str(folders[name]) for name in names)
+    return [f"drafter.models=[{named}]", f"drafter.models_in={place}", "verifier.draft_deadline_s=10"]
+
+
+async def answers(running: Pipeline, strategy: str, sampling: Mapping[str, Any]) -> list[list[int]]:
+    """The tokens of every prompt, all at once."""
+
+    async def answer(prompt: tuple[int, ...]) -> list[int]:
+        params = RequestedSampling(max_tokens=24, ignore_eos=True, **sampling)
+        wanted = ClientRequest(input=prompt, sampling=params, strategy=strategy, tenant="")
+        events = running.router.generate(wanted)
+        return [token async for event in events if isinstance(event, TextChunk) for token in event.token_ids]
+
+    return list(await asyncio.gather(*(answer(prompt) for prompt in PROMPTS)))
+
+
+@pytest.fixture(scope="module")
+async def plain(target: Path) -> list[list[list[int]]]:
+    """Plain decoding where no model drafts, under each sampling."""
+    async with pipeline(target, "drafter.models=[]") as running:
+        return [await answers(running, "autoregressive", sampling) for sampling in SAMPLING]
+
+
+async def compare(
+    running: Pipeline, strategy: str, model: str, sampling: Mapping[str, Any], expected: list[list[int]]
+) -> None:
+    """Compare the answers with plain decoding's, again if a busy machine has kept the model from drafting in time."""
+    nodes = running.verifier.loop.stats.nodes_by_source
+    before = nodes.get(model, 0)
+    for _ in range(20):
+        assert await answers(running, strategy, sampling) == expected, (strategy, sampling)
+        if nodes.get(model, 0) > before + 20:
+            return
+    raise AssertionError(f"{model} hardly drafts under {strategy}: {nodes}")
+
+
+@pytest.mark.parametrize("place", ["drafter", "verifier"])
+async def test_every_strategy_in_both_places(target: Path, place: str, plain: list[list[list[int]]]) -> None:
+    async with pipeline(target, *flags(target, place, *MODELS)) as running:
+        for strategy in (*MODELS, "blend"):
+            model = "fspad" if strategy == "blend" else strategy
+            for sampling, expected in zip(SAMPLING, plain, strict=True):
+                await compare(running, strategy, model, sampling, expected)
+        assert not running.verifier.loop.stats.drafts_malformed
+        # Whose process it was.
+        assert bool(running.drafter._models) == (place == "drafter")
+
+
+@pytest.mark.parametrize("place", ["drafter", "verifier"])
+@pytest.mark.parametrize("model", ["eagle3", "draft_model"])
+async def test_the_blend_with_another_model(target: Path, place: str, model: str, plain: list[list[list[int]]]) -> None:
+    async with pipeline(target, *flags(target, place, model)) as running:
+        for sampling, expected in zip(SAMPLING, plain, strict=True):
+            await compare(running, "blend", model, sampling, expected)

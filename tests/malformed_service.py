@@ -1,0 +1,61 @@
+"""Every server of the service, public and internal, in one process, for those who send them what is malformed.
+
+``python -m tests.malformed_service MODEL`` serves until its input ends, and says where as one line of JSON.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import sys
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from services.links.config import PublicServerConfig
+from services.links.grpc_draft import serve_drafter
+from services.links.grpc_retrieval import serve_retrieval
+from services.links.grpc_verify import serve_verifier
+from services.links.public_server import serve_public
+from services.openai_api.http_config import HttpConfig
+from services.openai_api.http_server import serve_http
+from speculation.messages import RetrievalQuery, Retrieved
+from tests.service import pipeline
+
+
+class NothingFound:
+    """Implements ``LooksUp``: no index holds anything."""
+
+    def look_up(self, queries: Sequence[RetrievalQuery]) -> list[Retrieved]:
+        return [Retrieved() for _ in queries]
+
+
+@asynccontextmanager
+async def all_servers(model: Path) -> AsyncIterator[dict[str, str]]:
+    """The "host:port" of each server by its name: public, http, verifier, drafter, retrieval."""
+    async with pipeline(model) as running:
+        public = await serve_public(running.router, PublicServerConfig(port=0))
+        http = await serve_http(running.router, HttpConfig(port=0))
+        verifier, verifier_port = await serve_verifier(running.verifier, "127.0.0.1:0")
+        drafter, drafter_port = await serve_drafter(running.drafter, "127.0.0.1:0")
+        retrieval, retrieval_port = await serve_retrieval(NothingFound(), "127.0.0.1:0")
+        ports = {"verifier": verifier_port, "drafter": drafter_port, "retrieval": retrieval_port}
+        yield {"public": public.address, "http": http.address} | {name: f"127.0.0.1:{port}" for name, port in ports.items()}
+        await http.stop(0)
+        for server in (public, verifier, drafter, retrieval):
+            await server.stop(0)
+        card = await running.verifier.describe()
+        assert (card.running, card.waiting, card.free_blocks) == (0, 0, card.total_blocks), card
+        assert running.drafter.sessions == 0
+
+
+async def _serve(model: Path) -> None:
+    async with all_servers(model) as addresses:
+        print(json.dumps(addresses), flush=True)
+        await asyncio.to_thread(sys.stdin.read)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.WARNING)
+    asyncio.run(_serve(Path(sys.argv[1])))

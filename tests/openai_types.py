@@ -1,0 +1,55 @@
+"""Checks answers against the types of OpenAI's own client: no field may be missing, of another type, or unknown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from openai.types import Completion, Model
+from openai.types.chat import ChatCompletion, ChatCompletionChunk
+from pydantic import BaseModel
+
+# What vLLM's answers have beyond OpenAI's, and what is ours.
+OURS = {
+    ChatCompletion: {"metrics", "prompt_token_ids"},
+    ChatCompletionChunk: {"metrics", "prompt_token_ids", "obfuscation"},
+    Completion: {"metrics", "obfuscation"},
+    Model: {"root", "parent", "max_model_len", "strategies", "default_strategy", "bit_exact"},
+}
+_OF_CHOICES = {"stop_reason", "seed", "token_ids", "prompt_token_ids"}
+_KINDS = {"chat.completion": ChatCompletion, "chat.completion.chunk": ChatCompletionChunk, "text_completion": Completion}
+
+
+def check(raw: dict[str, Any]) -> BaseModel:
+    """The answer, an object of OpenAI's types."""
+    kind = _KINDS[raw["object"]]
+    shown = json.loads(json.dumps(raw))
+    for choice in shown["choices"]:
+        # OpenAI's own streams of text completions have null here as well, which their type does not say.
+        if kind is Completion and choice["finish_reason"] is None:
+            choice["finish_reason"] = "stop"
+    found = kind.model_validate(shown, strict=True)
+    unknown = {path: names for path, names in _extras(found, "") if names}
+    assert set(unknown.pop("", set())) <= OURS[kind]
+    for path, names in unknown.items():
+        assert path.startswith("choices") and path.count(".") == 0 and names <= _OF_CHOICES, (path, names)
+    return found
+
+
+def _extras(value: Any, path: str) -> Iterator[tuple[str, set[str]]]:
+    if isinstance(value, BaseModel):
+        yield path, set(value.model_extra or {})
+        for name in type(value).model_fields:
+            yield from _extras(getattr(value, name), f"{path}.{name}".lstrip("."))
+    elif isinstance(value, list):
+        for index, entry in enumerate(value):
+            yield from _extras(entry, f"{path}[{index}]")
+
+
+def events_of(body: str) -> list[dict[str, Any]]:
+    """The events of a stream that ended well; comments are left out."""
+    blocks = [block for block in body.split("\n\n") if block and not block.startswith(":")]
+    assert blocks[-1] == "data: [DONE]" and body.endswith("data: [DONE]\n\n")
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-1]]

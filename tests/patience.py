@@ -1,0 +1,48 @@
+"""How long tests wait for what must come: slowness may make them slower, and must not make them fail."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from types import ModuleType, SimpleNamespace
+
+import pytest
+
+from services.verifier.engine.mailbox import Mailbox
+from services.verifier.engine.waiting import Missing, Waiting
+
+# Longer than anything takes on two busy cores, and shorter than pytest's own limit.
+PATIENCE_S = 120.0
+
+
+def held_pauses(monkeypatch: pytest.MonkeyPatch, module: ModuleType) -> asyncio.Event:
+    """From now on, ``asyncio.sleep`` in ``module`` takes as long as the test wants: until the event is set."""
+    over = asyncio.Event()
+
+    async def pause(seconds: float) -> None:
+        await over.wait()
+
+    monkeypatch.setattr(module, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": pause}))
+    return over
+
+
+def wait_for_every_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a fixed budget, every step asks for drafts and waits for them, however long they take: a busy machine uses them
+    as an idle one does."""
+
+    def seconds(self: Waiting, missing: Sequence[Missing], *rest: object, **more: object) -> float:
+        return PATIENCE_S if missing else 0.0
+
+    monkeypatch.setattr(Waiting, "seconds", seconds)
+    monkeypatch.setattr(Mailbox, "asks", lambda self, now: True)
+
+
+async def until(condition: Callable[[], object]) -> None:
+    """Wait until ``condition()`` is true.
+
+    Raises:
+        TimeoutError: it has not become so within ``PATIENCE_S``.
+    """
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():
+            await asyncio.sleep(0.005)

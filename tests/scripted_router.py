@@ -1,0 +1,111 @@
+"""A router that says what it is told to, one byte at a time or in other pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
+
+from services.client_api import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk, Timing, TokenSpelling
+from speculation.errors import OutriderError
+from speculation.types import FinishReason, SpeculationStats, TokenLogprobs
+
+CARD = ModelCard(
+    name="scripted", max_model_len=4096, vocab_size=256, strategies=("autoregressive",), default_strategy="autoregressive",
+    bit_exact=True, calls_tools=True,
+)  # fmt: skip
+
+
+class ScriptedRouter:
+    """Implements ``RouterPort``. Tokens are bytes; the text of a conversation is that of its messages.
+
+    Attributes:
+        pieces: characters of each chunk of the answer.
+        bulky: each chunk is one token.
+        forever: the answer does not end.
+        fails: raised after so many chunks.
+        waits: seconds before each chunk.
+        asked: the requests that came.
+        left: how many of them were left before their end.
+    """
+
+    def __init__(self, text: str = "", pieces: int = 1) -> None:
+        self.text = text
+        self.pieces = pieces
+        self.card = CARD
+        self.fails: tuple[int, OutriderError] | None = None
+        self.waits = 0.0
+        self.is_ready = True
+        self.asked: list[ClientRequest] = []
+        self.left = 0
+        self.forever = False
+        self.bulky = False
+
+    async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
+        self.asked.append(request)
+        ended = False
+        try:
+            shown = 0
+            while True:
+                for number, start in enumerate(range(0, len(self.text), self.pieces)):
+                    if self.fails is not None and number == self.fails[0]:
+                        ended = True
+                        raise self.fails[1]
+                    await asyncio.sleep(self.waits)
+                    piece = self.text[start : start + self.pieces]
+                    yield self._chunk(request, piece, shown)
+                    shown += len(piece)
+                if not self.forever:
+                    break
+            ended = True
+            yield self._completion(request, shown)
+        finally:
+            self.left += not ended
+
+    def _chunk(self, request: ClientRequest, piece: str, shown: int) -> TextChunk:
+        ids, ends = [], []
+        for index, char in enumerate(piece):
+            data = char.encode()
+            ids += data
+            ends += [shown + index] * (len(data) - 1) + [shown + index + 1]
+        if self.bulky:
+            ids, ends = ids[:1], ends[-1:]
+        logprobs = tuple(TokenLogprobs(token_id=id, logprob=-0.5, top_ids=(id,), top_logprobs=(-0.5,)) for id in ids)
+        wanted = request.sampling.logprobs is not None
+        return TextChunk(text=piece, token_ids=tuple(ids), text_ends=tuple(ends), logprobs=logprobs if wanted else ())
+
+    def _completion(self, request: ClientRequest, shown: int) -> Completion:
+        assert isinstance(request.input, tuple)
+        prompt = tuple(id for id in request.input if isinstance(id, int))
+        return Completion(
+            request_id=request.request_id, finish_reason=FinishReason.STOP, stop=None, prompt_token_ids=prompt,
+            completion_tokens=shown, cached_tokens=3, seed=request.sampling.seed or 0, model=self.card.name,
+            strategy="autoregressive", stats=SpeculationStats(),
+            timing=Timing(queue_s=0.0, time_to_first_token_s=0.1, total_s=0.2),
+        )  # fmt: skip
+
+    async def models(self) -> list[ModelCard]:
+        return [self.card]
+
+    def with_card(self, **changes: object) -> ScriptedRouter:
+        self.card = replace(self.card, **changes)  # type: ignore[arg-type]
+        return self
+
+    async def forget(self, tenant: str) -> None:
+        pass
+
+    async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
+        source = request.input
+        if isinstance(source, str):
+            return tuple(source.encode())
+        messages = [entry.content for entry in source if isinstance(entry, ChatMessage)]
+        return tuple("\n".join(messages).encode() or b" ") if messages else tuple(id for id in source if isinstance(id, int))
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        return bytes(token_ids).decode(errors="replace")
+
+    async def spell(self, token_ids: Sequence[int]) -> tuple[TokenSpelling, ...]:
+        return tuple(TokenSpelling(data=bytes([id]), special=False) for id in token_ids)
+
+    async def ready(self) -> bool:
+        return self.is_ready

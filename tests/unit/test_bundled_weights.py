@@ -1,0 +1,94 @@
+"""The weights that come with Outrider: small, whole, recorded, installed with it, and taken for the default model by name."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import drafters
+from cluster import draft_models
+from cluster.config import load
+from cluster.models import BUILT_IN, ResolvedModel
+from services.client_api import ClientRequest, RequestedSampling
+from services.drafter.checkpoints import inspect
+from services.router.strategies import StrategyConfig, make_plan, served
+from speculation.errors import ConfigurationError
+from tests.tiny import make_tiny_model
+from training.recipe import parse_recipe
+
+_ALL = Path(drafters.__file__).parent
+_FOLDERS = sorted(file.parent for file in _ALL.glob("*/*/config.json"))
+_MOST_BYTES = 24 * 2**20
+_ROOT = Path(__file__).parents[2]
+
+every_folder = pytest.mark.parametrize("folder", _FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
+
+
+def _record(folder: Path) -> dict[str, Any]:
+    record: dict[str, Any] = json.loads((folder / "training.json").read_text())
+    return record
+
+
+def test_there_are_some_and_together_they_are_small() -> None:
+    assert _ALL / BUILT_IN / "fspad" in _FOLDERS
+    assert sum(file.stat().st_size for file in _ALL.rglob("*") if file.is_file()) <= _MOST_BYTES
+
+
+def test_every_file_is_installed() -> None:
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["drafters"]
+    for folder in _FOLDERS:
+        for file in folder.rglob("*"):
+            if file.is_file():
+                name = file.relative_to(_ALL)
+                # Setuptools' * stands for no slash.
+                assert any(
+                    len(Path(pattern).parts) == len(name.parts) and fnmatch(str(name), pattern) for pattern in patterns
+                ), f"{name} matches no pattern of package-data"
+
+
+@every_folder
+def test_its_headers_say_what_its_folder_says(folder: Path) -> None:
+    found = inspect(folder, None)
+    assert found.source == folder.name
+    assert found.numbers > 0
+
+
+@every_folder
+def test_its_record_says_how_it_was_made(folder: Path) -> None:
+    record = _record(folder)
+    assert record["target"] == folder.parent.name
+    assert all(len(record[name]) == 64 for name in ("target_weights_sha256", "tokenizer_sha256"))
+    assert record["steps"] > 0 and record["predictions"] > 0
+    assert record["data"]["domains"] and record["evaluation"]["domains"]["all"]["tree"]
+    # The recipe is one of today's, so that the commands of the README make it again.
+    parse_recipe(record["recipe"], str(folder))
+    said = (folder / "README.md").read_text()
+    assert "Apache-2.0" in said
+    for command in ("data", "vocabulary", "run", "evaluate", "export"):
+        assert f"outrider train {command}" in said
+
+
+def test_the_default_model_has_the_strategy_out_of_the_box() -> None:
+    settings = load(environ={})
+    found = draft_models.draft_models(settings, ResolvedModel(name=settings.model, path=Path("/no/such/folder")))
+    assert "fspad" in found
+    config = StrategyConfig(trained={name: each.layers for name, each in found.items()})
+    assert "fspad" in served(config)
+    request = ClientRequest(input="x", sampling=RequestedSampling(), strategy="fspad")
+    assert make_plan(request, config).sources == ("fspad",)
+
+
+def test_another_target_of_that_name_is_told_apart(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="hidden_size is 576: must be 64, the target's"):
+        inspect(_ALL / BUILT_IN / "fspad", make_tiny_model(tmp_path))
+    # Nobody named the weights, so the model is served without them.
+    assert not draft_models.draft_models(load(environ={}), ResolvedModel(name=BUILT_IN, path=tmp_path))
+    named = load(flags=[f"drafter.models=[{_ALL / BUILT_IN / 'fspad'}]"], environ={})
+    with pytest.raises(ConfigurationError, match="hidden_size is 576"):
+        draft_models.draft_models(named, ResolvedModel(name=BUILT_IN, path=tmp_path))

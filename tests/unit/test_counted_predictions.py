@@ -1,0 +1,71 @@
+"""Which predictions a loss counts: those whose token, the text's or the target's likeliest, can be drafted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.tiny import make_tiny_model
+from tests.training_data import make_tiny_data, open_tiny
+from training.batches import randomness
+from training.recipe import load_recipe
+from training.shards import DataManifest, TrainingSequence, read_shards
+
+RECIPES = {"fspad": {"answer_only": 0.0, "unroll_from": 1.0}, "draft_model": {"layers": [0]}}
+SIZE = 150
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DataManifest]:
+    folder = tmp_path_factory.mktemp("data") / "shards"
+    return folder, make_tiny_data(target, folder, sequences=12)
+
+
+@pytest.fixture(scope="module")
+def sampled(data: tuple[Path, DataManifest]) -> list[TrainingSequence]:
+    """Answers whose tokens are not the likeliest ones."""
+    random = np.random.default_rng(3)
+    return [
+        replace(each, tokens=random.integers(4, 320, len(each.tokens)).astype(np.int32), temperature=1.0)
+        for each in list(read_shards(data[0], "train", verify=False))[:5]
+    ]
+
+
+@pytest.mark.parametrize("kind", list(RECIPES))
+@pytest.mark.parametrize("counted", ["text", "likeliest"])
+def test_as_the_recipe_says(
+    kind: str, counted: str, target: Path, data: tuple[Path, DataManifest], sampled: list[TrainingSequence]
+) -> None:
+    recipe = load_recipe(kind, counted=counted, **RECIPES[kind])
+    opened, vocabulary = open_tiny(recipe, target, *data, size=SIZE)
+    expected = 0
+    for each in sampled:
+        # Position p predicts token p + 1; the answer's first token is the target's, from the pass over the prompt.
+        places = np.arange(each.prompt_length, len(each.tokens) - 1)
+        places = places[each.known[places]]
+        likeliest = (torch.from_numpy(each.states[places].astype(np.float32)) @ opened.output.T).argmax(-1).numpy()
+        told = each.tokens[places + 1] if counted == "text" else likeliest
+        expected += int(np.isin(told, vocabulary.ids).sum())
+    tally = opened.learner.lose(sampled, randomness(recipe, 0, 0), 0.0)
+    assert tally.rows == expected
+    assert bool(torch.isfinite(tally.loss))
+
+
+def test_with_the_whole_vocabulary_all_count_in_every_step(
+    target: Path, data: tuple[Path, DataManifest], sampled: list[TrainingSequence]
+) -> None:
+    losses = []
+    for counted in ("text", "likeliest"):
+        recipe = load_recipe("fspad", counted=counted, unroll_from=0.0)
+        opened, _ = open_tiny(recipe, target, *data, size=data[1].target.vocab_size)
+        losses.append(opened.learner.lose(sampled, randomness(recipe, 0, 0), 0.5).loss.item())
+    assert losses[0] == losses[1] > 0

@@ -1,0 +1,108 @@
+"""``outrider doctor`` finds what is wrong, says what to do, and lets nothing stop it."""
+
+from __future__ import annotations
+
+import json
+import socket
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cli import doctor_checks
+from cli.doctor import examine
+from cli.doctor_checks import CHECKS, Finding, findings
+from cluster.config import load
+from tests.service import tiny_settings
+
+
+def found(name: str, *flags: str) -> list[Finding]:
+    """What one check finds."""
+    settings = load(flags=tiny_settings(*flags), environ={})
+    return list(CHECKS[name](name, settings))
+
+
+def only(name: str, *flags: str) -> Finding:
+    (finding,) = found(name, *flags)
+    return finding
+
+
+def test_a_machine_on_which_the_tests_run_is_fit(tiny_model: Path, tmp_path: Path) -> None:
+    for name in ("python", "packages", "processor", "memory", "disk", "model", "index", "ray", "tracing"):
+        for finding in found(name, f"model={tiny_model}", f"cache_dir={tmp_path}"):
+            assert finding.status == "ok" or finding.advice, finding
+            assert finding.status != "fail", finding
+    assert str(tiny_model) in only("model", f"model={tiny_model}").found
+    assert "Ray" in only("packages").found
+
+
+def test_packages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        doctor_checks.metadata, "requires", lambda _: ["no-such-thing>=1", "numpy>=99", "x ; extra == 'gpu'", "pyyaml>=6"]
+    )
+    finding = only("packages")
+    assert finding.status == "fail"
+    assert "no-such-thing is missing; numpy is" in finding.found
+    assert "pip install" in finding.advice
+
+
+def test_a_taken_port() -> None:
+    with closing(socket.socket()) as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        public, ops = found("ports", f"server.port={port}", "server.ops_port=0")
+        assert (public.status, ops.status) == ("fail", "ok")
+        assert str(port) in public.found
+        assert "server.port" in public.advice
+        public, ops = found("ports", f"server.ops_port={port}")
+        assert (public.status, ops.status) == ("ok", "fail")
+        assert "server.ops_port" in ops.advice
+    assert [finding.status for finding in found("ports", "server.ops_port=null")] == ["ok"]
+
+
+def test_a_processor_and_a_clock_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor_checks, "instruction_sets", list)
+    assert only("processor").status == "warn"
+    monkeypatch.setattr(doctor_checks, "_unsynchronised", lambda: True)
+    assert only("clock").status == "warn"
+    monkeypatch.setattr(doctor_checks.time, "time", lambda: 86400.0)
+    assert only("clock").status == "fail"
+
+
+def test_torch_and_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    for printed, code, status in (("2.13.0 avx2", 0, "ok"), ("2.13.0 None", 0, "warn"), ("", 1, "fail")):
+        script = f"import sys; print({printed!r}); sys.exit({code})"
+        monkeypatch.setattr(doctor_checks, "_KERNELS", script)
+        finding = only("torch and kernels")
+        assert finding.status == status
+        assert bool(finding.advice) == (status != "ok")
+
+
+def test_what_does_not_answer_or_fit_is_a_finding(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tiny_model: Path) -> None:
+    monkeypatch.setattr(doctor_checks, "_KERNELS", "print('2.13.0 avx2')")
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    flags = ("retrieval.redis_url=redis://127.0.0.1:1/0", "verifier.device=cuda:7", f"model={tiny_model}")
+    settings = load(flags=tiny_settings(*flags, "verifier.kv_cache_tokens=1000000000000"), environ={})
+    by_name: dict[str, list[Finding]] = {}
+    for finding in findings(settings):
+        by_name.setdefault(finding.check, []).append(finding)
+    assert by_name.keys() == CHECKS.keys()
+    for name in ("device", "memory", "index", "ray"):
+        assert by_name[name][0].status == "fail", by_name[name]
+    assert "RAY_ADDRESS" in by_name["ray"][0].found
+
+
+def test_one_check_that_breaks_stops_no_other(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def breaks(name: str, settings: object) -> list[Finding]:
+        raise ZeroDivisionError("planted")
+
+    monkeypatch.setattr(doctor_checks, "CHECKS", {"broken": breaks, "python": CHECKS["python"]})
+    settings = load(flags=tiny_settings(), environ={})
+    assert examine(settings, as_json=True)
+    told = json.loads(capsys.readouterr().out)
+    assert [(entry["check"], entry["status"]) for entry in told] == [("broken", "warn"), ("python", "ok")]
+    assert examine(settings, as_json=False)
+    lines = capsys.readouterr().out
+    assert "warn  broken" in lines
+    assert "ok    python" in lines

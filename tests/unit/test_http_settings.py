@@ -1,0 +1,55 @@
+"""Where the HTTP server listens, by the settings."""
+
+from __future__ import annotations
+
+import pytest
+
+from cluster import build
+from cluster.config import load
+from cluster.public_entry import how_to_try
+from services.openai_api.http_config import HttpConfig
+from services.openai_api.listening import check_http
+from speculation.errors import ConfigurationError
+
+
+def made(*flags: str) -> HttpConfig | None:
+    return build.http_config(load(flags=list(flags), environ={}))
+
+
+def test_where_it_listens() -> None:
+    usual = made()
+    assert usual is not None and (usual.host, usual.port, usual.padding) == ("127.0.0.1", 8000, 256)
+    assert made("server.http_port=null") is None
+    # Whoever leaves gRPC's port to the machine wants no fixed one beside it.
+    free, fixed = made("server.port=0"), made("server.port=0", "server.http_port=8123")
+    assert free is not None and free.port == 0
+    assert fixed is not None and fixed.port == 8123
+    named = made("server.http_hosts=[api.example]", "server.http_padding=64", "server.max_concurrent_requests=5")
+    assert named is not None and (named.hosts, named.padding) == (("api.example",), 64)
+    assert named.public.max_concurrent_requests == 5
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["server.http_port=70000"], "server.http_port is '70000'.*65535"),
+        (["server.http_padding=3"], "server.http_padding is '3'.*16"),
+        (["server.port=7000", "server.http_port=7000"], "server.http_port is 7000, as server.port"),
+    ],
+)
+def test_what_is_refused(flags: list[str], message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        made(*flags)
+
+
+def test_other_machines_need_keys() -> None:
+    config = made("server.host=0.0.0.0", "server.port=0")
+    assert config is not None
+    with pytest.raises(ConfigurationError, match="api_key_hashes"):
+        check_http(config)
+
+
+def test_the_line_to_try() -> None:
+    told = how_to_try("http://127.0.0.1:8000", needs_key=False)
+    assert "http://127.0.0.1:8000/v1/chat/completions" in told and "Bearer" not in told
+    assert "Authorization: Bearer KEY" in how_to_try("http://127.0.0.1:8000", needs_key=True)

@@ -1,0 +1,135 @@
+"""Keys files: what is read, what is refused by name, and how a change arrives without a restart."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from services.access.audit import AuditLog
+from services.access.key_hash import hash_key, new_key
+from services.access.key_records import read_keys
+from services.access.key_ring import KeyRing
+from speculation.errors import ConfigurationError
+
+HASH = hash_key("k" * 20)
+
+
+class Clock:
+    """A clock that stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.at = 1000.0
+
+    def __call__(self) -> float:
+        return self.at
+
+
+def test_a_record_needs_its_hash_alone(tmp_path: Path) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"- hash: {HASH}\n")
+    (record,) = read_keys(file)
+    assert (record.id, record.tenant, record.weight) == (HASH[:16], HASH[:16], 1.0)
+    assert record.scopes == {"generate", "forget"}
+    assert record.requests_per_minute is record.expires is record.strategies is None
+    file.write_text(
+        f"- {{hash: {HASH}, id: a, tenant: t, scopes: [metrics], requests_per_minute: 5, weight: 2,\n"
+        "   strategies: [suffix], expires: 2030-01-31, max_tokens: 7, max_concurrent: 2, tokens_per_minute: 9}\n"
+    )
+    (record,) = read_keys(file)
+    assert record.expires == datetime(2030, 1, 31, tzinfo=UTC)
+    assert (record.strategies, record.scopes) == ({"suffix"}, {"metrics"})
+    assert (record.max_tokens, record.max_concurrent, record.tokens_per_minute) == (7, 2, 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("keys: 1", "must be a list"),
+        ("- 5", "key 1 is '5': must be a mapping"),
+        ("- {id: x}", "hash is 'None': must be 64 hex digits"),
+        (f"- {{hash: {HASH}, rpm: 5}}", "unknown field 'rpm'"),
+        (f"- {{hash: {HASH}, requests_per_minute: 0}}", "requests_per_minute is '0': must be a whole number"),
+        (f"- {{hash: {HASH}, max_concurrent: true}}", "max_concurrent is 'True'"),
+        (f"- {{hash: {HASH}, weight: .inf}}", "weight is 'inf': must be a number from 0.01 to 100"),
+        (f"- {{hash: {HASH}, scopes: [root]}}", "scopes is 'root': must be of generate, forget"),
+        (f"- {{hash: {HASH}, expires: soon}}", "expires is 'None': must be a date"),
+        (f"- {{hash: {HASH}, tenant: 'a b'}}", "tenant is 'a b'"),
+        (f"- {{hash: {HASH}}}\n- {{hash: {HASH}, id: y}}", "two keys have the hash"),
+        (f"- {{hash: {HASH}, id: y}}\n- {{hash: {hash_key('z')}, id: y}}", "two keys have the id y"),
+        ("- [", "server.keys_file is"),
+        ("\x00", "server.keys_file is"),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "keys.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError) as caught:
+        KeyRing(file=file)
+    assert words in str(caught.value)
+    assert str(file) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be read"):
+        KeyRing(file=tmp_path / "none.yaml")
+
+
+def test_a_change_counts_without_a_restart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, clock = tmp_path / "keys.yaml", Clock()
+    one, two, plain = "one" * 8, "two" * 8, "plain" * 4
+    file.write_text(f"- hash: {hash_key(one)}\n")
+    ring = KeyRing([hash_key(plain)], file, clock=clock)
+    assert ring.find(one)
+    assert ring.find(plain)
+    assert not ring.find(two)
+
+    def write(text: str) -> None:
+        file.write_text(text)
+        os.utime(file, ns=(0, 10**9 * int(clock.at)))
+        clock.at += 2
+
+    write(f"- hash: {hash_key(two)}\n")
+    assert ring.find(two)
+    assert not ring.find(one)
+    assert ring.find(plain)
+    with caplog.at_level(logging.ERROR):
+        write("- nonsense")
+        assert ring.find(two)
+        assert "the keys stay as they were" in caplog.text
+        file.unlink()
+        clock.at += 2
+        assert ring.find(two)
+    write("[]")
+    assert not ring.find(two)
+    assert not ring.open
+
+
+def test_new_keys_are_random_and_long() -> None:
+    keys = {new_key() for _ in range(100)}
+    assert len(keys) == 100
+    assert all(len(key) == len("outrider_") + 43 for key in keys)
+
+
+def test_the_audit_log_outlives_its_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    file, clock = tmp_path / "audit.jsonl", Clock()
+    audit = AuditLog(str(file), now=clock)
+    audit.write(outcome="ok", address="x" * 1000)
+    file.rename(tmp_path / "old.jsonl")
+    audit.write(outcome="later\nline")
+    (line,) = file.read_text().splitlines()
+    assert json.loads(line) == {"time": "1970-01-01T00:16:40.000+00:00", "outcome": "later\nline"}
+    assert len(json.loads((tmp_path / "old.jsonl").read_text())["address"]) == 256
+    with caplog.at_level(logging.ERROR):
+        file.unlink()
+        file.mkdir()
+        audit.write(outcome="lost")
+        audit.write(outcome="lost")
+        assert caplog.text.count("a line of the audit log is lost") == 1
+    with pytest.raises(ConfigurationError, match=r"server\.audit_log is .*: cannot be written"):
+        AuditLog(str(tmp_path / "no" / "such" / "folder"))

@@ -1,0 +1,399 @@
+"""The metrics port, its sinks and the table of names; what each component counts is what happened."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+import threading
+from collections import Counter
+from collections.abc import AsyncGenerator, Sequence
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+
+import pytest
+import yaml
+from prometheus_client.parser import text_string_to_metric_families
+
+from services.access.gate import open_gate
+from services.access.key_hash import hash_key
+from services.client_api import ClientRequest, Completion, ModelCard, RequestedSampling, TextChunk, Timing
+from services.links.in_process import InProcessDraftLink
+from services.metrics.families import FAMILIES
+from services.metrics.observed_drafter import ObservedDrafter, ObservedRetrieval
+from services.metrics.observed_router import ObservedRouter
+from services.metrics.prometheus_sink import PrometheusSink
+from services.metrics.registry import DROPPED
+from services.verifier.engine.passes import Part
+from services.verifier.engine.stats import LoopStats
+from speculation.errors import (
+    DeadlineExceeded,
+    Internal,
+    InvalidArgument,
+    OutriderError,
+    ResourceExhausted,
+    Unauthenticated,
+    Unavailable,
+)
+from speculation.messages import RetrievalQuery, Retrieved
+from speculation.types import EMPTY_TREE, FinishReason, SpeculationStats, TokenTree
+from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, ToyTarget, collect, decoding, request
+
+
+def told(sink: PrometheusSink) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Every sample, by name and labels."""
+    families = text_string_to_metric_families(sink.exposition().decode())
+    return {
+        (sample.name.removeprefix("outrider_"), tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def of(sink: PrometheusSink, name: str, **labels: str) -> float:
+    """One sample."""
+    return told(sink)[name, tuple(sorted(labels.items()))]
+
+
+def test_the_table_of_names() -> None:
+    for name, family in FAMILIES.items():
+        assert name.endswith("_total") == (family.kind == "counter"), name
+        assert bool(family.buckets) == (family.kind == "histogram"), name
+        assert list(family.buckets) == sorted(set(family.buckets))
+        assert all(bound > 0 for bound in family.buckets), "Ray refuses a bound of 0"
+        assert not {"tenant", "request", "request_id", "key", "user", "session", "le"} & set(family.labels), name
+        assert family.help.endswith("."), name
+
+
+def test_what_is_counted_is_told() -> None:
+    sink = PrometheusSink()
+    seconds = sink.histogram("step_seconds")
+    for value in (0.0004, 0.0005, 0.003, 90.0):
+        seconds.observe(value, "decode")
+    sink.counter("requests_total").add(2, "stop", "OK")
+    # Handles of one name are one.
+    sink.counter("requests_total").add(1, "stop", "OK")
+    sink.gauge("ready").set(1)
+    sink.gauge("ready").set(0)
+    kept = {"suffix": 3}
+    sink.follow("drafted_by_source_total", lambda: {(name,): count for name, count in kept.items()})
+    sink.follow("drafted_by_source_total", lambda: {("suffix",): 4})
+    kept["recycling"] = 1
+    assert of(sink, "requests_total", outcome="stop", code="OK") == 3
+    assert of(sink, "ready") == 0
+    assert of(sink, "drafted_by_source_total", source="suffix") == 7
+    assert of(sink, "drafted_by_source_total", source="recycling") == 1
+    assert of(sink, "step_seconds_bucket", kind="decode", le="0.0005") == 2
+    assert of(sink, "step_seconds_bucket", kind="decode", le="5.0") == 3
+    assert of(sink, "step_seconds_bucket", kind="decode", le="+Inf") == of(sink, "step_seconds_count", kind="decode") == 4
+    assert of(sink, "step_seconds_sum", kind="decode") == pytest.approx(90.0039)
+    assert b"_created" not in sink.exposition()
+    # A sink shares nothing with another one.
+    assert PrometheusSink().exposition() == b""
+
+
+def test_mistakes_of_ours_are_found_at_once() -> None:
+    sink = PrometheusSink()
+    for wrong in (
+        lambda: sink.counter("no_such_total"),
+        lambda: sink.gauge("requests_total"),
+        lambda: sink.histogram("ready"),
+    ):
+        with pytest.raises(KeyError):
+            wrong()
+    with pytest.raises(KeyError):
+        sink.follow("step_seconds", dict)
+    with pytest.raises(ValueError, match="labels"):
+        sink.counter("requests_total").add(1, "stop")
+
+
+def test_labels_cannot_fill_the_memory() -> None:
+    sink = PrometheusSink()
+    nodes = sink.counter("drafter_nodes_total")
+    for number in range(2000):
+        nodes.add(1, f"source {number}")
+    counts = {labels: value for (name, labels), value in told(sink).items() if name == "drafter_nodes_total"}
+    assert len(counts) == 513
+    assert sum(counts.values()) == 2000
+
+
+def test_a_reader_that_fails_hides_nothing_else(caplog: pytest.LogCaptureFixture) -> None:
+    def fails() -> dict[tuple[str, ...], float]:
+        raise RuntimeError("planted")
+
+    sink = PrometheusSink()
+    sink.follow("ready", fails)
+    sink.follow("ready", lambda: {(): 1})
+    sink.counter("preemptions_total").add(5)
+    assert of(sink, "preemptions_total") == 5
+    assert of(sink, "ready") == 1
+    assert "ready cannot be read" in caplog.text
+
+
+def test_threads_lose_no_count() -> None:
+    sink = PrometheusSink()
+    counter, seconds = sink.counter("generation_tokens_total"), sink.histogram("draft_wait_seconds")
+
+    def count() -> None:
+        for _ in range(2000):
+            counter.add(1)
+            seconds.observe(0.001)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        sink.exposition()
+    assert of(sink, "generation_tokens_total") == of(sink, "draft_wait_seconds_count") == 8000
+
+
+def test_nothing_is_counted_by_default() -> None:
+    DROPPED.counter("requests_total").add(1, "stop", "OK")
+    DROPPED.histogram("step_seconds").observe(1.0, "decode")
+    DROPPED.gauge("ready").set(1)
+    DROPPED.follow("ready", lambda: 1 / 0)  # type: ignore[arg-type, return-value]
+
+
+# --- the verifier -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mood", ["good", "random"])
+async def test_the_loop_counts_what_happened(mood: str) -> None:
+    sink = PrometheusSink()
+    drafter = ObservedDrafter(RandomDrafter(mood=mood), sink)
+    async with decoding(ToyTarget(), InProcessDraftLink(drafter), metrics=sink) as loop:
+        _, _, steps = await collect(loop, request("r.1", [1, 2, 3], max_tokens=40, ignore_eos=True))
+        _, _, plain = await collect(loop, request("r.2", [1, 2, 3], PLAIN, max_tokens=5, ignore_eos=True))
+        # The last step of a request is counted after its tokens are on their way.
+        while of(sink, "iteration_tokens_sum") < 3 + 40 + 3 + 5:
+            await asyncio.sleep(0.01)
+        stats = loop.stats
+    assert stats.times.steps == sum(of(sink, "step_seconds_count", kind=kind) for kind in ("prompt", "decode"))
+    assert of(sink, "step_seconds_count", kind="prompt") == 2
+    assert (
+        of(sink, "step_rows_count") == of(sink, "draft_wait_seconds_count") == stats.times.steps == len(steps) + len(plain)
+    )
+    drafted = sum(step.num_drafted for step in steps)
+    accepted = sum(len(step.accepted_sources) for step in steps)
+    assert drafted > 0
+    assert of(sink, "spec_decode_num_draft_tokens_total", strategy="test") == of(sink, "budget_nodes_sum") == drafted
+    assert of(sink, "spec_decode_num_accepted_tokens_total", strategy="test") == accepted
+    assert of(sink, "spec_decode_num_drafts_total", strategy="test") == sum(step.num_drafted > 0 for step in steps)
+    for position in (0, 1, 5, 31):
+        at = sum(len(step.accepted_sources) > position for step in steps)
+        assert of(sink, "spec_decode_num_accepted_tokens_per_pos_total", strategy="test", position=str(position)) == at
+    assert of(sink, "drafted_by_source_total", source="test") == drafted
+    assert ("spec_decode_num_drafts_total", (("strategy", "autoregressive"),)) not in told(sink)
+    assert of(sink, "prefix_cache_queries_total") == 6
+    assert of(sink, "num_requests_running") == of(sink, "num_requests_waiting") == 0
+    assert of(sink, "drafter_drafts_total", group="") > 0
+    assert of(sink, "drafter_nodes_total", source="test") >= drafted
+
+
+# --- the router ---------------------------------------------------------------------------------------------------
+
+
+class Answering:
+    """A router that answers with ``events``, then raises ``error`` if there is one."""
+
+    def __init__(self, *events: TextChunk | Completion, error: BaseException | None = None) -> None:
+        self.events = events
+        self.error = error
+        self.closed = 0
+
+    async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
+        try:
+            for event in self.events:
+                yield event
+            if self.error is not None:
+                raise self.error
+        finally:
+            self.closed += 1
+
+    async def models(self) -> list[ModelCard]:
+        return []
+
+    async def forget(self, tenant: str) -> None:
+        pass
+
+    async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
+        return ()
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        return ""
+
+    async def ready(self) -> bool:
+        return self.error is None
+
+
+ASKED = ClientRequest(input="secret words", sampling=RequestedSampling(max_tokens=7), tenant="somebody", request_id="mine")
+PIECE = TextChunk(text="ab", token_ids=(1, 2))
+END = Completion(
+    request_id="mine",
+    finish_reason=FinishReason.LENGTH,
+    stop=None,
+    prompt_token_ids=(1,) * 5,
+    cached_tokens=0,
+    completion_tokens=7,
+    seed=0,
+    model="tiny",
+    strategy="blend",
+    stats=SpeculationStats(),
+    timing=Timing(queue_s=0.5, time_to_first_token_s=0.75, total_s=2.25),
+)
+
+
+async def test_requests_are_counted_once_whatever_becomes_of_them() -> None:
+    sink = PrometheusSink()
+    for router, most in (
+        (Answering(PIECE, PIECE, END), None),
+        (Answering(PIECE, PIECE, END), 3),
+        (Answering(PIECE, PIECE), 1),
+        (Answering(error=InvalidArgument("stop", "x", "y")), None),
+        (Answering(PIECE, error=Unavailable("gone")), None),
+        (Answering(error=DeadlineExceeded("late")), None),
+        (Answering(error=asyncio.CancelledError()), None),
+        (Answering(error=RuntimeError("planted")), None),
+    ):
+        answer = ObservedRouter(router, sink).generate(ASKED)
+        try:
+            taken = 0
+            async for _ in answer:
+                taken += 1
+                # As gRPC does when its caller leaves, or has had the end.
+                if taken == most:
+                    break
+        except (OutriderError, RuntimeError, asyncio.CancelledError):
+            pass
+        await answer.aclose()
+        assert router.closed == 1
+    counted = {labels: value for (name, labels), value in told(sink).items() if name == "requests_total"}
+    assert counted == {
+        (("code", "OK"), ("outcome", "length")): 2,
+        (("code", "CANCELLED"), ("outcome", "cancelled")): 2,
+        (("code", "DEADLINE_EXCEEDED"), ("outcome", "cancelled")): 1,
+        (("code", "INVALID_ARGUMENT"), ("outcome", "refused")): 1,
+        (("code", "UNAVAILABLE"), ("outcome", "error")): 1,
+        (("code", "INTERNAL"), ("outcome", "error")): 1,
+    }
+    assert of(sink, "num_requests_open") == 0
+    assert of(sink, "generation_tokens_total") == 2 * (2 + 2 + 1 + 1)
+    assert of(sink, "inter_token_latency_seconds_count") == 2
+    assert of(sink, "prompt_tokens_total") == of(sink, "request_prompt_tokens_sum") == 10
+    for name, seconds in (
+        ("time_to_first_token_seconds", 0.75),
+        ("e2e_request_latency_seconds", 2.25),
+        ("request_queue_time_seconds", 0.5),
+        ("request_prefill_time_seconds", 0.25),
+        ("request_decode_time_seconds", 1.5),
+        ("request_inference_time_seconds", 1.75),
+        ("request_time_per_output_token_seconds", 0.25),
+    ):
+        assert of(sink, f"{name}_sum") == pytest.approx(2 * seconds), name
+    assert of(sink, "request_params_max_tokens_sum") == 14
+    for private in ("secret", "somebody", "mine"):
+        assert private.encode() not in sink.exposition()
+
+
+async def test_readiness_is_told() -> None:
+    sink = PrometheusSink()
+    for error, ready in ((None, 1), (Internal("x"), 0)):
+        assert await ObservedRouter(Answering(error=error), sink).ready() is bool(ready)
+        assert of(sink, "ready") == ready
+
+
+def test_the_gate_counts_whom_it_refuses() -> None:
+    sink = PrometheusSink()
+    gate = open_gate([hash_key("k" * 20)], metrics=sink)
+    for key in (None, "wrong" * 5, "wrong" * 5):
+        with pytest.raises(Unauthenticated):
+            gate.caller(key)
+    assert gate.caller("k" * 20).tenant
+    assert of(sink, "auth_failures_total", reason="no_key") == 1
+    assert of(sink, "auth_failures_total", reason="unknown_key") == 2
+
+
+async def test_the_gate_counts_limits_that_are_reached(tmp_path: Path) -> None:
+    sink, file = PrometheusSink(), tmp_path / "keys.yaml"
+    record = {"hash": hash_key("k" * 20), "id": "a", "max_concurrent": 1, "requests_per_minute": 2}
+    file.write_text(yaml.safe_dump([record]))
+    gate = open_gate(keys_file=file, metrics=sink)
+    caller = gate.caller("k" * 20)
+    async with gate.admit(caller, ASKED):
+        with pytest.raises(ResourceExhausted):
+            async with gate.admit(caller, ASKED):
+                pass
+    for _ in range(2):
+        with contextlib.suppress(ResourceExhausted):
+            async with gate.admit(caller, ASKED):
+                pass
+    assert of(sink, "rate_limited_total", limit="max_concurrent") == 1
+    assert of(sink, "rate_limited_total", limit="requests_per_minute") == 1
+
+
+# --- retrieval ----------------------------------------------------------------------------------------------------
+
+
+class Holding:
+    """Looks up in nothing."""
+
+    version: str | None = None
+    switches = 0
+
+    def look_up(self, queries: list[RetrievalQuery]) -> list[Retrieved]:
+        if self.version is None:
+            raise Unavailable("no index is loaded")
+        found = asyncio.run(RandomRetriever(seed=5).retrieve(queries[0])).continuations
+        return [Retrieved(continuations=found), *(Retrieved() for _ in queries[1:])]
+
+
+def test_look_ups_and_versions() -> None:
+    sink, holding = PrometheusSink(), Holding()
+    observed = ObservedRetrieval(holding, sink)  # type: ignore[arg-type]
+    queries = [RetrievalQuery(suffix=(1, 2), max_continuations=3, max_length=4)] * 3
+    with pytest.raises(Unavailable):
+        observed.look_up(queries)
+    assert b"index_info{" not in sink.exposition()
+    holding.version = "v1"
+    assert len(observed.look_up(queries)) == 3
+    holding.version = "v2"
+    assert of(sink, "index_info", version="v2") == 1
+    assert b"v1" not in sink.exposition()
+    assert of(sink, "retrieval_failures_total") == of(sink, "retrieval_lookups_total", result="hit") == 1
+    assert of(sink, "retrieval_lookups_total", result="miss") == 2
+    assert of(sink, "retrieval_lookup_seconds_count") == 1
+
+
+# --- what it costs ------------------------------------------------------------------------------------------------
+
+
+def test_a_step_pays_microseconds() -> None:
+    """Counted in calls of functions, which take a tenth of a microsecond to one; a real model's step takes 10,000 and more."""
+    from services.verifier.engine.loop_metrics import LoopMetrics
+
+    costs = []
+    tree = TokenTree(tokens=(1,) * 32, parents=(-1,) * 32, sources=("suffix",) * 32)
+    for sink in (PrometheusSink(), DROPPED):
+        stats = LoopStats()
+        counting = LoopMetrics(sink, stats, None)  # type: ignore[arg-type]
+        parts = [_part(tree if number % 2 else EMPTY_TREE) for number in range(8)]
+        counting.step(parts, 0.02)
+        calls = Counter[str]()
+
+        def count(frame: FrameType, event: str, _: object, calls: Counter[str] = calls) -> None:
+            calls[event] += 1
+
+        sys.setprofile(count)
+        try:
+            counting.step(parts, 0.02)
+        finally:
+            sys.setprofile(None)
+        costs.append(calls["call"] + calls["c_call"])
+    assert costs[0] < 150, costs
+
+
+def _part(tree: TokenTree) -> Part:
+    from services.verifier.target_port import Rows
+
+    rows = Rows(session_id="s", context=9, tokens=(1, *tree.tokens), parents=tree.parents, logits=1 + len(tree))
+    return Part(session=SimpleNamespace(grammar=None), rows=rows, tree=tree)  # type: ignore[arg-type]

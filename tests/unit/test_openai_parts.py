@@ -1,0 +1,189 @@
+"""Parts of the HTTP API by themselves: tools in text cut anywhere, tokens and their text, spelling, templates."""
+
+from __future__ import annotations
+
+import json
+import random
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, decoders, models
+
+from services.client_api import ChatMessage, ChatOptions, TextChunk
+from services.openai_api.api_errors import printable
+from services.openai_api.choice_text import ChoiceText
+from services.openai_api.tool_calls import Delta, EnvelopedCalls, ListedCalls
+from services.openai_api.tool_choice import ToolUse
+from services.router.templates import ChatTemplate
+from services.router.token_bytes import TokenBytes
+from services.router.tokens import Tokens
+from speculation.errors import InvalidArgument
+from tests.tiny import make_tiny_tokenizer
+
+TOOLS = ToolUse(mode="auto", names=("look", "f"), shown="[]", schemas={"look": {}, "f": {}})
+SAID = [
+    "plain text with < and <tool_ca and </tool_call> and {}",
+    'one <tool_call>{"name": "look", "arguments": {"a": "</b>"}}</tool_call>',
+    '<tool_call>{"name": "f", "arguments": "{}"}</tool_call> \n <tool_call>{"name": "look", "arguments": {}}</tool_call> done',
+    '<tool_call>{"name": "nobody", "arguments": {}}</tool_call>',
+    "<tool_call>nonsense</tool_call> after",
+    '<tool_call>{"name": "f", "arguments": {}}',
+    "<tool_call>not closed",
+    "<tool_call><tool_call>",
+    "",
+]
+
+
+def joined(deltas: list[Delta]) -> list[tuple[int | None, str, str]]:
+    """Content and calls, each as a whole."""
+    found: list[tuple[int | None, str, str]] = []
+    for delta in deltas:
+        if found and found[-1][0] == delta.call:
+            found[-1] = (delta.call, found[-1][1], found[-1][2] + delta.text)
+        else:
+            found.append((delta.call, delta.name, delta.text))
+    return found
+
+
+@pytest.mark.parametrize("text", SAID, ids=range(len(SAID)))
+def test_calls_are_the_same_however_a_text_is_cut(text: str) -> None:
+    whole = EnvelopedCalls(TOOLS)
+    wanted = joined(whole.push(text) + whole.finish())
+    source = random.Random(1)
+    cuts = [
+        [*range(len(text))],
+        *([at] for at in range(len(text))),
+        *(sorted(source.sample(range(99), 9)) for _ in range(20)),
+    ]
+    for cut in cuts:
+        reader = EnvelopedCalls(TOOLS)
+        bounds = [0, *cut, len(text)]
+        pieces = [text[a:b] for a, b in pairwise(bounds)]
+        assert joined([delta for piece in pieces for delta in reader.push(piece)] + reader.finish()) == wanted
+    told = "".join(text for call, _, text in wanted if call is None)
+    if "look" not in text and '"f"' not in text:
+        assert told == text
+
+
+def test_what_the_calls_are() -> None:
+    reader = EnvelopedCalls(TOOLS)
+    assert joined(reader.push(SAID[2]) + reader.finish()) == [(0, "f", "{}"), (1, "look", "{}"), (None, "", " done")]
+    unclosed = EnvelopedCalls(TOOLS)
+    assert joined(unclosed.push(SAID[5]) + unclosed.finish()) == [(0, "f", "{}")]
+    assert unclosed.calls == 1
+
+
+def test_a_list_of_calls_byte_by_byte() -> None:
+    text = '[{"name": "f", "arguments": {"b": [1, {"c": "}"}]}}, {"name": "look", "arguments": {}}]'
+    reader = ListedCalls(TOOLS)
+    deltas = [delta for char in text for delta in reader.push(char)] + reader.finish()
+    assert joined(deltas) == [(0, "f", '{"b": [1, {"c": "}"}]}'), (1, "look", "{}")]
+
+
+def chunks(source: random.Random, text: str) -> list[TextChunk]:
+    """A text of single characters, some of which take several tokens, told with a delay."""
+    ends: list[int] = []
+    for at in range(len(text)):
+        ends += [at] * source.randrange(3) + [at + 1]
+    made, shown, taken = [], 0, 0
+    while taken < len(ends):
+        count = source.randrange(1, 5)
+        part = ends[taken : taken + count]
+        until = max(shown, part[-1] - source.randrange(4))
+        made.append(TextChunk(text=text[shown:until], token_ids=(*range(taken, taken + len(part)),), text_ends=(*part,)))
+        shown, taken = until, taken + count
+    return [*made, TextChunk(text=text[shown:], token_ids=())]
+
+
+@pytest.mark.parametrize("interval", [None, 1, 2, 5])
+def test_pieces_are_tokens_and_their_text(interval: int | None) -> None:
+    source = random.Random(2)
+    for _ in range(200):
+        text = "".join(source.choice("abc京") for _ in range(source.randrange(1, 20)))
+        cut = ChoiceText(interval)
+        pieces = [piece for chunk in chunks(source, text) for piece in cut.push(chunk)]
+        pieces += cut.finish(None, include_stop=False)
+        assert "".join(piece.text for piece in pieces) == text
+        tokens = [token for piece in pieces for token in piece.tokens]
+        assert [token.id for token in tokens] == [*range(len(tokens))] and len(tokens) == cut.tokens
+        for piece in pieces:
+            assert "".join(token.text for token in piece.tokens) == piece.text
+        if interval is not None:
+            assert all(len(piece.tokens) == interval for piece in pieces[:-1])
+            assert 1 <= len(pieces[-1].tokens) <= interval
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_cuts_tokens_too(include: bool) -> None:
+    cut = ChoiceText(None)
+    # "ab" "cS" "TO" "P!" with the stop string STOP.
+    pieces = cut.push(TextChunk(text="ab", token_ids=(1,), text_ends=(2,)))
+    pieces += cut.push(TextChunk(text="c", token_ids=(2, 3, 4), text_ends=(4, 6, 8)))
+    pieces += cut.finish("STOP", include_stop=include)
+    assert "".join(piece.text for piece in pieces) == ("abcSTOP" if include else "abc")
+    tokens = [token for piece in pieces for token in piece.tokens]
+    assert [token.id for token in tokens] == [1, 2, 3, 4]
+    assert [token.id for token in tokens if token.shown] == ([1, 2, 3, 4] if include else [1, 2])
+
+
+def test_bytes_of_tokens(tmp_path: Path) -> None:
+    make_tiny_tokenizer(tmp_path)
+    tokens = Tokens(str(tmp_path))
+    for text in ("the quick brown fox", "Größe 東京 🙂", "\n\t  x"):
+        assert b"".join(each.data for each in tokens.spell(tokens.encode(text))) == text.encode()
+    (special,) = tokens.spell([0])
+    assert special.special and special.data == b"<|end|>"
+    vocabulary = {"▁the": 0, "<0xE6>": 1, "x": 2, "<unk>": 3}
+    pieces = Tokenizer(models.BPE(vocab=vocabulary, merges=[], unk_token="<unk>"))
+    pieces.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    assert [TokenBytes(pieces).spell(number) for number in (0, 1, 2, 99)] == [b" the", b"\xe6", b"x", b""]
+
+
+TEMPLATE = (
+    "{% if tools %}<tool_call>{{ tools | length }}{% endif %}{% if mood is defined %}({{ mood }}){% endif %}"
+    "{% for m in messages %}[{{ m.role }}|{{ m.content }}|"
+    "{% for c in m.tool_calls or [] %}{{ c.function.arguments.a }}{% endfor %}]{% endfor %}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+
+
+def with_template(folder: Path, template: str) -> Tokens:
+    make_tiny_tokenizer(folder)
+    (folder / "chat_template.jinja").write_text(template)
+    return Tokens(str(folder))
+
+
+def test_what_a_template_is_given(tmp_path: Path) -> None:
+    tokens = with_template(tmp_path, TEMPLATE)
+    assert tokens.calls_tools
+
+    def rendered(*messages: ChatMessage, **options: object) -> str:
+        return tokens.decode(tokens.encode_chat(messages, ChatOptions(**options)))  # type: ignore[arg-type]
+
+    user = ChatMessage(role="user", content="hi")
+    assert rendered(user) == "[user|hi|]>"
+    assert rendered(user, tools='[{"type": "function"}]') == "<tool_call>1[user|hi|]>"
+    assert rendered(user, template_kwargs='{"mood": "good"}', add_generation_prompt=False) == "(good)[user|hi|]"
+    called = ChatMessage(role="assistant", content="", tool_calls='[{"function": {"name": "f", "arguments": {"a": 7}}}]')
+    assert rendered(user, called) == "[user|hi|][assistant||7]>"
+    begun = ChatMessage(role="assistant", content="I say [x] ")
+    assert (
+        rendered(user, begun, continue_final_message=True, add_generation_prompt=False) == "[user|hi|][assistant|I say [x] "
+    )
+    with pytest.raises(InvalidArgument, match=r"chat_template_kwargs.colour is red: must be unset: .* reads: mood"):
+        rendered(user, template_kwargs='{"colour": "red"}')
+    with pytest.raises(InvalidArgument, match=r"messages\[0\].name"):
+        rendered(ChatMessage(role="user", content="a", name="Ann"))
+
+
+def test_a_template_that_trims_what_is_continued() -> None:
+    messages = [{"role": "assistant", "content": "so it "}]
+    assert ChatTemplate("<{{ messages[0].content | trim }}>", {}).render(messages, continue_final_message=True) == "<so it"
+    with pytest.raises(Exception, match="does not show the end"):
+        ChatTemplate("nothing", {}).render(messages, continue_final_message=True)
+
+
+def test_messages_are_one_printable_line() -> None:
+    assert printable("a\nb\x00c" + "d" * 2000) == "a b c" + "d" * 992 + "..."
+    assert json.dumps(printable("Größe")) == '"Gr\\u00f6\\u00dfe"'

@@ -1,0 +1,65 @@
+"""Recipes: every built-in one is valid, and every mistake in a file is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from speculation.errors import ConfigurationError
+from training.recipe import HeadRecipe, LayersRecipe, load_recipe, names
+
+
+def test_the_built_in_recipes() -> None:
+    assert set(names()) >= {
+        "draft_model", "eagle", "eagle_matched", "fspad", "fspad_alignment_only", "fspad_paper", "fspad_sampler_only",
+    }  # fmt: skip
+    loaded = {name: load_recipe(name) for name in names()}
+    halves = {
+        name: (recipe.sampler, recipe.partial_alignment) for name, recipe in loaded.items() if isinstance(recipe, HeadRecipe)
+    }
+    assert halves["fspad"] == halves["fspad_paper"] == (True, True)
+    assert halves["eagle"] == halves["eagle_matched"] == (False, False)
+    assert halves["fspad_sampler_only"] == (True, False)
+    assert halves["fspad_alignment_only"] == (False, True)
+    assert isinstance(loaded["draft_model"], LayersRecipe)
+    # An ablation changes one thing at a time.
+    ablation = [loaded[name] for name in ("eagle", "fspad", "fspad_sampler_only", "fspad_alignment_only")]
+    assert len({recipe.model_copy(update={"sampler": True, "partial_alignment": True}).digest() for recipe in ablation}) == 1
+
+
+def _file(folder: Path, text: str) -> str:
+    file = folder / "own.yaml"
+    file.write_text(text)
+    return str(file)
+
+
+def test_values_can_be_replaced(tmp_path: Path) -> None:
+    file = _file(tmp_path, "kind: draft_model\nlayers: [0, 29]\n")
+    assert load_recipe(file, steps=7) == LayersRecipe(kind="draft_model", layers=(0, 29), steps=7)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kind: head\nsampler: true\npartial_alignment: true\nlearnig_rate: 1\n", "unknown key learnig_rate"),
+        ("kind: head\nsampler: true\n", "partial_alignment is missing"),
+        ("kind: medusa\n", "kind is medusa: must be head or draft_model"),
+        ("steps: 3\n", "kind is missing"),
+        ("kind: draft_model\nlayers: [1, 1]\n", "distinct"),
+        ("kind: draft_model\nsampler: true\n", "unknown key sampler"),
+        ("kind: draft_model\nlearning_rate: -1\n", "learning_rate is -1"),
+        ("kind: draft_model\ndivergence: mse\n", "divergence is 'mse'"),
+        ("- 1\n", "must hold keys and values"),
+        ("a: [\n", "no YAML"),
+    ],
+)
+def test_mistakes_are_named(text: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=said) as caught:
+        load_recipe(_file(tmp_path, text))
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_recipe_lists_the_known_ones() -> None:
+    with pytest.raises(ConfigurationError, match=r"recipe is fspda: must be a YAML file, or one of .*fspad"):
+        load_recipe("fspda")

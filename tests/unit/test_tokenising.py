@@ -1,0 +1,108 @@
+"""What is too long is refused before it is tokenised; what nobody waits for is not tokenised; what waits is bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+
+import pytest
+
+from services.client_api import ChatMessage, ClientRequest, RequestedSampling
+from services.router.config import RouterConfig
+from services.router.service import RouterService
+from services.router.templates import ChatTemplate
+from services.router.tokenising import TokenisingPool
+from services.router.tokens import Tokens
+from speculation.errors import InvalidArgument, PromptTooLong, ResourceExhausted
+from speculation.messages import VerifierCard
+
+
+class Card:
+    """The part of ``VerifierPort`` that a router needs to prepare a request."""
+
+    async def describe(self) -> VerifierCard:
+        return VerifierCard(
+            model="tiny",
+            max_model_len=32,
+            vocab_size=512,
+            running=0,
+            waiting=0,
+            free_blocks=1,
+            total_blocks=1,
+            bit_exact=True,
+        )
+
+
+@pytest.mark.parametrize(
+    ("source", "unit"),
+    [
+        ("x" * (4 << 20), "characters"),
+        ((ChatMessage(role="user", content="x" * 9), ChatMessage(role="user", content="x" * (4 << 20))), "characters"),
+        ((5,) * 32, "tokens"),
+    ],
+    ids=["text", "chat", "ids"],
+)
+async def test_too_long_is_refused_before_it_is_tokenised(
+    tiny_model: Path, monkeypatch: pytest.MonkeyPatch, source: str | tuple[int, ...], unit: str
+) -> None:
+    router = RouterService(RouterConfig(model_path=str(tiny_model)), Card())  # type: ignore[arg-type]
+
+    def never(*_: object) -> None:
+        raise AssertionError("tokenised")
+
+    monkeypatch.setattr(router, "_encode", never)
+    request = ClientRequest(input=source, sampling=RequestedSampling())
+    with pytest.raises(PromptTooLong, match=unit):
+        await anext(router.generate(request))
+    with pytest.raises(PromptTooLong, match=unit):
+        await router.tokenize(request)
+
+
+def test_no_text_that_fits_is_refused_by_its_length(tiny_model: Path) -> None:
+    tokens = Tokens(str(tiny_model))
+    for text in ("the quick brown fox " * 20, "é" * 50, "   " * 40):
+        tokens.check_length(text, len(tokens.encode(text)) + 1)
+
+
+async def test_what_nobody_waits_for_is_not_done_and_what_waits_is_bounded() -> None:
+    pool, go = TokenisingPool(threads=1, most_waiting=3, most_characters=100), threading.Event()
+    done: list[str] = []
+
+    def work(name: str) -> str:
+        go.wait(60)
+        done.append(name)
+        return name
+
+    running = asyncio.create_task(pool.run(lambda: work("running"), 10))
+    left = asyncio.create_task(pool.run(lambda: work("left"), 10))
+    stays = asyncio.create_task(pool.run(lambda: work("stays"), 10))
+    await asyncio.sleep(0)
+    with pytest.raises(ResourceExhausted, match="3 texts wait"):
+        await pool.run(lambda: work("too many"), 1)
+    left.cancel()
+    await asyncio.gather(left, return_exceptions=True)
+    with pytest.raises(ResourceExhausted):
+        await pool.run(lambda: work("too long"), 81)
+    go.set()
+    assert await asyncio.gather(running, stays) == ["running", "stays"]
+    assert done == ["running", "stays"]
+    # A text beyond the bound may still come alone.
+    assert await pool.run(lambda: work("long"), 1000) == "long"
+
+
+def test_what_a_template_says_is_clipped_and_plain(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = Tokens(str(tiny_model))
+    template = ChatTemplate("{{ raise_exception('bad\x1b[31m\n\x00' ~ messages[0]['content']) }}", {})
+    monkeypatch.setattr(tokens._backend, "_template", template)
+    with pytest.raises(InvalidArgument) as caught:
+        tokens.encode_chat([ChatMessage(role="user", content="\x07y" * 50_000)])
+    assert len(str(caught.value)) < 400
+    assert str(caught.value).isprintable()
+    assert "bad" in str(caught.value)
+
+
+@pytest.mark.parametrize("penalty", [1e-38, 0.0, 0.009])
+def test_penalties_that_overflow_are_refused(penalty: float) -> None:
+    with pytest.raises(InvalidArgument, match=r"repetition_penalty is .*: must be a finite number from 0.01 to 10"):
+        RequestedSampling(repetition_penalty=penalty)

@@ -1,0 +1,433 @@
+"""Training data: the target's own answers and hidden states, the same bits in any run, and nothing lost."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import hashlib
+import json
+import shutil
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from services.router.tokens import Tokens
+from services.verifier.config import TargetConfig
+from speculation.errors import ConfigurationError
+from speculation.messages import GenerationRequest, Progress
+from speculation.types import Features, Plan, SamplingParams
+from tests.tiny import make_tiny_model
+from training import generate, own_prompts, shards
+from training.data_folder import DataOptions, encode_prompts
+from training.generate import UNDER_WAY, DataProgress
+from training.interruption import Interruption
+from training.make_data import make_data
+from training.observed_target import ObservedTarget, _as_float16, load_target, plain_decoding
+from training.own_prompts import turn_frame
+from training.prompt_files import read_prompts
+from training.shards import FILE, Shards, read_data_manifest, read_shards
+from training.tasks import tasks_of
+
+# One process, since the model and the data are shared.
+pytestmark = pytest.mark.xdist_group("training data")
+
+OPTIONS = DataOptions(
+    layers=(0, -1), max_new_tokens=24, samples=3, max_prompt_tokens=64, shard_sequences=5, concurrency=4, seed=7
+)
+LINES = {
+    "math": [{"question": f"what is {n} + {n}?", "answer": "no"} for n in range(4)],
+    "code": [{"text": f"sort {n} numbers", "code": "no"} for n in range(3)],
+    "chat": [
+        {"messages": [{"role": "user", "content": f"hello {n}"}, {"role": "assistant", "content": "hi"}]} for n in range(2)
+    ],
+}
+TASKS = 3 * (4 + 3 + 2)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    # Small weights: the texts of larger ones run in circles.
+    return make_tiny_model(tmp_path_factory.mktemp("model"), initializer_range=0.15)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("prompts")
+    for name, lines in LINES.items():
+        (folder / f"{name}.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
+    return [folder / f"{name}.jsonl" for name in LINES]
+
+
+def config_of(model: Path) -> TargetConfig:
+    return TargetConfig(model_path=str(model), threads=1)
+
+
+async def make(
+    out: Path,
+    model: Path,
+    files: list[Path],
+    options: DataOptions = OPTIONS,
+    stop_at: int | None = None,
+    said: Callable[[str], None] = lambda text: None,
+) -> DataProgress:
+    """Make data, interrupted as soon as ``stop_at`` tokens have been made in a stage."""
+    interruption = Interruption()
+
+    @asynccontextmanager
+    async def show(progress: DataProgress, target: ObservedTarget) -> AsyncIterator[None]:
+        async def watch() -> None:
+            while stop_at is None or progress.tokens < stop_at:
+                await asyncio.sleep(0)
+            interruption.stop()
+
+        task = asyncio.create_task(watch())
+        yield
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+    return await make_data(out, files, options, "tiny", config_of(model), interruption, show, said)
+
+
+def digests(folder: Path) -> dict[str, str]:
+    """Of everything but the tokens under way."""
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir() if file.name != UNDER_WAY}
+
+
+@pytest.fixture(scope="module")
+def made(model: Path, files: list[Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("data") / "whole"
+    progress = asyncio.run(make(out, model, files))
+    assert progress.done == progress.total == TASKS
+    return out
+
+
+@pytest.fixture
+def data(made: Path, tmp_path: Path) -> Path:
+    """A copy that may be damaged."""
+    return Path(shutil.copytree(made, tmp_path / "data"))
+
+
+def test_sequences_are_the_engines_own_answers(made: Path, model: Path, files: list[Path]) -> None:
+    """Each one alone, by a loop without anything else in its passes."""
+    tokens = Tokens(str(model))
+    tasks = tasks_of(encode_prompts(read_prompts(files), tokens), OPTIONS.samples, OPTIONS.seed)
+
+    async def alone() -> list[list[int]]:
+        target, worker = load_target(config_of(model))
+        answers = []
+        async with plain_decoding(target, worker, 1) as loop:
+            for task in tasks:
+                sampling = SamplingParams(temperature=task.temperature, seed=task.seed(OPTIONS.seed), max_tokens=24)
+                plain = Plan(strategy="autoregressive")
+                request = GenerationRequest(request_id="r", prompt=task.prompt.tokens, sampling=sampling, plan=plain)
+                answers.append([t async for e in loop.generate(request) if isinstance(e, Progress) for t in e.token_ids])
+        return answers
+
+    found = read_shards(made)
+    assert len(found) == TASKS == len(tasks)
+    for sequence, task, answer in zip(found, tasks, asyncio.run(alone()), strict=True):
+        assert tuple(sequence.tokens[: sequence.prompt_length]) == task.prompt.tokens
+        assert sequence.tokens[sequence.prompt_length :].tolist() == answer
+        assert (sequence.domain, sequence.temperature) == (task.prompt.domain, task.temperature)
+    assert len({tuple(s.tokens.tolist()) for s in found}) > TASKS / 2
+    assert {len(s.tokens) - s.prompt_length for s in found} > {24}, "some answers end by themselves"
+
+
+def test_states_are_the_models(made: Path, model: Path) -> None:
+    reference: Any = AutoModelForCausalLM.from_pretrained(model)
+    for sequence in read_shards(made):
+        with torch.no_grad():
+            output = reference(torch.from_numpy(np.array(sequence.tokens))[None].long(), output_hidden_states=True)
+        # transformers gives the embeddings first, and the last state after the norm.
+        right = torch.cat([output.hidden_states[1][0], output.hidden_states[2][0]], dim=-1)
+        assert sequence.known.tolist() == [True] * (len(sequence.tokens) - 1) + [False]
+        states = torch.from_numpy(np.array(sequence.states[:-1])).float()
+        torch.testing.assert_close(states, right[:-1], rtol=2e-3, atol=2e-3)
+        # The state at p gives the token at p + 1.
+        after = states[sequence.prompt_length - 1 :, -64:] @ reference.get_output_embeddings().weight.T
+        if sequence.temperature == 0:
+            assert after.argmax(-1).tolist() == sequence.tokens[sequence.prompt_length :].tolist()
+
+
+@pytest.mark.parametrize("stops", [(1,), (40, 70, 90), (130,), (560,)])
+async def test_an_interrupted_run_gives_the_same_files(
+    stops: tuple[int, ...], made: Path, model: Path, files: list[Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "data"
+    tokens = 0
+    for stop in stops:
+        progress = await make(out, model, files, stop_at=stop)
+        tokens += progress.tokens
+        assert progress.done < progress.total
+    last = await make(out, model, files)
+    assert digests(out) == digests(made)
+    answers = sum(entry.answer_tokens for entry in read_data_manifest(out).shards)
+    # Only the last token of each sequence under way is chosen again.
+    again = tokens + last.tokens - answers
+    assert again <= 2 * TASKS * len(stops)
+    assert last.tokens < answers or stops == (1,)
+
+
+async def test_more_sequences_can_be_asked_for(made: Path, model: Path, files: list[Path], tmp_path: Path) -> None:
+    progress = await make(tmp_path / "data", model, files, replace(OPTIONS, sequences=7))
+    assert progress.total == 7 == len(read_shards(tmp_path / "data"))
+    await make(tmp_path / "data", model, files)
+    assert digests(tmp_path / "data") == digests(made)
+
+
+async def test_a_full_disk_loses_nothing(
+    made: Path, model: Path, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, write_whole = tmp_path / "data", shards.write_whole
+
+    def full(path: Path, content: bytes) -> None:
+        if path.name == "shard-00002.safetensors":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        write_whole(path, content)
+
+    monkeypatch.setattr(shards, "write_whole", full)
+    with pytest.raises(ConfigurationError, match=r"shard 2 cannot be written \(No space left on device\); the \d shards"):
+        await make(out, model, files)
+    assert "shard-00002.safetensors" not in digests(out)
+    assert 5 <= len(read_shards(out)) <= 10, "what lies before it is there"
+    monkeypatch.undo()
+    progress = await make(out, model, files)
+    assert progress.tokens < sum(entry.answer_tokens for entry in read_data_manifest(out).shards) / 2
+    assert digests(out) == digests(made)
+
+
+def damage(data: Path, name: str = "shard-00001.safetensors", *, cut: bool = False) -> None:
+    content = bytearray((data / name).read_bytes())
+    content[-1] ^= 1
+    (data / name).write_bytes(content[:-5] if cut else content)
+
+
+@pytest.mark.parametrize("cut", [True, False])
+async def test_a_damaged_shard_is_named_and_made_again(
+    cut: bool, data: Path, made: Path, model: Path, files: list[Path]
+) -> None:
+    damage(data, cut=cut)
+    with pytest.raises(ConfigurationError, match=r"shard-00001.safetensors has .*; run outrider train data with the same"):
+        read_shards(data)
+    said: list[str] = []
+    await make(data, model, files, said=said.append)
+    assert len(said) == 1 and "shard-00001.safetensors" in said[0]
+    assert digests(data) == digests(made)
+
+
+def test_shards_without_a_check_are_still_no_other_files(data: Path) -> None:
+    (data / "shard-00000.safetensors").write_bytes(b"\x05\0\0\0\0\0\0\0{}   ")
+    with pytest.raises(ConfigurationError, match=r"shard-00000.safetensors is no shard of training data"):
+        read_shards(data, verify=False)
+
+
+def test_while_data_grow_an_index_stays(data: Path) -> None:
+    manifest = read_data_manifest(data)
+    without = manifest.model_copy(update={"shards": (*manifest.shards[:2], *manifest.shards[3:])})
+    assert len(Shards(data, without, None)) == 10
+    assert len(Shards(data, manifest, None)) == TASKS
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"format": 2}'])
+def test_a_damaged_manifest_is_refused(text: str, data: Path) -> None:
+    (data / FILE).write_text(text)
+    with pytest.raises(ConfigurationError, match=r"manifest.json: not a manifest of training data"):
+        read_shards(data)
+
+
+def test_no_data_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="holds no training data"):
+        read_shards(tmp_path)
+
+
+async def test_data_of_another_target_are_refused(data: Path, files: list[Path], tmp_path: Path) -> None:
+    other = make_tiny_model(tmp_path / "other", initializer_range=0.2)
+    before = digests(data)
+    with pytest.raises(ConfigurationError, match=r"another target \(tiny\): weights_sha256 .*; give a new folder"):
+        await make(data, other, files)
+    assert digests(data) == before
+
+
+@pytest.mark.parametrize(
+    ("changed", "named"),
+    [({"seed": 8}, "--seed 7, not 8"), ({"samples": 2}, "--samples 3, not 2"), ({"layers": (-1,)}, r"--layers \[0, -1\]")],
+)
+async def test_data_with_other_options_are_refused(
+    changed: dict[str, Any], named: str, data: Path, model: Path, files: list[Path]
+) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        await make(data, model, files, replace(OPTIONS, **changed))
+
+
+async def test_other_prompts_and_other_folders_are_refused(
+    data: Path, model: Path, files: list[Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match="other prompts: 9 of math, code, chat, not 4 of math"):
+        await make(data, model, files[:1])
+    (tmp_path / "else").mkdir()
+    (tmp_path / "else" / "thesis.txt").touch()
+    with pytest.raises(ConfigurationError, match="holds other things"):
+        await make(tmp_path / "else", model, files)
+
+
+async def test_a_layer_that_does_not_exist_is_refused(model: Path, files: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="--layers 5: must be from -2 to 1"):
+        await make(tmp_path / "data", model, files, DataOptions(layers=(5,)))
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("field", ["max_new_tokens", "samples", "max_prompt_tokens", "shard_sequences", "seed"])
+def test_options_out_of_range_are_refused(field: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--{field.replace('_', '-')} -1: must be from"):
+        DataOptions(**{field: -1})
+
+
+def test_tasks_are_a_balanced_mix_from_the_beginning(model: Path, files: list[Path]) -> None:
+    prompts = encode_prompts(read_prompts(files), Tokens(str(model)))
+    tasks = tasks_of(prompts, 3, 0)
+    assert [task.prompt.domain for task in tasks[:6]] == ["math", "code", "chat"] * 2
+    assert len({task.id for task in tasks}) == TASKS
+    assert len({task.seed(0) for task in tasks}) == TASKS
+    for prompt in prompts:
+        # One greedy answer, among the first two.
+        temperatures = [task.temperature for task in tasks if task.prompt == prompt]
+        assert sorted(temperatures[:2]) == [0, 1] and temperatures[2] == 1
+    assert [task.id for task in tasks_of(prompts, 3, 1)] != [task.id for task in tasks]
+
+
+async def test_the_target_makes_its_own_prompts(model: Path, tmp_path: Path) -> None:
+    options = replace(OPTIONS, own_prompts=8, samples=1, max_prompt_tokens=200)
+    stopped = await make(tmp_path / "one", model, [], options, stop_at=30)
+    assert stopped.stage == "own prompts" and stopped.done < stopped.total
+    await make(tmp_path / "one", model, [], options)
+    await make(tmp_path / "two", model, [], options)
+    found = read_shards(tmp_path / "one")
+    assert 2 <= len(found) <= 8
+    assert [s.tokens.tolist() for s in found] == [s.tokens.tolist() for s in read_shards(tmp_path / "two")]
+    assert found.manifest.shards == read_data_manifest(tmp_path / "two").shards
+    frame = turn_frame(Tokens(str(model)))
+    for sequence in found:
+        prompt = tuple(sequence.tokens[: sequence.prompt_length].tolist())
+        assert prompt[: len(frame.before)] == frame.before
+        assert prompt[-len(frame.after) :] == frame.after
+        assert len(prompt) > len(frame.before) + len(frame.after)
+
+
+async def test_messages_that_do_not_end_are_no_prompts(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_prompts, "_MOST_TOKENS", 1)
+    with pytest.raises(ConfigurationError, match="none of the 5 messages that the model wrote ended by itself"):
+        await make(tmp_path / "data", model, [], replace(OPTIONS, own_prompts=5))
+
+
+async def test_without_a_chat_template_prompts_are_needed(model: Path, files: list[Path], tmp_path: Path) -> None:
+    bare = Path(shutil.copytree(model, tmp_path / "bare"))
+    (bare / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigurationError, match="--prompts is missing: this model has no chat template"):
+        await make(tmp_path / "data", bare, [], replace(OPTIONS, own_prompts=3))
+    progress = await make(tmp_path / "data", bare, files, replace(OPTIONS, sequences=3))
+    assert progress.done == 3
+
+
+async def test_prompts_that_are_too_long_are_left_out(model: Path, files: list[Path], tmp_path: Path) -> None:
+    long = write(tmp_path, json.dumps({"text": "so " * 200}))
+    said: list[str] = []
+    await make(tmp_path / "data", model, [*files, long], replace(OPTIONS, sequences=3), said=said.append)
+    assert said == ["1 of 10 prompts are left out: they are too long"]
+    with pytest.raises(ConfigurationError, match="no prompt has at most 12 tokens: raise --max-prompt-tokens, or"):
+        await make(tmp_path / "none", model, [long], replace(OPTIONS, max_prompt_tokens=300, max_new_tokens=500))
+
+
+async def test_conversations_that_the_template_refuses_are_named(model: Path, files: list[Path], tmp_path: Path) -> None:
+    wizard = write(tmp_path, '{"messages": [{"role": "wizard", "content": "a"}, {"role": "user", "content": "b"}]}')
+    with pytest.raises(ConfigurationError, match=r"asked.jsonl, line 1: .*unknown role wizard"):
+        await make(tmp_path / "data", model, [wizard])
+
+
+def test_bfloat16_states_become_the_nearest_float16() -> None:
+    numbers = torch.tensor([[0.1, -3.0], [1e30, -1e30]], dtype=torch.bfloat16)
+    data = numbers.view(torch.int16).numpy().tobytes()
+    found = _as_float16(Features(data=data, rows=2, width=2, dtype="bfloat16"))
+    assert found.tolist() == numbers.float().clamp(-65504, 65504).half().tolist()
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "asked.jsonl"
+    file.write_text(text)
+    return file
+
+
+def test_prompt_files_have_many_forms(tmp_path: Path) -> None:
+    turns = [("system", "be brief"), ("user", "one"), ("assistant", "1"), ("user", "two"), ("assistant", "2")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    lines: list[dict[str, Any]] = [
+        {"prompt": "p"}, {"question": "q"}, {"text": "t"}, {"messages": messages, "text": "ignored"}, {"text": "q"},
+    ]  # fmt: skip
+    found = read_prompts([write(tmp_path, "\n\n".join(map(json.dumps, lines)))])
+    assert [[(m.role, m.content) for m in prompt.messages] for prompt in found] == [
+        [("user", "p")], [("user", "q")], [("user", "t")], turns[:4],
+    ]  # fmt: skip
+    assert {prompt.domain for prompt in found} == {"asked"}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"text": "a"}\n{"text"', "asked.jsonl, line 2: is not JSON"),
+        ('"text"', "line 1: must be an object with one of messages, prompt, question, text"),
+        ('{"code": "a", "answer": "b"}', "line 1: has the fields answer, code; must have one of messages"),
+        ("{}", "line 1: has the fields none"),
+        ('{"text": 3}', "line 1: text is 3: must be a text"),
+        ('{"question": " "}', r'line 1: question is " ": must be a text that is not empty'),
+        ('{"messages": "hello"}', "line 1: messages must be a list"),
+        ('{"messages": ["hello"]}', r"line 1: messages\[0\] must be an object"),
+        ('{"messages": [{"role": "user"}]}', r"line 1: messages\[0\].content is null"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "line 1: messages has no message whose role is user"),
+        ("", "asked.jsonl: holds no prompt"),
+    ],
+)
+def test_wrong_prompt_files_are_named_with_line_and_field(text: str, named: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        read_prompts([write(tmp_path, text)])
+
+
+def test_unreadable_prompt_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere.jsonl: cannot be read"):
+        read_prompts([tmp_path / "nowhere.jsonl"])
+    (tmp_path / "asked.jsonl").write_bytes(b'{"text": "\xff"}')
+    with pytest.raises(ConfigurationError, match="is not UTF-8 at byte 10"):
+        read_prompts([tmp_path / "asked.jsonl"])
+    with pytest.raises(ConfigurationError, match="one name"):
+        read_prompts([tmp_path / "asked.jsonl", tmp_path / "deeper" / "asked.jsonl"])
+
+
+async def test_tokens_under_way_are_written_now_and_then(
+    made: Path, model: Path, files: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a run that was killed leaves."""
+    monkeypatch.setattr(generate, "_SAVE_EVERY_S", 0.01)
+    monkeypatch.setattr(generate.DataRun, "_save", _saves_until(generate.DataRun._save, 3))
+    out = tmp_path / "data"
+    await make(out, model, files, stop_at=200)
+    kept = json.loads((out / UNDER_WAY).read_text())
+    assert 0 < sum(map(len, kept.values())) < 200
+    await make(out, model, files)
+    assert digests(out) == digests(made)
+
+
+def _saves_until(save: Callable[[Any], None], most: int) -> Callable[[Any], None]:
+    calls = []
+
+    def limited(run: Any) -> None:
+        calls.append(run)
+        if len(calls) <= most or run is not calls[0]:
+            save(run)
+
+    return limited

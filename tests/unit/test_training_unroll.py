@@ -1,0 +1,132 @@
+"""The unrolled head computes what drafting token by token computes, and replay counts what a verifier would."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from services.drafter.feature_draft.head import FeatureHead, causal
+from services.drafter.feature_draft.head_config import head_for
+from services.drafter.feature_draft.target_rows import read_target_rows, read_target_shape
+from tests.model_source import ModelDouble
+from tests.tiny import make_tiny_model
+from training.batches import head_rows
+from training.recipe import HeadRecipe, load_recipe
+from training.shards import TrainingSequence
+from training.tree_replay import passes_of, tokens_per_pass
+from training.unroll import unroll
+
+_STEPS = 3
+
+
+@pytest.fixture(scope="module")
+def head(tmp_path_factory: pytest.TempPathFactory) -> FeatureHead:
+    target = make_tiny_model(tmp_path_factory.mktemp("target"))
+    torch.manual_seed(1)
+    head = FeatureHead(head_for(read_target_shape(target), "fspad"), read_target_rows(target, whole=True))
+    torch.nn.init.normal_(head.missing_state)
+    return head
+
+
+def _sequence(length: int, prompt: int, seed: int, unknown: tuple[int, ...] = ()) -> TrainingSequence:
+    random = np.random.default_rng(seed)
+    known = np.ones(length, dtype=np.bool_)
+    known[[*unknown, length - 1]] = False
+    return TrainingSequence(
+        tokens=random.integers(0, 300, length).astype(np.int32),
+        prompt_length=prompt,
+        states=random.standard_normal((length, 64)).astype(np.float16),
+        known=known,
+        domain="a",
+        temperature=0.0,
+    )
+
+
+def _drafted(head: FeatureHead, sequence: TrainingSequence, row: int, steps: int) -> torch.Tensor:
+    """What the output layer reads ``steps`` drafted tokens behind row ``row``, computed one token at a time."""
+    tokens = torch.from_numpy(sequence.tokens.astype(np.int64))
+    states = torch.from_numpy(sequence.states.astype(np.float32))
+    read = torch.where(torch.from_numpy(sequence.known)[:, None], states, head.missing_state)[: row + 1]
+    hidden = torch.empty(0)
+    for step in range(steps + 1):
+        rows = row + 1 + step
+        output = head(head.embed(tokens[1 : rows + 1])[None], read[None], torch.arange(rows)[None], causal)
+        hidden = output.hidden[0, -1]
+        read = torch.cat((read, output.state[0, -1:]))
+    return hidden
+
+
+def test_unrolled_steps_equal_drafting_token_by_token(head: FeatureHead) -> None:
+    sequences = [_sequence(14, 5, 1), _sequence(3, 1, 2), _sequence(9, 4, 3, unknown=(2, 5)), _sequence(11, 1, 4)]
+    rows = head_rows(sequences, 2048, torch.device("cpu"))
+    assert [span.stop - span.start for span in rows.spans] == [12, 1, 7, 9]
+    compared = 0
+    with torch.no_grad():
+        for number, step in enumerate(unroll(head, rows, _STEPS)):
+            _, at, exists = rows.ahead(number)
+            for place, row in enumerate(step.rows.tolist()):
+                which = next(index for index, span in enumerate(rows.spans) if span.start <= row < span.stop)
+                span, sequence = rows.spans[which], sequences[which]
+                own = row - span.start
+                assert own >= sequence.prompt_length - 1
+                # The state that it predicts, and the token chosen from it.
+                ahead = own + 1 + number
+                has_label = ahead + 1 < len(sequence.tokens)
+                assert bool(exists[row]) == (has_label and bool(sequence.known[ahead]))
+                if not has_label:
+                    continue
+                assert int(rows.label(number)[row]) == sequence.tokens[ahead + 1]
+                if sequence.known[ahead]:
+                    np.testing.assert_array_equal(rows.states[at[row]].numpy(), sequence.states[ahead].astype(np.float32))
+                torch.testing.assert_close(step.hidden[place], _drafted(head, sequence, own, number), rtol=1e-4, atol=1e-4)
+                compared += 1
+    assert compared > 50
+
+
+def test_noise_and_missing_states_touch_inputs_alone() -> None:
+    recipe = load_recipe("fspad", missing_rows=0.5, answer_only=0.5, noise=1.0)
+    assert isinstance(recipe, HeadRecipe)
+    sequences = [_sequence(40, 10, seed) for seed in range(40)]
+    device = torch.device("cpu")
+    plain = head_rows(sequences, 2048, device)
+    changed = head_rows(sequences, 2048, device, recipe, np.random.default_rng(1))
+    short = [span.stop - span.start for span in changed.spans]
+    assert 5 < short.count(29) < 35 and short.count(29) + short.count(38) == 40
+    assert 0.4 < float(changed.missing.float().mean()) < 0.6
+    # Positions are those of the text, whether its beginning is read or not.
+    answers = torch.cat([changed.positions[span.answer : span.stop] for span in changed.spans])
+    torch.testing.assert_close(answers, torch.cat([plain.positions[span.answer : span.stop] for span in plain.spans]))
+    clean = changed.states[changed.token]
+    assert 0 < float((changed.inputs - clean).abs().max()) <= 0.5 * 512 / 31 + 1e-3
+    again = head_rows(sequences, 2048, device, recipe, np.random.default_rng(1))
+    torch.testing.assert_close(changed.inputs, again.inputs, rtol=0, atol=0)
+
+
+def test_long_sequences_lose_their_beginning() -> None:
+    rows = head_rows([_sequence(40, 10, 1)], 16, torch.device("cpu"))
+    assert rows.positions.tolist() == list(range(24, 38))
+    assert rows.spans[0].answer == 0
+
+
+def test_replay_counts_what_a_verifier_would_accept() -> None:
+    # A period of four: the double repeats what followed the last token before, at most three nodes of it.
+    tokens = np.array([5, 6, 7, 8] * 6, dtype=np.int32)
+    known = np.ones(24, dtype=np.bool_)
+    sequence = TrainingSequence(
+        tokens=tokens,
+        prompt_length=7,
+        states=np.zeros((24, 6), dtype=np.float16),
+        known=known,
+        domain="a",
+        temperature=0.0,
+    )
+    # 16 tokens behind the answer's first one, four in each pass.
+    double = ModelDouble(layers=(-1,))
+    assert passes_of(ModelDouble(layers=(-1,)), [sequence, sequence], 3) == [4, 4]
+    assert tokens_per_pass([sequence, sequence], [4, 4]) == 4.0
+    assert passes_of(ModelDouble(answer=[1], layers=(-1,)), [sequence], 3) == [16]
+    passes_of(double, [sequence], 3)
+    # All states but the last token's are there, and nothing stays open.
+    assert double.masked["replay-0"] == []
+    assert double.closed == ["replay-0"]

@@ -1,0 +1,167 @@
+"""A run can begin with the weights of a checkpoint; another shape, target or draft vocabulary is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from speculation.errors import ConfigurationError
+from tests.tiny import make_tiny_model
+from tests.training_data import make_tiny_data, open_tiny
+from training.evaluate import quick_score
+from training.export import export_run
+from training.learner import trained
+from training.open_run import OpenedModel, TrainingTarget, fresh_state
+from training.recipe import load_recipe
+from training.shards import DataManifest, read_shards, write_manifest
+from training.snapshots import StartRecord
+from training.trainer import RunLimits, Trainer
+from training.vocabulary import write_vocabulary
+from training.warm_start import start_from
+
+SMALL = {"batch_rows": 300, "micro_rows": 130, "evaluate_every": 2, "learning_rate": 0.005, "steps": 4}
+RECIPES: dict[str, dict[str, Any]] = {"fspad": {}, "draft_model": {"layers": [0]}}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DataManifest]:
+    folder = tmp_path_factory.mktemp("data") / "shards"
+    return folder, make_tiny_data(target, folder)
+
+
+@pytest.fixture(scope="module")
+def open_model(target: Path, data: tuple[Path, DataManifest]) -> Callable[..., OpenedModel]:
+    def opened(recipe: str, size: int = 128, **changed: object) -> OpenedModel:
+        return open_tiny(load_recipe(recipe, **{**SMALL, **RECIPES[recipe], **changed}), target, *data, size)[0]
+
+    return opened
+
+
+@pytest.fixture(scope="module")
+def exported(
+    target: Path,
+    data: tuple[Path, DataManifest],
+    open_model: Callable[..., OpenedModel],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[[str], Path]:
+    made: dict[str, Path] = {}
+
+    def export(recipe: str) -> Path:
+        if recipe not in made:
+            run = tmp_path_factory.mktemp(recipe)
+            _train(open_model(recipe), run, data[0], None)
+            where = TrainingTarget(folder=target, floats=lambda: target)
+            made[recipe] = run / "export"
+            export_run(run, where, made[recipe], "float32")
+        return made[recipe]
+
+    return export
+
+
+def _train(opened: OpenedModel, run: Path, data: Path, start: StartRecord | None) -> Trainer:
+    held_out = read_shards(data, "validation", verify=False)
+    trainer = Trainer(
+        opened.learner,
+        read_shards(data, "train", verify=False),
+        opened.recipe,
+        run,
+        fresh_state(opened, start),
+        lambda: quick_score(opened.learner, held_out, 3, 200),
+    )
+    run.mkdir(parents=True, exist_ok=True)
+    write_manifest(run, opened.manifest)
+    write_vocabulary(run, opened.vocabulary)
+    trainer.run(RunLimits(), lambda progress: None)
+    return trainer
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_a_run_begins_with_the_weights_of_a_checkpoint(
+    recipe: str,
+    target: Path,
+    data: tuple[Path, DataManifest],
+    open_model: Callable[..., OpenedModel],
+    exported: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    folder = exported(recipe)
+    opened, untrained = open_model(recipe), open_model(recipe)
+    start = start_from(folder, opened, target)
+    held_out = read_shards(data[0], "validation", verify=False)
+    record = json.loads((folder / "training.json").read_text())
+    assert (start.steps, start.predictions) == (record["steps"], record["predictions"])
+    with torch.no_grad():
+        assert quick_score(opened.learner, held_out, 3, 200) == pytest.approx(record["validation_score"], abs=1e-6)
+    theirs, ours = trained(untrained.learner.module), trained(opened.learner.module)
+    assert not all(torch.equal(theirs[name], each) for name, each in ours.items())
+
+    _train(opened, tmp_path / "run", data[0], start)
+    export_run(tmp_path / "run", TrainingTarget(folder=target, floats=lambda: target), tmp_path / "second", "float32")
+    second = json.loads((tmp_path / "second" / "training.json").read_text())
+    assert second["start"] == start.model_dump() and second["steps"] <= 4
+    # What both runs together have made is told to the third.
+    assert start_from(tmp_path / "second", open_model(recipe), target).steps == start.steps + second["steps"]
+
+
+def test_a_run_that_began_elsewhere_is_not_gone_on_with(
+    data: tuple[Path, DataManifest],
+    open_model: Callable[..., OpenedModel],
+    exported: Callable[[str], Path],
+    target: Path,
+    tmp_path: Path,
+) -> None:
+    opened = open_model("fspad")
+    _train(opened, tmp_path, data[0], start_from(exported("fspad"), opened, target))
+    with pytest.raises(ConfigurationError, match=r"holds a run with start .*--fresh"):
+        _train(open_model("fspad"), tmp_path, data[0], None)
+
+
+@pytest.mark.parametrize(
+    ("changed", "complaint"),
+    [
+        ({"sampler": False}, r"head's family is fspad: must be|head's sampler is True: must be False"),
+        ({"intermediate_size": 24}, r"head's intermediate_size is \d+: must be 24, by the recipe"),
+        ({"size": 64}, r"head's draft_vocab_size is 128: must be 64, by the recipe"),
+    ],
+)
+def test_another_shape_is_refused(
+    changed: dict[str, Any],
+    complaint: str,
+    open_model: Callable[..., OpenedModel],
+    exported: Callable[[str], Path],
+    target: Path,
+) -> None:
+    with pytest.raises(ConfigurationError, match=complaint):
+        start_from(exported("fspad"), open_model("fspad", **changed), target)
+
+
+def test_other_layers_are_refused(
+    open_model: Callable[..., OpenedModel], exported: Callable[[str], Path], target: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"the tensor model.layers.1.\S+ is missing: must be \[.*by the recipe"):
+        start_from(exported("draft_model"), open_model("draft_model", layers=[0, 1]), target)
+
+
+def test_another_target_and_what_is_no_checkpoint_are_refused(
+    open_model: Callable[..., OpenedModel], exported: Callable[[str], Path], target: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigurationError, match=r"has no model\.safetensors: must be a folder of outrider train export"):
+        start_from(tmp_path, open_model("fspad"), target)
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in exported("fspad").iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    record = json.loads((other / "training.json").read_text())
+    (other / "training.json").write_text(json.dumps(record | {"target_weights_sha256": "f" * 64}))
+    with pytest.raises(ConfigurationError, match="trained for a target with the hash ffffffffffff: must be"):
+        start_from(other, open_model("fspad"), target)

@@ -1,0 +1,1 @@
+"""Trained drafters: data that the target makes, recipes, training, evaluation and export."""

@@ -1,0 +1,96 @@
+"""Writes what a run has trained as a checkpoint that drafters, and other servers, load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from services.drafter.feature_draft.head import FeatureHead
+from services.drafter.feature_draft.head_files import TRAINING
+from services.drafter.feature_draft.head_writing import save_head
+from speculation.errors import ConfigurationError
+from speculation.files import write_whole
+from training.open_run import OpenedModel, TrainingTarget, reopen
+from training.snapshots import RunState, find_snapshot, read_snapshot, run_of
+from training.vocabulary import write_vocabulary
+
+Dtype = Literal["bfloat16", "float16", "float32"]
+EVALUATION = "evaluation.json"
+
+
+def export_run(folder: Path, target: TrainingTarget, out: Path, dtype: Dtype = "bfloat16") -> Path:
+    """Write the best checkpoint of a run, or the one that ``folder`` is, to the new folder ``out``.
+
+    A head is written in EAGLE's or FSPAD's layout, without the target's own rows; a draft model in transformers' layout,
+    whole, with the target's tokenizer and the draft vocabulary. ``training.json`` says how it was made.
+
+    Returns:
+        the checkpoint.
+
+    Raises:
+        ConfigurationError: ``out`` holds something, there is no checkpoint, or it does not fit the target.
+        OSError: a file cannot be written; nothing of ``out`` stays.
+    """
+    if out.exists() and any(out.iterdir()):
+        raise ConfigurationError(f"--out {out}: holds other things; name a new folder")
+    snapshot = find_snapshot(folder)
+    run = run_of(snapshot)
+    state, tensors, _ = read_snapshot(snapshot)
+    opened = reopen(run, state, tensors, target, "cpu")
+    record = _record(opened, state, snapshot)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    building = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        building.chmod(0o755)
+        module = opened.learner.module
+        if isinstance(module, FeatureHead):
+            save_head(module, building, record, dtype=getattr(torch, dtype), target_name=opened.manifest.target.name)
+        else:
+            _save_model(module, opened, building, target, record, getattr(torch, dtype))
+        if out.exists():
+            out.rmdir()
+        building.rename(out)
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
+    return snapshot
+
+
+def _save_model(
+    module: Any, opened: OpenedModel, out: Path, target: TrainingTarget, record: Mapping[str, Any], dtype: torch.dtype
+) -> None:
+    module.to(dtype).save_pretrained(out)
+    for file in target.folder.iterdir():
+        if file.name.startswith(("tokenizer", "chat_template", "special_tokens", "vocab", "merges")):
+            shutil.copy(file, out)
+    write_vocabulary(out, opened.vocabulary)
+    write_whole(out / TRAINING, json.dumps(record, indent=2).encode())
+
+
+def _record(opened: OpenedModel, state: RunState, snapshot: Path) -> dict[str, Any]:
+    manifest = opened.manifest
+    evaluation = snapshot / EVALUATION
+    return {
+        "target": manifest.target.name,
+        "target_weights_sha256": manifest.target.weights_sha256,
+        "tokenizer_sha256": manifest.target.tokenizer_sha256,
+        "recipe": state.recipe,
+        "steps": state.step,
+        "predictions": state.rows,
+        "epochs": state.epoch,
+        "start": None if state.start is None else state.start.model_dump(),
+        "data": {
+            "sequences": state.sequences,
+            "domains": list(manifest.domains),
+            "prompts_sha256": manifest.prompts_sha256,
+            "sampling": manifest.sampling.model_dump(),
+        },
+        "vocabulary": opened.vocabulary.record.model_dump(),
+        "validation_score": state.best_score if state.best_step == state.step else None,
+        "evaluation": json.loads(evaluation.read_text()) if evaluation.is_file() else None,
+    }

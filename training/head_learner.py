@@ -1,0 +1,84 @@
+"""A head of states in training: distillation of next-token distributions, and of states while nothing is unrolled."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from services.drafter.feature_draft.head import FeatureHead
+from training.batches import head_rows
+from training.learner import Prediction, Tally
+from training.losses import compare
+from training.recipe import HeadRecipe
+from training.shards import TrainingSequence
+from training.target_choices import TargetChoices
+from training.unroll import unroll
+
+
+class HeadLearner:
+    """Implements ``Learner``.
+
+    A prediction counts in the loss if it belongs to the answer, the target's state is known, and a token is in the draft
+    vocabulary: the text's, or the target's likeliest (``recipe.counted``). Of greedy text they are the same; of sampled text
+    the text's weighs rows by the mass that the vocabulary covers.
+
+    Args:
+        output: [V, h] all of the target's output rows.
+        ids: int64 [V_d].
+    """
+
+    def __init__(self, module: FeatureHead, output: torch.Tensor, ids: torch.Tensor, recipe: HeadRecipe) -> None:
+        self.module: FeatureHead = module
+        self.rows = output[ids]
+        self.ids = ids
+        self._output = output
+        self._recipe = recipe
+        self._dtype = torch.bfloat16 if recipe.precision == "bfloat16" else torch.float32
+        self._product_rows = self.rows.to(self._dtype)
+        self._held = torch.zeros(len(output), dtype=torch.bool, device=output.device)
+        self._held[ids] = True
+
+    def lose(self, sequences: Sequence[TrainingSequence], random: np.random.Generator, progress: float) -> Tally:
+        recipe, device = self._recipe, self.rows.device
+        rows = head_rows(sequences, recipe.max_rows, device, recipe, random)
+        unrolled = recipe.unroll_steps > 1 and progress >= recipe.unroll_from
+        total = torch.zeros((), device=device)
+        overlap = 0.0
+        counted = 0
+        choices = TargetChoices(self._output) if recipe.counted == "likeliest" else None
+        with ExitStack() as stack:
+            stack.enter_context(torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32))
+            stack.enter_context(warnings.catch_warnings())
+            # Norms of bfloat16 rows with float32 weights: what autocast is for.
+            warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")
+            for number, step in enumerate(unroll(self.module, rows, recipe.unroll_steps if unrolled else 1, recipe.detach)):
+                _, at, exists = rows.ahead(number)
+                counts = exists[step.rows]
+                told = rows.label(number)[step.rows]
+                if choices is not None:
+                    places = at[step.rows[counts]]
+                    with torch.autocast(device.type, enabled=False):
+                        told[counts] = choices.at(places, rows.states[places])[1]
+                counts = counts & self._held[told]
+                target = rows.states[at[step.rows[counts]]]
+                found = compare(recipe.divergence, step.hidden[counts], target, self._product_rows)
+                loss = recipe.divergence_weight * found.value.sum()
+                if not unrolled and recipe.regression_weight:
+                    near = functional.smooth_l1_loss(step.state[counts].float(), target, reduction="none")
+                    loss = loss + recipe.regression_weight * near.mean(-1).sum()
+                total = total + recipe.unroll_decay**number * loss
+                if number == 0:
+                    counted, overlap = len(target), float(found.overlap.sum())
+        return Tally(total, counted, overlap)
+
+    def predict(self, sequences: Sequence[TrainingSequence], steps: int) -> Iterator[Prediction]:
+        rows = head_rows(sequences, self._recipe.max_rows, self.rows.device)
+        for number, step in enumerate(unroll(self.module, rows, steps)):
+            _, at, exists = rows.ahead(number)
+            counts = step.rows[exists[step.rows]]
+            yield Prediction(step.hidden[exists[step.rows]].float(), rows.states[at[counts]], at[counts])

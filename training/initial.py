@@ -1,0 +1,93 @@
+"""What a new model starts from: a head that passes states on, and layers taken from the target."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from services.drafter.feature_draft.head import FeatureHead
+from services.drafter.feature_draft.head_config import TargetShape, head_for
+from services.drafter.feature_draft.layer import HeadLayer
+from services.drafter.feature_draft.target_rows import TargetRows
+from services.weights.weight_files import WeightFiles
+from speculation.errors import ConfigurationError
+from training.recipe import HeadRecipe
+
+_SPREAD = 0.02
+# The target's last layer adds to a residual stream that is many times as large as the state behind the final norm.
+_WRITTEN = 0.1
+
+
+def new_head(recipe: HeadRecipe, shape: TargetShape, rows: TargetRows, draft_ids: torch.Tensor, target: Path) -> FeatureHead:
+    """An untrained head: ``fc`` is [0 | I] and a little noise, so that step 0 passes the state on.
+
+    Raises:
+        ConfigurationError: the recipe wants the target's last layer, and it has not the names and sizes of a Llama's.
+    """
+    flags = {} if recipe.intermediate_size is None else {"intermediate_size": recipe.intermediate_size}
+    config = head_for(
+        shape,
+        "fspad" if recipe.sampler or recipe.partial_alignment else "eagle",
+        draft_vocab_size=len(draft_ids),
+        sampler=recipe.sampler,
+        two_outputs=recipe.partial_alignment,
+        **flags,
+    )
+    head = FeatureHead(config, rows, draft_ids)
+    random = torch.Generator().manual_seed(recipe.seed)
+    with torch.no_grad():
+        for name, parameter in head.named_parameters():
+            if name.endswith("weight") and parameter.dim() == 2:
+                parameter.copy_(torch.randn(parameter.shape, generator=random) * _SPREAD)
+            elif name.endswith("bias"):
+                parameter.zero_()
+        connector = head.connector
+        assert connector is not None
+        size = config.hidden_size
+        connector.fc.weight.mul_(0.1)
+        connector.fc.weight[:, -size:] += torch.eye(size)
+        if recipe.layer == "last":
+            _copy_last_layer(head.layers[0], shape, target)
+    return head
+
+
+def _copy_last_layer(layer: nn.Module, shape: TargetShape, target: Path) -> None:
+    """Copy the target's last layer, as far as the sizes agree: a wider or narrower MLP keeps its noise.
+
+    The head's layer 0 reads states behind the final norm without a norm of its own. So the last layer's input norm, divided
+    by the final one, is folded into its projections.
+    """
+    assert isinstance(layer, HeadLayer)
+    prefix = f"model.layers.{shape.num_layers - 1}."
+    with WeightFiles(target) as files:
+
+        def read(name: str) -> torch.Tensor:
+            if name not in files:
+                raise ConfigurationError(f"the recipe's layer is last, but the target has no {name}: must be random")
+            return files.get(name).float()
+
+        final = read("model.norm.weight")
+        folded = read(f"{prefix}input_layernorm.weight") / torch.where(final.abs() < 1e-3, 1.0, final)
+        attention, mlp = layer.self_attn, layer.mlp
+        for name, into in (("q_proj", attention.q_proj), ("k_proj", attention.k_proj), ("v_proj", attention.v_proj)):
+            _copy(into.weight, read(f"{prefix}self_attn.{name}.weight") * folded)
+        written = final[:, None] * _WRITTEN
+        _copy(attention.o_proj.weight, read(f"{prefix}self_attn.o_proj.weight") * written)
+        _copy(layer.post_attention_layernorm.weight, read(f"{prefix}post_attention_layernorm.weight"))
+        gate, up, down = (read(f"{prefix}mlp.{name}.weight") for name in ("gate_proj", "up_proj", "down_proj"))
+        if gate.shape == mlp.gate_proj.weight.shape:
+            _copy(mlp.gate_proj.weight, gate)
+            _copy(mlp.up_proj.weight, up)
+            outputs = mlp.down_proj.weight.shape[0] // down.shape[0]
+            _copy(mlp.down_proj.weight, torch.cat([down * written] * outputs))
+
+
+def _copy(into: torch.Tensor, weight: torch.Tensor) -> None:
+    if into.shape != weight.shape:
+        raise ConfigurationError(
+            f"the recipe's layer is last, but the target's last layer has a weight {list(weight.shape)} where the head has "
+            f"{list(into.shape)}: must be random"
+        )
+    into.copy_(weight)

@@ -1,0 +1,110 @@
+"""How far the drafter's next-token distribution q is from the target's p, over the draft vocabulary.
+
+====================  ===============================================================================
+``soft_ce``           -sum p log q: EAGLE's and FSPAD's token loss
+``kl``                KL(p || q)
+``tv``                total variation, 1 - sum min(p, q): one minus the chance that a draft is accepted
+``lk``                lambda KL + (1 - lambda) TV, lambda = exp(-3 a), a = sum min(p, q) without gradient
+                      (LK losses, arXiv 2602.23881): KL while little overlaps, where TV has no slope
+====================  ===============================================================================
+
+p is softmax(rows · state of the target) over the same rows, so renormalised to the draft vocabulary. Nothing as wide as the
+vocabulary outlives a chunk of rows: the slope with respect to the logits has a closed form, and is multiplied by the output
+rows at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+# Rows of a matrix product, and rows whose distributions are compared at once: on a CPU these should stay in its cache.
+_CHUNK, _CACHED = 512, 16
+_ETA = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class Compared:
+    """What comparing two distributions gave, for each row.
+
+    Attributes:
+        value: [rows] the divergence; gradients flow through it.
+        overlap: [rows] sum min(p, q) over the draft vocabulary: the chance that a token drawn from q is accepted.
+    """
+
+    value: torch.Tensor
+    overlap: torch.Tensor
+
+
+def divergence(name: str, p_logits: torch.Tensor, q_logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A divergence of distributions given as logits, float32 [rows, V_d].
+
+    Returns:
+        its value [rows], its slope with respect to ``q_logits`` [rows, V_d], and the overlap [rows].
+    """
+    log_p, log_q = p_logits.log_softmax(-1), q_logits.log_softmax(-1)
+    p, q = log_p.exp(), log_q.exp()
+    overlap = torch.minimum(p, q).sum(-1)
+    if name == "tv":
+        return 1 - overlap, _tv_slope(p, q), overlap
+    slope = q - p
+    if name == "soft_ce":
+        return -log_q.mul_(p).sum(-1), slope, overlap
+    value = log_p.sub_(log_q).mul_(p).sum(-1)
+    if name == "lk":
+        share = torch.exp(-_ETA * overlap)
+        value = share * value + (1 - share) * (1 - overlap)
+        slope = slope.mul_(share[:, None]).addcmul_(_tv_slope(p, q), 1 - share[:, None])
+    return value, slope, overlap
+
+
+def _tv_slope(p: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
+    """Of 1 - sum min(p, q), through the softmax that made q: q (m - [q < p]), m = sum of q where q < p."""
+    smaller = q.clone().lt_(p).mul_(q)
+    return (q * smaller.sum(-1, keepdim=True)).sub_(smaller)
+
+
+def compare(name: str, hidden: torch.Tensor, states: torch.Tensor, rows: torch.Tensor) -> Compared:
+    """Compare q = softmax(rows · hidden) with p = softmax(rows · states).
+
+    Args:
+        hidden: [n, h] what the drafter gives to the output layer.
+        states: [n, h] what the target gave to it; no gradient.
+        rows: [V_d, h] the target's output rows of the draft vocabulary; frozen. Both products are made in their dtype.
+    """
+    value, overlap = _Compare.apply(hidden, states, rows, name)  # type: ignore[no-untyped-call]
+    return Compared(value=value, overlap=overlap)
+
+
+class _Compare(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor, states: torch.Tensor, rows: torch.Tensor, name: str) -> Any:
+        ctx.dtype = hidden.dtype
+        values = torch.empty(len(hidden), device=hidden.device)
+        overlaps = torch.empty_like(values)
+        weighted = torch.empty(hidden.shape, device=hidden.device)
+        # The dtypes are chosen here, not by autocast.
+        with torch.autocast(hidden.device.type, enabled=False):
+            given, made = states.to(rows.dtype), hidden.to(rows.dtype)
+            for start in range(0, len(hidden), _CHUNK):
+                part = slice(start, start + _CHUNK)
+                p_logits, q_logits = given[part] @ rows.T, made[part] @ rows.T
+                slopes = torch.empty_like(q_logits)
+                cached = _CACHED if hidden.device.type == "cpu" else _CHUNK
+                for first in range(0, len(q_logits), cached):
+                    few = slice(first, first + cached)
+                    value, slope, overlap = divergence(name, p_logits[few].float(), q_logits[few].float())
+                    slopes[few] = slope
+                    values[part][few] = value
+                    overlaps[part][few] = overlap
+                weighted[part] = slopes @ rows
+        ctx.save_for_backward(weighted)
+        ctx.mark_non_differentiable(overlaps)
+        return values, overlaps
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        (weighted,) = ctx.saved_tensors
+        return (weighted * gradients[0][:, None]).to(ctx.dtype), None, None, None

@@ -1,0 +1,189 @@
+"""Makes DISCO's classifier for a draft model: examples from the target's text, training, theta, the cost of a draft."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from services.drafter.interfaces import DraftWanted
+from services.drafter.known_states import KnownStates
+from services.drafter.stopping.classifier import Classifier, ClassifierCard
+from services.drafter.stopping.lengths import Static
+from services.model_folder import model_fingerprint
+from services.verifier.config import TargetConfig
+from services.verifier.target import TransformersTarget
+from services.verifier.target_port import Rows
+from speculation.errors import ConfigurationError
+from speculation.messages import OpenSession
+from training.data_folder import weights_digest
+from training.disco import DiscoRecipe, Quality, StopChoice, choose, quality, train_classifier
+from training.shards import Split, read_data_manifest, read_shards
+from training.stop_examples import Drafting, KnownAnswer, chain_examples, judged_examples, probe
+
+Examples = Literal["chains", "judged"]
+# Passes that are timed, and tokens drafted in each call of the draft model.
+_TIMED, _DRAFTED = 12, 8
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DiscoOptions:
+    """What is trained.
+
+    Attributes:
+        data: folder of ``outrider train data``.
+        draft, target: folders of the models.
+        most: answers used of each split, the shortest prompts first.
+        temperature: of the answers used.
+        longest: most tokens of a draft while examples are made.
+        beyond: tokens drafted behind the first wrong one.
+        examples: ``chains``: with these; ``judged``: the paper's, without.
+    """
+
+    data: Path
+    draft: Path
+    target: Path
+    most: int
+    temperature: float
+    longest: int
+    beyond: int
+    examples: Examples
+    recipe: DiscoRecipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MadeDisco:
+    """A classifier, and what it would save on validation text at cost ``c``; ``quality`` of what the target judges there."""
+
+    classifier: Classifier
+    card: ClassifierCard
+    choice: StopChoice
+    quality: Quality
+    c: float
+
+
+def make_disco(
+    options: DiscoOptions,
+    answers: Mapping[Split, Sequence[KnownAnswer]],
+    drafting: Drafting,
+    source: str,
+    c: float,
+    advance: Callable[[], None],
+) -> MadeDisco:
+    """Train a classifier on answers of the training split; choose theta on the validation split.
+
+    Args:
+        drafting: the draft source under a policy, and ``source``, its name.
+        c: a pass of the draft model over one of the target.
+        advance: called after every answer.
+
+    Raises:
+        ConfigurationError: the answers are too few.
+    """
+    probed = {
+        split: probe(
+            drafting, source, answers[split], longest=options.longest, beyond=options.beyond, advance=advance
+        )
+        for split in answers
+    }  # fmt: skip
+    examples = chain_examples if options.examples == "chains" else judged_examples
+    train, validation = examples(probed["train"]), examples(probed["validation"])
+    classifier = train_classifier(train, validation, options.recipe)
+    choice = choose(probed["validation"], classifier, c)
+    found = quality(classifier, judged_examples(probed["validation"]), choice.theta)
+    card = ClassifierCard(
+        draft=model_fingerprint(options.draft),
+        target=model_fingerprint(options.target),
+        theta=choice.theta,
+        max_tokens=choice.max_tokens,
+        training={
+            "answers": {split: len(answers[split]) for split in answers},
+            "temperature": options.temperature,
+            "examples": options.examples,
+            "train_examples": len(train.labels),
+            "steps": options.recipe.steps,
+            "cost_ratio": round(c, 4),
+            "f1": round(found.f1, 4),
+            "auc": round(found.auc, 4),
+        },
+    )
+    return MadeDisco(classifier=classifier, card=card, choice=choice, quality=found, c=c)
+
+
+def known_answers(options: DiscoOptions) -> dict[Split, list[KnownAnswer]]:
+    """The answers used of each split.
+
+    Raises:
+        ConfigurationError: the data were made by another target, or hold too few answers.
+    """
+    manifest = read_data_manifest(options.data)
+    if manifest.target.weights_sha256 != weights_digest(options.target):
+        raise ConfigurationError(
+            f"the data in {options.data} were written by another target ({manifest.target.name}): name it with --model"
+        )
+    found: dict[Split, list[KnownAnswer]] = {}
+    splits: tuple[Split, ...] = ("train", "validation")
+    for split in splits:
+        every = [
+            KnownAnswer(
+                prompt=tuple(each.tokens[: each.prompt_length].tolist()),
+                answer=tuple(each.tokens[each.prompt_length :].tolist()),
+                temperature=each.temperature,
+            )
+            for each in read_shards(options.data, split)
+            if each.temperature == options.temperature
+        ]
+        if not every:
+            raise ConfigurationError(
+                f"the {split} split of {options.data} holds no answer at temperature {options.temperature:g}: make more data"
+            )
+        # Reading prompts is most of the work; their length says little about where drafts fail.
+        found[split] = sorted(every, key=lambda each: len(each.prompt))[: options.most]
+    return found
+
+
+def measured_cost(target: TargetConfig, drafting: Drafting, source: str, answers: Sequence[KnownAnswer]) -> float:
+    """c: a pass of the draft model over a pass of the target, one row each, behind the same text on this machine."""
+    text = max(answers, key=lambda each: len(each.answer))
+    tokens = (*text.prompt, *text.answer)
+    return _draft_pass_s(drafting, source, text) / _target_pass_s(target, tokens)
+
+
+def _draft_pass_s(drafting: Drafting, source: str, text: KnownAnswer) -> float:
+    drafts = drafting(Static(_DRAFTED))
+    opening = OpenSession(
+        session_id="cost", tokens=(*text.prompt, *text.answer), prompt_length=len(text.prompt), sources=(source,),
+        max_nodes=_DRAFTED,
+    )  # fmt: skip
+    session = drafts.open(opening)
+    wanted = [DraftWanted(session=session, max_nodes=_DRAFTED, states=KnownStates())]
+    times: list[float] = []
+    # The first calls read the text.
+    while len(times) < _TIMED:
+        start = time.perf_counter()
+        drafted = len(drafts.draft(wanted)[0] or ())
+        if drafted:
+            times.append((time.perf_counter() - start) / drafted)
+    session.close()
+    return statistics.median(times[1:])
+
+
+def _target_pass_s(config: TargetConfig, tokens: tuple[int, ...]) -> float:
+    target = TransformersTarget(config)
+    try:
+        target.open("cost", len(tokens) + 1)
+        for begin in range(0, len(tokens), 256):
+            part = tokens[begin : begin + 256]
+            target.forward([Rows(session_id="cost", context=begin, tokens=part, logits=0)])
+            target.keep("cost", begin, range(len(part)))
+        times: list[float] = []
+        for _ in range(_TIMED):
+            start = time.perf_counter()
+            target.forward([Rows(session_id="cost", context=len(tokens), tokens=(1,), logits=1)])
+            times.append(time.perf_counter() - start)
+        return statistics.median(times[1:])
+    finally:
+        target.shutdown()

@@ -1,0 +1,138 @@
+"""Puts a run together: target, draft vocabulary, model and what it learns from."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from services.drafter.feature_draft.head import FeatureHead
+from services.drafter.feature_draft.head_config import FINAL
+from services.drafter.feature_draft.source import FeatureSource
+from services.drafter.feature_draft.target_rows import TargetRows, read_target_rows, read_target_shape
+from services.drafter.interfaces import ModelSource
+from speculation.errors import ConfigurationError
+from training.data_folder import weights_digest
+from training.head_learner import HeadLearner
+from training.initial import new_head
+from training.layers_learner import LayersLearner, new_draft_model
+from training.learner import Learner
+from training.recipe import HeadRecipe, LayersRecipe, parse_recipe
+from training.shards import DataManifest, read_data_manifest
+from training.snapshots import RunState, StartRecord
+from training.vocabulary import ChosenVocabulary, read_vocabulary
+
+AnyRecipe = HeadRecipe | LayersRecipe
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingTarget:
+    """The model whose text is learnt from.
+
+    Attributes:
+        folder: its weights, as it is served.
+        floats: gives a folder with the same weights as floats, for transformers.
+    """
+
+    folder: Path
+    floats: Callable[[], Path]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OpenedModel:
+    """A model on its device, with what it is measured against.
+
+    Attributes:
+        output: float32 [V, h], all of the target's output rows.
+    """
+
+    recipe: AnyRecipe
+    learner: Learner
+    output: torch.Tensor
+    manifest: DataManifest
+    vocabulary: ChosenVocabulary
+
+    def source(self) -> ModelSource | None:
+        """The model as the drafter serves it; None for draft models, which are served from their export only."""
+        module = self.learner.module
+        return FeatureSource("trained", module, window=self.recipe.max_rows) if isinstance(module, FeatureHead) else None
+
+
+def open_model(
+    recipe: AnyRecipe, target: TrainingTarget, manifest: DataManifest, vocabulary: ChosenVocabulary, device: str
+) -> OpenedModel:
+    """An untrained model of a recipe.
+
+    Raises:
+        ConfigurationError: the target is not the one that made the data, its output layer has a form that cannot be trained
+            against, or the recipe does not fit it.
+    """
+    digest = weights_digest(target.folder)
+    if digest != manifest.target.weights_sha256:
+        raise ConfigurationError(
+            f"the target at {target.folder} has the hash {digest[:12]}, but the data are from {manifest.target.name} "
+            f"({manifest.target.weights_sha256[:12]}): name that model with --model"
+        )
+    if manifest.layers != (FINAL,):
+        raise ConfigurationError(
+            f"the data hold the layers {list(manifest.layers)}: must be [{FINAL}], the output layer's input"
+        )
+    shape = read_target_shape(target.folder)
+    rows = read_target_rows(target.folder, device=device, whole=True)
+    ids = torch.from_numpy(vocabulary.ids).to(device)
+    output = _output_of(rows)
+    # The model's first values do not depend on the device.
+    torch.manual_seed(recipe.seed)
+    learner: Learner = (
+        HeadLearner(new_head(recipe, shape, rows, ids, target.folder).to(device), output, ids, recipe)
+        if isinstance(recipe, HeadRecipe)
+        else LayersLearner(new_draft_model(recipe, target.floats()).to(device), output, ids, recipe)
+    )
+    return OpenedModel(recipe=recipe, learner=learner, output=output, manifest=manifest, vocabulary=vocabulary)
+
+
+def _output_of(rows: TargetRows) -> torch.Tensor:
+    if rows.bias is not None or rows.softcap is not None:
+        what = "a bias" if rows.bias is not None else "final_logit_softcapping"
+        raise ConfigurationError(f"the target's output layer has {what}: training knows output layers without it only")
+    return rows.output.all().float() * rows.scale
+
+
+def fresh_state(opened: OpenedModel, start: StartRecord | None = None) -> RunState:
+    """The state of a run that begins, of an untrained model or with the weights of ``start``."""
+    manifest = opened.manifest
+    origin = manifest.model_dump_json(exclude={"shards"})
+    return RunState(
+        recipe=opened.recipe.model_dump(mode="json"),
+        data=hashlib.sha256(origin.encode()).hexdigest(),
+        target=manifest.target.weights_sha256,
+        vocabulary=hashlib.sha256(opened.vocabulary.ids.tobytes()).hexdigest(),
+        layers=manifest.layers,
+        start=start,
+    )
+
+
+def reopen(
+    run: Path, snapshot: RunState, tensors: dict[str, torch.Tensor], target: TrainingTarget, device: str
+) -> OpenedModel:
+    """The model of a checkpoint.
+
+    Args:
+        run: folder of its run, with the data's manifest and the draft vocabulary.
+
+    Raises:
+        ConfigurationError: it does not fit the target, or the run's folder lacks something.
+    """
+    manifest = read_data_manifest(run)
+    recipe = parse_recipe(snapshot.recipe, f"{run}: the recipe")
+    opened = open_model(recipe, target, manifest, read_vocabulary(run, manifest), device)
+    if fresh_state(opened).vocabulary != snapshot.vocabulary:
+        raise ConfigurationError(f"{run} holds another draft vocabulary than its checkpoint was trained with")
+    with torch.no_grad():
+        parameters = dict(opened.learner.module.named_parameters())
+        for name, tensor in tensors.items():
+            parameters[name].copy_(tensor)
+    return opened

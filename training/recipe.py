@@ -1,0 +1,160 @@
+"""Recipes: everything that decides what a training run computes, as one YAML file with strict keys.
+
+Two runs of one recipe on the same data end in the same bits; how long a run may take, where it computes and where it writes
+is not part of a recipe. Sources: EAGLE (arXiv 2401.15077), FSPAD (2408.15562), EAGLE-3's unrolled training (2503.01840),
+HASS (2408.15766), LK losses (2602.23881).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from speculation.errors import ConfigurationError
+
+Share = Annotated[float, Field(ge=0, le=1)]
+Divergence = Literal["soft_ce", "kl", "tv", "lk"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RecipeBase(_Strict):
+    """What all recipes have."""
+
+    divergence: Divergence = Field("lk", description="between the target's and the drafter's next-token distributions")
+    counted: Literal["text", "likeliest"] = Field(
+        "text",
+        description="a prediction counts if the draft vocabulary has the token of the text, or the target's likeliest one",
+    )
+    steps: int = Field(2000, ge=1, description="optimiser steps, over which the learning rate falls to 0")
+    batch_rows: int = Field(4096, ge=1, description="positions of each step; the last sequence is not cut")
+    micro_rows: int = Field(2048, ge=1, description="positions that are computed at a time")
+    max_rows: int = Field(2048, ge=8, description="longer sequences lose their beginning")
+    learning_rate: float = Field(1e-3, gt=0)
+    warmup: Share = Field(0.03, description="share of the steps in which the learning rate rises")
+    beta1: Share = 0.9
+    beta2: Share = 0.95
+    weight_decay: float = Field(0.0, ge=0)
+    clip_norm: float | None = Field(None, gt=0, description="largest norm of the gradient")
+    clip_value: float | None = Field(None, gt=0, description="largest single value of the gradient")
+    precision: Literal["float32", "bfloat16"] = Field(
+        "bfloat16", description="of the matrix products; parameters and distributions are float32"
+    )
+    evaluate_every: int = Field(
+        200, ge=1, description="steps between two looks at the validation split, which choose the best"
+    )
+    seed: int = Field(1, ge=0)
+
+    def digest(self) -> str:
+        """SHA-256 of all values."""
+        return hashlib.sha256(json.dumps(self.model_dump(), sort_keys=True).encode()).hexdigest()
+
+
+class HeadRecipe(RecipeBase):
+    """A head that drafts from the target's states: EAGLE, FSPAD, or either half of FSPAD."""
+
+    kind: Literal["head"]
+    sampler: bool = Field(description="FSPAD's feature sampler in front of the layer")
+    partial_alignment: bool = Field(description="FSPAD's second output, which alone is fed back and compared with states")
+    intermediate_size: int | None = Field(None, ge=1, description="inner width of the layer's MLP; null: the target's")
+    layer: Literal["random", "last"] = Field(
+        "random", description="what the layer starts from: noise, or the target's last one"
+    )
+    divergence_weight: float = Field(1.0, ge=0)
+    regression_weight: float = Field(
+        1.0, ge=0, description="of SmoothL1 between the state fed back and the target's, as long as nothing is unrolled"
+    )
+    unroll_steps: int = Field(3, ge=1, le=8, description="steps on the drafter's own states, the first one included")
+    unroll_from: Share = Field(0.67, description="share of the steps after which it is unrolled; 1: never")
+    unroll_decay: float = Field(0.8, gt=0, le=1, description="weight of each further unrolled step")
+    detach: bool = Field(True, description="no gradient through the states fed back, as in HASS")
+    noise: float = Field(0.2, ge=0, description="width of uniform noise on input states, times 512 / rows of the sequence")
+    missing_rows: Share = Field(
+        0.15, description="share of input states that are replaced by the learnt one for missing states"
+    )
+    answer_only: Share = Field(0.3, description="share of sequences whose prompt is left out")
+
+
+class LayersRecipe(RecipeBase):
+    """A draft model made of some of the target's layers. Embeddings, final norm's input and output rows stay the
+    target's."""
+
+    kind: Literal["draft_model"]
+    layers: tuple[int, ...] = Field(
+        (0, 1, 2, 3), min_length=1, description="the target's layers that it starts from, in order"
+    )
+
+    @model_validator(mode="after")
+    def _distinct(self) -> LayersRecipe:
+        if len(set(self.layers)) != len(self.layers):
+            raise ValueError("layers must be distinct")
+        return self
+
+
+Recipe = Annotated[HeadRecipe | LayersRecipe, Field(discriminator="kind")]
+_RECIPE: TypeAdapter[HeadRecipe | LayersRecipe] = TypeAdapter(Recipe)
+
+
+def names() -> list[str]:
+    """Names of the built-in recipes."""
+    folder = resources.files("training") / "recipes"
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_recipe(recipe: str, **changed: Any) -> HeadRecipe | LayersRecipe:
+    """Read a recipe.
+
+    Args:
+        recipe: name of a built-in one, or a YAML file.
+        changed: values that replace the file's.
+
+    Raises:
+        ConfigurationError: no such recipe, or a key or value that is not allowed; names it.
+    """
+    if recipe in names():
+        text = (resources.files("training") / "recipes" / f"{recipe}.yaml").read_text()
+    elif Path(recipe).is_file():
+        text = Path(recipe).read_text()
+    else:
+        raise ConfigurationError(f"recipe is {recipe}: must be a YAML file, or one of {', '.join(names())}")
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigurationError(f"{recipe}: no YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(content, dict):
+        raise ConfigurationError(f"{recipe}: must hold keys and values")
+    return parse_recipe(content | changed, recipe)
+
+
+def parse_recipe(content: dict[str, Any], name: str) -> HeadRecipe | LayersRecipe:
+    """A recipe from its keys and values.
+
+    Raises:
+        ConfigurationError: a key or value is not allowed; names it.
+    """
+    try:
+        return _RECIPE.validate_python(content)
+    except ValidationError as error:
+        raise ConfigurationError(f"{name}: {'; '.join(_explain(dict(each)) for each in error.errors())}") from error
+
+
+def _explain(error: dict[str, Any]) -> str:
+    # The first part of a place is the kind of the recipe.
+    key = ".".join(str(part) for part in error["loc"][1:])
+    if error["type"] == "extra_forbidden":
+        return f"unknown key {key}"
+    if error["type"] == "missing":
+        return f"{key} is missing"
+    if error["type"] == "union_tag_not_found":
+        return "kind is missing: must be head or draft_model"
+    if error["type"] == "union_tag_invalid":
+        return f"kind is {error['ctx']['tag']}: must be head or draft_model"
+    return f"{key} is {error['input']!r}: {error['msg']}" if key else str(error["msg"])

@@ -1,0 +1,315 @@
+"""Training data on disk: shards of sequences with the target's hidden states, and a manifest with their checksums.
+
+A shard is a safetensors file; rows are the tokens of all its sequences, one after the other, prompt and answer:
+
+=================  ========  ==================  ======================================================================
+``tokens``         int32     [rows]
+``states``         float16   [rows, width]       of each position; width = layers * hidden size
+``known``          bool      [rows]              False where no state was computed: at every sequence's last token
+``offsets``        int64     [sequences + 1]     where sequences begin, and the end of the last one
+``prompt_lengths`` int32     [sequences]
+``temperature``    float32   [sequences]         at which the target chose the answer
+``domain``         int16     [sequences]         index into the manifest's ``domains``
+``held_out``       bool      [sequences]         whether it belongs to the validation split
+=================  ========  ==================  ======================================================================
+
+The state at position p of layer -1, times the target's output rows, gives the logits of the token at p + 1.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors.numpy import save
+
+from speculation.errors import ConfigurationError
+from speculation.files import write_whole
+
+FILE = "manifest.json"
+REMAKE = "run outrider train data with the same options again: it makes this shard anew"
+_READ = 1 << 20
+_TENSORS: dict[str, tuple[str, type[Any]]] = {
+    "tokens": ("I32", np.int32),
+    "states": ("F16", np.float16),
+    "known": ("BOOL", np.bool_),
+    "offsets": ("I64", np.int64),
+    "prompt_lengths": ("I32", np.int32),
+    "temperature": ("F32", np.float32),
+    "domain": ("I16", np.int16),
+    "held_out": ("BOOL", np.bool_),
+}
+
+Split = Literal["train", "validation"]
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class DataTarget(_Part):
+    """The model that made the data.
+
+    Attributes:
+        weights_sha256: over config.json and the weight files.
+        eos_token_ids: tokens that end an answer or a turn.
+    """
+
+    name: str
+    weights_sha256: str
+    tokenizer_sha256: str
+    vocab_size: int
+    hidden_size: int
+    eos_token_ids: tuple[int, ...]
+
+
+class DataSampling(_Part):
+    """What determines the sequences, besides the prompts. Every sequence's seed follows from its id and ``seed``."""
+
+    max_new_tokens: int
+    samples_per_prompt: int
+    max_prompt_tokens: int
+    shard_sequences: int
+    seed: int
+
+
+class ShardEntry(_Part):
+    """One shard: its file, contents and checksum."""
+
+    file: str
+    sequences: int
+    rows: int
+    answer_tokens: int
+    size: int
+    sha256: str
+
+
+class DataManifest(_Part):
+    """What a folder of training data holds.
+
+    Attributes:
+        layers: of the states, numbered as in ``Features.layers``.
+        dtype: of the states.
+        domains: names that the shards' ``domain`` counts.
+        prompts_sha256: of all prompts, in order.
+    """
+
+    format: Literal[1] = 1
+    target: DataTarget
+    layers: tuple[int, ...]
+    dtype: Literal["float16"] = "float16"
+    sampling: DataSampling
+    domains: tuple[str, ...]
+    prompts: int
+    prompts_sha256: str
+    shards: tuple[ShardEntry, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Numbers in a row of states."""
+        return len(self.layers) * self.target.hidden_size
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TrainingSequence:
+    """A prompt and the target's answer.
+
+    Attributes:
+        tokens: int32 [rows].
+        states: float16 [rows, width]; only those marked ``known``, bool [rows], have been computed.
+        temperature: at which the answer was chosen.
+    """
+
+    tokens: NDArray[np.int32]
+    prompt_length: int
+    states: NDArray[np.float16]
+    known: NDArray[np.bool_]
+    domain: str
+    temperature: float
+
+
+def shard_name(number: int) -> str:
+    """The file of a shard, counted from 0."""
+    return f"shard-{number:05d}.safetensors"
+
+
+def write_shard(
+    folder: Path, number: int, sequences: Sequence[TrainingSequence], domains: Sequence[str], held_out: Sequence[bool]
+) -> ShardEntry:
+    """Write a shard whole.
+
+    Raises:
+        OSError: it cannot be written; nothing of it stays.
+    """
+    lengths = [len(sequence.tokens) for sequence in sequences]
+    content = save(
+        {
+            "tokens": np.concatenate([sequence.tokens for sequence in sequences]),
+            "states": np.concatenate([sequence.states for sequence in sequences]),
+            "known": np.concatenate([sequence.known for sequence in sequences]),
+            "offsets": np.cumsum([0, *lengths], dtype=np.int64),
+            "prompt_lengths": np.array([sequence.prompt_length for sequence in sequences], dtype=np.int32),
+            "temperature": np.array([sequence.temperature for sequence in sequences], dtype=np.float32),
+            "domain": np.array([domains.index(sequence.domain) for sequence in sequences], dtype=np.int16),
+            "held_out": np.array(held_out, dtype=np.bool_),
+        }
+    )
+    name = shard_name(number)
+    write_whole(folder / name, content)
+    return ShardEntry(
+        file=name,
+        sequences=len(sequences),
+        rows=sum(lengths),
+        answer_tokens=sum(len(sequence.tokens) - sequence.prompt_length for sequence in sequences),
+        size=len(content),
+        sha256=hashlib.sha256(content).hexdigest(),
+    )
+
+
+def write_manifest(folder: Path, manifest: DataManifest) -> None:
+    """Write the manifest whole.
+
+    Raises:
+        OSError: it cannot be written; the earlier one stays.
+    """
+    write_whole(folder / FILE, manifest.model_dump_json(indent=1).encode())
+
+
+def read_data_manifest(folder: Path) -> DataManifest:
+    """The manifest of a folder of training data.
+
+    Raises:
+        ConfigurationError: it is missing or damaged.
+    """
+    file = folder / FILE
+    try:
+        return DataManifest.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise ConfigurationError(
+            f"{folder} holds no training data: {FILE} cannot be read ({error.strerror}); see outrider train data"
+        ) from error
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(map(str, first["loc"]))
+        raise ConfigurationError(f"{file}: not a manifest of training data ({where}: {first['msg']})") from error
+
+
+def fault_of(folder: Path, entry: ShardEntry) -> str | None:
+    """What is wrong with a shard's file, compared with the manifest; None if nothing is."""
+    file = folder / entry.file
+    try:
+        size = file.stat().st_size
+        if size != entry.size:
+            return f"has {size} bytes instead of {entry.size}: cut off, or altered"
+        digest = hashlib.sha256()
+        with file.open("rb") as content:
+            while block := content.read(_READ):
+                digest.update(block)
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    return None if digest.hexdigest() == entry.sha256 else "has been altered: its checksum differs from the manifest's"
+
+
+class Shards:
+    """Sequences of a folder, memory-mapped; see ``read_shards``.
+
+    While the data grow, a sequence keeps its index: a shard behind one that is not there yet is left out.
+    """
+
+    def __init__(self, folder: Path, manifest: DataManifest, split: Split | None) -> None:
+        self.manifest = manifest
+        self._tensors = [_mapped(folder / entry.file, manifest.width) for entry in _without_gap(manifest.shards)]
+        self._places = [
+            (shard, index)
+            for shard, tensors in enumerate(self._tensors)
+            for index in range(len(tensors["prompt_lengths"]))
+            if split is None or bool(tensors["held_out"][index]) == (split == "validation")
+        ]
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    def __iter__(self) -> Iterator[TrainingSequence]:
+        return (self.sequence(index) for index in range(len(self)))
+
+    @property
+    def rows(self) -> int:
+        """Tokens of all sequences."""
+        return sum(self.lengths)
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each sequence."""
+        return [int(np.diff(self._tensors[shard]["offsets"][at : at + 2])[0]) for shard, at in self._places]
+
+    def sequence(self, index: int) -> TrainingSequence:
+        """One sequence; its arrays are views of the file, read when they are used."""
+        shard, at = self._places[index]
+        tensors = self._tensors[shard]
+        rows = slice(int(tensors["offsets"][at]), int(tensors["offsets"][at + 1]))
+        return TrainingSequence(
+            tokens=tensors["tokens"][rows],
+            prompt_length=int(tensors["prompt_lengths"][at]),
+            states=tensors["states"][rows],
+            known=tensors["known"][rows],
+            domain=self.manifest.domains[int(tensors["domain"][at])],
+            temperature=float(tensors["temperature"][at]),
+        )
+
+
+def read_shards(folder: Path, split: Split | None = None, *, verify: bool = True) -> Shards:
+    """Open a folder of training data.
+
+    Args:
+        split: None: both.
+        verify: compare every shard's checksum with the manifest.
+
+    Raises:
+        ConfigurationError: there is no data, or a shard is damaged; names the file and what to do.
+    """
+    manifest = read_data_manifest(folder)
+    if not manifest.shards:
+        raise ConfigurationError(f"{folder} holds no shard yet: outrider train data writes the first after some minutes")
+    if verify:
+        for entry in manifest.shards:
+            if (fault := fault_of(folder, entry)) is not None:
+                raise ConfigurationError(f"{folder / entry.file} {fault}; {REMAKE}")
+    return Shards(folder, manifest, split)
+
+
+def _without_gap(shards: Sequence[ShardEntry]) -> list[ShardEntry]:
+    """The shards before the first one that is missing."""
+    return [entry for _, entry in takewhile(lambda each: each[1].file == shard_name(each[0]), enumerate(shards))]
+
+
+def _mapped(file: Path, width: int) -> dict[str, NDArray[Any]]:
+    """The tensors of a shard, memory-mapped.
+
+    Raises:
+        ConfigurationError: it is no shard with states of this width.
+    """
+    try:
+        with file.open("rb") as content:
+            (length,) = struct.unpack("<Q", content.read(8))
+            header = json.loads(content.read(length))
+        data = np.memmap(file, mode="r", dtype=np.uint8, offset=8 + length)
+        found: dict[str, NDArray[Any]] = {}
+        for name, (kind, dtype) in _TENSORS.items():
+            if header[name]["dtype"] != kind:
+                raise ValueError(f"{name} is {header[name]['dtype']}, not {kind}")
+            begin, end = header[name]["data_offsets"]
+            found[name] = data[begin:end].view(dtype).reshape(header[name]["shape"])
+        if found["states"].shape != (len(found["tokens"]), width):
+            raise ValueError(f"states are {found['states'].shape}, not {(len(found['tokens']), width)}")
+    except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
+        raise ConfigurationError(f"{file} is no shard of training data ({error}); {REMAKE}") from error
+    return found

@@ -1,0 +1,98 @@
+"""Begins a run from a checkpoint that exists, instead of an untrained model: more steps, other data, or another loss.
+
+Unlike going on with an interrupted run, nothing but the weights is taken over: the schedule, the optimizer and the place in
+the data begin anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.drafter.feature_draft.head import FeatureHead
+from services.drafter.feature_draft.head_files import TRAINING, load_head
+from services.model_folder import read_json, reading
+from services.weights.headers import SINGLE
+from services.weights.stored_blocks import StoredBlocks
+from services.weights.weight_files import WeightFiles
+from speculation.errors import ConfigurationError
+from training.learner import trained
+from training.open_run import OpenedModel
+from training.snapshots import StartRecord
+
+
+def start_from(folder: Path, opened: OpenedModel, target: Path) -> StartRecord:
+    """Give an untrained model the weights of the checkpoint in ``folder``: one of ``outrider train export``, or a head in
+    any layout that drafters load.
+
+    Args:
+        target: folder of the target, as it is served.
+
+    Returns:
+        what the checkpoint is, for the run's state.
+
+    Raises:
+        ConfigurationError: it is no such checkpoint, was made for another target or draft vocabulary, or has another shape
+            than the recipe's model; names what differs.
+    """
+    if not (folder / SINGLE).is_file():
+        raise ConfigurationError(f"--start-from {folder}: has no {SINGLE}: must be a folder of outrider train export")
+    module = opened.learner.module
+    recorded = read_json(folder / TRAINING, of="checkpoint") if (folder / TRAINING).is_file() else {}
+    _check_target(recorded, opened, folder)
+    found = _head(folder, module, opened, target) if isinstance(module, FeatureHead) else _tensors(folder)
+    with torch.no_grad():
+        for name, parameter in trained(module).items():
+            tensor = found.get(name)
+            if tensor is None or tensor.shape != parameter.shape:
+                has = "is missing" if tensor is None else f"is {list(tensor.shape)}"
+                raise ConfigurationError(
+                    f"--start-from {folder}: the tensor {name} {has}: must be {list(parameter.shape)}, by the recipe"
+                )
+            parameter.copy_(tensor)
+    before = recorded.get("start") or {}
+    return StartRecord(
+        weights_sha256=hashlib.sha256((folder / SINGLE).read_bytes()).hexdigest(),
+        steps=_count(recorded, "steps") + _count(before, "steps"),
+        predictions=_count(recorded, "predictions") + _count(before, "predictions"),
+    )
+
+
+def _check_target(recorded: dict[str, Any], opened: OpenedModel, folder: Path) -> None:
+    theirs, ours = recorded.get("target_weights_sha256"), opened.manifest.target.weights_sha256
+    if theirs is not None and theirs != ours:
+        raise ConfigurationError(
+            f"--start-from {folder}: was trained for a target with the hash {str(theirs)[:12]}: must be {ours[:12]}, "
+            "the data's"
+        )
+
+
+def _head(folder: Path, module: FeatureHead, opened: OpenedModel, target: Path) -> dict[str, torch.Tensor]:
+    head = load_head(folder, target)
+    theirs, ours = asdict(head.config), asdict(module.config)
+    for field, value in ours.items():
+        if theirs[field] != value:
+            raise ConfigurationError(
+                f"--start-from {folder}: the head's {field} is {theirs[field]}: must be {value}, by the recipe"
+            )
+    if not torch.equal(head.vocabulary.ids.cpu(), torch.from_numpy(opened.vocabulary.ids)):
+        raise ConfigurationError(f"--start-from {folder}: the head drafts other tokens: must be those of --vocabulary")
+    return dict(head.state_dict())
+
+
+def _tensors(folder: Path) -> dict[str, torch.Tensor]:
+    found = {}
+    with reading(f"start from {folder}"), WeightFiles(folder) as files:
+        for name in files.names:
+            weight = files.get(name)
+            found[name] = weight.float() if isinstance(weight, StoredBlocks) else weight
+    return found
+
+
+def _count(record: dict[str, Any], key: str) -> int:
+    value = record.get(key, 0)
+    return value if isinstance(value, int) else 0
