@@ -8,7 +8,8 @@ TORCH  ?= $(if $(filter Linux,$(shell uname)),torch==2.13.0+cpu,torch==2.13.0)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 # Most tests run in two processes side by side, those of one group in the same one. Two teams of OpenMP threads that wait
 # actively would take the cores from each other.
-TOGETHER := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive $(BIN)/pytest -n 2 --dist loadgroup --durations 15
+TOGETHER := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
+IN_TWO := -n 2 --dist loadgroup --durations 15
 
 # Where `make proto` writes.
 STUBS ?= sdk
@@ -25,13 +26,13 @@ test:  ## Everything, the slow tests and the benchmark's smoke test too; says ho
 	@MAKE="$(MAKE)" .ci/parts install check test-together test-alone bench-smoke
 
 test-fast: install  ## Unit, lossless, contract and chaos tests: some two minutes
-	@$(TOGETHER) -m "not slow"
+	@$(TOGETHER) $(BIN)/pytest $(IN_TWO) -m "not slow"
 
 test-together: install  ## All tests but those of test-alone, the slow ones too
-	@$(TOGETHER) -m "not alone"
+	@$(TOGETHER) BIN=$(BIN) .ci/tests $(IN_TWO) -m "not alone"
 
 test-alone: install  ## Tests that want the machine to themselves: Ray, the real model
-	@$(BIN)/pytest -m "alone and not image"
+	@BIN=$(BIN) .ci/tests -m "alone and not image"
 
 test-k8s: install  ## The chart: rendered, validated, and deployed on a Ray of several nodes; part of test
 	@$(BIN)/pytest tests/k8s -m "not image"

@@ -40,8 +40,11 @@ class GrpcVerifierLink:
             call.cancel()
 
     async def describe(self) -> VerifierCard:
+        # A verifier that has just come is not reported as missing while gRPC pauses between its tries to connect.
         try:
-            answer = await self._stub.Describe(verification_pb2.DescribeRequest(), timeout=limits.DESCRIBE_S)
+            answer = await self._stub.Describe(
+                verification_pb2.DescribeRequest(), timeout=limits.DESCRIBE_S, wait_for_ready=True
+            )
         except grpc.aio.AioRpcError as error:
             raise _late(error, limits.DESCRIBE_S) from error
         return codec.decode_card(answer)

@@ -137,7 +137,8 @@ async def test_streams_are_right_or_end_in_one_error(
             outcome = Outcome.of(record)
             assert outcome.right, (cell, outcome)
             # Only routers hold what cannot go on elsewhere.
-            assert outcome.failed <= (len(ASKED) if cell.component == CHAIN[-1] else 0), cell
+            said = [event.text for event in record.events if event.kind == FAILED]
+            assert outcome.failed <= (len(ASKED) if cell.component == CHAIN[-1] else 0), (cell, said)
         # One that hangs behind an open connection is noticed by pings, one of these two being the one that decodes.
         hung = Plan.drawn(Cell("verifier", "hung", "in mid-stream"), arrangement.place, 0)
         for victim in (0, 1):

@@ -8,14 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from services.links.grpc_verify import GrpcVerifierLink
+from services.links.grpc_verify import GrpcVerifierLink, serve_verifier
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.loop import DecodingLoop
+from speculation import limits
 from speculation.errors import OutriderError, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
 from tests.fakes import VOCAB, RandomDrafter, ToyTarget, decoding, request
 from tests.patience import PATIENCE_S, until
+from tests.ports import free_port
 from tests.verifier_links import in_process, over_grpc
 
 Observed = list[object]
@@ -149,13 +151,29 @@ async def test_leaving_frees_everything(connect: Callable[..., object]) -> None:
         await until(lambda: not (target.kept or drafter.sessions or loop.running))
 
 
-async def test_nobody_there() -> None:
+async def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "DESCRIBE_S", 0.2)
     link = GrpcVerifierLink("127.0.0.1:1")
     with pytest.raises(Unavailable):
         await link.describe()
     with pytest.raises(Unavailable):
         await anext(link.generate(request("r", [1])))
     await link.close()
+
+
+async def test_one_that_comes_later_is_described_at_once() -> None:
+    port = free_port()
+    link = GrpcVerifierLink(f"127.0.0.1:{port}")
+    with pytest.raises(Unavailable):
+        await anext(link.generate(request("r", [1])))
+    # gRPC pauses before its next try to connect, and calls that do not wait for it fail meanwhile.
+    async with decoding(ToyTarget(), InProcessDraftLink(RandomDrafter())) as loop:
+        server, _ = await serve_verifier(Toy(loop), f"127.0.0.1:{port}")
+        try:
+            assert (await link.describe()).model == "toy"
+        finally:
+            await link.close()
+            await server.stop(None)
 
 
 async def test_exactly_one_terminal_message() -> None:
