@@ -157,7 +157,12 @@ def _drafter_config(settings: Settings, model: ResolvedModel, *, models: bool) -
     checkpoints = {name: each.folder for name, each in found.items()}
     return replace(
         config,
-        trained=replace(config.trained, checkpoints=checkpoints, target=model.path),
+        trained=replace(
+            config.trained,
+            checkpoints=checkpoints,
+            asked_for=settings.drafter.models is not None,
+            target=model.path,
+        ),
         recycling=replace(config.recycling, snapshot=_snapshot(config.recycling.snapshot, settings.retrieval.index)),
         calibration=kept if settings.drafter.keep_calibration else None,
     )

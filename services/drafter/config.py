@@ -191,16 +191,19 @@ class TrainedConfig:
 
     Attributes:
         checkpoints: the folder of each one's weights, by the source's name.
+        asked_for: whether somebody named these weights. Useless ones are then refused; others only warned of.
         target: the target's folder: configuration, weights and tokenizer; None if there are no such sources.
         device: of their weights and caches, as torch names it.
         dtype: of their weights and sums.
         num_steps: most levels of a tree; None: as many as pay.
         eagle_topk: most branches of a node; None: as many as pay.
+        num_draft_tokens: size of EAGLE-2's own tree, with its root; None: the likeliest paths, as many as pay.
         window: the latest committed positions that a drafter of hidden states attends to.
         stop: when a draft model's chain ends.
     """
 
     checkpoints: Mapping[str, Path] = field(default_factory=dict)
+    asked_for: bool = True
     target: Path | None = None
     device: Annotated[str, Setting(name="device", about="where draft models compute: cpu, cuda, cuda:1")] = "cpu"
     dtype: Annotated[
@@ -211,6 +214,12 @@ class TrainedConfig:
     ] = None
     eagle_topk: Annotated[
         int | None, Setting(name="speculative_eagle_topk", ge=1, le=64, about="most branches of a node of its tree")
+    ] = None
+    num_draft_tokens: Annotated[
+        int | None,
+        Setting(
+            name="speculative_num_draft_tokens", ge=2, le=512, about="grow EAGLE-2's own tree, of this size with its root"
+        ),
     ] = None
     window: Annotated[
         int, Setting(name="draft_window", ge=16, about="latest positions that a drafter of hidden states attends to")

@@ -181,6 +181,18 @@ def test_a_checkpoint_is_checked_on_the_texts_that_it_comes_with(
     assert result is not None and result.first > 0.9
 
 
+def test_a_useless_head_that_nobody_asked_for_is_no_reason_not_to_start(
+    trial: Trial, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    head = trial.head("eagle", RIGHT, steps=0)
+    save_texts(trial.texts, tmp_path / TEXTS)
+    with pytest.raises(ConfigurationError, match="cannot use the head"):
+        canary.check_checkpoint(head, tmp_path, trial.folder)
+    with caplog.at_level(logging.WARNING):
+        assert canary.check_checkpoint(head, tmp_path, trial.folder, asked_for=False) is None
+    assert "cannot use the head" in caplog.text and "drafter.models: [] leaves it out" in caplog.text
+
+
 def test_texts_without_the_heads_layers_or_too_short_say_so(trial: Trial) -> None:
     head = trial.head("eagle3", INNER, steps=0)
     texts = [replace(text, states={FINAL: text.states[FINAL]}) for text in trial.texts]

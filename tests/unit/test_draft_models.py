@@ -20,6 +20,7 @@ from services.client_api import ClientRequest, RequestedSampling
 from services.drafter.catalogue import make_source
 from services.drafter.checkpoints import Checkpoint, inspect
 from services.drafter.config import DrafterConfig, TrainedConfig
+from services.drafter.feature_draft.source import FeatureSource, TreeForm
 from services.router.strategies import StrategyConfig, make_plan, served
 from services.weights.stored_blocks import quantized
 from services.weights.weight_files import save_blocks
@@ -232,6 +233,18 @@ def test_weights_that_come_with_outrider(
     # Named ones take their place; [] is none.
     assert drafting(settings_of(target), "a-model") == []
     assert drafting(settings_of(target, folders["eagle"]), "a-model") == ["eagle"]
+    model = ResolvedModel(name="a-model", path=target)
+    assert not build.drafter_config(settings, model).trained.asked_for
+    assert build.drafter_config(settings_of(target, folders["eagle"]), model).trained.asked_for
+
+
+def test_eagles_own_tree_can_be_set(target: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    forms: list[TreeForm] = []
+    monkeypatch.setattr(FeatureSource, "__init__", lambda self, *rest, form, **more: forms.append(form))
+    for own in ([], ["drafter.speculative_num_draft_tokens=60", "drafter.speculative_eagle_topk=10"]):
+        settings = load(flags=[f"model={target}", f"drafter.models=[{folders['eagle']}]", *own], environ={})
+        make_source("eagle", build.drafter_config(settings, ResolvedModel(name="tiny", path=target)))
+    assert forms == [TreeForm(), TreeForm(width=10, dynamic=60)]
 
 
 def test_the_plan_shows_them(target: Path, folders: dict[str, Path], tmp_path: Path) -> None:

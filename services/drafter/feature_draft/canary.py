@@ -76,8 +76,12 @@ def check(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape, w
     return result
 
 
-def check_checkpoint(head: FeatureHead, folder: Path, target: Path) -> CanaryResult | None:
+def check_checkpoint(head: FeatureHead, folder: Path, target: Path, *, asked_for: bool = True) -> CanaryResult | None:
     """``check`` a head on the texts in its checkpoint's folder; None if there are none.
+
+    Args:
+        asked_for: whether to refuse a useless head. One that only came along, as the target has the name and the shapes of
+            another, is a warning's worth: what it drafts is not accepted, and soon not asked for.
 
     Raises:
         ConfigurationError: as ``check``; or the texts cannot be read.
@@ -86,7 +90,14 @@ def check_checkpoint(head: FeatureHead, folder: Path, target: Path) -> CanaryRes
     if not file.is_file():
         log.warning("the head at %s comes without a canary's texts (%s): what it is worth shows in serving", folder, TEXTS)
         return None
-    return check(head, read_texts(file), read_target_shape(target), str(folder))
+    texts, shape = read_texts(file), read_target_shape(target)
+    try:
+        return check(head, texts, shape, str(folder))
+    except ConfigurationError as error:
+        if asked_for:
+            raise
+        log.warning("%s; it came along with Outrider, and drafter.models: [] leaves it out", error)
+        return None
 
 
 def measure(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape) -> CanaryResult:

@@ -85,9 +85,13 @@ def _made(name: str, config: DrafterConfig) -> FeatureSource:
         raise ConfigurationError(
             f"cannot load the head at {folder} as {name}: its tensors are those of {head.config.family}"
         )
-    check_checkpoint(head, folder, target)
+    check_checkpoint(head, folder, target, asked_for=trained.asked_for)
     usual = TreeForm()
-    form = TreeForm(steps=trained.num_steps or usual.steps, width=trained.eagle_topk or usual.width)
+    form = TreeForm(
+        steps=trained.num_steps or usual.steps,
+        width=trained.eagle_topk or usual.width,
+        dynamic=trained.num_draft_tokens,
+    )
     return FeatureSource(name, head, window=trained.window, form=form)
 
 
