@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from dataclasses import replace
 from pathlib import Path
@@ -45,8 +46,16 @@ class Trial:
         states = {layer: rows @ turns[layer] if layer in turns else rows for layer, rows in made.states.items()}
         self.texts = [replace(made, answer=10, states=states)]
 
+        self._learnt: dict[object, FeatureHead] = {}
+
     def head(self, family: Family, rows: canary._Rows, steps: int = 120, **flags: bool) -> FeatureHead:
         """A head that has learnt these texts by heart from rows made in this way, on two steps; it is blind to embeddings."""
+        of = family, rows, steps, *sorted(flags.items())
+        if of not in self._learnt:
+            self._learnt[of] = self._learn(family, rows, steps, **flags)
+        return copy.deepcopy(self._learnt[of])
+
+    def _learn(self, family: Family, rows: canary._Rows, steps: int, **flags: bool) -> FeatureHead:
         torch.manual_seed(4)
         config = head_for(self.shape, family, own_output=False, state_layers=rows.layers, **flags)
         head = FeatureHead(config, self.rows)
