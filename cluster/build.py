@@ -278,6 +278,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         loop=LoopConfig(
             max_num_seqs=verifier.max_num_seqs,
             max_waiting=verifier.max_waiting,
+            max_wait_s=verifier.max_wait_s,
             max_batched_tokens=verifier.max_batched_tokens,
             draft_deadline_s=verifier.draft_deadline_s,
             pass_deadline_s=verifier.pass_deadline_s,

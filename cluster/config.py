@@ -85,6 +85,13 @@ class VerifierSettings(Placed):
     )
     max_num_seqs: int = Field(_LOOP.max_num_seqs, ge=1)
     max_waiting: int = Field(_LOOP.max_waiting, ge=0)
+    max_wait_s: float | None = Field(
+        _LOOP.max_wait_s,
+        gt=0,
+        le=86_400,
+        description="longest wait for a seat: a request that is expected to wait longer is refused at once, one that did, "
+        "then; None: any time",
+    )
     max_batched_tokens: int = Field(_LOOP.max_batched_tokens, ge=1)
     draft_deadline_s: float = Field(
         _LOOP.draft_deadline_s, ge=0, le=10, description="longest wait of a step for drafts, where waiting pays"
