@@ -331,7 +331,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         trained={name: each.layers for name, each in draft_models(settings, model).items()},
     )
     check_default(strategy)
-    return RouterConfig(model_path=str(model.path), strategy=strategy)
+    return RouterConfig(model_path=str(model.path), strategy=strategy, migration_timeout_s=router.migration_timeout_s)
 
 
 def server_config(settings: Settings) -> PublicServerConfig:

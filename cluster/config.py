@@ -19,6 +19,7 @@ from cluster.server_settings import ServerSettings
 from services.drafter.config import DrafterConfig
 from services.links.open_sessions import SILENCE_S
 from services.machine import cache_folder
+from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig
 from services.settings import settings_of
 from services.verifier.config import Dtype, Kernels, TargetConfig, Weights
@@ -27,7 +28,7 @@ from speculation.errors import ConfigurationError
 
 _PREFIX = "OUTRIDER_"
 _STRATEGY, _LOOP = StrategyConfig(), LoopConfig()
-_TARGET = TargetConfig(model_path="")
+_TARGET, _ROUTER = TargetConfig(model_path=""), RouterConfig(model_path="")
 
 
 class RouterSettings(Placed):
@@ -41,6 +42,12 @@ class RouterSettings(Placed):
         description="most drafted tokens per step; None: the strategy's own number",
     )
     acceptance: Literal["walk", "rejection"] = _STRATEGY.acceptance
+    migration_timeout_s: float = Field(
+        _ROUTER.migration_timeout_s,
+        ge=0,
+        le=86_400,
+        description="longest time that an answer begun waits for a verifier to come back after its own was lost",
+    )
 
 
 class VerifierSettings(Placed):
