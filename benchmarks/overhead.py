@@ -78,7 +78,7 @@ class Spread:
         return cls(median=median, low=low, high=high)
 
     def __str__(self) -> str:
-        return f"{self.median:.3f} [{self.low:.3f} .. {self.high:.3f}]"
+        return f"{self.median:.3f} ({self.low:.3f} .. {self.high:.3f})"
 
 
 async def ask_router(router: RouterPort, tokens: int) -> Answered:
@@ -231,8 +231,10 @@ def report(turns: dict[str, list[Turn]]) -> dict[str, dict[str, Spread]]:
 def show(found: dict[str, dict[str, Spread]], tokens: int, repeats: int) -> None:
     """Print a table for each kind of columns."""
     for columns in (("per request", "per token"), ("per step", "processor, per step")):
-        title = f"milliseconds, medians of {repeats} repeats [quartiles], answers of 1 and {tokens} tokens"
-        table = Table("", *columns, title=title, title_justify="left")
+        title = f"milliseconds, medians of {repeats} repeats (quartiles), answers of 1 and {tokens} tokens"
+        table = Table("", title=title, title_justify="left")
+        for column in columns:
+            table.add_column(column, no_wrap=True)
         for name, row in found.items():
             if tuple(row) == columns:
                 table.add_row(name, *(str(row[column]) for column in columns))
