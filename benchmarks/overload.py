@@ -121,6 +121,7 @@ def main() -> None:
     parser.add_argument("--model", required=True, help="as for outrider serve")
     parser.add_argument("--seats", type=int, default=8, help="verifier.max_num_seqs")
     parser.add_argument("--waiting", type=int, default=2, help="verifier.max_waiting")
+    parser.add_argument("--wait", type=float, help="verifier.max_wait_s; not set: waiting is bounded by number alone")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
     parser.add_argument("--times", type=float, default=10.0, help="of the capacity")
     parser.add_argument("--seconds", type=float, default=30.0, help="of each part")
@@ -128,6 +129,7 @@ def main() -> None:
     flags = (
         f"verifier.max_num_seqs={arguments.seats}", f"verifier.max_waiting={arguments.waiting}",
         "server.max_concurrent_requests=4096",
+        *(() if arguments.wait is None else (f"verifier.max_wait_s={arguments.wait}",)),
     )  # fmt: skip
     with served(arguments.model, flags, in_process=True) as (address, server):
         found = asyncio.run(_measure(address, server, arguments))

@@ -1,7 +1,8 @@
-"""JSON schemas of the kind that people ask for: nested objects, lists, enumerations, patterns, numbers, alternatives.
+"""JSON schemas of the kind that people ask for: nested objects, lists, maps, tuples, enumerations, patterns, alternatives.
 
-Their shapes follow JSONSchemaBench (https://arxiv.org/abs/2501.10868): function calls, configuration files, API records. All
-are drawn from a seed, and every keyword is one that a constrained server is expected to honour.
+Their shapes follow JSONSchemaBench (https://arxiv.org/abs/2501.10868): function calls, configuration files, API records,
+with definitions that are referred to, also by themselves. All are drawn from a seed, and every keyword is one that a
+constrained server is expected to honour.
 """
 
 from __future__ import annotations
@@ -32,15 +33,41 @@ _PATTERNS = (
     r"^#[0-9a-f]{6}$",
     r"^v[0-9]+\.[0-9]+\.[0-9]+$",
 )
-_FORMATS = ("date", "date-time", "email", "uuid", "ipv4")
+_FORMATS = ("date", "date-time", "time", "email", "uuid", "ipv4", "hostname")
+# Definitions that a schema may refer to; the last one refers to itself.
+_DEFINITIONS: dict[str, Schema] = {
+    "money": {
+        "type": "object",
+        "properties": {"amount": {"type": "integer", "minimum": 0}, "currency": {"enum": ["EUR", "USD", "JPY"]}},
+        "required": ["amount", "currency"],
+        "additionalProperties": False,
+    },
+    "period": {
+        "type": "object",
+        "properties": {"from": {"type": "string", "format": "date"}, "to": {"type": "string", "format": "date"}},
+        "required": ["from"],
+        "additionalProperties": False,
+    },
+    "part": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "parts": {"type": "array", "maxItems": 2, "items": {"$ref": "#/$defs/part"}},
+        },
+        "required": ["name"],
+        "additionalProperties": False,
+    },
+}
 
 
 def make_schema(seed: int) -> Schema:
     """The schema of number ``seed``: always the same."""
     source = random.Random(seed)
     subject = source.choice(sorted(_SUBJECTS))
-    made = _object(source, list(_SUBJECTS[subject]), depth=0)
-    return {"title": subject, "description": f"One {subject.replace('_', ' ')}.", **made}
+    made = {"title": subject, "description": f"One {subject.replace('_', ' ')}."}
+    made |= _object(source, list(_SUBJECTS[subject]), depth=0)
+    used = {name: kind for name, kind in _DEFINITIONS.items() if f"#/$defs/{name}" in str(made)}
+    return {**made, "$defs": used} if used else made
 
 
 def _object(source: random.Random, names: list[str], depth: int) -> Schema:
@@ -61,8 +88,30 @@ def _value(source: random.Random, depth: int) -> Schema:
         lambda: {"type": "array", "items": _value(source, depth + 1), **_counts(source)},
         lambda: {"anyOf": [_leaf(source), {"type": "null"}]},
         lambda: {"anyOf": [_leaf(source), _object(source, ["id", "label", "reason"], depth)]},
-    ]
+        lambda: {"type": "object", "additionalProperties": _leaf(source)},
+        lambda: {
+            "type": "array", "prefixItems": [_leaf(source), _leaf(source)], "items": False, "minItems": 2, "maxItems": 2
+        },
+        lambda: {"$ref": f"#/$defs/{source.choice(sorted(_DEFINITIONS))}"},
+        lambda: _tagged(source),
+    ]  # fmt: skip
     return source.choice(nested)() if depth < 3 and source.random() < 0.4 else _leaf(source)
+
+
+def _tagged(source: random.Random) -> Schema:
+    """One of two objects, told apart by a constant."""
+    kinds = source.sample(_WORDS, 2)
+    return {
+        "anyOf": [
+            {
+                "type": "object",
+                "properties": {"kind": {"const": kind}, "value": _leaf(source)},
+                "required": ["kind", "value"],
+                "additionalProperties": False,
+            }
+            for kind in kinds
+        ]
+    }
 
 
 def _counts(source: random.Random) -> Schema:
@@ -81,5 +130,6 @@ def _leaf(source: random.Random) -> Schema:
         lambda: {"type": "string", "format": source.choice(_FORMATS)},
         lambda: {"const": source.choice(_WORDS)},
         lambda: {"type": "string", "minLength": 3, "maxLength": 30},
+        lambda: {"type": "integer", "exclusiveMinimum": 0, "multipleOf": source.choice((5, 10))},
     ]
     return source.choice(leaves)()

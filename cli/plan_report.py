@@ -105,8 +105,9 @@ def print_examined(examined: Examined, kept_in: Path | None = None) -> None:
         console.print(line, markup=False)
     if http is not None:
         console.print(f"router: OpenAI's API over HTTP at {http.host}:{http.port}, in the same process")
+    longest = "" if verifier.max_wait_s is None else f" for {verifier.max_wait_s:g} s at most"
     console.print(
-        f"verifier: up to {verifier.max_num_seqs} requests at once, {verifier.max_waiting} waiting; "
+        f"verifier: up to {verifier.max_num_seqs} requests at once, {verifier.max_waiting} waiting{longest}; "
         f"key-value pool of {verifier.kv_cache_tokens:,} tokens{pool}; "
         f"waits at most {1e3 * verifier.draft_deadline_s:g} ms per step for drafts"
     )

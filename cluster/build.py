@@ -283,6 +283,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         loop=LoopConfig(
             max_num_seqs=verifier.max_num_seqs,
             max_waiting=verifier.max_waiting,
+            max_wait_s=verifier.max_wait_s,
             max_batched_tokens=verifier.max_batched_tokens,
             draft_deadline_s=verifier.draft_deadline_s,
             pass_deadline_s=verifier.pass_deadline_s,
@@ -335,7 +336,7 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         trained={name: each.layers for name, each in draft_models(settings, model).items()},
     )
     check_default(strategy)
-    return RouterConfig(model_path=str(model.path), strategy=strategy)
+    return RouterConfig(model_path=str(model.path), strategy=strategy, migration_timeout_s=router.migration_timeout_s)
 
 
 def server_config(settings: Settings) -> PublicServerConfig:

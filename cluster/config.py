@@ -19,6 +19,7 @@ from cluster.server_settings import ServerSettings
 from services.drafter.config import DrafterConfig
 from services.links.open_sessions import SILENCE_S
 from services.machine import cache_folder
+from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig
 from services.settings import settings_of
 from services.verifier.config import Dtype, Kernels, TargetConfig, Weights
@@ -27,7 +28,7 @@ from speculation.errors import ConfigurationError
 
 _PREFIX = "OUTRIDER_"
 _STRATEGY, _LOOP = StrategyConfig(), LoopConfig()
-_TARGET = TargetConfig(model_path="")
+_TARGET, _ROUTER = TargetConfig(model_path=""), RouterConfig(model_path="")
 
 
 class RouterSettings(Placed):
@@ -41,6 +42,12 @@ class RouterSettings(Placed):
         description="most drafted tokens per step; None: the strategy's own number",
     )
     acceptance: Literal["walk", "rejection"] = _STRATEGY.acceptance
+    migration_timeout_s: float = Field(
+        _ROUTER.migration_timeout_s,
+        ge=0,
+        le=86_400,
+        description="longest time that an answer begun waits for a verifier to come back after its own was lost",
+    )
 
 
 class VerifierSettings(Placed):
@@ -85,6 +92,13 @@ class VerifierSettings(Placed):
     )
     max_num_seqs: int = Field(_LOOP.max_num_seqs, ge=1)
     max_waiting: int = Field(_LOOP.max_waiting, ge=0)
+    max_wait_s: float | None = Field(
+        _LOOP.max_wait_s,
+        gt=0,
+        le=86_400,
+        description="longest wait for a seat: a request that is expected to wait longer is refused at once, one that did, "
+        "then; None: any time",
+    )
     max_batched_tokens: int = Field(_LOOP.max_batched_tokens, ge=1)
     draft_deadline_s: float = Field(
         _LOOP.draft_deadline_s, ge=0, le=10, description="longest wait of a step for drafts, where waiting pays"

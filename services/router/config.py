@@ -14,7 +14,9 @@ class RouterConfig:
     Attributes:
         model_path: folder of the model whose tokeniser is used.
         strategy: settings of the strategies.
+        migration_timeout_s: longest time that an answer begun waits for a verifier to come back after its own was lost.
     """
 
     model_path: str
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
+    migration_timeout_s: float = 60.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import secrets
 import time
@@ -14,25 +13,19 @@ from services.client_api import ChatMessage, ClientRequest, Completion, ModelCar
 from services.grammars import check_sampling
 from services.log_names import log_name
 from services.metrics.registry import DROPPED, Metrics
-from services.not_begun import NotBegun
 from services.router.answer import Answer
 from services.router.config import RouterConfig
+from services.router.migration import Migration, describe
 from services.router.sampling import complete_sampling
 from services.router.strategies import check_default, make_plan, served
 from services.router.tokenising import TokenisingPool
 from services.router.tokens import Tokens, length_of
-from speculation import limits
-from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, PromptTooLong, Unavailable
-from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.errors import InvalidArgument, NotFound, OutriderError, PromptTooLong
+from speculation.messages import Finished, GenerationRequest, VerifierCard
 from speculation.ports import VerifierPort
 from speculation.types import FinishReason
 
 log = logging.getLogger(__name__)
-
-# Seconds before each further attempt after a verifier has become unavailable.
-_MIGRATION_DELAYS_S = (0.1, 1.0, 3.0)
-# Verifiers that may fail at one token of a request.
-_MOST_FAILED = 2
 
 
 class RouterService:
@@ -52,7 +45,7 @@ class RouterService:
         self._tokens = Tokens(config.model_path)
         self._pool = TokenisingPool()
         self._card: VerifierCard | None = None
-        self._migrations = metrics.counter("migrations_total")
+        self._migration = Migration(verifier, config.migration_timeout_s, metrics)
 
     async def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
         arrived_at = time.perf_counter()
@@ -63,7 +56,7 @@ class RouterService:
         inner = await self._pool.run(lambda: self._prepare(request, card), length_of(request.input))
         detokenizer = self._tokens.detokenizer(special=not request.skip_special_tokens)
         answer = Answer(inner, request.request_id, detokenizer, arrived_at)
-        events = self._verify(inner)
+        events = self._migration.generate(inner)
         try:
             async for event in events:
                 if isinstance(event, Finished):
@@ -77,43 +70,6 @@ class RouterService:
                     return
         finally:
             await events.aclose()
-
-    async def _verify(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
-        """A verifier's events. If it dies, another one continues after the committed tokens: same seed, same tokens.
-
-        A request at which two verifiers have failed, the second without a token, may be the cause, and is not tried on a
-        third one.
-        """
-        committed: list[int] = []
-        failed, lost = 0, False
-        for attempt, delay_s in enumerate((*_MIGRATION_DELAYS_S, None)):
-            # A new id for each attempt: the verifier may be alive and still hold the abandoned attempt.
-            name, before = f"{request.request_id}.{attempt}", len(committed)
-            events = self._verifier.generate(replace(request, request_id=name, committed=tuple(committed)))
-            try:
-                async for event in events:
-                    if lost:
-                        lost = False
-                        self._migrations.add(1, "continued")
-                    if isinstance(event, Progress):
-                        committed += event.token_ids
-                    yield event
-                    if isinstance(event, Finished):
-                        return
-                raise Internal("the verifier ended without a result")
-            except Unavailable as error:
-                if not isinstance(error, NotBegun):
-                    lost = True
-                    failed = failed + 1 if len(committed) == before else 1
-                if delay_s is None or failed >= _MOST_FAILED:
-                    if lost:
-                        self._migrations.add(1, "given_up")
-                    raise
-                name = log_name(request.request_id, request.traceparent)
-                log.warning("request %s is retried after %d tokens: %s", name, len(committed), error)
-            finally:
-                await events.aclose()
-            await asyncio.sleep(delay_s)
 
     async def models(self) -> list[ModelCard]:
         card, strategy = await self._describe(), self._config.strategy
@@ -151,7 +107,7 @@ class RouterService:
 
     async def ready(self) -> bool:
         try:
-            self._card = await self._ask()
+            self._card = await describe(self._verifier)
         except OutriderError:
             return False
         return True
@@ -159,15 +115,8 @@ class RouterService:
     async def _describe(self) -> VerifierCard:
         # Only the load changes while a verifier lives, and it is not needed here.
         if self._card is None:
-            self._card = await self._ask()
+            self._card = await describe(self._verifier)
         return self._card
-
-    async def _ask(self) -> VerifierCard:
-        try:
-            async with asyncio.timeout(limits.DESCRIBE_S):
-                return await self._verifier.describe()
-        except TimeoutError:
-            raise Unavailable(f"the verifier has not answered for {limits.DESCRIBE_S:g} s; try again") from None
 
     def _prepare(self, request: ClientRequest, card: VerifierCard) -> GenerationRequest:
         if request.model is not None and request.model != card.model:

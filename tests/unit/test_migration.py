@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cluster.build import Pipeline
 from services.client_api import ClientRequest, Completion, RequestedSampling, TextChunk
+from services.metrics.registry import DROPPED
 from services.not_begun import NotBegun
-from services.router import service
+from services.router import migration
 from services.router.config import RouterConfig
+from services.router.migration import Migration
 from services.router.service import RouterService
-from speculation.errors import Unavailable
+from speculation.errors import OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
+from speculation.types import FinishReason
+from tests.fakes import request
 from tests.service import pipeline
+from tests.simulated import simulated
 
 
 class Mortal:
@@ -71,7 +78,7 @@ async def answer(router: RouterService, strategy: str, **sampling: object) -> tu
 async def test_the_answer_goes_on(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, strategy: str, sampling: dict[str, object]
 ) -> None:
-    monkeypatch.setattr(service, "_MIGRATION_DELAYS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(migration, "_DELAYS_S", (0.0, 0.0, 0.0))
     async with pipeline(tiny_model) as running:
         expected = await answer(running.router, strategy, **sampling)
         # At 50 all is said, and only the terminal message is lost.
@@ -89,7 +96,7 @@ async def test_the_answer_goes_on(
 async def test_but_not_for_ever(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, error: type[Unavailable], tried: int
 ) -> None:
-    monkeypatch.setattr(service, "_MIGRATION_DELAYS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(migration, "_DELAYS_S", (0.0, 0.0, 0.0))
     async with pipeline(tiny_model) as running:
         verifier = Mortal(running, 0, lives=10, error=error)
         router = RouterService(RouterConfig(model_path=str(tiny_model)), verifier)
@@ -99,7 +106,7 @@ async def test_but_not_for_ever(
 
 
 async def test_a_request_that_fails_at_one_token_is_tried_on_two(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "_MIGRATION_DELAYS_S", (0.0, 0.0, 0.0))
+    monkeypatch.setattr(migration, "_DELAYS_S", (0.0, 0.0, 0.0))
     async with pipeline(tiny_model) as running:
 
         class Poisoned(Mortal):
@@ -115,3 +122,124 @@ async def test_a_request_that_fails_at_one_token_is_tried_on_two(tiny_model: Pat
         with pytest.raises(Unavailable):
             await answer(router, "autoregressive")
         assert 10 - verifier.lives == 2
+
+
+class Lone:
+    """Implements ``VerifierPort``: a fleet of one, which says a token a second up to ``TOKENS``, and is away for a while.
+
+    Args:
+        dies_at, back_at: seconds of the loop's clock between which it is gone.
+        full_until: it has no room before.
+        poisoned: it dies again at the same token.
+    """
+
+    TOKENS = 6
+
+    def __init__(self, dies_at: float, back_at: float, full_until: float = 0.0, *, poisoned: bool = False) -> None:
+        self.dies_at, self.back_at, self.full_until, self.poisoned = dies_at, back_at, full_until, poisoned
+        self.begun = 0
+
+    @property
+    def gone(self) -> bool:
+        return self.dies_at <= asyncio.get_running_loop().time() < self.back_at
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+        if self.gone:
+            raise NotBegun("nobody there")
+        if asyncio.get_running_loop().time() < self.full_until:
+            raise ResourceExhausted("full")
+        self.begun += 1
+        for token in range(len(request.committed), self.TOKENS):
+            await asyncio.sleep(1.0)
+            if self.gone or (self.poisoned and token == 2):
+                raise Unavailable("gone")
+            yield Progress(token_ids=(token,), queue_s=0.0, cached_tokens=0, num_drafted=0, accepted_sources=())
+        yield Finished(reason=FinishReason.LENGTH)
+
+    async def describe(self) -> VerifierCard:
+        if self.gone:
+            raise Unavailable("nobody there")
+        return VerifierCard(
+            model="lone", max_model_len=64, vocab_size=8, running=0, waiting=0, free_blocks=1, total_blocks=1, bit_exact=True
+        )
+
+
+async def asked(verifier: Lone, timeout_s: float = 60.0) -> tuple[list[int], OutriderError | None, float]:
+    """The tokens that a caller sees, the error that ends them, and the seconds until the end."""
+    said: list[int] = []
+    began = asyncio.get_running_loop().time()
+    events = Migration(verifier, timeout_s, DROPPED).generate(replace(request("r", [1, 2]), committed=()))  # type: ignore[arg-type]
+    error = None
+    try:
+        async for event in events:
+            if isinstance(event, Progress):
+                said += event.token_ids
+    except OutriderError as raised:
+        error = raised
+    return said, error, asyncio.get_running_loop().time() - began
+
+
+@simulated
+async def test_an_answer_waits_for_the_only_verifier_to_come_back() -> None:
+    verifier = Lone(dies_at=2.5, back_at=40.0)
+    said, error, took_s = await asked(verifier)
+    assert (said, error, verifier.begun) == ([*range(Lone.TOKENS)], None, 2)
+    assert 40.0 < took_s < 40.0 + 4.0 + Lone.TOKENS
+
+
+@simulated
+async def test_it_waits_before_its_first_token_as_well() -> None:
+    said, error, _ = await asked(Lone(dies_at=0.5, back_at=30.0))
+    assert (said, error) == ([*range(Lone.TOKENS)], None)
+
+
+@simulated
+async def test_but_not_longer_than_it_is_set_to() -> None:
+    said, error, took_s = await asked(Lone(dies_at=2.5, back_at=1000.0), timeout_s=20.0)
+    assert said == [0, 1]
+    assert isinstance(error, Unavailable)
+    assert 20.0 < took_s < 30.0
+
+
+@simulated
+async def test_nor_longer_than_its_caller_does() -> None:
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(10.0):
+            await asked(Lone(dies_at=2.5, back_at=1000.0))
+    assert asyncio.get_running_loop().time() == 10.0
+
+
+@simulated
+async def test_a_new_request_is_refused_within_seconds() -> None:
+    said, error, took_s = await asked(Lone(dies_at=0.0, back_at=1000.0))
+    assert said == []
+    assert isinstance(error, NotBegun)
+    assert took_s < 5.0
+
+
+@simulated
+async def test_a_request_that_kills_it_twice_at_one_token_is_not_tried_again() -> None:
+    verifier = Lone(dies_at=1000.0, back_at=1000.0, poisoned=True)
+    said, error, took_s = await asked(verifier)
+    assert (said, verifier.begun) == ([0, 1], 2)
+    assert isinstance(error, Unavailable)
+    assert took_s < 10.0
+
+
+@simulated
+async def test_one_that_is_back_and_full_is_waited_for_but_not_by_new_requests() -> None:
+    said, error, _ = await asked(Lone(dies_at=2.5, back_at=3.5, full_until=0.0))
+    assert (said, error) == ([*range(Lone.TOKENS)], None)
+
+    class Fills(Lone):
+        async def describe(self) -> VerifierCard:
+            card = await super().describe()
+            self.full_until = self.full_until or asyncio.get_running_loop().time() + 10.0
+            return card
+
+    now = asyncio.get_running_loop().time()
+    said, error, _ = await asked(Fills(dies_at=now + 2.5, back_at=now + 3.5))
+    assert (said, error) == ([*range(Lone.TOKENS)], None)
+    said, error, took_s = await asked(Lone(dies_at=1e9, back_at=1e9, full_until=1e9))
+    assert (said, took_s) == ([], 0.0)
+    assert isinstance(error, ResourceExhausted)

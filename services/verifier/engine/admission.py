@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
-import time
 
+from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
+from services.verifier.engine.expected_wait import SeatTimes, expected_wait
 from services.verifier.engine.fair_queue import FairQueue
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import LoopStats
@@ -18,6 +19,8 @@ log = logging.getLogger(__name__)
 # Rows kept free for each running request when a new one is admitted, so that an admission does not cause a preemption soon
 # after.
 _HEADROOM = 64
+# When to try again, in seconds, while nothing is known of how long answers take.
+_UNKNOWN_S = 1.0
 
 
 class Admission:
@@ -28,7 +31,8 @@ class Admission:
     nothing of its answer, and the request admitted first always makes progress.
 
     A tenant that was served much more than one that waits gives up a seat in the same way. When too many requests wait, the
-    newest of the tenant with the most is refused.
+    newest of the tenant with the most is refused. One that would wait for too long is refused at once, and one that did is
+    refused then. A request that goes on after tokens of another verifier is not: its answer would be lost.
 
     Attributes:
         waiting: requests not admitted yet, and preempted ones.
@@ -39,6 +43,9 @@ class Admission:
         self.waiting = FairQueue()
         self.live: dict[str, LiveRequest] = {}
         self._ended: list[LiveRequest] = []
+        self._seats = SeatTimes()
+        # Whether the cache had no room for the request whose turn it was.
+        self._full = False
         self._target = target
         self._config = config
         self._stats = stats
@@ -48,17 +55,50 @@ class Admission:
 
         Raises:
             InvalidArgument: its id is in use.
-            ResourceExhausted: the queue is full.
+            ResourceExhausted: the queue is full, or the request would wait for too long.
         """
         if request.request_id in self.live or any(session.id == request.request_id for session in self.waiting):
             raise InvalidArgument("request_id", request.request_id, "unused")
         most = self._config.max_waiting
-        full = ResourceExhausted(f"{most} requests are waiting already (max_waiting)")
         if len(self.waiting) >= most + max(0, self._config.max_num_seqs - len(self.live)):
+            full = ResourceExhausted(f"{most} requests are waiting already (max_waiting)", self._expected_s(0) or _UNKNOWN_S)
             other = self.waiting.longest()
             if other is None or not self._goes_before(request, other.request):
                 raise full
             self._end(other, full)
+        if (most_s := self._most_wait_s(request)) is not None and (wait_s := self._wait_s(request)) > most_s:
+            told = f"it would wait for some {wait_s:.2g} s, longer than {most_s:g} s (max_wait_s)"
+            raise ResourceExhausted(told, wait_s - most_s)
+
+    def join(self, session: LiveRequest) -> None:
+        """Let a request wait that was checked."""
+        session.submitted_at = now()
+        self.waiting.append(session)
+
+    def _most_wait_s(self, request: GenerationRequest) -> float | None:
+        """The longest that a request may wait; None: any time."""
+        return None if request.committed else self._config.max_wait_s
+
+    def _wait_s(self, request: GenerationRequest) -> float:
+        """Expected seconds until a new request is admitted."""
+        self.waiting.count(self.live.values())
+        return self._expected_s(self.waiting.ahead(request, self.live.values()), request)
+
+    def _expected_s(self, ahead: int, request: GenerationRequest | None = None) -> float:
+        """Expected seconds until the one after ``ahead`` others is admitted; 0 while nothing is known of answers.
+
+        Args:
+            request: it; requests that owe their seat to its tenant give way.
+        """
+        mean_s = self._seats.mean_s
+        if mean_s is None:
+            return 0.0
+        free = 0 if self._full and self.live else self._config.max_num_seqs - len(self.live)
+        taken = [
+            0.0 if request is not None and self.waiting.owes(live, request.tenant) else self._seats.left_s(live.id)
+            for live in self.live.values()
+        ]
+        return expected_wait([0.0] * free + taken, ahead, mean_s)
 
     def _goes_before(self, request: GenerationRequest, other: GenerationRequest) -> bool:
         """Whether a new request takes the seat of a waiting one."""
@@ -69,6 +109,7 @@ class Admission:
     def admit(self) -> list[LiveRequest]:
         """Admit waiting requests while there is room. Returns those admitted for the first time, unknown to drafters."""
         new = []
+        self._full = False
         self.waiting.count(self.live.values())
         while self.waiting:
             session = self.waiting.heads[0]
@@ -87,6 +128,7 @@ class Admission:
             if not opened and self.live:
                 if self._give_way():
                     continue
+                self._full = True
                 break
             if not opened:
                 # Nothing else is running, so the whole pool is too small for this request.
@@ -99,9 +141,10 @@ class Admission:
             self._stats.prompt_tokens_cached += session.computed
             self.live[session.id] = session
             self.waiting.begun(session)
+            self._seats.taken(session.id)
             if not session.admitted:
                 session.admitted = True
-                session.queue_s = time.perf_counter() - session.submitted_at
+                session.queue_s = now() - session.submitted_at
                 session.cached = session.computed
                 new.append(session)
         return new
@@ -144,12 +187,23 @@ class Admission:
             return True
 
     def left(self) -> list[LiveRequest]:
-        """Requests to release: failed here, or abandoned by their consumers and in no pass."""
+        """Requests to release: failed here, waiting for too long, or abandoned by their consumers and in no pass."""
+        self._end_late()
         ended, self._ended = self._ended, []
         for session in [session for session in self.waiting if session.closed and not session.admitted]:
             self.waiting.remove(session)
         closed = [session for session in (*self.live.values(), *self.waiting) if session.closed and not session.in_pass]
         return ended + closed
+
+    def _end_late(self) -> None:
+        """Refuse those that have waited for too long, the last to come first: the others' waits are shorter without it."""
+        for session in reversed(list(self.waiting)):
+            most_s = self._most_wait_s(session.request)
+            if most_s is not None and not session.admitted and now() - session.submitted_at > most_s:
+                self.waiting.remove(session)
+                wait_s = self._wait_s(session.request)
+                told = f"it has waited for {most_s:g} s (max_wait_s)"
+                self._end(session, ResourceExhausted(told, max(wait_s - most_s, self._expected_s(0)) or _UNKNOWN_S))
 
     def admitted(self) -> list[LiveRequest]:
         """Requests known to drafters: running or preempted."""
@@ -165,6 +219,7 @@ class Admission:
         if self.live.pop(session.id, None) is not None:
             self.waiting.count((session,))
         self.waiting.ended(session)
+        self._seats.ended(session.id)
         if session in self.waiting:
             self.waiting.remove(session)
 
@@ -180,4 +235,5 @@ class Admission:
         self._target.close(session.id)
         session.computed = 0
         del self.live[session.id]
+        self._seats.given_up(session.id)
         self.waiting.appendleft(session)

@@ -12,6 +12,7 @@ class LoopConfig:
     Attributes:
         max_num_seqs: most requests decoded at once.
         max_waiting: most requests in the waiting queue; further ones are refused.
+        max_wait_s: longest time in it; a request that is expected to wait longer is refused at once. None: any time.
         max_batched_tokens: most prompt tokens in one pass, over all requests.
         draft_deadline_s: longest time that a step waits for drafts, where waiting pays.
         pass_deadline_s: a pass hangs if it takes longer than this and far longer than recent passes.
@@ -21,6 +22,7 @@ class LoopConfig:
 
     max_num_seqs: int = 16
     max_waiting: int = 256
+    max_wait_s: float | None = None
     max_batched_tokens: int = 256
     draft_deadline_s: float = 0.025
     pass_deadline_s: float = 60.0

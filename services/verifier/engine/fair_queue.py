@@ -12,6 +12,8 @@ from __future__ import annotations
 import math
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
+from heapq import heapify, heappop, heapreplace
+from typing import NamedTuple
 
 from services.verifier.engine.live_request import LiveRequest
 from speculation.messages import GenerationRequest
@@ -20,7 +22,17 @@ from speculation.messages import GenerationRequest
 CREDIT, QUANTUM = 2048.0, 128.0
 # Tenants whose counters are remembered while they are absent.
 _REMEMBERED = 4096
+# Weight of the newest answer in the mean length.
+_NEWEST = 0.05
 _Tenant = str | None
+
+
+class _Counted(NamedTuple):
+    """A running request: its tenant, and its computed tokens when it began and when they were counted last."""
+
+    tenant: _Tenant
+    began: int
+    tokens: int
 
 
 class FairQueue:
@@ -29,8 +41,9 @@ class FairQueue:
     def __init__(self) -> None:
         self._lines: dict[_Tenant, deque[LiveRequest]] = {}
         self._served: OrderedDict[_Tenant, float] = OrderedDict()
-        # By running request: its tenant, and the tokens of it that were counted already.
-        self._counted: dict[str, tuple[_Tenant, int]] = {}
+        self._counted: dict[str, _Counted] = {}
+        # Mean of the tokens counted of a request.
+        self._usual = 0.0
         # The highest counter with which a request began.
         self._most = 0.0
 
@@ -49,8 +62,7 @@ class FairQueue:
     def append(self, live: LiveRequest) -> None:
         """Add a request to its tenant's line, behind those of the same priority."""
         tenant = live.request.tenant
-        if tenant not in self._present():
-            self._served[tenant] = max(self._served.get(tenant, -math.inf), self._most - CREDIT)
+        self._served[tenant] = self._counter(tenant)
         self._served.move_to_end(tenant)
         self._insert(live, lambda other: other.request.priority <= live.request.priority)
         self._drop_old()
@@ -90,16 +102,16 @@ class FairQueue:
     def begun(self, live: LiveRequest) -> None:
         """Count what is computed of an admitted request from now on. What it found in the cache was not computed for it."""
         self._most = max(self._most, self._served[live.request.tenant])
-        _, before = self._counted.get(live.id, (None, 0))
-        self._counted[live.id] = (live.request.tenant, max(before, live.computed))
+        before = self._counted.get(live.id) or _Counted(live.request.tenant, live.computed, 0)
+        self._counted[live.id] = before._replace(tokens=max(before.tokens, live.computed))
 
     def count(self, running: Iterable[LiveRequest]) -> None:
         """Count what was computed since the last call. What is computed again after a preemption does not count."""
         for live in running:
-            tenant, before = self._counted[live.id]
-            if live.computed > before:
-                self._served[tenant] = self._served[tenant] + (live.computed - before) / live.request.weight
-                self._counted[live.id] = (tenant, live.computed)
+            before = self._counted[live.id]
+            if live.computed > before.tokens:
+                self._served[before.tenant] += (live.computed - before.tokens) / live.request.weight
+                self._counted[live.id] = before._replace(tokens=live.computed)
 
     def debtor(self, running: Iterable[LiveRequest]) -> LiveRequest | None:
         """The running request that should give way to the one whose turn it is; None: all may stay.
@@ -112,7 +124,48 @@ class FairQueue:
 
     def ended(self, live: LiveRequest) -> None:
         """Forget what was counted of a request that runs no more."""
-        self._counted.pop(live.id, None)
+        counted = self._counted.pop(live.id, None)
+        if counted is not None:
+            tokens = counted.tokens - counted.began
+            self._usual += (_NEWEST if self._usual else 1.0) * (tokens - self._usual)
+
+    def ahead(self, request: GenerationRequest, running: Iterable[LiveRequest]) -> int:
+        """How many of those that wait would be admitted before a new request, if all become as long as usual."""
+        owed = self._owed(request.tenant, running)
+        lines = {tenant: [live.request for live in line] for tenant, line in self._lines.items()}
+        lines[request.tenant] = [own for own in lines.get(request.tenant, ()) if own.priority <= request.priority]
+        weights = {tenant: deque(each.weight for each in line) for tenant, line in lines.items()}
+        turns = [(owed[tenant], number, tenant) for number, tenant in enumerate(weights)]
+        heapify(turns)
+        ahead = 0
+        while weights[tenant := turns[0][2]] or tenant != request.tenant:
+            counter, number, _ = turns[0]
+            if not weights[tenant]:
+                heappop(turns)
+                continue
+            ahead += 1
+            heapreplace(turns, (counter + self._usual / weights[tenant].popleft(), number, tenant))
+        return ahead
+
+    def _owed(self, tenant: _Tenant, running: Iterable[LiveRequest]) -> dict[_Tenant, float]:
+        """The counters of all who wait, and of ``tenant``, once those that run have become as long as usual."""
+        owed = {name: self._served[name] for name in self._lines}
+        owed.setdefault(tenant, self._counter(tenant))
+        for live in running:
+            counted = self._counted[live.id]
+            if counted.tenant in owed:
+                rest = self._usual - (counted.tokens - counted.began)
+                owed[counted.tenant] += max(0.0, rest) / live.request.weight
+        return owed
+
+    def owes(self, live: LiveRequest, tenant: _Tenant) -> bool:
+        """Whether a running request would give way to one of ``tenant``."""
+        return self._served[live.request.tenant] > self._counter(tenant) + QUANTUM
+
+    def _counter(self, tenant: _Tenant) -> float:
+        """The counter of a tenant, if a request of it comes now."""
+        served = self._served.get(tenant, -math.inf)
+        return served if tenant in self._present() else max(served, self._most - CREDIT)
 
     def longest(self) -> LiveRequest | None:
         """The newest request, never admitted, of the tenant with the most waiting ones for its weight; None: no such one."""
@@ -125,7 +178,7 @@ class FairQueue:
         return (len(self._lines.get(request.tenant, ())) + more) / request.weight
 
     def _present(self) -> set[_Tenant]:
-        return {*self._lines, *(tenant for tenant, _ in self._counted.values())}
+        return {*self._lines, *(counted.tenant for counted in self._counted.values())}
 
     def _drop_old(self) -> None:
         present = self._present() if len(self._served) > _REMEMBERED else set()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
@@ -80,6 +79,7 @@ class LiveRequest:
         observed: the hidden states of all positions before this one have been reported.
         events: read by the consumer; ends in ``Finished`` or an exception.
         closed: the consumer has stopped reading.
+        submitted_at: when it began to wait, in seconds of the event loop's clock.
         admitted: it has been admitted once, and may have been preempted since.
         in_pass: a pass under way holds its rows.
         ended: it has finished or failed.
@@ -112,7 +112,7 @@ class LiveRequest:
         self.admitted = False
         self.in_pass = False
         self.ended = False
-        self.submitted_at = time.perf_counter()
+        self.submitted_at = 0.0
         self.queue_s = 0.0
         self.cached = 0
         self.max_nodes = min(max_nodes, request.plan.max_nodes)

@@ -187,7 +187,7 @@ class DecodingLoop:
             live.finish(reason)
             live.flush()
             return live
-        self._requests.waiting.append(live)
+        self._requests.join(live)
         self._wake.set()
         return live
 
