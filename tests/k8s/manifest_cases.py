@@ -21,6 +21,10 @@ EVERYTHING: dict[str, Any] = {
     "internalToken": {"secretName": "token"},
     "tls": {"secretName": "tls"},
     "componentTls": {"verifier": "v", "drafter": "d", "retrieval": "r"},
+    "certificates": {
+        "public": {"enabled": True, "issuer": {"name": "acme", "kind": "ClusterIssuer"}, "dnsNames": ["a.example.com"]},
+        "components": {"enabled": True, "issuer": {"name": "ours"}, "duration": "720h", "renewBefore": "240h"},
+    },
     "ray": {"authSecretName": "ray", "gcsFaultTolerance": {"enabled": True}},
     "redis": {"enabled": True, "index": True, "passwordSecretName": "redis", "storageClassName": "fast"},
     "storage": {"storageClassName": "shared"},

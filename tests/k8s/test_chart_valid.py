@@ -10,7 +10,8 @@ import pytest
 
 from tests.k8s.chart import CHART, PROFILES, helm, needs_helm, of_kind, render
 from tests.k8s.kuberay_subset import CRD, FILE, FOLDER, subset
-from tests.k8s.manifest_cases import CASES, mistyped
+from tests.k8s.manifest_cases import CASES, EVERYTHING, mistyped
+from tests.k8s.other_kinds import KINDS
 from tests.k8s.schemas import check
 
 pytestmark = needs_helm
@@ -42,6 +43,12 @@ def test_the_checks_find_what_is_wrong() -> None:
     policy["spec"]["ingres"] = []
     with pytest.raises(jsonschema.ValidationError, match="ingres"):
         check(policy)
+    others = [each for each in render(EVERYTHING) if each["kind"] in KINDS]
+    assert {each["kind"] for each in others} == set(KINDS)
+    for each in others:
+        each["spec"]["speck"] = 1
+        with pytest.raises(jsonschema.ValidationError, match="speck"):
+            check(each)
 
 
 def test_the_schema_of_rayservice_is_fresh() -> None:

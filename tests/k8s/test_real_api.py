@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.k8s import other_kinds
 from tests.k8s.chart import Manifest, needs_helm, one, render
 from tests.k8s.kuberay_subset import CRD, FOLDER, definition_in
-from tests.k8s.manifest_cases import CASES, mistyped
+from tests.k8s.manifest_cases import CASES, EVERYTHING, mistyped
 from tests.k8s.real_api import ApiServer, RefusedObject, needs_api_server, refused_built_ins
 
 pytestmark = [
@@ -29,6 +30,8 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     try:
         for file in sorted(FOLDER.glob("ray.io_*.yaml")):
             running.define(definition_in(file))
+        for kind in other_kinds.KINDS:
+            running.define(other_kinds.definition(kind))
         yield running
     finally:
         running.stop()
@@ -75,6 +78,15 @@ def test_it_refuses_what_is_wrong(api: ApiServer) -> None:
     assert [said.split(": ", 1)[1] for said in refused_built_ins([service])] == [
         'strict decoding error: unknown field "spec.selektor"'
     ]
+
+
+def test_it_refuses_a_wrong_field_of_others(api: ApiServer) -> None:
+    made = [each for each in render(EVERYTHING) if each["kind"] in other_kinds.KINDS]
+    assert {each["kind"] for each in made} == set(other_kinds.KINDS)
+    for manifest in made:
+        manifest["spec"]["speck"] = 1
+        with pytest.raises(RefusedObject, match=r"spec\.speck"):
+            api.apply(manifest)
 
 
 def test_it_refuses_a_port_that_is_named_twice(api: ApiServer) -> None:
