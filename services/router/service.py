@@ -14,7 +14,7 @@ from services.client_api import ChatMessage, ClientRequest, Completion, ModelCar
 from services.grammars import check_sampling
 from services.log_names import log_name
 from services.metrics.registry import DROPPED, Metrics
-from services.not_begun import NotBegun
+from services.not_begun import NodeTaken, NotBegun
 from services.router.answer import Answer
 from services.router.config import RouterConfig
 from services.router.sampling import complete_sampling
@@ -82,7 +82,7 @@ class RouterService:
         """A verifier's events. If it dies, another one continues after the committed tokens: same seed, same tokens.
 
         A request at which two verifiers have failed, the second without a token, may be the cause, and is not tried on a
-        third one.
+        third one. Verifiers whose machines were taken away do not count.
         """
         committed: list[int] = []
         failed, lost = 0, False
@@ -102,8 +102,8 @@ class RouterService:
                         return
                 raise Internal("the verifier ended without a result")
             except Unavailable as error:
-                if not isinstance(error, NotBegun):
-                    lost = True
+                lost = lost or not isinstance(error, NotBegun)
+                if not isinstance(error, (NotBegun, NodeTaken)):
                     failed = failed + 1 if len(committed) == before else 1
                 if delay_s is None or failed >= _MOST_FAILED:
                     if lost:
