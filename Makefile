@@ -14,7 +14,7 @@ IN_TWO := -n 2 --dist loadgroup --durations 15
 # Where `make proto` writes.
 STUBS ?= sdk
 
-.PHONY: help demo test test-fast test-together test-alone test-k8s test-image train-smoke bench bench-smoke check fix types imports proto proto-fresh install clean
+.PHONY: help demo test test-fast test-together test-alone test-k8s test-k8s-api test-image train-smoke bench bench-smoke check fix types imports proto proto-fresh install clean
 
 help:  ## List what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -36,6 +36,10 @@ test-alone: install  ## Tests that want the machine to themselves: Ray, the real
 
 test-k8s: install  ## The chart: rendered, validated, and deployed on a Ray of several nodes; part of test
 	@$(BIN)/pytest tests/k8s -m "not image"
+
+test-k8s-api: install  ## Apply what the chart makes to a real API server, made from Debian's packages; ten minutes at first
+	@tests/k8s/api_server/build || [ $$? = 75 ]
+	@$(BIN)/pytest -rs tests/k8s/test_real_api.py
 
 test-image: install  ## Build the image and serve in it; as root, with Debian's buildah, runc and mmdebstrap; ten minutes at first
 	@$(BIN)/pytest -m image

@@ -16,9 +16,10 @@ from typing import Any
 from benchmarks.fleet.cost_tables import Hardware
 from benchmarks.fleet.fleet_outcomes import FleetOutcome, outcome
 from benchmarks.fleet.fleet_simulation import FleetConfig, FleetSimulation
+from benchmarks.fleet.recorded_traffic import read_arrivals
 from benchmarks.fleet.serve_scaling import Autoscaler, Policy
 from benchmarks.fleet.step_pace import BLEND, StepPace
-from benchmarks.fleet.traffic import Arrival, TrafficConfig, draw, read_arrivals
+from benchmarks.fleet.traffic import Arrival, TrafficConfig, draw
 from cluster import scaling
 from cluster.placement import Autoscaling
 

@@ -18,11 +18,18 @@ Price = Annotated[float, typer.Option(min=0, help="Dollars for a GPU and hour.")
 
 def autoscale(
     costs: Costs = "24b-h100",
-    rate: Annotated[float, typer.Option(min=0.001, help="Conversations that begin each second, on average.")] = 2.3,
-    days: Annotated[float, typer.Option(min=0.01, max=7, help="Length of the traffic.")] = 1.0,
-    arrivals: Annotated[
+    rate: Annotated[
+        float | None, typer.Option(min=0.001, help="Conversations that begin each second, on average. Default: 2.3.")
+    ] = None,
+    days: Annotated[float | None, typer.Option(min=0.01, max=7, help="Length of the drawn traffic. Default: 1.")] = None,
+    trace: Annotated[
         Path | None,
-        typer.Option(help="Recorded traffic: jsonl of at_s, prompt_tokens, answer_tokens, conversation."),
+        typer.Option(
+            "--trace",
+            "--arrivals",
+            help="Recorded traffic instead of drawn: .csv of TIMESTAMP, ContextTokens, GeneratedTokens, as Azure's traces; "
+            "or jsonl of at_s, prompt_tokens, answer_tokens, conversation.",
+        ),
     ] = None,
     least: Annotated[int, typer.Option("--min", min=1, help="As verifier.autoscaling.min_replicas.")] = 2,
     most: Annotated[int, typer.Option("--max", min=1, help="As verifier.autoscaling.max_replicas.")] = 8,
@@ -52,14 +59,17 @@ def autoscale(
 
     if least > most:
         raise ConfigurationError(f"--min is {least}: must be at most --max, {most}")
+    for option, given in (("--rate", rate), ("--days", days)):
+        if trace is not None and given is not None:
+            raise ConfigurationError(f"{option} is {given}, but --trace is {trace}: a recording has its own")
     if out is not None:
         check_installed()
         if out.exists():
             raise ConfigurationError(f"--out is {out}: it exists; name a new folder, so that no result is lost")
     config = AutoscaleConfig(
         hardware=hardware_of(costs),
-        traffic=TrafficConfig(per_s=rate, days=days),
-        recorded=arrivals,
+        traffic=TrafficConfig(per_s=2.3 if rate is None else rate, days=1.0 if days is None else days),
+        recorded=trace,
         bounds=Autoscaling(min_replicas=least, max_replicas=most),
         fixed=() if fixed is None else _sizes("--fixed", fixed),
         price=price,

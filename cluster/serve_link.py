@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any, cast
 
-from ray.exceptions import RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
@@ -17,7 +17,7 @@ from cluster.broadcast import tell_all
 from cluster.callers import BEAT_S
 from cluster.verifier_choice import session_of
 from services.links import serialised
-from services.not_begun import NotBegun
+from services.not_begun import NodeTaken, NotBegun
 from speculation.errors import Internal, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 
@@ -139,6 +139,8 @@ def translate(error: Exception) -> OutriderError:
         return ResourceExhausted("too many requests wait for the verifier")
     if isinstance(error, DeploymentUnavailableError):
         return NotBegun("no verifier runs; try again")
+    if isinstance(error, RayActorError) and error.preempted:
+        return NodeTaken("the verifier's node was taken away; try again")
     if isinstance(error, RayError):
         return Unavailable("the verifier is gone or restarting; try again")
     log.error("the verifier failed", exc_info=error)

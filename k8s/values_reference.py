@@ -73,6 +73,7 @@ _PARENT = {
     },
 }
 _HOST = r"(\*\.)?[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+_HOURS = {"pattern": r"^[1-9][0-9]{0,5}h$"}
 # Of an image: a tag or a digest, but not what changes under one's feet.
 _NOT_LATEST = {"not": {"pattern": "(^|:)latest$"}}
 
@@ -87,6 +88,12 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "*.secretName": _SECRET,
     "*.secretKey": _SECRET_KEY,
     "componentTls.*": _SECRET,
+    "certificates.*.issuer.name": _SECRET,
+    "certificates.*.issuer.kind": {"pattern": r"^[A-Z][A-Za-z0-9]*$"},
+    "certificates.*.issuer.group": {"pattern": f"^{_HOST}$"},
+    "certificates.public.dnsNames": {"items": {"type": "string", "pattern": f"^{_HOST}$"}},
+    "certificates.*.duration": _HOURS,
+    "certificates.*.renewBefore": _HOURS,
     "ray.version": {"pattern": r"^[0-9]+\.[0-9]+\.[0-9]+$"},
     "ray.authSecretName": _SECRET,
     "*.*SecretName": _SECRET,
@@ -122,8 +129,8 @@ BOUNDS: dict[str, dict[str, Any]] = {
     "groups.*.capabilities": {"items": {"enum": ["IPC_LOCK"]}},
     "groups.*.env": {
         **_TEXTS,
-        # Secrets have their own values, and settings theirs.
-        "propertyNames": {"not": {"pattern": "(^OUTRIDER_|TOKEN|PASSWORD|SECRET|API_?KEY)"}},
+        # Secrets have their own values, and settings theirs; how long Ray drains follows from settings.
+        "propertyNames": {"not": {"pattern": "(^OUTRIDER_|TOKEN|PASSWORD|SECRET|API_?KEY|^RAY_GRACEFUL_)"}},
     },
     "groups.*.nodeSelector": _TEXTS,
     "groups.*.tolerations": {"items": {"type": "object"}},
@@ -160,6 +167,12 @@ def _true(path: str) -> dict[str, Any]:
     return {"required": [first], "properties": {first: _true(rest) if rest else {"const": True}}}
 
 
+def _filled(path: str) -> dict[str, Any]:
+    """A schema that the list at ``path`` is not empty."""
+    first, _, rest = path.partition(".")
+    return {"required": [first], "properties": {first: _filled(rest) if rest else {"minItems": 1}}}
+
+
 # What one value makes of others.
 RULES: list[dict[str, Any]] = [
     {"if": _true("redis.enabled"), "then": _named("redis.passwordSecretName")},
@@ -172,8 +185,22 @@ RULES: list[dict[str, Any]] = [
     {"if": _named("componentTls.drafter"), "then": _named("componentTls.verifier")},
     {"if": _named("componentTls.retrieval"), "then": _named("componentTls.verifier")},
     {
+        "if": _true("certificates.public.enabled"),
+        "then": {
+            "allOf": [
+                _named("tls.secretName"),
+                _named("certificates.public.issuer.name"),
+                _filled("certificates.public.dnsNames"),
+            ],
+        },
+    },
+    {
+        "if": _true("certificates.components.enabled"),
+        "then": {"allOf": [_named("componentTls.verifier"), _named("certificates.components.issuer.name")]},
+    },
+    {
         "if": _true("gateway.enabled"),
-        "then": {"properties": {"gateway": {"properties": {"parentRefs": {"minItems": 1}}}}},
+        "then": _filled("gateway.parentRefs"),
     },
     {"if": _true("ingress.enabled"), "then": {"allOf": [_named("ingress.host"), _true("service.http")]}},
 ]

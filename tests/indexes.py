@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from retrieval_index.builder import BuildConfig, ScoringTarget, build_index
 from retrieval_index.corpus import Document
 from retrieval_index.manifest import Manifest
-from retrieval_index.perplexity import Score
+from retrieval_index.perplexity import ModelScorer, Score
+from services.model_folder import tokenizer_digest
 
 TARGET = ScoringTarget(name="tiny", tokenizer_sha256="a" * 64, vocab_size=256)
 
@@ -65,3 +66,11 @@ def build(
     found = scorer or ByteScorer()
     config = BuildConfig(keep=keep, depth=8, score_tokens=64, top_k=2, semantic=semantic)
     return build_index([document(text) for text in texts], target, encode, lambda: found, out, config)
+
+
+def build_of(out: Path, model: Path, tokens: Sequence[int]) -> Manifest:
+    """An index for a tiny model, whose whole corpus is these tokens."""
+    target = ScoringTarget(name="tiny", tokenizer_sha256=tokenizer_digest(model), vocab_size=320)
+    return build_index(
+        [document(str(out))], target, lambda text: list(tokens), lambda: ModelScorer(model), out, BuildConfig(keep=1.0)
+    )

@@ -1,17 +1,13 @@
-"""The requests of a day: drawn from a seed, or read from a recording."""
+"""The requests of a day, drawn from a seed."""
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NamedTuple
-
-from speculation.errors import ConfigurationError
+from typing import NamedTuple
 
 DAY_S = 86_400.0
 # Load by the hour, of one region: least at four in the morning, two peaks in office hours, 4.5 to 1. An assumption, of the
@@ -131,40 +127,3 @@ def _turns(config: TrafficConfig, conversation: int, at_s: float, end_s: float, 
             return
         context = prompt + answer
         at_s += source.lognormvariate(math.log(config.think_s), 1.0)
-
-
-def read_arrivals(path: Path) -> list[Arrival]:
-    """A recording: a line of JSON for each request, with ``at_s``, ``prompt_tokens``, ``answer_tokens`` and perhaps
-    ``conversation`` (a number or text; requests that begin alike have the same; without it each is alone).
-
-    Raises:
-        ConfigurationError: the file cannot be read, holds nothing, or a line is malformed; names the line.
-    """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read {path}: {error}") from error
-    names: dict[str, int] = {}
-    found = [_read_arrival(path, number, line, names) for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
-        raise ConfigurationError(f"{path}: there is no request in it")
-    found.sort()
-    return found
-
-
-def _read_arrival(path: Path, number: int, line: str, names: dict[str, int]) -> Arrival:
-    try:
-        entry: Any = json.loads(line)
-        at_s, prompt, answer = float(entry["at_s"]), entry["prompt_tokens"], entry["answer_tokens"]
-        name = json.dumps(entry.get("conversation", ["alone", number]))
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(
-            f'{path}:{number}: not a request ({{"at_s": 0.5, "prompt_tokens": 900, "answer_tokens": 200}}): {error!r}'
-        ) from error
-    counts = all(type(value) is int and 1 <= value <= 2**20 for value in (prompt, answer))
-    if not counts or not 0 <= at_s < math.inf:
-        raise ConfigurationError(
-            f"{path}:{number}: at_s is {at_s}, prompt_tokens {prompt}, answer_tokens {answer}: "
-            "must be at least 0, and two whole numbers from 1 to 1,048,576"
-        )
-    return Arrival(at_s, names.setdefault(name, len(names)), prompt, answer)

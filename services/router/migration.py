@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from services.log_names import log_name
 from services.metrics.registry import Metrics
-from services.not_begun import NotBegun
+from services.not_begun import NodeTaken, NotBegun
 from speculation import limits
 from speculation.errors import Internal, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
@@ -43,7 +43,7 @@ class Migration:
         """A verifier's events. If it dies, another one continues after the committed tokens: same seed, same tokens.
 
         A request at which two verifiers have failed, the second without a token, may be the cause, and is not tried on a
-        third one.
+        third one. Verifiers whose machines were taken away do not count.
         """
         trouble = _Trouble(self._timeout_s)
         committed: list[int] = []
@@ -120,6 +120,8 @@ class _Trouble:
         self.error = error
         if isinstance(error, Unavailable) and not isinstance(error, NotBegun):
             self._lost_at = _now() if self._lost_at is None else self._lost_at
+            if isinstance(error, NodeTaken):
+                return
             self._failed = self._failed + 1 if committed == self._committed else 1
             self._committed = committed
 

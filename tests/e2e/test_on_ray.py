@@ -11,7 +11,7 @@ import signal
 import socket
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,13 +23,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 import outrider
 from cli.scraping import Reading, read
 from outrider import Client
-from retrieval_index.builder import BuildConfig, ScoringTarget, build_index
 from retrieval_index.embedded import embedded_redis
-from retrieval_index.perplexity import ModelScorer
 from retrieval_index.store import IndexStore
-from services.model_folder import tokenizer_digest
 from tests.checked_load import wait_until
-from tests.indexes import document
+from tests.indexes import build_of
 from tests.on_ray import Service
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
@@ -242,13 +239,6 @@ def test_killing_the_verifier_delays_the_answer_and_changes_no_token(service: Se
 
 
 SAMPLED: dict[str, Any] = {"token_ids": [40, 41, 42, 43], "max_tokens": 60, "ignore_eos": True, "temperature": 0.9}
-
-
-def build_of(folder: Path, model: Path, tokens: tuple[int, ...]) -> None:
-    """An index whose whole corpus is one answer."""
-    target = ScoringTarget(name="tiny", tokenizer_sha256=tokenizer_digest(model), vocab_size=320)
-    scorer: Callable[[], ModelScorer] = lambda: ModelScorer(model)  # noqa: E731
-    build_index([document(str(folder))], target, lambda text: tokens, scorer, folder, BuildConfig(keep=1.0))
 
 
 def test_an_index_comes_into_use_changes_and_survives(

@@ -15,7 +15,7 @@ import trustme
 
 from services.access.key_hash import hash_key, new_key
 from services.links.component_files import name_of
-from tests.k8s.chart import Manifest, render, serve_config
+from tests.k8s.chart import Manifest, groups, render, serve_config
 from tests.ports import free_port
 
 _SMALL: dict[str, Any] = {
@@ -32,10 +32,15 @@ _SMALL: dict[str, Any] = {
 _ARRANGED: dict[str, dict[str, Any]] = {
     "eight-h100-stages": {"settings": {"verifier": {"stages": 2, "num_cpus": 1}}, "groups": {"verifier": {"gpus": 4}}},
     "multi-node": {
-        "settings": {"verifier": {"stages": 2, "num_cpus": 1, "num_gpus": 4}},
+        "settings": {
+            "verifier": {"stages": 2, "num_cpus": 1, "num_gpus": 4, "draft_deadline_s": 10},
+            # The first look-up of a process takes longer than later ones.
+            "drafter": {"retrieval_deadline_s": 1},
+        },
         "groups": {"verifier": {"gpus": 4}},
-        # Redis holds Ray's control store and an index there; both have tests of their own.
+        # The index lies in a Redis of this machine; Ray's control store, in Redis there, has a test of its own.
         "redis": {"enabled": False, "index": False, "passwordSecretName": ""},
+        "indexRedis": {"urlSecretName": "outrider-index"},
         "ray": {"gcsFaultTolerance": {"enabled": False}},
     },
 }
@@ -62,10 +67,10 @@ class Deployable:
 
 
 class Mounts:
-    """The files that volumes and secrets would give to the pods, in one folder."""
+    """What volumes and secrets would give to the pods: files in one folder, and the URL of the Redis with the index."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, index_url: str) -> None:
+        self.folder, self.index_url = folder, index_url
         self.api_key, self._authority = new_key(), trustme.CA()
         self.ca = self._authority.cert_pem.bytes()
         self._write("keys/keys.yaml", json.dumps([{"hash": hash_key(self.api_key), "id": "test"}]))
@@ -102,6 +107,9 @@ def deployable(profile: str, model: Path, volume: Path, mounts: Mounts, *more: d
     config = mounts.mounted(config, given["cache_dir"], volume)
     # Pods have an ops port each; here it is another program's for all that the chart knows.
     config["applications"][0]["args"]["server"]["ops_port"] = 0
+    if _index_url_in_secret(manifests):
+        # As the head's environment says it, which all profiles share here.
+        config["applications"][0]["args"]["retrieval"]["redis_url"] = mounts.index_url
     secure = "tls_certificate" in given["server"]
     return Deployable(
         manifests=manifests,
@@ -112,3 +120,8 @@ def deployable(profile: str, model: Path, volume: Path, mounts: Mounts, *more: d
         api_key=mounts.api_key if "keys_file" in given["server"] else None,
         ca=mounts.ca if secure else None,
     )
+
+
+def _index_url_in_secret(manifests: list[Manifest]) -> bool:
+    (head,) = groups(manifests)["head"]["template"]["spec"]["containers"]
+    return any(each["name"] == "OUTRIDER_RETRIEVAL__REDIS_URL" and "valueFrom" in each for each in head["env"])

@@ -38,11 +38,12 @@ class Pod:
     """One node of Ray.
 
     Args:
+        address: its own.
         probe: what the kubelet asks.
     """
 
-    def __init__(self, command: list[str], environment: Mapping[str, str], probe: str, log: Path) -> None:
-        self._probe = probe
+    def __init__(self, command: list[str], environment: Mapping[str, str], address: str, probe: str, log: Path) -> None:
+        self.address, self._probe = address, probe
         self._log = log
         with log.open("w") as output:
             self.process = subprocess.Popen(command, env=environment, stdout=output, stderr=output, start_new_session=True)
@@ -102,7 +103,7 @@ class RayOfGroups:
         return {"RAY_ADDRESS": self.address, **self._own}
 
     def _start(self, group: str, given: Mapping[str, Any], flags: dict[str, str], environment: Mapping[str, str]) -> Pod:
-        number, agent_port = len(self.pods) + 1, free_port()
+        number, agent_port, own_address = len(self.pods) + 1, free_port(), _own_address(len(self.pods))
         (container,) = (each for each in given["template"]["spec"]["containers"] if each["name"].startswith("ray-"))
         limits, resources = container["resources"]["limits"], given.get("resources", {})
         gpus = sum(int(amount) for name, amount in limits.items() if name.startswith("nvidia.com/"))
@@ -111,7 +112,7 @@ class RayOfGroups:
             "--num-gpus": given["rayStartParams"].get("num-gpus", str(gpus)),
             "--resources": json.dumps({name: float(amount) for name, amount in resources.items()}),
             # What pods have for themselves: an address, and every port.
-            "--node-ip-address": _own_address(len(self.pods)), "--dashboard-agent-listen-port": str(agent_port),
+            "--node-ip-address": own_address, "--dashboard-agent-listen-port": str(agent_port),
             "--dashboard-agent-grpc-port": str(free_port()), "--metrics-export-port": str(free_port()),
             "--runtime-env-agent-port": str(free_port()), "--min-worker-port": "0", "--max-worker-port": "0",
             # Ray would believe that the whole machine is each one's own.
@@ -123,10 +124,10 @@ class RayOfGroups:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith(("RAY_", "OUTRIDER_"))}
         command = [str(RAY), "start", "--block"]
         command += [f"{flag}={value}" if value else flag for flag, value in flags.items()]
-        probe = f"http://{_own_address(len(self.pods))}:{agent_port}/api/healthz"
+        probe = f"http://{own_address}:{agent_port}/api/healthz"
         environment = inherited | told | self._own | dict(environment)
         for attempt in range(_ATTEMPTS):
-            pod = Pod(command, environment, probe, self.folder / f"{number}-{group}-{attempt}.log")
+            pod = Pod(command, environment, own_address, probe, self.folder / f"{number}-{group}-{attempt}.log")
             self._started.append(pod)
             # One after the other, and again where one fails, as in a cluster: Ray gives each of them 30 s to start.
             self._wait(lambda: pod.healthy() or pod.process.poll() is not None)  # noqa: B023

@@ -1,4 +1,4 @@
-"""Strict checks of manifests: Kubernetes' own kinds by Kubernetes' schemas, RayService by KubeRay's, what others define by their fields."""
+"""Strict checks of manifests: Kubernetes' own kinds by Kubernetes' schemas, RayService by KubeRay's, those of others by theirs."""
 
 from __future__ import annotations
 
@@ -9,38 +9,16 @@ from typing import Any
 import jsonschema
 import pytest
 
+from tests.k8s import kuberay_subset, other_kinds
 from tests.k8s.chart import Manifest
-from tests.k8s.kuberay_subset import FILE
 
 # The oldest that the chart allows, and the latest that the package knows.
 VERSIONS = ("1.28", "1.37")
 
-_OBJECT: dict[str, Any] = {"type": "object"}
-_TEXTS = {"type": "array", "items": {"type": "string"}}
-_ROUTE = {"parentRefs": {"type": "array", "minItems": 1}, "hostnames": _TEXTS, "rules": {"type": "array", "minItems": 1}}
-# Fields that the chart uses of kinds whose definitions are not here.
-OTHERS: dict[str, dict[str, Any]] = {
-    "PodMonitor": {
-        "selector": _OBJECT,
-        "podTargetLabels": _TEXTS,
-        "podMetricsEndpoints": {
-            "type": "array",
-            "items": {
-                "type": "object",
-                "additionalProperties": False,
-                "properties": {"port": {"type": "string"}, "interval": {"type": "string"}},
-            },
-        },
-    },
-    "PrometheusRule": {"groups": {"type": "array", "minItems": 1}},
-    "GRPCRoute": _ROUTE,
-    "HTTPRoute": _ROUTE,
-}
-
 
 @cache
 def _rayservice() -> Any:
-    return jsonschema.Draft202012Validator(json.loads(FILE.read_text(encoding="utf-8")))
+    return jsonschema.Draft202012Validator(json.loads(kuberay_subset.FILE.read_text(encoding="utf-8")))
 
 
 def check(manifest: Manifest) -> None:
@@ -50,10 +28,8 @@ def check(manifest: Manifest) -> None:
         _rayservice().validate(manifest)
         for template in pod_templates(manifest):
             check_built_in({"apiVersion": "v1", "kind": "Pod", **template})
-    elif kind in OTHERS:
-        schema = {"type": "object", "additionalProperties": False, "properties": OTHERS[kind], "required": [*OTHERS[kind]]}
-        schema["required"] = [name for name in OTHERS[kind] if name != "hostnames"]
-        jsonschema.validate(manifest["spec"], schema)
+    elif kind in other_kinds.KINDS:
+        jsonschema.validate(manifest["spec"], other_kinds.known()[kind])
     else:
         check_built_in(manifest)
 

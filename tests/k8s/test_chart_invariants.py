@@ -259,6 +259,24 @@ def test_components_are_pinned_to_their_groups(made: list[Manifest]) -> None:
     assert groups(made)["head"]["rayStartParams"]["num-cpus"] == "0"
 
 
+def environment(template: Manifest) -> dict[str, str]:
+    """What the first container of a pod is told in so many words."""
+    return {each["name"]: each["value"] for each in template["spec"]["containers"][0]["env"] if "value" in each}
+
+
+def test_ray_reads_how_long_to_drain() -> None:
+    from ray._private import ray_constants
+
+    assert "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" in vars(ray_constants)
+
+
+def test_time_to_drain_follows_the_settings() -> None:
+    told = {"settings": {"server": {"drain_delay_s": 5, "drain_grace_s": 1000}, "verifier": {"drain_s": 500}}}
+    made = render(told)
+    test_pods_have_time_to_drain(made)
+    assert environment(templates(made)["verifier"])["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "520"
+
+
 def test_pods_have_time_to_drain(made: list[Manifest]) -> None:
     known = load(over=settings(made), environ={})
     grace = {name: each["spec"]["terminationGracePeriodSeconds"] for name, each in templates(made).items()}
@@ -273,6 +291,15 @@ def test_pods_have_time_to_drain(made: list[Manifest]) -> None:
     assert command[:2] == ["outrider", "leave"]
     assert streams < float(command[command.index("--timeout") + 1]) < grace["router"]
     assert command[command.index("--name") + 1] == known.cluster.name
+    # Ray, told to stop after that, moves what else runs there, and the kubelet waits for it.
+    drain = {
+        name: float(environment(each)["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"]) for name, each in templates(made).items()
+    }
+    leave = {name: float(command[command.index("--timeout") + 1]) if name == "router" else 0.0 for name in drain}
+    assert all(leave[name] + drain[name] < grace[name] for name in grace)
+    assert drain["verifier"] > known.verifier.drain_s
+    # What moves their answers lives as long as they do.
+    assert drain["head"] >= drain["verifier"]
     # A balancer's two probes notice before calls are refused.
     probe = templates(made)["router"]["spec"]["containers"][0]["readinessProbe"]
     assert known.server.drain_delay_s >= probe["periodSeconds"] * probe["failureThreshold"]

@@ -64,6 +64,30 @@ BY_SCHEMA: dict[str, tuple[dict[str, Any], str]] = {
         {"ray": {"gcsFaultTolerance": {"enabled": True}}}, "ray.gcsFaultTolerance.redisAddress: String length must be greater",
     ),
     "half of mutual TLS": ({"componentTls": {"verifier": "v"}}, "componentTls.drafter: String length must be greater"),
+    "a certificate for no secret": (
+        {"certificates": {"public": {"enabled": True, "issuer": {"name": "acme"}, "dnsNames": ["a.example.com"]}}},
+        "tls.secretName: String length must be greater",
+    ),
+    "a certificate of nobody": (
+        {"tls": {"secretName": "tls"}, "certificates": {"public": {"enabled": True, "dnsNames": ["a.example.com"]}}},
+        "certificates.public.issuer.name: String length must be greater",
+    ),
+    "a certificate for no host": (
+        {"tls": {"secretName": "tls"}, "certificates": {"public": {"enabled": True, "issuer": {"name": "acme"}}}},
+        "certificates.public.dnsNames: Array must have at least 1 items",
+    ),
+    "certificates of components without mutual TLS": (
+        {"certificates": {"components": {"enabled": True, "issuer": {"name": "ours"}}}},
+        "componentTls.verifier: String length must be greater",
+    ),
+    "a certificate that is renewed after its end": (
+        {"certificates": {"components": {"renewBefore": "2160h"}}},
+        "certificates.components.renewBefore is 2160h: must be shorter than certificates.components.duration, 2160h",
+    ),
+    "Ray's time apart from the pods'": (
+        group("verifier", env={"RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S": "5"}),
+        'groups.verifier.env: Property name of "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" does not match',
+    ),
     "an amount with a foreign unit": (group("verifier", memory="8GB"), "groups.verifier.memory: Does not match pattern"),
     "GPUs in words": (group("verifier", gpus="eight"), "groups.verifier.gpus: Invalid type. Expected: integer"),
     "a capability beyond RDMA's": (group("verifier", capabilities=["SYS_ADMIN"]), "groups.verifier.capabilities.0"),

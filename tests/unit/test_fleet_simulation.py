@@ -20,10 +20,12 @@ from benchmarks.fleet.cost_tables import KNOWN, SHAPES, hardware_of, roofline
 from benchmarks.fleet.fleet_report import write_fleet_report
 from benchmarks.fleet.fleet_simulation import FleetConfig, FleetSimulation
 from benchmarks.fleet.hash_ring import HashRing
+from benchmarks.fleet.recorded_traffic import read_arrivals
 from benchmarks.fleet.replica_model import Job, ReplicaModel
 from benchmarks.fleet.serve_scaling import Autoscaler, Delays
 from benchmarks.fleet.step_pace import StepPace
-from benchmarks.fleet.traffic import Arrival, TrafficConfig, draw, read_arrivals
+from benchmarks.fleet.traffic import Arrival, TrafficConfig, draw
+from cli import fleet_commands
 from cluster.placement import Autoscaling
 from speculation.errors import ConfigurationError
 
@@ -220,8 +222,8 @@ def test_traffic_has_the_shape_of_a_day() -> None:
         ('{"at_s": 1}', "not a request"),
         ("[]", "not a request"),
         ('{"at_s": -1, "prompt_tokens": 3, "answer_tokens": 3}', "at_s is -1"),
-        ('{"at_s": 1, "prompt_tokens": 0, "answer_tokens": 3}', "prompt_tokens 0"),
-        ('{"at_s": 1, "prompt_tokens": 3, "answer_tokens": 2.5}', "answer_tokens 2.5"),
+        ('{"at_s": 1, "prompt_tokens": 0, "answer_tokens": 3}', "prompt_tokens is 0"),
+        ('{"at_s": 1, "prompt_tokens": 3, "answer_tokens": 2.5}', "answer_tokens is 2.5"),
         ("", "there is no request"),
     ],
 )
@@ -243,6 +245,48 @@ def test_a_recording_is_replayed(tmp_path: Path) -> None:
     assert [each.finished for each in found.outcomes] == [5, 5]
     with pytest.raises(ConfigurationError, match="cannot read"):
         read_arrivals(tmp_path / "none.jsonl")
+
+
+HEADER = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+
+
+def test_a_trace_of_azures_kind_is_replayed(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    # Both kinds of times that the published files have; the second is a day and a half second after the first.
+    rows = "2023-11-17 18:15:47.1805900,11,5\n2023-11-16T18:15:46.680590+00:00,10,4\n\n"
+    file.write_text("\ufeff" + HEADER.replace("\n", ",Model\n") + rows.replace(",5", ",5,a").replace(",4", ",4,b"))
+    assert read_arrivals(file) == [Arrival(0.0, 1, 10, 4), Arrival(86_400.5, 0, 11, 5)]
+    found = compare_fleets(config(recorded=file, fixed=(1,), fleet=FleetConfig(node_s=20, load_s=10, deaths=0, every_s=60)))
+    assert [each.finished for each in found.outcomes] == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "trace.csv:1: no column TIMESTAMP, ContextTokens, GeneratedTokens"),
+        ("TIMESTAMP,ContextTokens\n", "trace.csv:1: no column GeneratedTokens"),
+        (HEADER, "trace.csv: there is no request in it"),
+        (
+            HEADER + "2023-11-16 18:15:46,1,2\n2023-11-16,1\n",
+            "trace.csv:3: not a request .*: 2 fields where the first line has 3",
+        ),
+        (HEADER + "yesterday,1,2\n", "trace.csv:2: not a request .*: Invalid isoformat string: 'yesterday'"),
+        (HEADER + "\n2023-11-16 18:15:46,1.5,2\n", "trace.csv:3: not a request .*'1.5'"),
+        (HEADER + "2023-11-16 18:15:46,1,0\n", "trace.csv:2: GeneratedTokens is 0: must be a whole number from 1"),
+        (HEADER + '2023-11-16 18:15:46,"1,2\n', "trace.csv:2: unexpected end of data"),
+    ],
+)
+def test_a_malformed_trace_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=said):
+        read_arrivals(file)
+
+
+def test_a_trace_has_its_own_rate(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    with pytest.raises(ConfigurationError, match=r"--rate is 3\.0, but --trace is .*: a recording has its own"):
+        fleet_commands.autoscale(trace=file, rate=3.0)
 
 
 def test_cost_tables(tmp_path: Path) -> None:

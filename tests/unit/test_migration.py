@@ -8,11 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ray.core.generated.common_pb2 import ActorDiedErrorContext, NodeDeathInfo
+from ray.exceptions import ActorDiedError
 
 from cluster.build import Pipeline
+from cluster.serve_link import translate
 from services.client_api import ClientRequest, Completion, RequestedSampling, TextChunk
 from services.metrics.registry import DROPPED
-from services.not_begun import NotBegun
+from services.not_begun import NodeTaken, NotBegun
 from services.router import migration
 from services.router.config import RouterConfig
 from services.router.migration import Migration
@@ -91,7 +94,9 @@ async def test_the_answer_goes_on(
 
 
 @pytest.mark.parametrize(
-    ("error", "tried"), [(Unavailable, 2), (NotBegun, 4)], ids=["two verifiers may fail at it", "all may refuse to begin"]
+    ("error", "tried"),
+    [(Unavailable, 2), (NotBegun, 4), (NodeTaken, 4)],
+    ids=["two verifiers may fail at it", "all may refuse to begin", "all may lose their machines"],
 )
 async def test_but_not_for_ever(
     tiny_model: Path, monkeypatch: pytest.MonkeyPatch, error: type[Unavailable], tried: int
@@ -99,10 +104,39 @@ async def test_but_not_for_ever(
     monkeypatch.setattr(migration, "_DELAYS_S", (0.0, 0.0, 0.0))
     async with pipeline(tiny_model) as running:
         verifier = Mortal(running, 0, lives=10, error=error)
-        router = RouterService(RouterConfig(model_path=str(tiny_model)), verifier)
+        router = RouterService(RouterConfig(model_path=str(tiny_model), migration_timeout_s=0.0), verifier)
         with pytest.raises(Unavailable):
             await answer(router, "prompt_lookup")
         assert 10 - verifier.lives == tried
+
+
+async def test_a_new_call_outlives_a_lost_node_during_a_roll_out(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One verifier is replaced before the first token, and the next one's machine goes: neither says anything of the call."""
+    monkeypatch.setattr(migration, "_DELAYS_S", (0.0, 0.0, 0.0))
+    async with pipeline(tiny_model) as running:
+        expected = await answer(running.router, "prompt_lookup")
+
+        class Unlucky(Mortal):
+            """Dies twice, the second time of another cause."""
+
+            async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+                self.error = Unavailable if self.lives == 2 else NodeTaken
+                async for event in super().generate(request):
+                    yield event
+
+        router = RouterService(RouterConfig(model_path=str(tiny_model)), Unlucky(running, 0, lives=2))
+        text, tokens, _ = await answer(router, "prompt_lookup")
+        assert (text, tokens) == expected[:2]
+
+
+def test_a_preempted_node_is_no_sign_against_the_request() -> None:
+    """What Ray says of an actor whose node ended after a SIGTERM, and of one that died by itself."""
+    said = {"class_name": "VerifierDeployment", "actor_id": bytes(16), "error_message": "its node has died"}
+    preempted = NodeDeathInfo(reason=NodeDeathInfo.AUTOSCALER_DRAIN_PREEMPTED)
+    died = NodeDeathInfo(reason=NodeDeathInfo.UNEXPECTED_TERMINATION)
+    for info, kind in ((preempted, NodeTaken), (died, Unavailable), (None, Unavailable)):
+        cause = ActorDiedErrorContext(**said, node_death_info=info)
+        assert type(translate(ActorDiedError(cause))) is kind
 
 
 async def test_a_request_that_fails_at_one_token_is_tried_on_two(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -68,17 +68,17 @@ matchExpressions:
   - {key: app.kubernetes.io/component, operator: In, values: [head, router, drafting, verifier]}
 {{- end -}}
 
-{{/* The secrets that must be there, as lines "NAME with ENTRIES". */}}
+{{/* The secrets that must be there before, as lines "NAME with ENTRIES". */}}
 {{- define "outrider.neededSecrets" -}}
 {{- $values := .Values -}}
 {{- with $values.apiKeys }}{{ with .secretName }}
 {{ . }} with {{ $values.apiKeys.secretKey }}{{ end }}{{ end }}
 {{- with $values.internalToken }}{{ with .secretName }}
 {{ . }} with {{ $values.internalToken.secretKey }}{{ end }}{{ end }}
-{{- with $values.tls.secretName }}
-{{ . }} with tls.crt, tls.key{{ end }}
-{{- range $role := list "verifier" "drafter" "retrieval" }}{{ with get $values.componentTls $role }}
-{{ . }} with tls.crt, tls.key, ca.crt for {{ $role }}.outrider.internal{{ end }}{{ end }}
+{{- if not $values.certificates.public.enabled }}{{ with $values.tls.secretName }}
+{{ . }} with tls.crt, tls.key{{ end }}{{ end }}
+{{- range $role := list "verifier" "drafter" "retrieval" }}{{ with get $values.componentTls $role }}{{ if not $values.certificates.components.enabled }}
+{{ . }} with tls.crt, tls.key, ca.crt for {{ $role }}.outrider.internal{{ end }}{{ end }}{{ end }}
 {{- with $values.ray.authSecretName }}
 {{ . }} with auth_token{{ end }}
 {{- with $values.indexRedis.urlSecretName }}

@@ -5,6 +5,7 @@
 {{- $values := get $root.Values.groups $group -}}
 {{- $head := eq $group "head" -}}
 {{- $selector := include "outrider.selector" (list $root $group) -}}
+{{- $ending := include "outrider.ending" (list $root $group) | fromJson -}}
 metadata:
   labels:
     {{- $selector | nindent 4 }}
@@ -25,7 +26,7 @@ spec:
   serviceAccountName: {{ include "outrider.account" $root }}
   automountServiceAccountToken: false
   enableServiceLinks: false
-  terminationGracePeriodSeconds: {{ include "outrider.graceSeconds" (list $root $group) }}
+  terminationGracePeriodSeconds: {{ $ending.grace }}
   securityContext:
     {{- include "outrider.podSecurity" $root | nindent 4 }}
   {{- with $values.priorityClassName }}
@@ -73,7 +74,7 @@ spec:
       lifecycle:
         preStop:
           exec:
-            command: [outrider, leave, --name, {{ include "outrider.application" $root }}, --timeout, {{ sub (include "outrider.graceSeconds" (list $root $group)) 15 | quote }}]
+            command: [outrider, leave, --name, {{ include "outrider.application" $root }}, --timeout, {{ $ending.leave | toString | quote }}]
       {{- end }}
       {{- include "outrider.containerCommon" . | nindent 6 }}
   volumes:
@@ -157,6 +158,7 @@ securityContext:
   "HF_HOME" (printf "%s/huggingface" $root.Values.storage.mountPath)
   "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO" "0"
   "RAY_DEDUP_LOGS" "0"
+  "RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S" ((include "outrider.ending" (list $root .group) | fromJson).drain | toString)
   "RAY_USAGE_STATS_ENABLED" "0"
 -}}
 {{- if not $root.Values.networkPolicy.fetchModels -}}

@@ -117,17 +117,22 @@ to the RayService, as the arguments of cluster.app:build, and to the ConfigMap, 
 {{- end -}}
 {{- end -}}
 
-{{/* Seconds that a pod of a group may take to end. */}}
-{{- define "outrider.graceSeconds" -}}
-{{- $root := first . -}}
-{{- $settings := $root.Values.settings -}}
-{{- $server := $settings.server | default dict -}}
+{{/*
+Seconds in which a pod of a group ends, as JSON; with (list . "group"). `leave`: its router's streams end, in preStop. `drain`: then
+Ray moves what else runs there. `grace`: the kubelet waits for both. All follow from settings. The head stays as long as verifiers
+do, whose answers it helps to move.
+*/}}
+{{- define "outrider.ending" -}}
+{{- $settings := (first .).Values.settings -}}
+{{- $leave := 0 -}}
+{{- $drain := 50 -}}
 {{- if eq (last .) "router" -}}
-{{- addf (hasKey $server "drain_delay_s" | ternary $server.drain_delay_s 15) (hasKey $server "drain_grace_s" | ternary $server.drain_grace_s 300) 30 | ceil | int -}}
-{{- else if eq (last .) "verifier" -}}
+{{- $server := $settings.server | default dict -}}
+{{- $leave = addf (hasKey $server "drain_delay_s" | ternary $server.drain_delay_s 15) (hasKey $server "drain_grace_s" | ternary $server.drain_grace_s 300) 15 | ceil | int -}}
+{{- $drain = 10 -}}
+{{- else if has (last .) (list "verifier" "head") -}}
 {{- $verifier := $settings.verifier | default dict -}}
-{{- addf (hasKey $verifier "drain_s" | ternary $verifier.drain_s 30) 30 | ceil | int -}}
-{{- else -}}
-60
+{{- $drain = addf (hasKey $verifier "drain_s" | ternary $verifier.drain_s 30) 20 | ceil | int -}}
 {{- end -}}
+{{- dict "leave" $leave "drain" $drain "grace" (add $leave $drain (eq (last .) "router" | ternary 5 10)) | toJson -}}
 {{- end -}}
