@@ -18,7 +18,7 @@ _QUESTIONS = (
 
 
 def canary(
-    folder: Annotated[Path, typer.Argument(help="Folder of a head: config.json and safetensors, of any layout.")],
+    folder: Annotated[Path, typer.Argument(help="Folder of a head or streams: config.json and safetensors, of any layout.")],
     model: Annotated[str | None, typer.Option(help="The head's target. Default: the built-in one.")] = None,
     prompts: Annotated[
         Path | None, typer.Option(help="A .jsonl file as for outrider train data. Default: two questions of our own.")
@@ -35,9 +35,8 @@ def canary(
     from cluster.config import load
     from cluster.models import as_float32, resolve
     from services.client_api import ChatMessage
-    from services.drafter.feature_draft.canary import check
+    from services.drafter.canary_trial import open_trial
     from services.drafter.feature_draft.canary_texts import TEXTS, layers_to_record, record_texts, save_texts
-    from services.drafter.feature_draft.head_files import load_head
     from services.drafter.feature_draft.target_rows import read_target_shape
     from services.model_folder import reading
     from services.router.tokens import Tokens
@@ -50,7 +49,7 @@ def canary(
     target = resolve(loaded.model, loaded.cache_dir, say=_say).path
     if not (folder / "config.json").is_file():
         raise ConfigurationError(f"{folder}: has no config.json: must be the folder of a head")
-    head, shape, tokens = load_head(folder, target), read_target_shape(target), Tokens(str(target))
+    trial, shape, tokens = open_trial(folder, target), read_target_shape(target), Tokens(str(target))
     encoded = [
         tokens.encode_chat(messages) if tokens.has_chat_template else tokens.encode(messages[-1].content)
         for messages in asked
@@ -58,8 +57,8 @@ def canary(
     with reading(f"load the target at {target}"):
         teacher = AutoModelForCausalLM.from_pretrained(as_float32(target, say=_say), attn_implementation="sdpa")
     with stderr().status("the target writes"):
-        texts = record_texts(teacher, encoded, layers_to_record(head.config, shape), length)
-    found = check(head, texts, shape, str(folder))
+        texts = record_texts(teacher, encoded, layers_to_record(trial.layers, shape), length)
+    found = trial.check(texts)
     save_texts(texts, folder / TEXTS)
     stdout().print(
         f"{folder / TEXTS}: {found.guesses} guesses; the target chose {found.first:.0%} of the first ones and "

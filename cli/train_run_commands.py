@@ -193,7 +193,8 @@ def evaluate(
         found = dict(measure(opened.learner, islice(held_out, sequences), positions, opened.output))
         source = opened.source()
         if source is not None and (sizes := _sizes(trees)):
-            for domain, (greedy, sampled) in tree_taus(source, held_out, sizes, tree_sequences).items():
+            served = map(opened.as_served, held_out)
+            for domain, (greedy, sampled) in tree_taus(source, served, sizes, tree_sequences, opened.layers).items():
                 found[domain] = replace(found[domain], tree=greedy, tree_sampled=sampled)
     content = {domain: each.as_json() for domain, each in found.items()}
     write_whole(snapshot / EVALUATION, json.dumps({"step": state.step, "domains": content}, indent=1).encode())

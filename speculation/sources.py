@@ -56,6 +56,8 @@ _SPECS = (
     _model("eagle", "feature_draft.source:make_eagle", layers=(-1,)),
     _model("eagle3", "feature_draft.source:make_eagle3", layers=(1, -16, -4)),
     _model("fspad", "feature_draft.source:make_fspad", layers=(-1,)),
+    _model("streaming", "ahead_draft.stream_source:make", layers=(-7,)),
+    _model("medusa", "ahead_draft.medusa_source:make", layers=(-1,)),
 )
 SOURCES: dict[str, SourceSpec] = {spec.name: spec for spec in _SPECS}
 
@@ -63,21 +65,18 @@ SOURCES: dict[str, SourceSpec] = {spec.name: spec for spec in _SPECS}
 AUTO, _BLEND = "auto", ("suffix", "recycling")
 STRATEGIES: dict[str, tuple[str, ...]] = {
     "autoregressive": (),
-    "prompt_lookup": ("prompt_lookup",),
-    "suffix": ("suffix",),
-    "recycling": ("recycling",),
+    **{name: (name,) for name in ("prompt_lookup", "suffix", "recycling")},
     **dict.fromkeys(("blend", AUTO), _BLEND),
     **{name: (name,) for name in ("anpd", "lookahead", "spectra_core", "spectra")},
-    "spectra_retrieval": ("retrieval",),
-    "rest": ("retrieval",),
-    "semantic": ("semantic",),
-    **{name: (name,) for name in ("draft_model", "eagle", "eagle3", "fspad")},
+    **dict.fromkeys(("spectra_retrieval", "rest"), ("retrieval",)),
+    **{name: (name,) for name in ("semantic", "draft_model", "eagle", "eagle3", "fspad", "streaming", "medusa")},
 }
 # Sources that a strategy uses as well, on servers with a retrieval index that suits them.
 WHERE_INDEXED: dict[str, tuple[str, ...]] = dict.fromkeys(("blend", AUTO), ("retrieval", "semantic"))
 # The source that a strategy uses as well, and first, where a request has a prediction of its answer.
 WHERE_PREDICTED: dict[str, str] = dict.fromkeys(("blend", AUTO), "prediction")
 # Of sources that run a model, a strategy uses the first that the server has: several would share the cores or the device.
-WHERE_TRAINED: dict[str, tuple[str, ...]] = dict.fromkeys(("blend", AUTO), ("fspad", "eagle3", "eagle", "draft_model"))
+_TRAINED = ("fspad", "eagle3", "eagle", "draft_model", "streaming", "medusa")
+WHERE_TRAINED: dict[str, tuple[str, ...]] = dict.fromkeys(("blend", AUTO), _TRAINED)
 # Nodes per step of strategies whose paper uses larger trees than the source's default.
 STRATEGY_NODES: dict[str, int] = {"rest": 64}

@@ -7,15 +7,23 @@ from typing import Literal
 
 import torch
 
+from services.drafter.ahead_draft.medusa import MedusaHeads
+from services.drafter.ahead_draft.medusa_config import MedusaConfig
+from services.drafter.ahead_draft.medusa_files import save_medusa
+from services.drafter.ahead_draft.stream_config import StreamsConfig
+from services.drafter.ahead_draft.stream_files import new_streams, save_streams
 from services.drafter.feature_draft.canary_texts import TEXTS, CanaryText, save_texts
 from services.drafter.feature_draft.head import FeatureHead
 from services.drafter.feature_draft.head_config import head_for
 from services.drafter.feature_draft.head_writing import save_head
+from services.drafter.feature_draft.shared_output import SharedOutput
 from services.drafter.feature_draft.target_rows import read_target_rows, read_target_shape
 
 FAMILIES: tuple[Literal["eagle", "fspad", "eagle3"], ...] = ("eagle", "fspad", "eagle3")
+# Those that guess several tokens ahead at once.
+AHEAD = ("streaming", "medusa")
 # The hidden states that they read, of a target of two layers.
-LAYERS: dict[str, tuple[int, ...]] = {"eagle": (-1,), "fspad": (-1,), "eagle3": (0, 1)}
+LAYERS: dict[str, tuple[int, ...]] = {"eagle": (-1,), "fspad": (-1,), "eagle3": (0, 1), "streaming": (0,), "medusa": (-1,)}
 
 
 def make_head(target: Path, folder: Path, family: Literal["eagle", "fspad", "eagle3"]) -> Path:
@@ -26,6 +34,52 @@ def make_head(target: Path, folder: Path, family: Literal["eagle", "fspad", "eag
         head = FeatureHead(config, read_target_rows(target))
         save_head(head, folder, {}, dtype=torch.float32)
     return folder
+
+
+def make_streams(target: Path, folder: Path, *, layers: int = 1, streams: int = 3) -> Path:
+    """Write streams for the target with disturbed adapters."""
+    if not (folder / "config.json").is_file():
+        generator = torch.Generator().manual_seed(4)
+        shape = read_target_shape(target)
+        config = StreamsConfig(
+            hidden_size=shape.hidden_size,
+            vocab_size=shape.vocab_size,
+            draft_vocab_size=shape.vocab_size,
+            num_streams=streams,
+            num_layers=layers,
+            target_layers=shape.num_layers,
+            rank=4,
+            alpha=6.0,
+        )
+        made = new_streams(config, target, shape, shared_output(target), generator)
+        with torch.no_grad():
+            for _, parameter in made.trained():
+                parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+        save_streams(made, folder, {}, dtype=torch.float32)
+    return folder
+
+
+def make_medusa(target: Path, folder: Path, *, own_output: bool = False, blocks: int = 1) -> Path:
+    """Write three heads for the target."""
+    if not (folder / "config.json").is_file():
+        torch.manual_seed(5)
+        shape = read_target_shape(target)
+        config = MedusaConfig(
+            hidden_size=shape.hidden_size,
+            vocab_size=shape.vocab_size,
+            draft_vocab_size=shape.vocab_size,
+            num_heads=3,
+            num_blocks=blocks,
+            own_output=own_output,
+        )
+        save_medusa(MedusaHeads(config, shared_output(target)), folder, {}, dtype=torch.float32)
+    return folder
+
+
+def shared_output(target: Path) -> SharedOutput:
+    """The whole output layer of a target."""
+    rows = read_target_rows(target)
+    return SharedOutput(rows, torch.arange(rows.output.shape[0]))
 
 
 def make_useless_head(target: Path, folder: Path) -> Path:
@@ -40,5 +94,11 @@ def make_useless_head(target: Path, folder: Path) -> Path:
 
 
 def heads_beside(target: Path) -> dict[str, Path]:
-    """A checkpoint of each family in a folder beside the target's, made once."""
-    return {family: make_head(target, target.parent / f"{target.name}-{family}", family) for family in FAMILIES}
+    """A checkpoint of each kind in a folder beside the target's, made once."""
+    folders = {name: target.parent / f"{target.name}-{name}" for name in (*FAMILIES, *AHEAD)}
+    made: dict[str, Path] = {family: make_head(target, folders[family], family) for family in FAMILIES}
+    return {
+        **made,
+        "streaming": make_streams(target, folders["streaming"]),
+        "medusa": make_medusa(target, folders["medusa"]),
+    }

@@ -158,12 +158,17 @@ def _grouped(sequences: Iterable[TrainingSequence]) -> Iterator[tuple[str, list[
 
 
 def tree_taus(
-    source: ModelSource, sequences: Iterable[TrainingSequence], sizes: Sequence[int], most: int
+    source: ModelSource,
+    sequences: Iterable[TrainingSequence],
+    sizes: Sequence[int],
+    most: int,
+    layers: tuple[int, ...] = (-1,),
 ) -> Mapping[str, tuple[dict[int, float], dict[int, float]]]:
     """Tokens per target pass with trees of each of ``sizes`` nodes, by replay: by domain, of greedy and of sampled text.
 
     Args:
         most: sequences of each domain and kind that are replayed.
+        layers: of the sequences' states.
     """
     chosen: dict[tuple[str, bool], list[TrainingSequence]] = {}
     for sequence in sequences:
@@ -178,7 +183,9 @@ def tree_taus(
     found: dict[str, tuple[dict[int, float], dict[int, float]]] = {domain: ({}, {}) for domain, _ in groups}
     for nodes in sizes:
         # All together: products over many rows are cheaper.
-        passes = {id(each): count for each, count in zip(everything, passes_of(source, everything, nodes), strict=True)}
+        passes = {
+            id(each): count for each, count in zip(everything, passes_of(source, everything, nodes, layers), strict=True)
+        }
         for (domain, sampled), members in groups.items():
             found[domain][sampled][nodes] = tokens_per_pass(members, [passes[id(each)] for each in members])
     return found

@@ -11,6 +11,10 @@ from typing import Any, Literal
 
 import torch
 
+from services.drafter.ahead_draft.medusa import MedusaHeads
+from services.drafter.ahead_draft.medusa_files import save_medusa
+from services.drafter.ahead_draft.stream_files import save_streams
+from services.drafter.ahead_draft.streams import Streams
 from services.drafter.feature_draft.head import FeatureHead
 from services.drafter.feature_draft.head_files import TRAINING
 from services.drafter.feature_draft.head_writing import save_head
@@ -27,8 +31,9 @@ EVALUATION = "evaluation.json"
 def export_run(folder: Path, target: TrainingTarget, out: Path, dtype: Dtype = "bfloat16") -> Path:
     """Write the best checkpoint of a run, or the one that ``folder`` is, to the new folder ``out``.
 
-    A head is written in EAGLE's or FSPAD's layout, without the target's own rows; a draft model in transformers' layout,
-    whole, with the target's tokenizer and the draft vocabulary. ``training.json`` says how it was made.
+    A head is written in EAGLE's, FSPAD's or Medusa's layout, without the target's own rows, and streams without its layers;
+    a draft model in transformers' layout, whole, with the target's tokenizer and the draft vocabulary. ``training.json``
+    says how it was made.
 
     Returns:
         the checkpoint.
@@ -51,6 +56,10 @@ def export_run(folder: Path, target: TrainingTarget, out: Path, dtype: Dtype = "
         module = opened.learner.module
         if isinstance(module, FeatureHead):
             save_head(module, building, record, dtype=getattr(torch, dtype), target_name=opened.manifest.target.name)
+        elif isinstance(module, Streams):
+            save_streams(module, building, record, dtype=getattr(torch, dtype))
+        elif isinstance(module, MedusaHeads):
+            save_medusa(module, building, record, dtype=getattr(torch, dtype), target_name=opened.manifest.target.name)
         else:
             _save_model(module, opened, building, target, record, getattr(torch, dtype))
         if out.exists():

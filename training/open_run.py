@@ -4,28 +4,34 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import torch
 
+from services.drafter.ahead_draft.medusa import MedusaHeads
+from services.drafter.ahead_draft.medusa_source import MedusaSource
+from services.drafter.ahead_draft.stream_source import StreamSource
+from services.drafter.ahead_draft.streams import Streams
 from services.drafter.feature_draft.head import FeatureHead
-from services.drafter.feature_draft.head_config import FINAL
+from services.drafter.feature_draft.head_config import FINAL, TargetShape
+from services.drafter.feature_draft.shared_output import SharedOutput
 from services.drafter.feature_draft.source import FeatureSource
 from services.drafter.feature_draft.target_rows import TargetRows, read_target_rows, read_target_shape
 from services.drafter.interfaces import ModelSource
 from speculation.errors import ConfigurationError
 from training.data_folder import weights_digest
+from training.guessing import GuessingHeads, GuessingStreams
 from training.head_learner import HeadLearner
 from training.initial import new_head
 from training.layers_learner import LayersLearner, new_draft_model
 from training.learner import Learner
-from training.recipe import HeadRecipe, LayersRecipe, parse_recipe
-from training.shards import DataManifest, read_data_manifest
+from training.levels_learner import Guessing, LevelsLearner
+from training.recipe import AnyRecipe, HeadRecipe, LayersRecipe, MedusaRecipe, StreamsRecipe, parse_recipe
+from training.shards import DataManifest, TrainingSequence, read_data_manifest
 from training.snapshots import RunState, StartRecord
 from training.vocabulary import ChosenVocabulary, read_vocabulary
-
-AnyRecipe = HeadRecipe | LayersRecipe
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,18 +53,40 @@ class OpenedModel:
 
     Attributes:
         output: float32 [V, h], all of the target's output rows.
+        inside: gives the states [B, T, h] inside the target that its source reads, of tokens [B, T]; None: it reads those
+            that the data hold.
     """
 
     recipe: AnyRecipe
     learner: Learner
     output: torch.Tensor
+    inside: Callable[[torch.Tensor], torch.Tensor] | None = None
     manifest: DataManifest
     vocabulary: ChosenVocabulary
 
     def source(self) -> ModelSource | None:
         """The model as the drafter serves it; None for draft models, which are served from their export only."""
+        module, window = self.learner.module, self.recipe.max_rows
+        if isinstance(module, FeatureHead):
+            return FeatureSource("trained", module, window=window)
+        if isinstance(module, MedusaHeads):
+            return MedusaSource(module)
+        return StreamSource(module, window=window) if isinstance(module, Streams) else None
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The layers whose states its source reads, see ``Features.layers``."""
         module = self.learner.module
-        return FeatureSource("trained", module, window=self.recipe.max_rows) if isinstance(module, FeatureHead) else None
+        return (module.config.state_layer,) if isinstance(module, Streams) else (FINAL,)
+
+    def as_served(self, sequence: TrainingSequence) -> TrainingSequence:
+        """The sequence with the states of ``layers``; the data hold those behind the final norm."""
+        if self.inside is None:
+            return sequence
+        device = self.output.device
+        states = self.inside(torch.from_numpy(sequence.tokens.astype(np.int64))[None].to(device))[0].cpu()
+        most = torch.finfo(torch.float16).max
+        return replace(sequence, states=states.clamp(-most, most).half().numpy())
 
 
 def open_model(
@@ -86,12 +114,28 @@ def open_model(
     output = _output_of(rows)
     # The model's first values do not depend on the device.
     torch.manual_seed(recipe.seed)
-    learner: Learner = (
-        HeadLearner(new_head(recipe, shape, rows, ids, target.folder).to(device), output, ids, recipe)
-        if isinstance(recipe, HeadRecipe)
-        else LayersLearner(new_draft_model(recipe, target.floats()).to(device), output, ids, recipe)
+    learner: Learner
+    inside = None
+    if isinstance(recipe, HeadRecipe):
+        learner = HeadLearner(new_head(recipe, shape, rows, ids, target.folder).to(device), output, ids, recipe)
+    elif isinstance(recipe, LayersRecipe):
+        learner = LayersLearner(new_draft_model(recipe, target.floats()).to(device), output, ids, recipe)
+    else:
+        guessing = _guessing(recipe, shape, SharedOutput(rows, ids), target)
+        guessing.module.to(device)
+        learner = LevelsLearner(guessing, output, ids, recipe)
+        inside = guessing.states if isinstance(guessing, GuessingStreams) else None
+    return OpenedModel(
+        recipe=recipe, learner=learner, output=output, inside=inside, manifest=manifest, vocabulary=vocabulary
     )
-    return OpenedModel(recipe=recipe, learner=learner, output=output, manifest=manifest, vocabulary=vocabulary)
+
+
+def _guessing(
+    recipe: StreamsRecipe | MedusaRecipe, shape: TargetShape, output: SharedOutput, target: TrainingTarget
+) -> Guessing:
+    if isinstance(recipe, MedusaRecipe):
+        return GuessingHeads(recipe, shape, output)
+    return GuessingStreams(recipe, shape, output, target.folder, target.floats())
 
 
 def _output_of(rows: TargetRows) -> torch.Tensor:

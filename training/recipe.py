@@ -2,7 +2,7 @@
 
 Two runs of one recipe on the same data end in the same bits; how long a run may take, where it computes and where it writes
 is not part of a recipe. Sources: EAGLE (arXiv 2401.15077), FSPAD (2408.15562), EAGLE-3's unrolled training (2503.01840),
-HASS (2408.15766), LK losses (2602.23881).
+HASS (2408.15766), LK losses (2602.23881), Medusa (2401.10774), Speculative Streaming (2402.11131).
 """
 
 from __future__ import annotations
@@ -99,8 +99,35 @@ class LayersRecipe(RecipeBase):
         return self
 
 
-Recipe = Annotated[HeadRecipe | LayersRecipe, Field(discriminator="kind")]
-_RECIPE: TypeAdapter[HeadRecipe | LayersRecipe] = TypeAdapter(Recipe)
+class LevelsRecipe(RecipeBase):
+    """What recipes of models have that guess several tokens ahead at once."""
+
+    level_decay: float = Field(1.0, gt=0, le=1, description="weight of each further token ahead")
+    anchors: float = Field(1.0, gt=0, le=1, description="share of an answer's positions that a step guesses from")
+
+
+class StreamsRecipe(LevelsRecipe):
+    """Speculative streams through the target's last layers, which stay as they are."""
+
+    kind: Literal["streams"]
+    streams: int = Field(4, ge=1, le=16, description="tokens ahead")
+    stream_layers: int = Field(6, ge=1, description="the target's last layers that they run through")
+    rank: int = Field(16, ge=1, description="of the adapters on q, v, o and down")
+    anchors: float = Field(0.125, gt=0, le=1, description="share of an answer's positions that a step guesses from")
+
+
+class MedusaRecipe(LevelsRecipe):
+    """Medusa's heads over the target's output layer."""
+
+    kind: Literal["medusa"]
+    heads: int = Field(4, ge=1, le=16, description="tokens ahead")
+    blocks: int = Field(1, ge=1, le=8, description="residual blocks of a head")
+    level_decay: float = Field(0.8, gt=0, le=1, description="weight of each further token ahead")
+
+
+AnyRecipe = HeadRecipe | LayersRecipe | StreamsRecipe | MedusaRecipe
+_RECIPE: TypeAdapter[AnyRecipe] = TypeAdapter(Annotated[AnyRecipe, Field(discriminator="kind")])
+_KINDS = "head, draft_model, streams or medusa"
 
 
 def names() -> list[str]:
@@ -109,7 +136,7 @@ def names() -> list[str]:
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
 
-def load_recipe(recipe: str, **changed: Any) -> HeadRecipe | LayersRecipe:
+def load_recipe(recipe: str, **changed: Any) -> AnyRecipe:
     """Read a recipe.
 
     Args:
@@ -134,7 +161,7 @@ def load_recipe(recipe: str, **changed: Any) -> HeadRecipe | LayersRecipe:
     return parse_recipe(content | changed, recipe)
 
 
-def parse_recipe(content: dict[str, Any], name: str) -> HeadRecipe | LayersRecipe:
+def parse_recipe(content: dict[str, Any], name: str) -> AnyRecipe:
     """A recipe from its keys and values.
 
     Raises:
@@ -154,7 +181,7 @@ def _explain(error: dict[str, Any]) -> str:
     if error["type"] == "missing":
         return f"{key} is missing"
     if error["type"] == "union_tag_not_found":
-        return "kind is missing: must be head or draft_model"
+        return f"kind is missing: must be {_KINDS}"
     if error["type"] == "union_tag_invalid":
-        return f"kind is {error['ctx']['tag']}: must be head or draft_model"
+        return f"kind is {error['ctx']['tag']}: must be {_KINDS}"
     return f"{key} is {error['input']!r}: {error['msg']}" if key else str(error["msg"])

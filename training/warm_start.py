@@ -13,6 +13,10 @@ from typing import Any
 
 import torch
 
+from services.drafter.ahead_draft.medusa import MedusaHeads
+from services.drafter.ahead_draft.medusa_files import load_medusa
+from services.drafter.ahead_draft.stream_files import load_streams
+from services.drafter.ahead_draft.streams import Streams
 from services.drafter.feature_draft.head import FeatureHead
 from services.drafter.feature_draft.head_files import TRAINING, load_head
 from services.model_folder import read_json, reading
@@ -23,6 +27,8 @@ from speculation.errors import ConfigurationError
 from training.learner import trained
 from training.open_run import OpenedModel
 from training.snapshots import StartRecord
+
+_Head = FeatureHead | Streams | MedusaHeads
 
 
 def start_from(folder: Path, opened: OpenedModel, target: Path) -> StartRecord:
@@ -44,7 +50,7 @@ def start_from(folder: Path, opened: OpenedModel, target: Path) -> StartRecord:
     module = opened.learner.module
     recorded = read_json(folder / TRAINING, of="checkpoint") if (folder / TRAINING).is_file() else {}
     _check_target(recorded, opened, folder)
-    found = _head(folder, module, opened, target) if isinstance(module, FeatureHead) else _tensors(folder)
+    found = _head(folder, module, opened, target) if isinstance(module, _Head) else _tensors(folder)
     with torch.no_grad():
         for name, parameter in trained(module).items():
             tensor = found.get(name)
@@ -71,8 +77,14 @@ def _check_target(recorded: dict[str, Any], opened: OpenedModel, folder: Path) -
         )
 
 
-def _head(folder: Path, module: FeatureHead, opened: OpenedModel, target: Path) -> dict[str, torch.Tensor]:
-    head = load_head(folder, target)
+def _head(folder: Path, module: _Head, opened: OpenedModel, target: Path) -> dict[str, torch.Tensor]:
+    head: _Head = (
+        load_streams(folder, target)
+        if isinstance(module, Streams)
+        else load_medusa(folder, target)
+        if isinstance(module, MedusaHeads)
+        else load_head(folder, target)
+    )
     theirs, ours = asdict(head.config), asdict(module.config)
     for field, value in ours.items():
         if theirs[field] != value:

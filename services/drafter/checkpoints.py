@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.drafter.feature_draft.head_config import HeadConfig
-from services.drafter.feature_draft.head_fields import parse, unused
+from services.drafter.ahead_draft.medusa_config import is_medusa, parse_medusa, short_names
+from services.drafter.ahead_draft.stream_config import KIND, parse_streams
+from services.drafter.feature_draft.head_config import FINAL, HeadConfig
+from services.drafter.feature_draft.head_fields import Shapes, parse, unused
 from services.drafter.feature_draft.layouts import COMPUTED, HeadLayout, detect, refuse_others, stripped
 from services.drafter.feature_draft.pickled import refuse_pickles
 from services.drafter.feature_draft.target_shape import read_target_shape
@@ -56,10 +58,14 @@ def inspect(folder: Path, target: Path | None) -> Checkpoint:
         raise ConfigurationError(f"drafter.models names {folder}: no such folder")
     where = str(folder)
     config = read_json(folder / "config.json", of="drafter")
-    refuse_others(config, where)
     refuse_pickles(folder)
     shapes = {name: shape for name, shape in read_shapes(folder).items() if not name.endswith(COMPUTED)}
     numbers = sum(math.prod(shape) for shape in shapes.values())
+    if config.get("model_type") == KIND:
+        return _streams(folder, config, shapes, numbers, target)
+    if is_medusa(shapes):
+        return _medusa(folder, config, shapes, numbers, target)
+    refuse_others(config, where)
     if _is_language_model(shapes):
         return Checkpoint(folder=folder, source="draft_model", layers=(), numbers=numbers)
     layout = detect([stripped(name) for name in shapes], config, where)
@@ -68,6 +74,22 @@ def inspect(folder: Path, target: Path | None) -> Checkpoint:
     head = _head(folder, config, shapes, layout, target)
     kept = 0 if head.own_output else head.draft_vocab_size * head.target_hidden_size
     return Checkpoint(folder=folder, source=head.family, layers=head.state_layers, numbers=numbers + kept)
+
+
+def _streams(folder: Path, config: Mapping[str, Any], shapes: Shapes, numbers: int, target: Path | None) -> Checkpoint:
+    if target is None:
+        return Checkpoint(folder=folder, source="streaming", layers=(), numbers=numbers)
+    found, own = parse_streams(config, shapes, target, read_target_shape(target), str(folder))
+    kept = own.numbers + found.draft_vocab_size * found.hidden_size
+    return Checkpoint(folder=folder, source="streaming", layers=(found.state_layer,), numbers=numbers + kept)
+
+
+def _medusa(folder: Path, config: Mapping[str, Any], shapes: Shapes, numbers: int, target: Path | None) -> Checkpoint:
+    if target is None:
+        return Checkpoint(folder=folder, source="medusa", layers=(), numbers=numbers)
+    found = parse_medusa(config, short_names(shapes), read_target_shape(target), str(folder))
+    kept = 0 if found.own_output else found.draft_vocab_size * found.hidden_size
+    return Checkpoint(folder=folder, source="medusa", layers=(FINAL,), numbers=numbers + kept)
 
 
 def _is_language_model(names: Iterable[str]) -> bool:

@@ -20,8 +20,10 @@ from tests.fakes import collect, request
 from tests.lossless.enumeration import VOCAB, Oracle, Output, distance, outcomes, plain
 from tests.lossless.test_enumeration import EXACT, by_rejection
 from tests.lossless.test_strategies import PROMPTS, plain_answers, plan_of, verifier
-from tests.trained_heads import FAMILIES
+from tests.trained_heads import AHEAD, FAMILIES
 from tests.unit.test_feature_source import EAGLE, known, opening
+
+MODELS = (*FAMILIES, *AHEAD)
 
 
 async def drafted(folder: Path, link: str, plan: Plan, sampling: Mapping[str, object]) -> list[list[int]]:
@@ -30,7 +32,7 @@ async def drafted(folder: Path, link: str, plan: Plan, sampling: Mapping[str, ob
     async with verifier(folder, "real", link, "fixed", draft_deadline_s=5.0) as running:
         verified = running.loop.stats.nodes_by_source
         # The model is loaded when a request first names it, and nobody waits long for one that is seldom right.
-        while sum(verified.get(name, 0) for name in FAMILIES) < 20:
+        while sum(verified.get(name, 0) for name in MODELS) < 20:
             await collect(running.loop, request("first", [17, 5], plan, **fields))
         wanted = [request(f"r{i}", prompt, plan, **fields) for i, prompt in enumerate(PROMPTS)]
         results = await asyncio.gather(*(collect(running.loop, one) for one in wanted))
@@ -46,12 +48,12 @@ async def drafted(folder: Path, link: str, plan: Plan, sampling: Mapping[str, ob
 )
 async def test_no_token_changes(tiny_model: Path, link: str, sampling: dict[str, object]) -> None:
     expected = [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)]
-    for name in FAMILIES:
+    for name in MODELS:
         assert await drafted(tiny_model, link, plan_of((name,)), sampling) == expected, name
     assert await drafted(tiny_model, link, plan_of(("suffix", "recycling", "fspad")), sampling) == expected
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 async def test_rejection_with_one_possible_token_is_plain_decoding(tiny_model: Path, link: str, name: str) -> None:
     """With top_k 1 the target's distribution is certain, while the drafts are drawn from all of q."""

@@ -214,7 +214,7 @@ def test_texts_without_the_heads_layers_or_too_short_say_so(trial: Trial) -> Non
 
 def test_texts_are_the_targets_own_and_survive_the_file(trial: Trial, tmp_path: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(trial.folder)
-    layers = layers_to_record(head_for(trial.shape, "eagle3"), trial.shape)
+    layers = layers_to_record(head_for(trial.shape, "eagle3").state_layers, trial.shape)
     assert layers == (0, 1, 2, 3, 4, 5)
     texts = record_texts(model, [[5, 6, 7], [8, 9]], (*layers, FINAL), length=12)
     assert [text.answer for text in texts] == [3, 2]

@@ -29,6 +29,7 @@ from speculation.types import Plan
 from tests import head_checkpoints as made
 from tests.head_checkpoints import HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, numbers
 from tests.tiny import make_tiny_model
+from tests.trained_heads import make_medusa, make_streams
 
 ROOT = Path(__file__).parents[2]
 EAGLE3_LAYERS = (1, LAYERS // 2 - 1, LAYERS - 4)
@@ -40,12 +41,14 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+def folders(target: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A folder of each kind, by source."""
     torch.manual_seed(1)
     folder = tmp_path_factory.mktemp("models")
     heads = {"eagle": made.eagle(), "eagle3": made.eagle3(), "fspad": made.fspad()}
     written = {name: each.write(folder / name) for name, each in heads.items()}
+    written["streaming"] = make_streams(target, folder / "streaming")
+    written["medusa"] = make_medusa(target, folder / "medusa")
     return {**written, "draft_model": make_tiny_model(folder / "draft_model", num_hidden_layers=1)}
 
 
@@ -78,6 +81,8 @@ def test_each_kind_is_recognised(target: Path, folders: dict[str, Path]) -> None
         "eagle": (-1,),
         "eagle3": EAGLE3_LAYERS,
         "fspad": (-1,),
+        "streaming": (LAYERS - 2,),
+        "medusa": (-1,),
         "draft_model": (),
     }
     for name, folder in folders.items():
@@ -129,6 +134,11 @@ def test_memory_is_counted(target: Path, folders: dict[str, Path]) -> None:
     assert known["eagle3"].numbers == count(folders["eagle3"])
     # The target's rows are kept beside it, in the type that it computes in.
     assert known["fspad"].numbers == count(folders["fspad"]) + VOCABULARY * HIDDEN
+    assert known["medusa"].numbers == count(folders["medusa"]) + VOCABULARY * HIDDEN
+    # And the layers that streams run through.
+    own = {name: each for name, each in load_file(target / "model.safetensors").items() if f"layers.{LAYERS - 1}." in name}
+    layer = sum(each.numel() for each in own.values()) + HIDDEN
+    assert known["streaming"].numbers == count(folders["streaming"]) + layer + VOCABULARY * HIDDEN
     every = sum(each.numbers for each in known.values())
     model = ResolvedModel(name="tiny", path=target)
     assert memory_here(settings_of(target, *folders.values()), model) == 4 * every
@@ -191,8 +201,6 @@ def test_what_cannot_draft(tmp_path: Path, target: Path, folders: dict[str, Path
 @pytest.mark.parametrize(
     ("kind", "config", "tensors"),
     [
-        ("Medusa", {"medusa_num_heads": 4}, ("0.0.linear.weight", "0.1.weight")),
-        ("Medusa", {}, ("0.0.linear.weight", "0.1.weight")),
         ("Medusa", {"architectures": ["MedusaModel"]}, ("blocks.0.layers.0.weight", "lm_heads.0.weight")),
         (
             "DFlash",

@@ -12,7 +12,7 @@ from training.recipe import HeadRecipe, LayersRecipe, load_recipe, names
 
 def test_the_built_in_recipes() -> None:
     assert set(names()) >= {
-        "draft_model", "eagle", "eagle_matched", "fspad", "fspad_alignment_only", "fspad_paper", "fspad_sampler_only",
+        "draft_model", "eagle", "eagle_matched", "fspad", "fspad_alignment_only", "fspad_paper", "fspad_sampler_only", "medusa", "streams",
     }  # fmt: skip
     loaded = {name: load_recipe(name) for name in names()}
     halves = {
@@ -44,7 +44,8 @@ def test_values_can_be_replaced(tmp_path: Path) -> None:
     [
         ("kind: head\nsampler: true\npartial_alignment: true\nlearnig_rate: 1\n", "unknown key learnig_rate"),
         ("kind: head\nsampler: true\n", "partial_alignment is missing"),
-        ("kind: medusa\n", "kind is medusa: must be head or draft_model"),
+        ("kind: hydra\n", "kind is hydra: must be head, draft_model, streams or medusa"),
+        ("kind: streams\nheads: 3\n", "unknown key heads"),
         ("steps: 3\n", "kind is missing"),
         ("kind: draft_model\nlayers: [1, 1]\n", "distinct"),
         ("kind: draft_model\nsampler: true\n", "unknown key sampler"),

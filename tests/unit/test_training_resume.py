@@ -24,6 +24,8 @@ STEPS = 20
 RECIPES = {
     # Unrolled from step 14 on, after the interruption at step 10.
     "fspad": {"batch_rows": 300, "micro_rows": 130, "evaluate_every": 7, "learning_rate": 0.005},
+    "streams": {"batch_rows": 300, "micro_rows": 130, "evaluate_every": 7, "learning_rate": 0.005, "stream_layers": 1},
+    "medusa": {"batch_rows": 300, "micro_rows": 130, "evaluate_every": 7, "learning_rate": 0.005},
     "draft_model": {"batch_rows": 300, "micro_rows": 130, "evaluate_every": 7, "layers": [0]},
 }
 

@@ -25,7 +25,12 @@ from training.vocabulary import write_vocabulary
 from training.warm_start import start_from
 
 SMALL = {"batch_rows": 300, "micro_rows": 130, "evaluate_every": 2, "learning_rate": 0.005, "steps": 4}
-RECIPES: dict[str, dict[str, Any]] = {"fspad": {}, "draft_model": {"layers": [0]}}
+RECIPES: dict[str, dict[str, Any]] = {
+    "fspad": {},
+    "streams": {"stream_layers": 1},
+    "medusa": {},
+    "draft_model": {"layers": [0]},
+}
 
 
 @pytest.fixture(scope="module")

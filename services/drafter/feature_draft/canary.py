@@ -58,7 +58,18 @@ def check(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape, w
         ConfigurationError: the head is useless as it is; says what was measured and the likely fault. Or the texts lack the
             states that the head reads, or are too short to tell.
     """
-    result = measure(head, texts, target)
+    return judge(measure(head, texts, target), where)
+
+
+def judge(result: CanaryResult, where: str) -> CanaryResult:
+    """Log a doubt about what was measured, and return it.
+
+    Args:
+        where: the checkpoint, for errors and the log.
+
+    Raises:
+        ConfigurationError: it is useless; says what was measured and the likely fault.
+    """
     shares = f"the target chose {result.first:.0%} of the first guesses and {result.second:.0%} of the second ones"
     measured = f"on {result.guesses} tokens of its own text {shares}"
     fault = (
@@ -107,7 +118,7 @@ def measure(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape)
         ConfigurationError: the texts lack a layer's states, or are too short.
     """
     layers = head.config.state_layers
-    lacking = [layer for layer in layers if any(_held(text, layer, target) is None for text in texts)]
+    lacking = [layer for layer in layers if any(held_states(text, layer, target) is None for text in texts)]
     if lacking:
         raise ConfigurationError(f"the canary's texts hold no states of layer {lacking[0]}, which the head reads")
     guesses, first, second = _shares(head, texts, target, _Rows(layers=layers))
@@ -179,7 +190,7 @@ def _guess(head: FeatureHead, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def _explain_first(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape, first: float) -> str | None:
-    best, words = max(first * _BETTER, first + _BY), None
+    best, words = _least(first), None
     shifts = _shifts(head) if first < DOUBTFUL else ()
     for tried, other, how in (*shifts, *_settings(head, texts, target)):
         share = _shares(other, texts, target, how)[1]
@@ -205,8 +216,9 @@ def _settings(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShap
     layers = config.state_layers
     for by in (1, -1):
         others = tuple(other for layer in layers if (other := beside(layer, by, target)) is not None)
-        if len(others) == len(layers) and all(_held(text, layer, target) is not None for text in texts for layer in others):
-            said = f"its layers are off by one: it wants the states of {_shown(others)}, not of {_shown(layers)}"
+        held = (held_states(text, layer, target) for text in texts for layer in others)
+        if len(others) == len(layers) and all(states is not None for states in held):
+            said = f"its layers are off by one: it wants the states of {shown_layers(others)}, not of {shown_layers(layers)}"
             if config.family == "eagle3":
                 said += "; layer_ids in training.json says how they are counted"
             yield said, head, _Rows(layers=others)
@@ -223,8 +235,17 @@ def _explain_second(head: FeatureHead, texts: Sequence[CanaryText], target: Targ
     """Whether the other setting of ``norm_output``, which acts on fed back states alone, does better."""
     flag = not head.config.norm_output
     share = _shares(_changed(head, norm_output=flag), texts, target, _Rows(layers=head.config.state_layers))[2]
-    better = share > max(second * _BETTER, second + _BY)
+    better = stands_out(share, second)
     return f"norm_output must be {str(flag).lower()} ({share:.0%} of the second guesses that way)" if better else None
+
+
+def stands_out(share: float, before: float) -> bool:
+    """Whether ``share`` is so much more than ``before`` that what was changed for it explains that."""
+    return share > _least(before)
+
+
+def _least(before: float) -> float:
+    return max(before * _BETTER, before + _BY)
 
 
 def _changed(head: FeatureHead, **flags: Any) -> FeatureHead:
@@ -234,15 +255,17 @@ def _changed(head: FeatureHead, **flags: Any) -> FeatureHead:
     return other
 
 
-def _shown(layers: Sequence[int]) -> str:
+def shown_layers(layers: Sequence[int]) -> str:
+    """Layers in words."""
     return ", ".join("the output layer's input" if layer == FINAL else f"layer {layer}" for layer in layers)
 
 
-def _held(text: CanaryText, layer: int, target: TargetShape) -> torch.Tensor | None:
+def held_states(text: CanaryText, layer: int, target: TargetShape) -> torch.Tensor | None:
+    """[n, h_t], a text's states of a layer; None if it does not hold them."""
     return text.states.get(layer if layer == FINAL else layer % target.num_layers)
 
 
 def _states(text: CanaryText, layer: int, target: TargetShape) -> torch.Tensor:
-    found = _held(text, layer, target)
+    found = held_states(text, layer, target)
     assert found is not None
     return found

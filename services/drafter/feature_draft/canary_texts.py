@@ -13,7 +13,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save
 
-from services.drafter.feature_draft.head_config import FINAL, HeadConfig, TargetShape
+from services.drafter.feature_draft.head_config import FINAL, TargetShape
 from services.model_folder import reading
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
@@ -44,9 +44,9 @@ def beside(layer: int, by: int, target: TargetShape) -> int | None:
     return FINAL if at == total else at if 0 <= at < total else None
 
 
-def layers_to_record(config: HeadConfig, target: TargetShape) -> tuple[int, ...]:
-    """The layers of a head and those beside them, for texts that can tell a wrong layer."""
-    wanted = {beside(layer, by, target) for layer in config.state_layers for by in (-1, 0, 1)}
+def layers_to_record(layers: Iterable[int], target: TargetShape) -> tuple[int, ...]:
+    """The layers that a head reads and those beside them, for texts that can tell a wrong layer."""
+    wanted = {beside(layer, by, target) for layer in layers for by in (-1, 0, 1)}
     return tuple(sorted(layer for layer in wanted if layer is not None))
 
 

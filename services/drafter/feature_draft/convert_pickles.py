@@ -16,6 +16,8 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save
 
+from services.drafter.ahead_draft.medusa_config import is_medusa
+from services.drafter.ahead_draft.medusa_files import load_medusa
 from services.drafter.feature_draft.head_files import CONFIG, TRAINING, load_head
 from services.drafter.feature_draft.pickled import PICKLED
 from services.model_folder import one_line, read_json, tokenizer_digest
@@ -73,7 +75,8 @@ def convert(
         write_whole(out / TRAINING, json.dumps(recorded, indent=2).encode())
         write_whole(out / SINGLE, save(tensors, metadata={"format": "pt"}))
         if target is not None:
-            load_head(out, target)
+            load = load_medusa if is_medusa(tensors) else load_head
+            load(out, target)
     except BaseException:
         for name in written:
             (out / name).unlink(missing_ok=True)

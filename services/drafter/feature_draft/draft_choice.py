@@ -5,17 +5,31 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.drafter.feature_draft.head import FeatureHead
-from services.drafter.feature_draft.session import FeatureSession
+from services.drafter.feature_draft.choosing_session import ChoosingSession
+from services.drafter.feature_draft.draft_vocabulary import DraftVocabulary
 from speculation.messages import DraftNoise
 
 # A nucleus of more tokens than this is not cut off: finding its end would cost more than it helps a drafter.
 _NUCLEUS = 256
+
+
+class Drafting(Protocol):
+    """A model that drafts from the target's states."""
+
+    @property
+    def vocabulary(self) -> DraftVocabulary:
+        """The tokens that it drafts for every request."""
+        ...
+
+    def logits(self, hidden: torch.Tensor, vocabulary: DraftVocabulary) -> torch.Tensor:
+        """[..., h], what the output layer reads, to [..., V_d]."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +40,7 @@ class AskedRows:
         positions: [rows], of the tokens that would come next, counted from the start of the prompt.
     """
 
-    session: FeatureSession
+    session: ChoosingSession
     positions: NDArray[np.int64]
 
 
@@ -41,7 +55,7 @@ class DraftChoice:
 
     """
 
-    def __init__(self, head: FeatureHead) -> None:
+    def __init__(self, head: Drafting) -> None:
         self._head = head
         self._vocabulary = head.vocabulary
         self._ids = self._vocabulary.ids.cpu().numpy()

@@ -25,11 +25,11 @@ class DraftVocabulary:
     def __len__(self) -> int:
         return self.ids.shape[0]
 
-    def lacking(self, tokens: Iterable[int]) -> list[int]:
-        """Those of ``tokens`` that it does not hold, ascending: a request's own, to be drafted too."""
-        asked = torch.tensor(sorted(set(tokens)), dtype=torch.int64, device=self.ids.device)
-        lacking: list[int] = asked[~torch.isin(asked, self.ids)].tolist()
-        return lacking
+
+def lacking(ids: torch.Tensor, tokens: Iterable[int]) -> torch.Tensor:
+    """Those of ``tokens`` that are not among ``ids`` [V_d], ascending: a request's own, to be drafted too."""
+    asked = torch.tensor(sorted(set(tokens)), dtype=torch.int64, device=ids.device)
+    return asked[~torch.isin(asked, ids)]
 
 
 def ids_of_offsets(offsets: torch.Tensor) -> torch.Tensor:

@@ -20,6 +20,7 @@ from services.drafter.feature_draft.head_config import HeadConfig
 from services.drafter.feature_draft.layer import Attend, HeadLayer
 from services.drafter.feature_draft.rotary import RotaryPositions
 from services.drafter.feature_draft.sampler import Connector
+from services.drafter.feature_draft.shared_output import SharedOutput
 from services.drafter.feature_draft.target_rows import TargetRows
 
 
@@ -63,9 +64,7 @@ class FeatureHead(nn.Module):
         self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False) if config.own_output else None
         self._rotary = RotaryPositions(config)
         self._rows = rows
-        self._ids = torch.arange(config.draft_vocab_size) if draft_ids is None else draft_ids
-        # The target's rows of the draft vocabulary, made at first use: where there is a GPU, the head may still move to it.
-        self._shared: DraftVocabulary | None = None
+        self._output = SharedOutput(rows, torch.arange(config.draft_vocab_size) if draft_ids is None else draft_ids)
 
     @property
     def rows(self) -> TargetRows:
@@ -76,20 +75,12 @@ class FeatureHead(nn.Module):
     def vocabulary(self) -> DraftVocabulary:
         """The tokens that it drafts for every request."""
         if self.lm_head is not None:
-            return DraftVocabulary(ids=self._ids, rows=self.lm_head.weight)
-        if self._shared is None:
-            self._shared = self._target_rows(self._ids)
-        return self._shared
+            return DraftVocabulary(ids=self._output.ids, rows=self.lm_head.weight)
+        return self._output.vocabulary
 
     def beyond(self, tokens: Iterable[int]) -> DraftVocabulary | None:
-        """The output rows of those of ``tokens`` that ``vocabulary`` lacks: a request's own words can be drafted, too.
-
-        None if there are none, or if the head has trained output rows: the target's do not fit beside those.
-        """
-        if self.lm_head is not None and not self._frozen_output:
-            return None
-        lacking = self.vocabulary.lacking(tokens)
-        return self._target_rows(torch.tensor(lacking)) if lacking else None
+        """As ``SharedOutput.beyond``. None, too, if it has trained output rows: the target's do not fit beside those."""
+        return None if self.lm_head is not None and not self._frozen_output else self._output.beyond(tokens)
 
     @cached_property
     def _frozen_output(self) -> bool:
@@ -97,13 +88,7 @@ class FeatureHead(nn.Module):
         if self.lm_head is None or self.config.hidden_size != self.config.target_hidden_size:
             return False
         own = self.lm_head.weight
-        return torch.allclose(own, self._rows.output.rows(self._ids).to(own), rtol=1e-2, atol=1e-3)
-
-    def _target_rows(self, ids: torch.Tensor) -> DraftVocabulary:
-        table = self._rows.output
-        rows = table.all() if ids.shape[0] == table.shape[0] else table.rows(ids)
-        bias = self._rows.bias
-        return DraftVocabulary(ids=ids, rows=rows, bias=None if bias is None else bias[ids.to(bias.device)])
+        return torch.allclose(own, self._rows.output.rows(self._output.ids).to(own), rtol=1e-2, atol=1e-3)
 
     def embed(self, tokens: torch.Tensor) -> torch.Tensor:
         """Embeddings [..., h_e] of target tokens [...]: its own, or the target's."""
@@ -140,8 +125,9 @@ class FeatureHead(nn.Module):
 
     def logits(self, hidden: torch.Tensor, vocabulary: DraftVocabulary) -> torch.Tensor:
         """[..., h] to [..., V_d]: logits of ``vocabulary.ids``, shaped as the target's where the rows are the target's."""
-        logits = nn.functional.linear(hidden, vocabulary.rows, vocabulary.bias)
-        return self._rows.shaped(logits) if self.lm_head is None else logits * self.config.logit_scale
+        if self.lm_head is None:
+            return self._output.logits(hidden, vocabulary)
+        return nn.functional.linear(hidden, vocabulary.rows, vocabulary.bias) * self.config.logit_scale
 
 
 def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int) -> torch.Tensor:

@@ -120,7 +120,7 @@ def parse(
         num_key_value_heads=_key_value_heads(fields, heads),
         head_dim=head_dim,
         vocab_size=target.vocab_size,
-        draft_vocab_size=_draft_vocab_size(fields, shapes, target),
+        draft_vocab_size=draft_vocab_size(fields, shapes, target),
         num_layers=_num_layers(fields, shapes),
         state_layers=state_layers,
         hidden_act=_activation(fields),
@@ -216,7 +216,12 @@ def _key_value_heads(fields: HeadFields, heads: int) -> int:
     return number
 
 
-def _draft_vocab_size(fields: HeadFields, shapes: Shapes, target: TargetShape) -> int:
+def draft_vocab_size(fields: HeadFields, shapes: Shapes, target: TargetShape) -> int:
+    """How many tokens a checkpoint drafts.
+
+    Raises:
+        ConfigurationError: config.json and the tensors disagree.
+    """
     mapped = [shapes[DRAFT_OFFSETS][0]] if DRAFT_OFFSETS in shapes else []
     name = "draft_vocab_size" if fields.fields.get("draft_vocab_size") is not None else "truncated_vocab_size"
     size = fields.number(name, mapped[0] if mapped else target.vocab_size)

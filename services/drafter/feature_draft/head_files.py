@@ -63,12 +63,12 @@ def load_head(
     refuse_others(config, where)
     recorded = read_json(folder / TRAINING, of="head") if (folder / TRAINING).is_file() else {}
     refuse_pickles(folder)
-    _check_tokenizer(recorded, target, where)
+    check_tokenizer(recorded, target, where)
     with reading(f"load the head at {folder}"):
         layout, tensors = _read(folder, config)
     shape = read_target_shape(target)
     rows = read_target_rows(target, device=device, dtype=dtype) if rows is None else rows
-    ids = _take_vocabulary(tensors, shape, where)
+    ids = take_vocabulary(tensors, shape, where)
     _share(tensors, rows, ids)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     if ids is not None:
@@ -85,7 +85,12 @@ def load_head(
     return head.to(device, dtype).requires_grad_(False).eval()
 
 
-def _check_tokenizer(recorded: Mapping[str, Any], target: Path, where: str) -> None:
+def check_tokenizer(recorded: Mapping[str, Any], target: Path, where: str) -> None:
+    """Refuse a checkpoint whose training.json records another tokenizer than the target's.
+
+    Raises:
+        ConfigurationError: it does.
+    """
     said = recorded.get("tokenizer_sha256")
     if said is not None and said != (found := tokenizer_digest(target)):
         raise ConfigurationError(
@@ -116,8 +121,12 @@ def _read(folder: Path, config: Mapping[str, Any]) -> tuple[HeadLayout, Tensors]
     return layout, found
 
 
-def _take_vocabulary(tensors: Tensors, target: TargetShape, where: str) -> torch.Tensor | None:
-    """The draft vocabulary's ids [V_d], taken out of ``tensors``; None: all tokens."""
+def take_vocabulary(tensors: Tensors, target: TargetShape, where: str) -> torch.Tensor | None:
+    """The draft vocabulary's ids [V_d], taken out of ``tensors``; None: all tokens.
+
+    Raises:
+        ConfigurationError: they are no distinct tokens of the target.
+    """
     offsets, mapped, drafted = (tensors.pop(name, None) for name in (DRAFT_OFFSETS, DRAFT_IDS, DRAFTED))
     ids = mapped.to(torch.int64) if mapped is not None else None if offsets is None else ids_of_offsets(offsets)
     if ids is None:

@@ -1,4 +1,4 @@
-"""One request's state in a drafter of hidden states: its tokens, the rows computed for them, and the target's noise."""
+"""One request's state in a drafter of hidden states: the rows computed for its tokens, and those that are due."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ import torch
 from numpy.typing import NDArray
 
 from services.drafter.feature_draft.cache import CacheShape, RowCache
+from services.drafter.feature_draft.choosing_session import ChoosingSession
 from services.drafter.feature_draft.draft_vocabulary import DraftVocabulary
 from services.drafter.known_states import KnownStates
 from speculation.messages import OpenSession, StepReport
-from speculation.philox import NoiseStream, gumbel
 from speculation.types import Features
 
+# A step commits a few tokens. More rows than this are a text that must be read first.
+_FEW = 32
+# Rows of such texts in one call: beside sessions that wait for a draft, and alone.
+_BESIDE, _ALONE = 256, 1024
 _DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
@@ -46,48 +50,32 @@ class CommittedRows:
         )
 
 
-class FeatureSession:
-    """Implements ``SourceSession``. Row i is (embedding of token i + 1, the target's state of position i).
+class FeatureSession(ChoosingSession):
+    """Row i is (embedding of token i + 1, the target's state of position i).
 
     A row without a state is made all the same, with the head's ``missing_state``. Should its state come later, the row is
     made once more, in its place. For a head of one layer that is exactly what it would have been; with more layers, the
     rows behind it keep what they have read of it.
 
-    Args:
-        extra: what it may draft beside the head's own vocabulary: tokens of its prompt.
-
     Attributes:
-        tokens: all committed tokens.
         cache: its rows.
-        temperature: of the target's choices.
-        noise: the noise of the target's choices, if it may be known.
-        sampled: whether drafts are drawn from q.
     """
 
     def __init__(self, message: OpenSession, shape: CacheShape, extra: DraftVocabulary | None) -> None:
-        self.tokens = list(message.tokens)
+        super().__init__(message, extra)
         self.cache = RowCache(shape)
-        self.extra = extra
-        self.temperature = message.temperature
-        self.noise = message.noise
-        self.sampled = message.sampled and message.temperature > 0
         self._reported = False
         # Positions, ascending, of rows held that were made without a state.
         self._without: list[int] = []
-        self._gumbels: dict[int, torch.Tensor] = {}
 
     def observe(self, report: StepReport) -> None:
-        self.tokens += report.committed
+        super().observe(report)
         self._reported = True
-        for position in [position for position in self._gumbels if position < len(self.tokens)]:
-            del self._gumbels[position]
 
     def close(self) -> None:
-        self.tokens.clear()
+        super().close()
         self.cache.clear()
-        self.extra = self.noise = None
         self._without.clear()
-        self._gumbels.clear()
 
     def rows_wanted(self, states: KnownStates, layers: Sequence[int], missing: torch.Tensor) -> CommittedRows | None:
         """The rows to compute before a draft; None: there is nothing to draft from yet.
@@ -109,9 +97,8 @@ class FeatureSession:
         self._without = [position for position in self._without if self.cache.first <= position < self.cache.end]
         # The last row is computed in any case, since drafts begin there.
         asked = np.array(sorted({*self._without, *range(min(self.cache.end, last), last + 1)}), dtype=np.int64)
-        found = [
-            (run, _numbers(run, layers, missing)) for run in states.runs(asked.tolist()) if set(layers) <= set(run.layers)
-        ]
+        runs = [run for run in states.runs(asked.tolist()) if set(layers) <= set(run.layers)]
+        found = [(run, state_numbers(run, layers, missing)) for run in runs]
         known = np.zeros(len(asked), dtype=np.bool_)
         filled = missing.expand(len(asked), -1).clone()
         for run, numbers in found:
@@ -135,21 +122,35 @@ class FeatureSession:
         self._without = [position for position in self._without if position not in done] + new
         self.cache.end = max(self.cache.end, int(rows.positions[-1]) + 1)
 
-    def gumbel(self, position: int, ids: NDArray[np.int64], device: torch.device) -> torch.Tensor:
-        """[ids], the noise with which the target chooses its token for ``position``."""
-        assert self.noise is not None
-        found = self._gumbels.get(position)
-        if found is None:
-            made = gumbel(self.noise.seed, NoiseStream.CHOICE, position, ids)
-            found = self._gumbels[position] = torch.from_numpy(made).to(device, torch.float32)
-        return found
+
+def in_one_call(wanted: Sequence[CommittedRows]) -> list[tuple[int, CommittedRows]]:
+    """What of these rows one call computes: which of them, and which part of it.
+
+    Few rows, as a step commits them, are computed whole. Texts that must be read first take turns, so that sessions which
+    wait for a draft do not wait long.
+    """
+    order = sorted(range(len(wanted)), key=lambda index: len(wanted[index]))
+    room = _BESIDE if len(wanted[order[0]]) <= _FEW else _ALONE
+    pieces: list[tuple[int, CommittedRows]] = []
+    for index in order:
+        piece = wanted[index]
+        if len(piece) > _FEW:
+            piece = piece.part(0, room)
+            room -= len(piece)
+        if len(piece):
+            pieces.append((index, piece))
+    return pieces
 
 
-def _numbers(run: Features, layers: Sequence[int], missing: torch.Tensor) -> torch.Tensor:
-    """[rows, state size]: the states of ``layers``, in this order."""
+def state_numbers(run: Features, layers: Sequence[int], like: torch.Tensor) -> torch.Tensor:
+    """[rows, state size]: the states of ``layers``, in this order; on the device and in the type of ``like`` [state size].
+
+    Raises:
+        ValueError: a state is not as wide as the model reads it.
+    """
     numbers = torch.frombuffer(bytearray(run.data), dtype=_DTYPES[run.dtype]).view(run.rows, len(run.layers), -1)
     if tuple(layers) != run.layers:
         numbers = numbers[:, [run.layers.index(layer) for layer in layers]]
-    if numbers.shape[1] * numbers.shape[2] != len(missing):
-        raise ValueError(f"a state has {numbers.shape[2]} numbers per layer: the head reads {len(missing) // len(layers)}")
-    return numbers.flatten(1).to(missing.device, missing.dtype)
+    if numbers.shape[1] * numbers.shape[2] != len(like):
+        raise ValueError(f"a state has {numbers.shape[2]} numbers per layer: the head reads {len(like) // len(layers)}")
+    return numbers.flatten(1).to(like.device, like.dtype)

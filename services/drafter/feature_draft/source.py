@@ -23,7 +23,7 @@ from services.drafter.feature_draft.canary import check_checkpoint
 from services.drafter.feature_draft.draft_choice import AskedRows, DraftChoice
 from services.drafter.feature_draft.head import FeatureHead, HeadOutput
 from services.drafter.feature_draft.head_files import load_head
-from services.drafter.feature_draft.session import CommittedRows, FeatureSession
+from services.drafter.feature_draft.session import CommittedRows, FeatureSession, in_one_call
 from services.drafter.interfaces import DraftWanted
 from services.drafter.torch_threads import use_threads
 from speculation.errors import ConfigurationError
@@ -33,10 +33,6 @@ from speculation.types import EMPTY_TREE, TokenTree
 
 # Threads that torch uses for a head. A second one is worth less than it takes from the target where both share a processor.
 _THREADS = 1
-# A step commits a few tokens. More rows than this are a text that must be read first.
-_FEW = 32
-# Rows of such texts in one call: beside sessions that wait for a draft, so that they do not wait long, and alone.
-_BESIDE, _ALONE = 256, 1024
 # Bytes of all sessions' caches. Beyond it, the session unused longest loses its own, and computes it anew when it is asked.
 _MOST_BYTES = 2 << 30
 
@@ -217,17 +213,9 @@ class FeatureSource:
             The drafts that can begin, and [drafts, h], the output of each one's last row. The others have too many rows for
             one call, and must be asked for again.
         """
-        due = sorted(due, key=lambda each: len(each.rows))
-        room = _BESIDE if len(due[0].rows) <= _FEW else _ALONE
-        pieces: list[tuple[_Growing, CommittedRows]] = []
-        for each in due:
-            piece = each.rows
-            if len(piece) > _FEW:
-                piece = piece.part(0, room)
-                room -= len(piece)
-            if len(piece):
-                pieces.append((each, piece))
-                each.session.cache.reserve(int(piece.positions[-1]) + 1, each.growth.rows)
+        pieces = [(due[index], piece) for index, piece in in_one_call([each.rows for each in due])]
+        for each, piece in pieces:
+            each.session.cache.reserve(int(piece.positions[-1]) + 1, each.growth.rows)
         output = self._pass(
             np.concatenate([piece.tokens for _, piece in pieces]),
             self._head.fuse(torch.cat([piece.states for _, piece in pieces])),

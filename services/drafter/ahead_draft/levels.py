@@ -1,0 +1,91 @@
+"""Trees of models that guess several tokens ahead at once, each whatever the ones before it are.
+
+Level j (from 1) is a distribution of the j-th token to come. A path's probability is the product over its levels. That is no
+joint distribution: the second token is guessed without knowing the first. The target walks the tree, so this costs speed at
+most; and the calibrator learns what each depth is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from services.drafter.config import TrainedConfig
+from services.drafter.drawn_proposals import Draw, draw_with
+from services.drafter.feature_draft.beam import BestFirst, Growth, SampledChain
+from services.drafter.feature_draft.choosing_session import ChoosingSession
+from services.drafter.feature_draft.draft_choice import AskedRows, DraftChoice, Drafting
+from services.drafter.interfaces import DraftWanted
+from speculation.types import TokenTree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LevelForm:
+    """The form of the trees.
+
+    Attributes:
+        depth: most levels that are used; None: all.
+        width: most children of a node. Medusa's trees take the ten likeliest tokens of each head.
+    """
+
+    depth: int | None = None
+    width: int = 10
+
+    @classmethod
+    def of(cls, config: TrainedConfig) -> LevelForm:
+        """As the settings say."""
+        return cls(depth=config.num_steps, width=config.eagle_topk or cls().width)
+
+
+class LevelTrees:
+    """Makes trees of levels.
+
+    Args:
+        name: of the source.
+        levels: tokens ahead that the model guesses.
+        draw: draws chains under ``acceptance: rejection``.
+    """
+
+    def __init__(self, name: str, model: Drafting, levels: int, form: LevelForm, draw: Draw | None = None) -> None:
+        self._name = name
+        self._choice = DraftChoice(model)
+        self._levels = levels
+        self._depth = min(levels, form.depth or levels)
+        self._width = form.width
+        # Of the system's own entropy: answers to equal prompts must not share their drafts.
+        self._draw = draw or draw_with(np.random.default_rng())
+
+    def grow(self, wanted: Sequence[DraftWanted], hidden: torch.Tensor) -> list[TokenTree]:
+        """One tree for each of ``wanted``.
+
+        Args:
+            hidden: [len(wanted) * levels, h], what the output layer reads of each one's levels in their order.
+        """
+        levels = self._levels
+        growths = [self._growth(each) for each in wanted]
+        count = max(growth.children for growth in growths)
+        tokens, logs = self._choice.likeliest(hidden, [self._asked(each.session) for each in wanted], count)
+        # Nothing comes behind the last level.
+        by_session = np.full((len(wanted), levels + 1, logs.shape[1]), -np.inf)
+        by_session[:, :levels] = logs.reshape(len(wanted), levels, -1)
+        by_session[:, self._depth :] = -np.inf
+        guessed = np.zeros(by_session.shape, dtype=np.int64)
+        guessed[:, :levels] = tokens.reshape(len(wanted), levels, -1)
+        for growth, own, chances in zip(growths, guessed, by_session, strict=True):
+            growth.add(own[:1], chances[:1])
+            while len(nodes := growth.grow()):
+                behind = growth.depths(nodes)
+                growth.add(own[behind], chances[behind])
+        return [growth.tree(self._name) for growth in growths]
+
+    def _asked(self, session: ChoosingSession) -> AskedRows:
+        return AskedRows(session, len(session.tokens) + np.arange(self._levels))
+
+    def _growth(self, wanted: DraftWanted) -> Growth:
+        if wanted.session.sampled:
+            return SampledChain(wanted.max_nodes, steps=self._depth - 1, draw=self._draw)
+        # Deeper nodes cost nothing, so that the tree is the likeliest paths of all.
+        return BestFirst(wanted.max_nodes, steps=wanted.max_nodes, width=self._width, least=wanted.min_probability)

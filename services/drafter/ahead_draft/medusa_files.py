@@ -1,0 +1,84 @@
+"""Checkpoints of Medusa's heads, in their authors' layout, as safetensors.
+
+``{i}.{j}.linear.{weight,bias}`` of block j of head i, and ``{i}.{blocks}.weight`` of its output layer. Without these the
+target's is shared, and ``d2t`` and ``t2d`` may cut it to a draft vocabulary, as in EAGLE-3. What counts is the tensors:
+published ``config.json`` say two heads where there are five.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.drafter.ahead_draft.ahead_files import Tensors, check_numbers, read_tensors, take_output, write_checkpoint
+from services.drafter.ahead_draft.medusa import MedusaHeads
+from services.drafter.ahead_draft.medusa_config import is_medusa, parameter_names, parse_medusa, short_name
+from services.drafter.feature_draft.head_files import CONFIG
+from services.drafter.feature_draft.target_rows import TargetRows, read_target_rows, read_target_shape
+from services.model_folder import read_json
+from speculation.errors import ConfigurationError
+
+
+def load_medusa(
+    folder: Path,
+    target: Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    rows: TargetRows | None = None,
+) -> MedusaHeads:
+    """The heads in ``folder`` for the target in ``target``.
+
+    Args:
+        rows: the target's, if they have been read already.
+
+    Raises:
+        ConfigurationError: as ``parse_medusa``; or a tensor is no finite numbers.
+    """
+    where, shape = str(folder), read_target_shape(target)
+    tensors: Tensors = {short_name(name): tensor for name, tensor in read_tensors(folder, target).items()}
+    if not is_medusa(tensors):
+        raise ConfigurationError(f"cannot load the head at {where} as medusa: it holds no 0.0.linear.weight")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    config = parse_medusa(read_json(folder / CONFIG, of="head"), shapes, shape, where)
+    rows = read_target_rows(target, device=device, dtype=dtype) if rows is None else rows
+    output = take_output(tensors, rows, shape, where)
+    check_numbers(tensors, where)
+    with torch.device("meta"):
+        heads = MedusaHeads(config, output)
+    heads.load_state_dict({name: tensors[public] for name, public in parameter_names(config).items()}, assign=True)
+    return heads.to(device, dtype).requires_grad_(False).eval()
+
+
+def save_medusa(
+    heads: MedusaHeads,
+    folder: Path,
+    training: Mapping[str, Any],
+    *,
+    dtype: torch.dtype = torch.bfloat16,
+    target_name: str = "",
+) -> None:
+    """Write a checkpoint of which ``load_medusa`` makes the same heads.
+
+    Args:
+        training: for training.json: how they were made.
+        target_name: name or path of the target.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    config = heads.config
+    fields = {
+        "medusa_num_heads": config.num_heads,
+        "medusa_num_layers": config.num_blocks,
+        "base_model_name_or_path": target_name,
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "draft_vocab_size": config.draft_vocab_size,
+    }
+    state, names = heads.state_dict(), parameter_names(config)
+    tensors = {public: state[name].detach().to("cpu", dtype).contiguous() for name, public in names.items()}
+    write_checkpoint(folder, tensors, fields, training, heads.output.ids)

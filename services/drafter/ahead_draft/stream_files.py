@@ -1,0 +1,104 @@
+"""Checkpoints of streams: what was trained. The layers that streams run through are read from the target itself.
+
+``stream_embeddings`` [gamma, h]; ``layers.{n}.{self_attn.q_proj,...}.lora_{A,B}.weight``, where n counts the target's
+layers; for a draft vocabulary ``d2t`` and ``t2d``, as EAGLE-3 has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.drafter.ahead_draft.ahead_files import check_numbers, read_tensors, take_output, write_checkpoint
+from services.drafter.ahead_draft.last_layers import last_layers
+from services.drafter.ahead_draft.own_layers import read_own_layers
+from services.drafter.ahead_draft.stream_config import KIND, STREAM_EMBEDDINGS, StreamsConfig, parse_streams
+from services.drafter.ahead_draft.streams import Streams
+from services.drafter.feature_draft.head_config import TargetShape
+from services.drafter.feature_draft.head_fields import HeadFields
+from services.drafter.feature_draft.head_files import CONFIG
+from services.drafter.feature_draft.shared_output import SharedOutput
+from services.drafter.feature_draft.target_rows import TargetRows, read_target_rows, read_target_shape
+from services.model_folder import read_json
+
+
+def new_streams(
+    config: StreamsConfig, folder: Path, target: TargetShape, output: SharedOutput, generator: torch.Generator
+) -> Streams:
+    """Streams that nobody has trained: they begin as the target's own rows, a little apart.
+
+    Raises:
+        ConfigurationError: the target's layers are of a kind that is not computed here, or too few.
+    """
+    where = "the recipe's streams"
+    if not 0 < config.num_layers < target.num_layers:
+        raise HeadFields({}, where).refuse("stream_layers", config.num_layers, f"from 1 to {target.num_layers - 1}")
+    own = read_own_layers(folder, last_layers(folder, target, config.num_layers, where))
+    module = Streams(config, own, output)
+    with torch.no_grad():
+        for name, parameter in module.trained():
+            if name.endswith("lora_B.weight"):
+                parameter.zero_()
+            else:
+                spread = 0.02 if name == STREAM_EMBEDDINGS else parameter.shape[1] ** -0.5
+                parameter.copy_(torch.randn(parameter.shape, generator=generator) * spread)
+    return module
+
+
+def load_streams(
+    folder: Path,
+    target: Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    rows: TargetRows | None = None,
+) -> Streams:
+    """The streams in ``folder`` for the target in ``target``.
+
+    Args:
+        rows: the target's, if they have been read already.
+
+    Raises:
+        ConfigurationError: as ``parse_streams``; or a tensor is no finite numbers.
+    """
+    where, shape = str(folder), read_target_shape(target)
+    tensors = read_tensors(folder, target)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    config, last = parse_streams(read_json(folder / CONFIG, of="head"), shapes, target, shape, where)
+    rows = read_target_rows(target, device=device, dtype=dtype) if rows is None else rows
+    output = take_output(tensors, rows, shape, where)
+    check_numbers(tensors, where)
+    module = Streams(config, read_own_layers(target, last), output)
+    with torch.no_grad():
+        for name, parameter in module.trained():
+            parameter.copy_(tensors[name])
+    return module.to(device, dtype).requires_grad_(False).eval()
+
+
+def save_streams(module: Streams, folder: Path, training: Mapping[str, Any], *, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write a checkpoint of which ``load_streams`` makes the same streams; the target's own weights are left out.
+
+    Args:
+        training: for training.json: how they were made.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    config = module.config
+    fields = {
+        "model_type": KIND,
+        "mode": "frozen",
+        "hidden_size": config.hidden_size,
+        "vocab_size": config.vocab_size,
+        "num_hidden_layers": config.target_layers,
+        "draft_vocab_size": config.draft_vocab_size,
+        "num_streams": config.num_streams,
+        "num_stream_layers": config.num_layers,
+        "lora_rank": config.rank,
+        "lora_alpha": config.alpha,
+    }
+    tensors = {name: each.detach().to("cpu", dtype).contiguous() for name, each in module.trained()}
+    write_checkpoint(folder, tensors, fields, training, module.output.ids)

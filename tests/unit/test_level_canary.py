@@ -1,0 +1,113 @@
+"""The canary for models that guess several tokens ahead: a shift and a wrong layer are refused, and named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import AutoModelForCausalLM
+
+from services.drafter.ahead_draft.level_canary import LevelTrial, check_levels
+from services.drafter.ahead_draft.medusa_files import load_medusa, save_medusa
+from services.drafter.ahead_draft.medusa_source import make
+from services.drafter.ahead_draft.stream_files import load_streams
+from services.drafter.canary_trial import open_trial
+from services.drafter.config import DrafterConfig, TrainedConfig
+from services.drafter.feature_draft.canary import CanaryResult
+from services.drafter.feature_draft.canary_texts import TEXTS, CanaryText, record_texts, save_texts
+from services.drafter.feature_draft.head_config import FINAL
+from services.drafter.feature_draft.target_shape import read_target_shape
+from speculation.errors import ConfigurationError
+from tests.tiny import make_tiny_model
+from tests.trained_heads import make_medusa, make_streams
+
+LAYERS, LENGTH = 4, 90
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "target", num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(scope="module")
+def text(target: Path) -> CanaryText:
+    """Random tokens, so that nothing but the states tells what comes next; each layer's states are turned another way."""
+    torch.manual_seed(3)
+    model = AutoModelForCausalLM.from_pretrained(target)
+    (made,) = record_texts(model, [torch.randint(4, 300, (LENGTH,)).tolist()], (*range(LAYERS), FINAL), length=1)
+    turned = {layer: rows @ torch.linalg.qr(torch.randn(64, 64)).Q for layer, rows in made.states.items() if layer != FINAL}
+    return CanaryText(tokens=made.tokens, answer=10, states={**made.states, **turned})
+
+
+def learnt(trial: LevelTrial, text: CanaryText, states: torch.Tensor, shift: int = 0) -> LevelTrial:
+    """The model once it has learnt the text by heart, from ``states`` and with labels ``shift`` tokens further on."""
+    model = trial.model.requires_grad_(True).train()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    states, count = states.clone(), len(text.tokens)
+    for _ in range(80):
+        hidden = trial.hidden(states)
+        losses = []
+        for level in range(hidden.shape[1]):
+            place = torch.arange(count) + 2 + level + shift
+            there = place < count
+            logits = model.logits(hidden.flatten(0, 1), model.vocabulary).view(count, hidden.shape[1], -1)
+            losses.append(functional.cross_entropy(logits[there, level], text.tokens[place[there]]))
+        optimizer.zero_grad()
+        torch.stack(losses).sum().backward()
+        optimizer.step()
+    model.requires_grad_(False).eval()
+    return trial
+
+
+def check(trial: LevelTrial, text: CanaryText, target: Path) -> CanaryResult:
+    return check_levels(trial, [text], read_target_shape(target), "HEAD")
+
+
+def medusa(target: Path, tmp_path: Path) -> LevelTrial:
+    return LevelTrial.of(load_medusa(make_medusa(target, tmp_path / "medusa", own_output=True), target))
+
+
+def test_a_good_one_passes_from_its_file_and_noise_does_not(target: Path, text: CanaryText, tmp_path: Path) -> None:
+    trial = learnt(medusa(target, tmp_path), text, text.states[FINAL])
+    found = check(trial, text, target)
+    assert found.guesses > 70 and found.first > 0.9 and found.second > 0.9 and found.likely_fault is None
+    folder = tmp_path / "saved"
+    save_medusa(trial.model, folder, {}, dtype=torch.float32)  # type: ignore[arg-type]
+    save_texts([text], folder / TEXTS)
+    config = DrafterConfig(trained=TrainedConfig(checkpoints={"medusa": folder}, target=target))
+    make(config)
+    assert open_trial(folder, target).layers == (FINAL,)
+    assert open_trial(folder, target).check([text]).first > 0.9
+    noise = tmp_path / "medusa"
+    save_texts([text], noise / TEXTS)
+    config = DrafterConfig(trained=TrainedConfig(checkpoints={"medusa": noise}, target=target))
+    with pytest.raises(ConfigurationError, match=r"medusa: on \d+ tokens .* no shift, layer or flag that was tried"):
+        make(config)
+
+
+@pytest.mark.parametrize(("shift", "place"), [(-1, "one token before"), (1, "one token further on")])
+def test_shifted_labels_are_named(target: Path, text: CanaryText, tmp_path: Path, shift: int, place: str) -> None:
+    trial = learnt(medusa(target, tmp_path), text, text.states[FINAL], shift)
+    with pytest.raises(
+        ConfigurationError, match=rf"labels are shifted by one: what it guesses comes {place} \(\d+% that way"
+    ):
+        check(trial, text, target)
+
+
+@pytest.mark.parametrize("layer", [1, 3])
+def test_another_layer_is_named(target: Path, text: CanaryText, tmp_path: Path, layer: int) -> None:
+    folder = make_streams(target, tmp_path / "streams", layers=1)
+    trial = learnt(LevelTrial.of(load_streams(folder, target)), text, text.states[layer])
+    with pytest.raises(
+        ConfigurationError, match=rf"layers are off by one: it wants the states of layer {layer}, not of layer 2"
+    ):
+        check(trial, text, target)
+
+
+def test_texts_without_the_layer(target: Path, text: CanaryText, tmp_path: Path) -> None:
+    trial = LevelTrial.of(load_streams(make_streams(target, tmp_path / "streams", layers=1), target))
+    other = CanaryText(tokens=text.tokens, answer=text.answer, states={FINAL: text.states[FINAL]})
+    with pytest.raises(ConfigurationError, match="hold no states of layer 2"):
+        check(trial, other, target)

@@ -1,0 +1,230 @@
+"""Medusa's heads: what they compute, public checkpoints, trees of levels, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from services.drafter.ahead_draft.levels import LevelForm
+from services.drafter.ahead_draft.medusa_files import load_medusa
+from services.drafter.ahead_draft.medusa_source import MedusaSource
+from services.drafter.ahead_draft.stream_files import load_streams
+from services.drafter.checkpoints import inspect
+from services.drafter.feature_draft.convert_pickles import convert
+from services.drafter.interfaces import DraftWanted
+from services.drafter.known_states import KnownStates
+from services.model_folder import tokenizer_digest
+from speculation.errors import ConfigurationError
+from speculation.messages import OpenSession
+from speculation.tree import depths, path_to
+from speculation.types import Features, TokenTree
+from tests.tiny import make_tiny_model
+from tests.trained_heads import make_medusa, make_streams
+
+HEADS, SIZE = 3, 64
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("models") / "target")
+
+
+def state(seed: int) -> torch.Tensor:
+    return torch.randn(SIZE, generator=torch.Generator().manual_seed(seed))
+
+
+def drafted(source: MedusaSource, states: list[torch.Tensor], nodes: int = 12, **opened: Any) -> list[TokenTree | None]:
+    """Drafts of sessions behind three tokens, of which the second one's state is known."""
+    batch = []
+    for number, each in enumerate(states):
+        message = OpenSession(
+            session_id=str(number), tokens=(5, 6, 7), prompt_length=2, sources=("medusa",), max_nodes=nodes, **opened
+        )
+        known = KnownStates()
+        known.add(
+            Features(data=each.numpy().astype("<f4").tobytes(), rows=1, width=SIZE, dtype="float32", start=1, layers=(-1,))
+        )
+        batch.append(DraftWanted(session=source.open(message), max_nodes=nodes, states=known))
+    return source.draft(batch)
+
+
+def levels(folder: Path, target: Path, given: torch.Tensor) -> torch.Tensor:
+    """[heads, V], log-probabilities by the authors' formulas, from the files alone."""
+    tensors = load_file(folder / "model.safetensors")
+    output = load_file(target / "model.safetensors")["model.embed_tokens.weight"]
+    found = []
+    for head in range(HEADS):
+        rows, block = given, 0
+        while (weight := tensors.get(f"{head}.{block}.linear.weight")) is not None:
+            inner = weight @ rows + tensors[f"{head}.{block}.linear.bias"]
+            rows, block = rows + inner * torch.sigmoid(inner), block + 1
+        found.append((tensors.get(f"{head}.{block}.weight", output) @ rows).log_softmax(-1))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize(("own_output", "blocks"), [(False, 1), (True, 1), (True, 2)])
+def test_trees_are_the_likeliest_paths(target: Path, tmp_path: Path, own_output: bool, blocks: int) -> None:
+    folder = make_medusa(target, tmp_path / "heads", own_output=own_output, blocks=blocks)
+    source = MedusaSource(load_medusa(folder, target), form=LevelForm(width=12))
+    for given, tree in zip((state(1), state(2)), drafted(source, [state(1), state(2)]), strict=True):
+        assert tree is not None
+        logs = levels(folder, target, given)
+        # Every path of up to three tokens, each among the likeliest of its level.
+        likely = [logs[level].topk(12) for level in range(HEADS)]
+        sums = [np.array(0.0)]
+        for each in likely:
+            sums.append((sums[-1][..., None] + each.values.numpy()).ravel())
+        best = np.sort(np.exp(np.concatenate(sums[1:])))[::-1][:12]
+        assert np.allclose(sorted(tree.scores, reverse=True), best, rtol=1e-3)
+        for node in range(len(tree)):
+            path = [tree.tokens[each] for each in path_to(tree, node)]
+            score = sum(float(logs[level, token]) for level, token in enumerate(path))
+            assert np.isclose(np.log(tree.scores[node]), score, atol=1e-3)
+
+
+def test_settings_bound_the_tree(target: Path, tmp_path: Path) -> None:
+    heads = load_medusa(make_medusa(target, tmp_path / "heads"), target)
+    (tree,) = drafted(MedusaSource(heads, form=LevelForm(depth=2, width=2)), [state(1)], nodes=30)
+    assert tree is not None
+    assert len(tree) == 2 + 4 and max(depths(tree)) == 2
+
+
+def test_chains_are_drawn_for_rejection(target: Path, tmp_path: Path) -> None:
+    source = MedusaSource(load_medusa(make_medusa(target, tmp_path / "heads"), target))
+    (tree,) = drafted(source, [state(1)], temperature=0.8, sampled=True)
+    assert tree is not None
+    assert tree.parents == (-1, 0, 1) and len(tree.proposals) == HEADS
+
+
+def test_the_authors_pickles_are_converted(target: Path, tmp_path: Path) -> None:
+    folder = make_medusa(target, tmp_path / "heads", own_output=True)
+    tensors = load_file(folder / "model.safetensors")
+    public = tmp_path / "public"
+    public.mkdir()
+    torch.save(tensors, public / "medusa_lm_head.pt")
+    # As published: the configuration knows of two heads.
+    (public / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 1}))
+    with pytest.raises(ConfigurationError, match=r"medusa_lm_head\.pt is pickled"):
+        inspect(public, target)
+    convert(public, target=target)
+    assert inspect(public, target).source == "medusa"
+    given = [state(1)]
+    assert drafted(MedusaSource(load_medusa(public, target)), given) == drafted(
+        MedusaSource(load_medusa(folder, target)), given
+    )
+
+
+def test_it_waits_for_the_state(target: Path, tmp_path: Path) -> None:
+    source = MedusaSource(load_medusa(make_medusa(target, tmp_path / "heads"), target))
+    message = OpenSession(session_id="s", tokens=(5, 6, 7), prompt_length=3, sources=("medusa",), max_nodes=4)
+    wanted = DraftWanted(session=source.open(message), max_nodes=4, states=KnownStates())
+    assert source.draft([wanted]) == [None]
+
+
+Change = Callable[[dict[str, Any], dict[str, torch.Tensor], dict[str, Any]], object]
+
+
+def _renamed(tensors: dict[str, torch.Tensor], old: str, new: str) -> None:
+    tensors[new] = tensors.pop(old)
+
+
+MEDUSA: list[tuple[Change, str]] = [
+    (lambda config, tensors, record: config.update(hidden_size=32), r"hidden_size is 32: must be 64, the target's"),
+    (lambda config, tensors, record: config.update(vocab_size=999), r"vocab_size is 999: must be \d+, the target's"),
+    (
+        lambda config, tensors, record: tensors.update({"0.0.linear.weight": torch.zeros(32, 32)}),
+        r"the width of 0\.0\.linear\.weight is 32: must be 64",
+    ),
+    (lambda config, tensors, record: tensors.pop("1.0.linear.bias"), r"1\.0\.linear\.bias is missing"),
+    (lambda config, tensors, record: tensors.update({"1.9.weight": torch.zeros(2, 2)}), r"1\.9\.weight is unknown"),
+    (lambda config, tensors, record: tensors["2.0.linear.bias"].fill_(torch.nan), r"2\.0\.linear\.bias .* finite"),
+    (lambda config, tensors, record: record.update(tokenizer_sha256="0" * 64), r"tokenizer_sha256 .* trained for another"),
+]
+STREAMS: list[tuple[Change, str]] = [
+    (lambda config, tensors, record: config.update(hidden_size=32), r"hidden_size is 32: must be 64, the target's"),
+    (lambda config, tensors, record: config.update(num_hidden_layers=9), r"num_hidden_layers is 9: must be 2"),
+    (lambda config, tensors, record: config.update(vocab_size=999), r"vocab_size is 999: must be"),
+    (lambda config, tensors, record: config.update(num_stream_layers=2), r"num_stream_layers is 2: must be from 1 to 1"),
+    (lambda config, tensors, record: config.update(num_streams=4), r"stream_embeddings is \[3, 64\]: must be \[4, 64\]"),
+    (lambda config, tensors, record: config.update(lora_rank=8), r"lora_A\.weight is \[4, \d+\]: must be \[8"),
+    (
+        lambda config, tensors, record: config.update(mode="shared"),
+        r"mode is shared: must be frozen: .* change what it says",
+    ),
+    (
+        lambda config, tensors, record: _renamed(
+            tensors, "layers.1.self_attn.q_proj.lora_A.weight", "layers.0.self_attn.q_proj.lora_A.weight"
+        ),
+        r"layers\.1\.self_attn\.q_proj\.lora_A\.weight is missing",
+    ),
+    (
+        lambda config, tensors, record: tensors.update({"layers.0.mlp.up_proj.lora_A.weight": torch.zeros(4, 64)}),
+        r"layers\.0\.mlp\.up_proj\.lora_A\.weight is unknown",
+    ),
+    (lambda config, tensors, record: tensors["stream_embeddings"].fill_(torch.inf), r"stream_embeddings .* finite"),
+    (lambda config, tensors, record: record.update(tokenizer_sha256="0" * 64), r"tokenizer_sha256 .* trained for another"),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "words"), [*(("medusa", *each) for each in MEDUSA), *(("streaming", *each) for each in STREAMS)]
+)
+def test_what_does_not_fit_is_refused_by_name(target: Path, tmp_path: Path, kind: str, change: Change, words: str) -> None:
+    makers: dict[str, Callable[[Path, Path], Path]] = {"medusa": make_medusa, "streaming": make_streams}
+    loaders: dict[str, Callable[[Path, Path], object]] = {"medusa": load_medusa, "streaming": load_streams}
+    folder, load = makers[kind](target, tmp_path / "heads"), loaders[kind]
+    record: dict[str, Any] = {"tokenizer_sha256": tokenizer_digest(target)}
+    (folder / "training.json").write_text(json.dumps(record))
+    load(folder, target)
+    assert inspect(folder, target).source == inspect(folder, None).source == kind
+    config, tensors = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
+    change(config, tensors, record)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "training.json").write_text(json.dumps(record))
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ConfigurationError, match=words) as caught:
+        load(folder, target)
+    assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+    if "finite" not in words and "tokenizer" not in words:
+        # That needs no weight to be read.
+        with pytest.raises(ConfigurationError, match=words):
+            inspect(folder, target)
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"model_type": "gpt_neox"}, r"model_type is gpt_neox: must be one of llama"),
+        ({"residual_multiplier": 0.5}, r"residual_multiplier is 0\.5"),
+        ({"hidden_act": "xielu"}, r"hidden_act is xielu"),
+        ({"intermediate_size": 96}, r"mlp\.\w+_proj\.weight is \[.*\]: must be \[.*\]; other kinds of layers"),
+    ],
+)
+def test_layers_that_streams_cannot_run_through(
+    target: Path, tmp_path: Path, changes: dict[str, object], words: str
+) -> None:
+    folder = make_streams(target, tmp_path / "streams")
+    other = Path(shutil.copytree(target, tmp_path / "other"))
+    config = json.loads((other / "config.json").read_text()) | changes
+    (other / "config.json").write_text(json.dumps(config))
+    for load in (lambda: load_streams(folder, other), lambda: inspect(folder, other)):
+        with pytest.raises(ConfigurationError, match=words):
+            load()
+
+
+def test_another_mixer_is_refused(target: Path, tmp_path: Path) -> None:
+    folder = make_streams(target, tmp_path / "streams")
+    other = Path(shutil.copytree(target, tmp_path / "other"))
+    tensors = load_file(other / "model.safetensors")
+    tensors["model.layers.1.mlp.router.weight"] = torch.zeros(2, 64)
+    save_file(tensors, other / "model.safetensors")
+    with pytest.raises(ConfigurationError, match=r"model\.layers\.1\.mlp\.router\.weight is \[2, 64\]: must be absent"):
+        inspect(folder, other)

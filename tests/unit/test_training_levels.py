@@ -1,0 +1,128 @@
+"""Medusa's heads and streams in training: what the learner computes is what is served, and what it exports drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.drafter.ahead_draft.medusa_files import load_medusa
+from services.drafter.ahead_draft.medusa_source import MedusaSource
+from services.drafter.ahead_draft.stream_files import load_streams
+from services.drafter.ahead_draft.stream_source import StreamSource
+from services.drafter.interfaces import DraftWanted, ModelSource
+from speculation.errors import ConfigurationError
+from speculation.types import EMPTY_TREE, TokenTree
+from tests.tiny import make_tiny_model
+from tests.training_data import make_tiny_data, open_tiny
+from training.evaluate import quick_score
+from training.export import export_run
+from training.open_run import OpenedModel, TrainingTarget, fresh_state
+from training.recipe import load_recipe
+from training.shards import DataManifest, TrainingSequence, read_shards, write_manifest
+from training.trainer import RunLimits, Trainer
+from training.tree_replay import passes_of
+from training.vocabulary import write_vocabulary
+
+SMALL = {"steps": 60, "batch_rows": 600, "micro_rows": 300, "learning_rate": 0.02, "precision": "float32"}
+RECIPES = {"streams": {"stream_layers": 1, "streams": 3, "anchors": 0.5}, "medusa": {"heads": 3}}
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("target"))
+
+
+@pytest.fixture(scope="module")
+def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DataManifest]:
+    folder = tmp_path_factory.mktemp("data") / "shards"
+    return folder, make_tiny_data(target, folder)
+
+
+def opened(recipe: str, target: Path, data: tuple[Path, DataManifest], **changed: object) -> OpenedModel:
+    return open_tiny(load_recipe(recipe, **{**SMALL, **RECIPES[recipe], **changed}), target, *data)[0]
+
+
+def served(model: OpenedModel, folder: Path) -> list[TrainingSequence]:
+    return [model.as_served(each) for each in read_shards(folder, "validation", verify=False)]
+
+
+class Noted:
+    """A source whose drafts are left out, so that it drafts from every position; with what the output layer read of them."""
+
+    def __init__(self, source: ModelSource, model: torch.nn.Module) -> None:
+        self._source, self.hidden = source, list[torch.Tensor]()
+        self.open, self.forget = source.open, source.forget
+        logits = model.logits
+
+        def noting(hidden: torch.Tensor, vocabulary: object) -> torch.Tensor:
+            # A request's own tokens are scored apart.
+            if vocabulary is model.vocabulary:
+                self.hidden.append(hidden.clone())
+            return logits(hidden, vocabulary)
+
+        model.logits = noting  # type: ignore[assignment]
+
+    def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree | None]:
+        return [None if tree is None else EMPTY_TREE for tree in self._source.draft(batch)]
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_what_is_learnt_is_what_is_drafted(recipe: str, target: Path, data: tuple[Path, DataManifest]) -> None:
+    model = opened(recipe, target, data)
+    module = model.learner.module
+    generator = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    (sequence,) = list(read_shards(data[0], "validation", verify=False))[:1]
+    with torch.no_grad():
+        learnt = [each.hidden for each in model.learner.predict([sequence], 3)]
+    source = model.source()
+    assert source is not None
+    noted = Noted(source, module)
+    passes_of(noted, [model.as_served(sequence)], 1, model.layers)
+    # The first draft comes twice.
+    drafted = noted.hidden[1:]
+    assert len(learnt) == 3 and len(learnt[0]) > 20
+    for level, rows in enumerate(learnt):
+        for at in range(len(rows)):
+            # States of data are float16.
+            assert torch.allclose(drafted[at][level], rows[at], atol=0.05), (level, at)
+
+
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_what_is_exported_is_accepted_more_often_than_chance(
+    recipe: str, target: Path, data: tuple[Path, DataManifest], tmp_path: Path
+) -> None:
+    model, run = opened(recipe, target, data), tmp_path / "run"
+    held_out = read_shards(data[0], "validation", verify=False)
+    shards = read_shards(data[0], "train", verify=False)
+    losses: list[float] = []
+    trainer = Trainer(
+        model.learner, shards, model.recipe, run, fresh_state(model), lambda: quick_score(model.learner, held_out, 3, 400)
+    )
+    run.mkdir(exist_ok=True)
+    write_manifest(run, model.manifest)
+    write_vocabulary(run, model.vocabulary)
+    trainer.run(RunLimits(), lambda progress: losses.append(progress.loss))
+    assert sum(losses[-5:]) < 0.8 * sum(losses[:5])
+    export_run(run, TrainingTarget(folder=target, floats=lambda: target), tmp_path / "out", "float32")
+    source: ModelSource
+    if recipe == "medusa":
+        source = MedusaSource(load_medusa(tmp_path / "out", target))
+    else:
+        source = StreamSource(load_streams(tmp_path / "out", target), window=512)
+    sequences = served(model, data[0])
+    tokens = sum(len(each.tokens) - each.prompt_length - 1 for each in sequences)
+    passes = sum(passes_of(source, sequences, 4, model.layers))
+    # Four nodes at random out of 128 tokens would save three passes of a hundred.
+    assert passes < 0.85 * tokens, (passes, tokens)
+
+
+def test_streams_through_more_layers_than_there_are(target: Path, data: tuple[Path, DataManifest]) -> None:
+    with pytest.raises(ConfigurationError, match=r"stream_layers is 2: must be from 1 to 1"):
+        opened("streams", target, data, stream_layers=2)

@@ -1,0 +1,92 @@
+"""What the learner of levels trains: Medusa's heads, and streams over the target's own layers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from services.drafter.ahead_draft.medusa import MedusaHeads
+from services.drafter.ahead_draft.medusa_config import MedusaConfig
+from services.drafter.ahead_draft.stream_config import StreamsConfig
+from services.drafter.ahead_draft.stream_files import new_streams
+from services.drafter.ahead_draft.whole_texts import at, streams_of
+from services.drafter.feature_draft.head_config import TargetShape
+from services.drafter.feature_draft.shared_output import SharedOutput
+from services.model_folder import reading
+from training.levels_learner import PaddedText
+from training.recipe import MedusaRecipe, StreamsRecipe
+
+
+class GuessingHeads:
+    """Implements ``Guessing``: Medusa's heads, which begin as the target's own guess of the next token."""
+
+    def __init__(self, recipe: MedusaRecipe, shape: TargetShape, output: SharedOutput) -> None:
+        self.levels = recipe.heads
+        self.module = MedusaHeads(
+            MedusaConfig(
+                hidden_size=shape.hidden_size,
+                vocab_size=shape.vocab_size,
+                draft_vocab_size=len(output.ids),
+                num_heads=recipe.heads,
+                num_blocks=recipe.blocks,
+            ),
+            output,
+        )
+        for parameter in self.module.parameters():
+            nn.init.zeros_(parameter)
+
+    def hidden(self, text: PaddedText, anchors: torch.Tensor) -> torch.Tensor:
+        found: torch.Tensor = self.module(at(text.states, anchors).flatten(0, 1))
+        return found.unflatten(0, anchors.shape)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class GuessingStreams:
+    """Implements ``Guessing``: streams. Main rows are computed once for each batch, without a gradient.
+
+    Args:
+        folder: of the target, as it is served.
+        floats: of the target, with weights that transformers reads.
+    """
+
+    def __init__(self, recipe: StreamsRecipe, shape: TargetShape, output: SharedOutput, folder: Path, floats: Path) -> None:
+        self.levels = recipe.streams
+        config = StreamsConfig(
+            hidden_size=shape.hidden_size,
+            vocab_size=shape.vocab_size,
+            draft_vocab_size=len(output.ids),
+            num_streams=recipe.streams,
+            num_layers=recipe.stream_layers,
+            target_layers=shape.num_layers,
+            rank=recipe.rank,
+            alpha=float(recipe.rank),
+        )
+        self.module = new_streams(config, folder, shape, output, torch.Generator().manual_seed(recipe.seed))
+        self._below = _lower_layers(floats, shape.num_layers - recipe.stream_layers)
+
+    def hidden(self, text: PaddedText, anchors: torch.Tensor) -> torch.Tensor:
+        return streams_of(self.module, self.states(text.tokens), anchors)
+
+    @torch.no_grad()
+    def states(self, tokens: torch.Tensor) -> torch.Tensor:
+        """[B, T, h], what the layers read that streams run through, of tokens [B, T]."""
+        if self._below.device != tokens.device:
+            self._below.to(tokens.device)
+        # Padding stands behind the text, where no row of it looks.
+        found: torch.Tensor = self._below(input_ids=tokens, use_cache=False).last_hidden_state
+        return found
+
+
+def _lower_layers(target: Path, count: int) -> Any:
+    """The target's embeddings and first ``count`` layers, which give the residual stream: there is no norm behind them."""
+    from transformers import AutoModelForCausalLM
+
+    with reading(f"load the target at {target}"):
+        model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, attn_implementation="sdpa")
+    below = model.base_model
+    below.layers = below.layers[:count]
+    below.config.num_hidden_layers = count
+    below.norm = nn.Identity()
+    return below.requires_grad_(False).eval()
