@@ -275,7 +275,10 @@ def test_time_to_drain_follows_the_settings() -> None:
     told = {"settings": {"server": {"drain_delay_s": 20, "drain_grace_s": 1000}, "verifier": {"drain_s": 500}}}
     made = render(told)
     test_pods_have_time_to_drain(made)
-    assert environment(templates(made)["verifier"])["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "520"
+    assert environment(templates(made)["verifier"])["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "1035"
+    long = render({"settings": {"server": {"drain_grace_s": 5}, "verifier": {"drain_s": 500}}})
+    test_pods_have_time_to_drain(long)
+    assert environment(templates(long)["verifier"])["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "520"
 
 
 def test_pods_have_time_to_drain(made: list[Manifest]) -> None:
@@ -299,8 +302,8 @@ def test_pods_have_time_to_drain(made: list[Manifest]) -> None:
     leave = {name: float(command[command.index("--timeout") + 1]) if name == "router" else 0.0 for name in drain}
     assert all(leave[name] + drain[name] < grace[name] for name in grace)
     assert drain["verifier"] > known.verifier.drain_s
-    # What moves their answers lives as long as they do.
-    assert drain["head"] >= drain["verifier"]
+    # Where all pods go at once, what the routers' streams need lasts as long as they may.
+    assert drain["head"] >= leave["router"] and drain["verifier"] >= leave["router"]
     # A balancer's two probes notice before calls are refused.
     probe = templates(made)["router"]["spec"]["containers"][0]["readinessProbe"]
     assert known.server.drain_delay_s >= probe["periodSeconds"] * probe["failureThreshold"]
