@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["count"])
 def multiply(
     rows, weight, bias, made, count, columns, leaf, terms,
     LEAVES: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, TERMS: tl.constexpr, BIAS: tl.constexpr,
@@ -48,7 +48,7 @@ def multiply(
         tl.store(made + place, total.to(made.dtype.element_ty), mask=fits)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["numbers"])
 def add_leaves(parts, bias, made, numbers, columns, LEAVES: tl.constexpr, BLOCK: tl.constexpr, BIAS: tl.constexpr):
     """Add the leaves of ``multiply``; ``numbers``: rows times columns."""
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)

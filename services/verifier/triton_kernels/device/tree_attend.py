@@ -160,7 +160,8 @@ def _lowest(at, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
     return lowest
 
 
-@triton.jit
+# Numbers that differ from pass to pass: the kernels must not be compiled anew for special ones.
+@triton.jit(do_not_specialize=["blocks_at", "segments"])
 def attend(
     query, keys, values, made, tops, totals, partial, sinks, meta, query_strides, key_strides, value_strides, unit, cap,
     blocks_at, segments,
@@ -230,7 +231,7 @@ def attend(
             tl.store(made + place[:, None] * VALUE + value_dims[None, :], result.to(made.dtype.element_ty), mask=fits)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["segments"])
 def merge(
     made, tops, totals, partial, sinks, meta, unit, segments,
     HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, VALUE: tl.constexpr, VALUES: tl.constexpr, WINDOW: tl.constexpr,

@@ -1,4 +1,4 @@
-"""Rotary embedding and the write of keys and values into the paged KV cache, row by row."""
+"""The write of keys and values into the paged KV cache, row by row."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ import triton.language as tl
 TILE = tl.constexpr(64)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["slots_at"])
 def write_rows(
     key, value, keys, values, meta, in_strides, key_strides, value_strides, slots_at,
     KEY: tl.constexpr, KEYS: tl.constexpr, VALUE: tl.constexpr, VALUES: tl.constexpr,
