@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
 
 from services.verifier.attention.calls import Call
+from services.verifier.attention.fixed import MOST_ROWS, rounded_up
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.target_port import Rows
 from services.verifier.triton_kernels.device.tree_attend import attend, merge
@@ -71,8 +72,38 @@ class PassShape:
         return cls(rows=rows, segments=segments_of(batch), block_rows=max(1, size // share))
 
 
+class TritonBuckets:
+    """Implements ``Buckets``: by shape, rows and segments rounded up.
+
+    Args:
+        share: query heads per key-value head.
+    """
+
+    def __init__(self, pool: KVPool, share: int) -> None:
+        self._pool, self._share = pool, share
+
+    def bucket(self, batch: Sequence[Rows]) -> PassShape | None:
+        rows = sum(len(request.tokens) for request in batch)
+        if rows > MOST_ROWS:
+            return None
+        shape = PassShape.of(batch, self._share, rounded_up(rows))
+        return replace(shape, segments=rounded_up(shape.segments))
+
+    def make(self, bucket: PassShape) -> TritonPass:
+        made = TritonPass(self._pool, bucket)
+        made.reserve()
+        return made
+
+    def launched(self, batch: Sequence[Rows], padding: int) -> TritonPass:
+        """A pass of any size, for once."""
+        rows = sum(len(request.tokens) for request in batch) + padding
+        made = TritonPass(self._pool, PassShape.of(batch, self._share, rows))
+        made.fill(batch)
+        return made
+
+
 class TritonPass:
-    """Implements ``Pass``. Its tensors keep their addresses, and what it launches depends on its shape alone.
+    """Implements ``FixedPass``.
 
     Attributes:
         tokens, positions: [rows], int64; set by ``fill``, like everything else.
@@ -87,15 +118,18 @@ class TritonPass:
         # Sums of segments, by their size; layers take turns.
         self._partial: dict[int, torch.Tensor] = {}
 
+    def reserve(self) -> None:
+        """Take room for any pass of the shape, so that what describes a pass always lies in one place."""
+        self._meta = self._meta.new_zeros(_room(self._shape, self._pool.total_tiles))
+
     def fill(self, batch: Sequence[Rows]) -> None:
-        """Lay out ``batch``, which must fit the shape; the remaining rows are padding."""
         shape = self._shape
         tables = [self._pool.tiles_of(request.session_id) for request in batch]
         found = describe(batch, tables, self._pool.padding_tile, shape.rows, shape.block_rows)
         assert found.segments <= shape.segments
         if len(found.numbers) > len(self._meta):
-            assert len(self._meta) == 0, "a captured pass reads its numbers where they were at first"
-            self._meta = self._meta.new_zeros(max(len(found.numbers), _room(shape, self._pool.total_tiles)))
+            assert len(self._meta) == 0, "a captured pass reads its description where it was at first"
+            self._meta = self._meta.new_zeros(len(found.numbers))
         self._meta[: len(found.numbers)].copy_(torch.from_numpy(found.numbers))
         self.tokens.copy_(torch.tensor(found.tokens))
         self.positions.copy_(self._meta[: shape.rows])
