@@ -6,61 +6,58 @@ Not run on a GPU yet (docs/log.md). Where capturing fails, ``Graphs`` launches t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import torch
 
-from services.verifier.attention.static import StaticPass
-from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.attention.calls import Pass
+from services.verifier.attention.fixed import Buckets, FixedPass
 from services.verifier.target_port import Rows
 
 log = logging.getLogger(__name__)
 
-# Passes of more rows compute for longer than their launches take.
-_MOST_ROWS = 256
-# Passes over more tiles would need too much memory for their mask and gathered keys, which a graph keeps allocated.
-_MOST_TILES = 1024
 _WARM_UP = 2
 
 # Runs the model over a pass. The tensor holds its tokens, [rows], or its hidden states, [rows, hidden size].
-RunModel = Callable[[StaticPass, torch.Tensor], torch.Tensor]
+RunModel = Callable[[Pass, torch.Tensor], torch.Tensor]
 
 
 @dataclass(kw_only=True, slots=True)
 class _Captured:
     """A bucket's buffers and its graph; without a graph, kernels are launched one by one."""
 
-    laid_out: StaticPass
+    laid_out: FixedPass
     given: torch.Tensor
     made: torch.Tensor | None = None
     graph: torch.cuda.CUDAGraph | None = None
 
 
 class Graphs:
-    """One graph for every bucket of rows and tiles, captured when first needed.
+    """One graph for every bucket of passes, captured when first needed.
 
     Args:
+        buckets: which passes share a graph, and how they are laid out.
         run: runs the model; what it launches must not depend on a pass's contents.
         given: an empty tensor of the type and width of the rows that ``run`` gets: [0] token ids, or [0, hidden size].
     """
 
-    def __init__(self, pool: KVPool, run: RunModel, given: torch.Tensor) -> None:
-        self._pool = pool
+    def __init__(self, buckets: Buckets, run: RunModel, given: torch.Tensor) -> None:
+        self._kind = buckets
         self._run = run
         self._given = given
-        self._buckets: dict[tuple[int, int], _Captured] = {}
-        self._captures = pool.device.type == "cuda"
+        self._buckets: dict[Hashable, _Captured] = {}
+        self._captures = given.device.type == "cuda"
         # Only one graph runs at a time, so all share the memory of intermediate results.
         self._memory = torch.cuda.graph_pool_handle() if self._captures else None
 
     def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None) -> torch.Tensor | None:
         """The model's output for the pass, [rows, ...]; the next pass may overwrite it. None if the pass is too large."""
         rows = sum(len(request.tokens) for request in batch)
-        tiles = sum((request.context + len(request.tokens) - 1) // TILE + 1 for request in batch)
-        if rows > _MOST_ROWS or tiles > _MOST_TILES:
+        key = self._kind.bucket(batch)
+        if key is None:
             return None
-        bucket = self._bucket(_bucket_size(rows), _bucket_size(tiles))
+        bucket = self._bucket(key)
         bucket.laid_out.fill(batch)
         bucket.given[:rows].copy_(bucket.laid_out.tokens[:rows] if hidden is None else hidden)
         if bucket.graph is not None:
@@ -69,14 +66,15 @@ class Graphs:
             return bucket.made[:rows]
         return self._run(bucket.laid_out, bucket.given)[:rows]
 
-    def _bucket(self, rows: int, tiles: int) -> _Captured:
-        found = self._buckets.get((rows, tiles))
+    def _bucket(self, key: Hashable) -> _Captured:
+        found = self._buckets.get(key)
         if found is None:
-            given = self._given.new_zeros(rows, *self._given.shape[1:])
-            found = _Captured(laid_out=StaticPass(self._pool, rows, tiles), given=given)
+            laid_out = self._kind.make(key)
+            given = self._given.new_zeros(len(laid_out.tokens), *self._given.shape[1:])
+            found = _Captured(laid_out=laid_out, given=given)
             if self._captures:
                 self._capture(found)
-            self._buckets[rows, tiles] = found
+            self._buckets[key] = found
         return found
 
     def _capture(self, bucket: _Captured) -> None:
@@ -96,8 +94,3 @@ class Graphs:
         except RuntimeError as error:
             log.warning("passes of this model cannot be captured, so each takes longer: %s", error)
             self._captures = False
-
-
-def _bucket_size(count: int) -> int:
-    """The smallest power of two that is at least ``count``."""
-    return 1 << (count - 1).bit_length()

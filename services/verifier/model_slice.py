@@ -18,12 +18,13 @@ from services.verifier.arithmetic.parameters import pack_parameters
 from services.verifier.arithmetic.whole_vectors import fill_vectors
 from services.verifier.attention import calls as attention
 from services.verifier.attention.calls import MAX_NODES, Calls, Running, answering
+from services.verifier.attention.on_gpu import pool_and_buckets
 from services.verifier.attention.recording import record
+from services.verifier.attention.static import StaticBuckets
 from services.verifier.attention.tiled import TiledPass
 from services.verifier.config import TargetConfig
 from services.verifier.graphs import Graphs
 from services.verifier.hidden_states import HiddenStates
-from services.verifier.kv_cache.pool import KVPool
 from services.verifier.loading import adapters
 from services.verifier.loading.adapters import inputs_of
 from services.verifier.loading.load_model import load_layers, load_whole, split_layers
@@ -73,9 +74,9 @@ class ModelSlice:
         self.hidden_states = HiddenStates(self.model, layers, shares[-1].stop, head, self.device)
         self._calls = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
-        self.pool = KVPool(calls, rows=rows, dtype=self.dtype, device=self.device)
+        self.pool, self._triton = pool_and_buckets(calls, rows, self.dtype, self.device)
         self.library = library(self.choice.instructions) if self.choice.instructions else None
-        self._kernel = native_attention.kernel_for(self.library, self.pool)
+        self._kernel = native_attention.kernel_for(self.library, self.pool) if self._triton is None else None
         self._graphs = self._captured() if self.device.type == "cuda" and self.dtype != torch.float32 else None
         if self._kernel is not None:
             self._fuse()
@@ -196,12 +197,15 @@ class ModelSlice:
 
         of_rows = () if self.is_first else (self.hidden_size,)
         dtype = torch.int64 if self.is_first else self.dtype
-        return Graphs(self.pool, run, torch.empty(0, *of_rows, dtype=dtype, device=self.device))
+        buckets = StaticBuckets(self.pool) if self._triton is None else self._triton
+        return Graphs(buckets, run, torch.empty(0, *of_rows, dtype=dtype, device=self.device))
 
     def _lay_out(self, batch: Sequence[Rows], padding: int) -> attention.Pass:
         largest = max(len(rows.parents) for rows in batch)
         if largest > MAX_NODES:
             raise ValueError(f"a tree of {largest} nodes: at most {MAX_NODES}")
+        if self._triton is not None:
+            return self._triton.launched(batch, padding)
         if self._kernel is not None:
             return native_attention.lay_out(self._kernel, self.pool, batch, padding)
         return TiledPass(self.pool, batch, padding)

@@ -12,13 +12,32 @@ import torch
 from torch.nn import functional
 
 from services.verifier.attention.calls import Call
+from services.verifier.attention.fixed import MOST_ROWS, rounded_up
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.target_port import Rows
 from speculation.tree import ROOT
 
+# Passes over more tiles would need too much memory for their mask and gathered keys, which a graph keeps allocated.
+_MOST_TILES = 1024
+
+
+class StaticBuckets:
+    """Implements ``Buckets``: by rows, and by the tiles of all requests."""
+
+    def __init__(self, pool: KVPool) -> None:
+        self._pool = pool
+
+    def bucket(self, batch: Sequence[Rows]) -> tuple[int, int] | None:
+        rows = sum(len(request.tokens) for request in batch)
+        tiles = sum((request.context + len(request.tokens) - 1) // TILE + 1 for request in batch)
+        return (rounded_up(rows), rounded_up(tiles)) if rows <= MOST_ROWS and tiles <= _MOST_TILES else None
+
+    def make(self, bucket: tuple[int, int]) -> StaticPass:
+        return StaticPass(self._pool, *bucket)
+
 
 class StaticPass:
-    """Implements ``Pass`` for up to ``rows`` rows whose requests use up to ``tiles`` tiles in all.
+    """Implements ``FixedPass`` for up to ``rows`` rows whose requests use up to ``tiles`` tiles in all.
 
     Attributes:
         tokens, positions: [rows], int64; set by ``fill``, like everything else.

@@ -17,11 +17,14 @@ class KVPool:
 
     ``keys`` has a tensor for every call, [tiles, key-value heads, key size, TILE], so that a query's scores for a whole tile
     are contiguous. ``values`` has one as well, [tiles, key-value heads, TILE, value size + 1]. Its last column is always 1,
-    so that one product with the attention weights gives both their weighted sum and their plain sum. Position p of a request
-    lies in the request's tile p // TILE; ``tiles.TileAllocator`` decides which tile of the pool that is.
+    so that one product with the attention weights gives both their weighted sum and their plain sum; without ``ones`` it is
+    left out, so that a GPU's loads of whole rows are aligned. Position p of a request lies in the request's tile p // TILE;
+    ``tiles.TileAllocator`` decides which tile of the pool that is.
     """
 
-    def __init__(self, calls: Iterable[Call], *, rows: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, calls: Iterable[Call], *, rows: int, dtype: torch.dtype, device: torch.device, ones: bool = True
+    ) -> None:
         self.total_tiles = -(-rows // TILE)
         self.device = device
         self.dtype = dtype
@@ -38,11 +41,12 @@ class KVPool:
             entries = [entry for entry, shape in enumerate(shapes) if shape == (heads, key_size, value_size)]
             shape = (len(entries), self.total_tiles + 1, heads)
             keys = torch.zeros(*shape, key_size, TILE, dtype=dtype, device=device)
-            values = torch.zeros(*shape, TILE, value_size + 1, dtype=dtype, device=device)
-            values[..., -1] = 1
+            values = torch.zeros(*shape, TILE, value_size + ones, dtype=dtype, device=device)
+            values[..., value_size:] = 1
             self._alike.append((keys, values))
             for entry, own_keys, own_values in zip(entries, keys, values, strict=True):
                 self.keys[entry], self.values[entry] = own_keys, own_values
+        self._ones = ones
         self._tiles: dict[str, list[int]] = {}
         self._unclean: list[int] = []
 
@@ -59,7 +63,7 @@ class KVPool:
         if self._unclean:
             unclean = torch.tensor(self._unclean, device=self.device)
             for _, values in self._alike:
-                values[:, unclean, :, :, :-1] = 0
+                values[:, unclean, :, :, : values.shape[-1] - self._ones] = 0
             self._unclean = []
 
     def clear(self) -> None:

@@ -1,0 +1,1 @@
+"""What is checked first on a GPU: ``python -m benchmarks.gpu_check``."""

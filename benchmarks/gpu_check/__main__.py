@@ -1,0 +1,114 @@
+"""The first checks on a GPU: six gates in under nine minutes, on a machine with torch, Triton and transformers alone.
+
+    python -m benchmarks.gpu_check [--out FOLDER] [--only G3,G4] [--layers 32] [--seconds 520]
+
+G1 ceilings, G2 linear layers, G3 how the chip adds, G4 attention, G5 a whole model's bits, G6 the cost of a pass. Writes
+gpu_check.json and gpu_check.md. Exits with 0 if every gate passed, with 1 if not, and with 2 if nothing could be checked.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+# Without split-K, cuBLASLt's sums run from the first term to the last. It reads this when CUDA starts.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "1")
+
+import torch
+
+from benchmarks.gpu_check import gpu
+from benchmarks.gpu_check.attention_gate import attention
+from benchmarks.gpu_check.bare_model import BareModel
+from benchmarks.gpu_check.ceilings import ceilings, how_it_adds
+from benchmarks.gpu_check.layer_gate import linear_layers, shapes_of
+from benchmarks.gpu_check.model_gates import same_bits, step_costs
+from benchmarks.gpu_check.verdicts import GateVerdict, GpuGate, as_object, page, run_gates
+from benchmarks.inflate import Size
+
+_VOCABULARY = 49152
+_DEVICE = "cuda"
+# Bandwidth where G1 was left out, TB/s: an H100's.
+_TERABYTES = 3.35
+
+
+def inflated(layers: int) -> Size:
+    """The dimensions of ``benchmarks.inflate``'s default, with other layers."""
+    small = Size(width=576, intermediate=1536, layers=30, heads=9, kv_heads=3, head_size=64)
+    return small.grown(4032, 14336, max(layers, small.layers)) if layers >= small.layers else Size(
+        width=4032, intermediate=14336, layers=layers, heads=63, kv_heads=21, head_size=64
+    )  # fmt: skip
+
+
+def gates_of(layers: int) -> list[GpuGate]:
+    """All gates, in their order."""
+    size = inflated(layers)
+    measured: dict[str, float] = {}
+
+    @functools.cache
+    def model() -> BareModel:
+        return BareModel(size, _VOCABULARY, lengths=[4608, *[704] * 63], dtype=torch.bfloat16, device=_DEVICE)
+
+    def first() -> GateVerdict:
+        verdict = ceilings(_DEVICE)
+        measured["terabytes"] = verdict.figures["terabytes_per_second"]
+        return verdict
+
+    return [
+        GpuGate(name="G1", asks="two ceilings", run=first, seconds=10),
+        GpuGate(
+            name="G2", asks="linear layers", seconds=60,
+            run=lambda: linear_layers(shapes_of(size, _VOCABULARY), _DEVICE),
+        ),
+        GpuGate(name="G3", asks="how the chip adds", run=lambda: how_it_adds(_DEVICE), seconds=20),
+        GpuGate(name="G4", asks="attention's bits", run=lambda: attention(_DEVICE), seconds=60),
+        GpuGate(name="G5", asks="a model's bits", run=lambda: same_bits(model()), seconds=90),
+        GpuGate(
+            name="G6", asks="the cost of a pass", seconds=90,
+            run=lambda: step_costs(model(), measured.get("terabytes", _TERABYTES)),
+        ),
+    ]  # fmt: skip
+
+
+def main() -> int:
+    """See the module. Returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--out", type=Path, default=Path("build/gpu-check"), help="folder to write to")
+    parser.add_argument("--only", help="gates to run, comma-separated; default: all")
+    parser.add_argument("--layers", type=int, default=32, help="of the model; 32: seven billion parameters")
+    parser.add_argument("--seconds", type=float, default=520, help="in all; a gate that would take longer is not run")
+    arguments = parser.parse_args()
+    gates = gates_of(arguments.layers)
+    if arguments.only:
+        wanted = arguments.only.split(",")
+        names = [gate.name for gate in gates]
+        if unknown := sorted(set(wanted) - set(names)):
+            parser.error(f"--only names {', '.join(unknown)}: there are {', '.join(names)}")
+        gates = [gate for gate in gates if gate.name in wanted]
+    if arguments.layers < 1:
+        parser.error(f"--layers is {arguments.layers}: must be at least 1")
+    reason = gpu.missing()
+    if not reason and shutil.which(os.environ.get("CC", "cc")) is None and shutil.which("gcc") is None:
+        reason = "no C compiler: Triton needs one (cc or gcc) to launch its kernels"
+    if reason:
+        print(f"gpu-check: {reason}", file=sys.stderr)
+        return 2
+    about = gpu.about()
+    with torch.inference_mode():
+        verdicts = run_gates(gates, arguments.seconds, say=lambda line: print(line, flush=True))
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    (arguments.out / "gpu_check.json").write_text(json.dumps(as_object(about, verdicts), indent=1) + "\n")
+    (arguments.out / "gpu_check.md").write_text(page(about, gates, verdicts))
+    print(f"{arguments.out / 'gpu_check.md'} and gpu_check.json are written")
+    return 0 if all(verdict.result == "pass" for verdict in verdicts.values()) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""G4: whether attention gives a row of a tree, and of a prompt, the bits of plain decoding."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from benchmarks.gpu_check.packings import PackedTree, rows_of, starts_of, tree
+from benchmarks.gpu_check.verdicts import GateVerdict
+from services.verifier.attention.calls import Call
+from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.target_port import Rows
+from services.verifier.triton_kernels.triton_pass import PassShape, TritonPass
+
+# Query heads per key, size of a head, and window: inflated model, Llama-3, Qwen2.5-7B, a Gemma-like one.
+SHAPES = ((3, 64, None), (4, 128, None), (7, 128, None), (2, 256, 300))
+# By the seed of a packing: rows of another request in the pass.
+_BESIDE = {1: 0, 2: 7, 3: 40}
+
+
+class RandomText:
+    """Random queries, keys and values of a text; passes over them in any packing."""
+
+    def __init__(self, call: Call, length: int, device: str) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self._call, self.length = call, length
+        self._query, self._key, self._value = (
+            torch.randn(heads, length, call.key_size, generator=generator).bfloat16().to(device)
+            for heads in (call.heads, call.kv_heads, call.kv_heads)
+        )
+        tiles = -(-(length + 4 * TILE) // TILE)
+        self._pool = KVPool([call], rows=2 * tiles * TILE, dtype=torch.bfloat16, device=torch.device(device), ones=False)
+        # Scattered tiles, and another request's.
+        self._pool.assign("text", list(range(2 * tiles - 1, 0, -2)), tiles)
+        self._pool.assign("other", list(range(0, 2 * tiles, 2)), tiles)
+
+    def run(self, batch: Sequence[Rows], shown: Sequence[int]) -> torch.Tensor:
+        """[rows, heads, size] of a pass whose rows have queries, keys and values of the text's positions ``shown``."""
+        laid_out = TritonPass(self._pool, PassShape.of(batch, self._call.share, len(shown)))
+        laid_out.fill(batch)
+        places = torch.tensor(shown, device=self._query.device)
+        return laid_out.attend(self._call, self._query[:, places], self._key[:, places], self._value[:, places])
+
+    def prompt(self, name: str, end: int) -> torch.Tensor:
+        """The first ``end`` positions in one pass."""
+        return self.run([rows_of(name, 0, [0] * end)], range(end))
+
+    def restore(self, start: int) -> None:
+        """Compute what follows ``start`` again, after a tree has overwritten it."""
+        count = self.length - start
+        self.run([rows_of("text", start, [0] * count)], range(start, self.length))
+
+    def plain(self, position: int) -> torch.Tensor:
+        """One position, alone; those before it must be computed."""
+        return self.run([rows_of("text", position, [0])], [position])[0]
+
+    def path(self, packed: PackedTree, beside: int) -> torch.Tensor:
+        """The path's rows of a tree, beside ``beside`` rows of another request."""
+        rows = [rows_of("text", packed.start, [0] * len(packed.shown), packed.parents)]
+        others = [rows_of("other", 0, [0] * beside)] if beside else []
+        made = self.run([*others, *rows], [*range(beside), *packed.shown])
+        return made[[beside + row for row in packed.path]]
+
+
+def attention(
+    device: str, length: int = 1100, depth: int = 12, others: int = 6, shapes: Sequence[tuple[int, int, int | None]] = SHAPES
+) -> GateVerdict:
+    """G4."""
+    wrong: list[str] = []
+    compared = 0
+    for share, size, window in shapes:
+        call = Call(entry=0, heads=2 * share, kv_heads=2, key_size=size, value_size=size, scale=size**-0.5, window=window)
+        text = RandomText(call, length, device)
+        whole = text.prompt("text", length)
+        name = f"{share} queries a key, heads of {size}{f', window {window}' if window else ''}"
+        for start in starts_of(length, depth):
+            positions = range(start, start + depth + 1)
+            plain = torch.stack([text.plain(position) for position in positions])
+            found = {"prompt": whole[start : start + depth + 1]}
+            for seed in _BESIDE:
+                beside = min(length, _BESIDE[seed])
+                found[f"tree {seed}"] = text.path(tree(start, depth, others, length, seed), beside)
+                text.restore(start)
+            compared += len(found) * len(positions)
+            for packing, made in found.items():
+                wrong += [
+                    f"{name}: {packing}, position {position}"
+                    for position, one, other in zip(positions, made, plain, strict=True)
+                    if not torch.equal(one, other)
+                ]
+    return judge_attention(wrong, compared)
+
+
+def judge_attention(wrong: Sequence[str], compared: int) -> GateVerdict:
+    """The verdict on rows whose bits are not those of plain decoding."""
+    return GateVerdict(
+        result="fail" if wrong else "pass",
+        found=f"{len(wrong)} of {compared} rows differ from plain decoding, first: {wrong[0]}" if wrong
+        else f"{compared} rows in prompts and trees have the bits of plain decoding",
+        follows="if G3 passed, compare a single tile, then a single segment" if wrong else "attention is exact",
+        figures={"compared": compared, "differ": list(wrong[:200])},
+    )  # fmt: skip

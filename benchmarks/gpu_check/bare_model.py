@@ -1,0 +1,96 @@
+"""A Llama with random weights over our kernels: what a target computes, with torch, Triton and transformers alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from benchmarks.inflate import Size
+from services.verifier.attention import calls as attention
+from services.verifier.attention.calls import Running, answering
+from services.verifier.attention.recording import record
+from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.target_port import Rows
+from services.verifier.triton_kernels.row_layers import use_row_kernels
+from services.verifier.triton_kernels.triton_pass import PassShape, TritonPass
+
+
+class BareModel:
+    """The model and its KV cache.
+
+    Args:
+        lengths: for how many tokens each of the requests "0", "1", ... has room.
+        row_kernels: whether layers are replaced by ours; else they are torch's.
+    """
+
+    def __init__(
+        self,
+        size: Size,
+        vocabulary: int,
+        *,
+        lengths: Sequence[int],
+        dtype: torch.dtype,
+        device: str,
+        row_kernels: bool = True,
+    ) -> None:
+        attention.register()
+        self.config = LlamaConfig(
+            hidden_size=size.width, intermediate_size=size.intermediate, num_hidden_layers=size.layers,
+            num_attention_heads=size.heads, num_key_value_heads=size.kv_heads, head_dim=size.head_size,
+            vocab_size=vocabulary, max_position_embeddings=max(*lengths, 2048), attn_implementation=attention.NAME,
+        )  # fmt: skip
+        torch.manual_seed(0)
+        with torch.device(device):
+            made = LlamaForCausalLM._from_config(self.config, dtype=dtype)
+        self._model = made.eval().requires_grad_(False)
+        self.left = use_row_kernels(self._model) if row_kernels else []
+        self.bytes = sum(each.numel() * each.element_size() for each in self._model.parameters())
+        self.bytes -= self._model.get_input_embeddings().weight.nbytes
+        self._calls = record(self._model, torch.arange(1, 9, device=device)[None], max(lengths))
+        calls = [call for own in self._calls.values() for call in own]
+        self._share = calls[0].share
+        ends = list(itertools.accumulate(-(-length // TILE) for length in lengths))
+        self.pool = KVPool(calls, rows=ends[-1] * TILE, dtype=dtype, device=torch.device(device), ones=False)
+        for session, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
+            self.pool.assign(str(session), range(begin, end), 0)
+
+    @torch.inference_mode()
+    def logits(self, batch: Sequence[Rows]) -> torch.Tensor:
+        """[rows, vocabulary] of a pass."""
+        return self._launch(self._laid_out(batch))
+
+    @torch.inference_mode()
+    def captured(self, batch: Sequence[Rows]) -> Callable[[], None]:
+        """Replays a pass as a captured graph."""
+        laid_out = self._laid_out(batch)
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(2):
+                self._launch(laid_out)
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            self._launch(laid_out)
+
+        def replay() -> None:
+            # The pass's tensors must live as long as the graph.
+            assert laid_out is not None
+            graph.replay()
+
+        return replay
+
+    def _laid_out(self, batch: Sequence[Rows]) -> TritonPass:
+        rows = sum(len(request.tokens) for request in batch)
+        laid_out = TritonPass(self.pool, PassShape.of(batch, self._share, rows))
+        laid_out.fill(batch)
+        return laid_out
+
+    def _launch(self, laid_out: TritonPass) -> torch.Tensor:
+        with answering(Running(laid_out, self._calls)):
+            found = self._model(input_ids=laid_out.tokens[None], position_ids=laid_out.positions[None], use_cache=False)
+        made: torch.Tensor = found.logits[0]
+        return made

@@ -1,0 +1,73 @@
+"""The GPU under test: whether there is one, what it is, and how long something takes on it."""
+
+from __future__ import annotations
+
+import statistics
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from services.verifier.triton_kernels.triton_pass import OLDEST
+
+# From here on a product of matrices adds sixteen terms at a time.
+_HOPPER = (9, 0)
+
+
+def missing() -> str:
+    """One line on why nothing can be checked here; empty if something can."""
+    if torch.version.cuda is None:
+        return f"no GPU: torch {torch.__version__} is built without CUDA; install torch's CUDA build on a machine with one"
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        found = torch.cuda.is_available()
+    if not found:
+        said = " ".join(" ".join(str(warning.message).split()) for warning in caught)
+        if "driver" in said and "old" in said:
+            return f"the GPU's driver is too old for torch {torch.__version__} (CUDA {torch.version.cuda}): {said[:200]}"
+        return f"no GPU: torch {torch.__version__} sees none{': ' + said[:200] if said else ''}"
+    return too_old(torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0))
+
+
+def too_old(name: str, capability: tuple[int, int]) -> str:
+    """Empty from compute capability 8.0 (Ampere) on."""
+    if capability >= OLDEST:
+        return ""
+    wanted, found = (".".join(map(str, each)) for each in (OLDEST, capability))
+    return f"{name} is too old: its compute capability is {found}, bfloat16 needs {wanted} (Ampere) or later"
+
+
+def about() -> dict[str, Any]:
+    """The GPU and the software, for the page."""
+    import transformers
+    import triton
+
+    properties = torch.cuda.get_device_properties(0)
+    capability = (properties.major, properties.minor)
+    return {
+        "GPU": f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB, {properties.multi_processor_count} units",
+        "compute capability": f"{properties.major}.{properties.minor}"
+        + (
+            ""
+            if capability >= _HOPPER
+            else ": equal bits are designed for 9.0 (Hopper) and later; G3 says what this one does"
+        ),
+        "software": f"torch {torch.__version__} (CUDA {torch.version.cuda}), triton {triton.__version__}, "
+        f"transformers {transformers.__version__}",
+    }
+
+
+def milliseconds(run: Callable[[], object], repeats: int = 10) -> float:
+    """Median time of ``run`` on the GPU, after two that warm up."""
+    for _ in range(2):
+        run()
+    times: list[float] = []
+    for _ in range(repeats):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times)

@@ -1,0 +1,90 @@
+"""G2: whether a row of a linear layer has the same bits beside any others, by two routes, and how fast each reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.nn import functional
+
+from benchmarks.gpu_check.gpu import milliseconds
+from benchmarks.gpu_check.verdicts import GateVerdict
+from benchmarks.inflate import Size
+from services.verifier.triton_kernels.row_products import RowLinear
+
+Route = Callable[[torch.Tensor], torch.Tensor]
+# Rows whose bits are compared with those of sixteen, and rows that are timed.
+COMPARED = (1, 17, 32, 48, 64, 128, 200, 256, 512)
+TIMED = (16, 32, 64, 128)
+_LEAST_ROWS = 16
+CUBLAS, TRITON = "cuBLASLt without split-K", "Triton"
+
+
+def shapes_of(size: Size, vocabulary: int) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of the five products of a pass."""
+    queries, keys = size.heads * size.head_size, size.kv_heads * size.head_size
+    return {
+        "query, key, value": (queries + 2 * keys, size.width),
+        "attention's output": (size.width, queries),
+        "gate and up": (2 * size.intermediate, size.width),
+        "down": (size.width, size.intermediate),
+        "output layer": (vocabulary, size.width),
+    }
+
+
+def routes_of(weight: torch.Tensor) -> dict[str, Route]:
+    """Both ways to multiply by ``weight``."""
+
+    def padded(rows: torch.Tensor) -> torch.Tensor:
+        missing = max(0, _LEAST_ROWS - len(rows))
+        return functional.linear(functional.pad(rows, (0, 0, 0, missing)), weight)[: len(rows)]
+
+    return {CUBLAS: padded, TRITON: RowLinear(weight)}
+
+
+def differing(route: Route, rows: torch.Tensor, compared: Sequence[int]) -> list[int]:
+    """The numbers of rows beside which the first rows have other bits than beside fifteen others."""
+    expected = route(rows[:_LEAST_ROWS])
+    return [count for count in compared if not torch.equal(route(rows[:count])[:_LEAST_ROWS], expected[:count])]
+
+
+def linear_layers(
+    shapes: dict[str, tuple[int, int]], device: str, compared: Sequence[int] = COMPARED, timed: Sequence[int] = TIMED
+) -> GateVerdict:
+    """G2. Without ``timed`` nothing is timed."""
+    wrong: dict[str, list[str]] = {CUBLAS: [], TRITON: []}
+    speeds: dict[str, dict[str, dict[int, float]]] = {}
+    table = [["layer", "by", "bits differ beside", *(f"GB/s at {count} rows" for count in timed)]]
+    generator = torch.Generator(device).manual_seed(0)
+    for layer, (columns, terms) in shapes.items():
+        weight = torch.randn(columns, terms, generator=generator, device=device).bfloat16()
+        rows = torch.randn(max(compared), terms, generator=generator, device=device).bfloat16()
+        for name, route in routes_of(weight).items():
+            found = differing(route, rows, compared)
+            wrong[name] += [f"{layer} ({', '.join(map(str, found))} rows)"] if found else []
+            own = {count: _gigabytes(route, rows[:count], weight) for count in timed}
+            speeds.setdefault(name, {})[layer] = own
+            table.append([layer, name, ", ".join(map(str, found)) or "none", *(f"{own[count]:.0f}" for count in timed)])
+    return judge_layers(wrong, speeds, table)
+
+
+def _gigabytes(route: Route, rows: torch.Tensor, weight: torch.Tensor) -> float:
+    return 2e-6 * weight.numel() / milliseconds(lambda: route(rows))
+
+
+def judge_layers(
+    wrong: dict[str, list[str]], speeds: dict[str, dict[str, dict[int, float]]], table: list[list[str]]
+) -> GateVerdict:
+    """The verdict: a route passes whose bits never differ; of two, the one that reads faster on the whole is named."""
+    exact = [name for name, layers in wrong.items() if not layers]
+    # Seconds for one row block of every layer decide: the slow layers count for most.
+    time_of = {name: sum(1 / speed for own in speeds[name].values() for speed in own.values()) for name in exact}
+    if not exact:
+        found = "; ".join(f"{name}: {', '.join(layers)}" for name, layers in wrong.items())
+        follows = "no route is exact: look at the Triton products first (tiles, split of sums)"
+    else:
+        found = f"equal bits by {' and by '.join(exact)}"
+        found += "".join(f"; not by {name}: {', '.join(layers)}" for name, layers in wrong.items() if layers)
+        follows = f"use {min(exact, key=lambda name: time_of[name])}" + (", the faster one" if len(exact) > 1 else "")
+    figures = {"differ": wrong, "gigabytes_per_second": speeds}
+    return GateVerdict(result="pass" if exact else "fail", found=found, follows=follows, figures=figures, table=table)

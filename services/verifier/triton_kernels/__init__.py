@@ -1,0 +1,5 @@
+"""Kernels for GPUs, in Triton: a row's result is the same bits whatever shares its pass.
+
+``device`` holds what runs on the GPU, the other modules what lays out and launches it. Tested through Triton's interpreter
+(``TRITON_INTERPRET=1``), whose matrix products the tests replace by a model of Hopper's. Not run on a GPU yet.
+"""

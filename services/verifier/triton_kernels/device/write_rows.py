@@ -1,0 +1,29 @@
+"""The write of keys and values into the paged KV cache, row by row."""
+
+import triton
+import triton.language as tl
+
+TILE = tl.constexpr(64)
+
+
+@triton.jit(do_not_specialize=["slots_at"])
+def write_rows(
+    key, value, keys, values, meta, in_strides, key_strides, value_strides, slots_at,
+    KEY: tl.constexpr, KEYS: tl.constexpr, VALUE: tl.constexpr, VALUES: tl.constexpr,
+):  # fmt: skip
+    """Write one row's key and value of one head to the slot that ``meta`` holds for it at ``slots_at``.
+
+    ``in_strides``: of ``key`` (head, row), then of ``value``. The pool's are those of ``tree_attend.attend``.
+    """
+    row = tl.program_id(0)
+    head = tl.program_id(1)
+    slot = tl.load(meta + slots_at + row)
+    tile = (slot // TILE).to(tl.int64)
+    dims = tl.arange(0, KEYS)
+    own = tl.load(key + head * in_strides[0] + row * in_strides[1] + dims, mask=dims < KEY)
+    place = tile * key_strides[0] + head * key_strides[2] + slot % TILE
+    tl.store(keys + place + dims * key_strides[1], own, mask=dims < KEY)
+    dims = tl.arange(0, VALUES)
+    own = tl.load(value + head * in_strides[2] + row * in_strides[3] + dims, mask=dims < VALUE)
+    place = tile * value_strides[0] + head * value_strides[2] + slot % TILE * value_strides[1]
+    tl.store(values + place + dims, own, mask=dims < VALUE)

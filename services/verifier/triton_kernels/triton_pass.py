@@ -1,0 +1,194 @@
+"""Tree attention by Triton kernels, for prompts, plain rows and trees alike; see ``device.tree_attend``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+
+from services.verifier.attention.calls import Call
+from services.verifier.attention.fixed import MOST_ROWS, rounded_up
+from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.target_port import Rows
+from services.verifier.triton_kernels.device.tree_attend import attend, merge
+from services.verifier.triton_kernels.device.write_rows import write_rows
+from services.verifier.triton_kernels.pass_meta import SEGMENT_TILES, blocks_at, describe, segments_of, slots_at
+
+# Rows of a block times query heads per key-value head: a matrix unit's least, and what prompts and large trees get.
+_NARROW, _WIDE = 16, 64
+# Most bytes of the sums of segments that are computed apart. Passes that need more loop over their segments.
+_MOST_PARTIAL_BYTES = 1 << 28
+# Head sizes; the smallest and largest that the tests cover.
+_SIZES = range(16, 257)
+# Matrix units of the first generation that has them in bfloat16 (Ampere).
+OLDEST = (8, 0)
+
+
+def refusal(calls: Sequence[Call], dtype: torch.dtype, capability: tuple[int, int] | None) -> str:
+    """Why the kernels cannot compute these calls; empty if they can.
+
+    Args:
+        dtype: of keys and values.
+        capability: the GPU's compute capability; None: Triton's interpreter runs them.
+    """
+    if capability is not None and capability < OLDEST:
+        wanted, found = (".".join(map(str, each)) for each in (OLDEST, capability))
+        return f"the GPU's compute capability is {found}: needs {wanted} or later (Ampere)"
+    if capability is not None and dtype not in (torch.bfloat16, torch.float16):
+        return f"keys and values are {str(dtype).removeprefix('torch.')}: must be bfloat16 or float16"
+    for call in calls:
+        if call.key_size not in _SIZES or call.value_size not in _SIZES:
+            sizes = f"{call.key_size}" if call.key_size == call.value_size else f"{call.key_size} and {call.value_size}"
+            return f"heads are {sizes} wide: must be from {_SIZES.start} to {_SIZES.stop - 1}"
+        if call.bias is not None:
+            return "scores have a bias by position (alibi)"
+        if call.scale <= 0:
+            return f"scores are multiplied by {call.scale}: must be above 0"
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassShape:
+    """What a captured graph fixes of a pass.
+
+    Attributes:
+        rows: padding included.
+        segments: most segments of 512 positions of a row.
+        block_rows: most rows of a request that read keys and values together.
+    """
+
+    rows: int
+    segments: int
+    block_rows: int
+
+    @classmethod
+    def of(cls, batch: Sequence[Rows], share: int, rows: int) -> PassShape:
+        """The shape of a pass over ``batch``; ``share``: query heads per key-value head."""
+        most = max((len(request.tokens) for request in batch), default=1)
+        size = _NARROW if most * share <= _NARROW else _WIDE
+        return cls(rows=rows, segments=segments_of(batch), block_rows=max(1, size // share))
+
+
+class TritonBuckets:
+    """Implements ``Buckets``: by shape, rows and segments rounded up.
+
+    Args:
+        share: query heads per key-value head.
+    """
+
+    def __init__(self, pool: KVPool, share: int) -> None:
+        self._pool, self._share = pool, share
+
+    def bucket(self, batch: Sequence[Rows]) -> PassShape | None:
+        rows = sum(len(request.tokens) for request in batch)
+        if rows > MOST_ROWS:
+            return None
+        shape = PassShape.of(batch, self._share, rounded_up(rows))
+        return replace(shape, segments=rounded_up(shape.segments))
+
+    def make(self, bucket: PassShape) -> TritonPass:
+        made = TritonPass(self._pool, bucket)
+        made.reserve()
+        return made
+
+    def launched(self, batch: Sequence[Rows], padding: int) -> TritonPass:
+        """A pass of any size, for once."""
+        rows = sum(len(request.tokens) for request in batch) + padding
+        made = TritonPass(self._pool, PassShape.of(batch, self._share, rows))
+        made.fill(batch)
+        return made
+
+
+class TritonPass:
+    """Implements ``FixedPass``.
+
+    Attributes:
+        tokens, positions: [rows], int64; set by ``fill``, like everything else.
+    """
+
+    def __init__(self, pool: KVPool, shape: PassShape) -> None:
+        self._pool, self._shape = pool, shape
+        device, rows = pool.device, shape.rows
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._meta = torch.zeros(0, dtype=torch.int32, device=device)
+        # Sums of segments, by their size; layers take turns.
+        self._partial: dict[int, torch.Tensor] = {}
+
+    def reserve(self) -> None:
+        """Take room for any pass of the shape, so that what describes a pass always lies in one place."""
+        self._meta = self._meta.new_zeros(_room(self._shape, self._pool.total_tiles))
+
+    def fill(self, batch: Sequence[Rows]) -> None:
+        shape = self._shape
+        tables = [self._pool.tiles_of(request.session_id) for request in batch]
+        found = describe(batch, tables, self._pool.padding_tile, shape.rows, shape.block_rows)
+        assert found.segments <= shape.segments
+        if len(found.numbers) > len(self._meta):
+            assert len(self._meta) == 0, "a captured pass reads its description where it was at first"
+            self._meta = self._meta.new_zeros(len(found.numbers))
+        self._meta[: len(found.numbers)].copy_(torch.from_numpy(found.numbers))
+        self.tokens.copy_(torch.tensor(found.tokens))
+        self.positions.copy_(self._meta[: shape.rows])
+
+    def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        shape, meta = self._shape, self._meta
+        keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
+        query, key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (query, key, value))
+        sizes = {
+            "KEY": call.key_size, "KEYS": triton.next_power_of_2(call.key_size),
+            "VALUE": call.value_size, "VALUES": triton.next_power_of_2(call.value_size),
+        }  # fmt: skip
+        key_strides = (keys.stride(0), keys.stride(2), keys.stride(1))
+        value_strides = (values.stride(0), values.stride(2), values.stride(1))
+        write_rows[(shape.rows, call.kv_heads)](
+            key, value, keys, values, meta, (*key.stride()[:2], *value.stride()[:2]), key_strides, value_strides,
+            slots_at(shape.rows), **sizes,
+        )  # fmt: skip
+        made = torch.empty(shape.rows, call.heads, call.value_size, dtype=query.dtype, device=query.device)
+        split = self._splits(call)
+        tops, totals, partial = self._sums(call) if split else (made, made, made)
+        sinks = made if call.sinks is None else call.sinks
+        capped = call.softcap is not None
+        cap = (call.scale / call.softcap, call.softcap) if call.softcap is not None else (1.0, 1.0)
+        unit = math.log2(math.e) * (1.0 if capped else call.scale)
+        sight = {"WINDOW": call.window or 0, "CHUNK": call.chunk or 0, "SINKS": call.sinks is not None}
+        attend[(shape.rows, call.kv_heads, shape.segments if split else 1)](
+            query, keys, values, made, tops, totals, partial, sinks, meta, query.stride()[:2], key_strides, value_strides,
+            unit, cap, blocks_at(shape.rows), shape.segments, SHARE=call.share, HEADS=call.heads,
+            BLOCK=max(_NARROW, triton.next_power_of_2(shape.block_rows * call.share)), CAPPED=capped, SPLIT=split, **sizes,
+            **sight,
+        )  # fmt: skip
+        if split:
+            merge[(shape.rows, call.heads)](
+                made, tops, totals, partial, sinks, meta, unit, shape.segments, HEADS=call.heads, HEADS_PADDED=1,
+                VALUE=call.value_size, VALUES=sizes["VALUES"], **sight,
+            )  # fmt: skip
+        return made
+
+    def _splits(self, call: Call) -> bool:
+        """Whether segments are computed by programs of their own. That changes no bit."""
+        numbers = self._shape.rows * call.heads * self._shape.segments * call.value_size
+        return self._shape.segments > 1 and 4 * numbers <= _MOST_PARTIAL_BYTES
+
+    def _sums(self, call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Scratch for the segments' maxima, sums of weights and weighted sums."""
+        count = self._shape.rows * call.heads * self._shape.segments
+        size = count * (call.value_size + 2)
+        scratch = self._partial.get(size)
+        if scratch is None:
+            scratch = self._partial[size] = torch.empty(size, dtype=torch.float32, device=self._pool.device)
+        return scratch[:count], scratch[count : 2 * count], scratch[2 * count :]
+
+
+def _room(shape: PassShape, tiles: int) -> int:
+    """Ints that suffice for any pass of a shape.
+
+    A request with a tree has at most two chunks per row, and at most 129 rows that may need words in each of them.
+    """
+    fixed = blocks_at(shape.rows) + 4 * shape.rows
+    tables = shape.rows * min(tiles, shape.segments * SEGMENT_TILES + 2)
+    return fixed + tables + shape.rows * (8 + 4 + 2 * (2 * TILE)) + shape.rows * 2 * 80

@@ -1,0 +1,81 @@
+"""Triton's interpreter, repaired for bfloat16, with the matrix products of an H100.
+
+Triton 3.9 interprets bfloat16 wrongly: ``tl.dot`` multiplies the bit patterns as if they were integers, and casts cut off what
+they should round. ``hopper`` replaces both. Its products follow the bit-accurate model of Hopper's matrix units in
+microsoft/MMA-Sim: sixteen products and the accumulator are aligned to the largest exponent among them, of each 25 bits are
+kept, the sum is exact, and rounded toward zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import triton.language as tl
+from numpy.typing import NDArray
+from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle
+
+GROUP = 16
+# Bits after the leading one of the largest number, below which the others are cut off.
+_KEPT = 24
+
+
+def mma(left: NDArray[Any], right: NDArray[Any], before: NDArray[np.float32], group: int = GROUP) -> NDArray[np.float32]:
+    """``before + left @ right``, group after group: [m, k] x [k, n] + [m, n]."""
+    total = before.astype(np.float64)
+    for start in range(0, left.shape[1], group):
+        terms = left[:, start : start + group, None].astype(np.float64) * right[None, start : start + group].astype(
+            np.float64
+        )
+        terms = np.concatenate([terms, total[:, None]], axis=1)
+        _, exponents = np.frexp(np.abs(terms).max(1, keepdims=True))
+        unit = np.exp2(exponents.astype(np.float64) - 1 - _KEPT)
+        exact = (np.trunc(terms / unit) * unit).sum(1)
+        rounded = exact.astype(np.float32)
+        beyond = np.abs(rounded.astype(np.float64)) > np.abs(exact)
+        total = np.where(beyond, np.nextafter(rounded, np.float32(0)), rounded).astype(np.float64)
+    return total.astype(np.float32)
+
+
+def to_float(data: NDArray[Any], dtype: Any) -> NDArray[Any]:
+    """Numbers as the interpreter stores them, bfloat16 as its bits, as numbers."""
+    if dtype.scalar == tl.bfloat16:
+        return (data.astype(np.uint32) << 16).view(np.float32)
+    return data
+
+
+def to_bfloat16(data: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Rounded to nearest, ties to even."""
+    return torch.from_numpy(np.ascontiguousarray(data)).bfloat16().view(torch.uint16).numpy()
+
+
+@contextmanager
+def hopper(group: int = GROUP) -> Iterator[None]:
+    """Within the context, the interpreter multiplies as an H100 does; ``group``: of how many terms, for planted faults."""
+    cast = interpreter.InterpreterBuilder.cast_impl
+
+    def create_dot(self: Any, a: Any, b: Any, d: Any, *_: object) -> TensorHandle:
+        return TensorHandle(mma(to_float(a.data, a.dtype), to_float(b.data, b.dtype), d.data, group), d.dtype.scalar)
+
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> TensorHandle:
+        if src.dtype.scalar == tl.float32 and dst_type.scalar == tl.bfloat16:
+            return TensorHandle(to_bfloat16(src.data).reshape(src.data.shape), tl.bfloat16)
+        if src.dtype.scalar == tl.bfloat16 and dst_type.scalar == tl.float32:
+            return TensorHandle(to_float(src.data, src.dtype), tl.float32)
+        return cast(self, src, dst_type)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter.InterpreterBuilder, "create_dot", create_dot)
+        patch.setattr(interpreter.InterpreterBuilder, "cast_impl", cast_impl)
+        # Checks of every integer for overflow take a third of the time.
+        options = replace(interpreter.interpreter_builder.options, sanitize_overflow=False)
+        patch.setattr(interpreter.interpreter_builder, "options", options)
+        # Infinities are subtracted on purpose where a row sees nothing; the result is not used.
+        with np.errstate(invalid="ignore", over="ignore"):
+            yield

@@ -1,0 +1,182 @@
+"""The first checks on a GPU, here with Triton's interpreter and a model of Hopper's products: they pass, and see faults."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+from transformers import LlamaForCausalLM
+
+pytest.importorskip("triton")
+from benchmarks.gpu_check import __main__ as command
+from benchmarks.gpu_check import gpu, layer_gate
+from benchmarks.gpu_check.attention_gate import attention
+from benchmarks.gpu_check.bare_model import BareModel
+from benchmarks.gpu_check.ceilings import how_it_adds, judge_ceilings
+from benchmarks.gpu_check.layer_gate import CUBLAS, TRITON, judge_layers, linear_layers, shapes_of
+from benchmarks.gpu_check.model_gates import PASSES, judge_bits, judge_costs, same_bits
+from benchmarks.gpu_check.packings import rows_of, starts_of, tree
+from benchmarks.gpu_check.verdicts import GateVerdict, GpuGate, as_object, page, run_gates
+from benchmarks.inflate import Size
+from services.verifier.triton_kernels import pass_meta
+from services.verifier.triton_kernels.row_products import RowLinear
+from services.verifier.triton_kernels.virtual_groups import VirtualGroup, pack
+from tests.triton_interpreter import hopper
+
+PASSED = GateVerdict(result="pass", found="as on paper", follows="go on", figures={"speed": 3.0}, table=[["rows"], ["16"]])
+
+
+def siblings_seen(*given: Any) -> list[list[VirtualGroup]]:
+    """A fault: a tree's rows see every node of their copies."""
+    made: list[list[VirtualGroup]] = []
+    for tile in pack(*given):
+        made.append([])
+        for one in tile:
+            full = (1 << len(one.slots)) - 1
+            made[-1].append(replace(one, masks=tuple(full if mask else 0 for mask in one.masks)))
+    return made
+
+
+def test_a_run_its_page_and_its_file() -> None:
+    """A gate that raises has failed; the one that would take too long is not run, those after it are."""
+    now = [0.0]
+
+    def slow() -> GateVerdict:
+        now[0] += 90
+        return PASSED
+
+    def broken() -> GateVerdict:
+        raise RuntimeError("out of\nmemory | 3")
+
+    gates = [
+        GpuGate(name="G1", asks="slow", run=slow, seconds=10),
+        GpuGate(name="G2", asks="broken", run=broken, seconds=5),
+        GpuGate(name="G3", asks="long", run=slow, seconds=30),
+        GpuGate(name="G4", asks="short", run=lambda: PASSED, seconds=10),
+    ]
+    lines: list[str] = []
+    verdicts = run_gates(gates, 110, lines.append, clock=lambda: now[0])
+    assert [verdicts[gate.name].result for gate in gates] == ["pass", "fail", "not run", "pass"]
+    assert [line.split()[0] for line in lines] == ["G1", "G2", "G4"]
+    assert verdicts["G2"].found == "it raised RuntimeError: out of memory | 3"
+    stored = json.loads(json.dumps(as_object({"GPU": "none"}, verdicts)))
+    assert stored["gates"]["G1"]["figures"] == {"speed": 3.0}
+    text = page({"GPU": "none"}, gates, verdicts)
+    assert "| G3 | long | **not run** | 20 s are left, it may take 30 | run it alone: --only G3 |" in text
+    assert "out of memory \\| 3" in text and "## G4: short\n\n| rows |\n|---|\n| 16 |" in text
+
+
+def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.setattr("sys.argv", ["gpu_check"])
+    assert command.main() == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("gpu-check: no GPU") and said.err.count("\n") == 1 and not said.out
+
+
+def test_gpus_that_are_too_old_and_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gpu.too_old("H100", (9, 0)) == gpu.too_old("A100", (8, 0)) == ""
+    assert "T4 is too old: its compute capability is 7.5, bfloat16 needs 8.0 (Ampere)" in gpu.too_old("T4", (7, 5))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+
+    def unavailable() -> bool:
+        import warnings
+
+        warnings.warn(
+            "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).", stacklevel=1
+        )
+        return False
+
+    monkeypatch.setattr(torch.cuda, "is_available", unavailable)
+    assert "driver is too old for torch" in gpu.missing() and "11040" in gpu.missing()
+
+
+def test_how_a_chip_adds() -> None:
+    with hopper():
+        assert how_it_adds("cpu").result == "pass"
+    with hopper(group=8):
+        found = how_it_adds("cpu")
+    assert found.result == "fail" and found.found == "not so: any order within sixteen"
+    with hopper(group=64):
+        assert "an order across" not in how_it_adds("cpu").found
+        assert how_it_adds("cpu").result == "fail"
+
+
+def test_layers_whose_rows_depend_on_others_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def routes(weight: torch.Tensor) -> dict[str, layer_gate.Route]:
+        def uneven(rows: torch.Tensor) -> torch.Tensor:
+            halves = [functional.linear(rows[:, part], weight[:, part]) for part in (slice(0, 150), slice(150, 300))]
+            return sum(halves, torch.zeros(())) if len(rows) > 30 else functional.linear(rows, weight)
+
+        return {CUBLAS: uneven, TRITON: RowLinear(weight)}
+
+    monkeypatch.setattr(layer_gate, "routes_of", routes)
+    with hopper():
+        found = linear_layers({"down": (48, 300)}, "cpu", compared=(1, 17, 40), timed=())
+    assert found.result == "pass" and found.found == f"equal bits by {TRITON}; not by {CUBLAS}: down (40 rows)"
+    assert found.follows == f"use {TRITON}"
+    speeds = {CUBLAS: {"down": {16: 900.0}}, TRITON: {"down": {16: 1800.0}}}
+    assert judge_layers({CUBLAS: [], TRITON: []}, speeds, []).follows == f"use {TRITON}, the faster one"
+    assert judge_layers({CUBLAS: ["x"], TRITON: ["y"]}, speeds, []).result == "fail"
+    size = command.inflated(32)
+    assert size == command.inflated(40).__class__(
+        width=4032, intermediate=14336, layers=32, heads=63, kv_heads=21, head_size=64
+    )
+    assert shapes_of(size, 49152)["query, key, value"] == (6720, 4032)
+
+
+def test_attention_passes_and_a_wrong_mask_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    with hopper():
+        found = attention("cpu", length=24, depth=3, others=3, shapes=[(2, 16, None)])
+        monkeypatch.setattr(pass_meta, "pack", siblings_seen)
+        wrong = attention("cpu", length=24, depth=3, others=3, shapes=[(2, 16, None)])
+    assert found.result == "pass", found.found
+    assert wrong.result == "fail" and "tree" in wrong.found and "prompt" not in wrong.found
+
+
+def test_a_whole_models_logits() -> None:
+    """In one pass, in two chunks, in a tree beside another request, and alone."""
+    size = Size(width=48, intermediate=40, layers=1, heads=3, kv_heads=1, head_size=16)
+    model = BareModel(size, 40, lengths=[24, 24], dtype=torch.float32, device="cpu")
+    assert model.left == []
+    with hopper():
+        found = same_bits(model, length=9, depth=2, others=2, vocabulary=40)
+        made = model.logits([rows_of("1", 0, range(5))])
+    assert found.result == "pass" and found.figures["compared"] == 15, found.found
+    torch.manual_seed(0)
+    model.config._attn_implementation = "eager"
+    expected = LlamaForCausalLM(model.config)(torch.arange(5)[None]).logits[0]
+    assert torch.allclose(made, expected, atol=1e-4)
+    wrong = judge_bits(["tree, position 3"], 15, ["Odd"])
+    assert wrong.result == "fail" and "Odd" in wrong.follows
+
+
+def test_ceilings_and_costs() -> None:
+    assert judge_ceilings(3.2, 700.0).result == "pass"
+    assert "nvidia-smi" in judge_ceilings(0.3, 700.0).follows
+    floors = dict.fromkeys(PASSES, 4.0)
+    assert judge_costs(dict.fromkeys(PASSES, 5.0), floors).result == "pass"
+    slow = judge_costs(dict.fromkeys(PASSES, 8.0), floors)
+    assert slow.result == "fail" and slow.found.startswith("plain decoding runs at 50%")
+    steep = judge_costs({**dict.fromkeys(PASSES, 5.0), (64, 256, 1): 8.0}, floors)
+    assert steep.result == "fail" and "64 rows must cost" in steep.follows
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_packings_hold_the_true_path(seed: int) -> None:
+    packed = tree(30, 6, 4, 100, seed)
+    assert [packed.shown[row] for row in packed.path] == list(range(30, 37))
+    parents: Sequence[int] = (-2, *packed.parents)
+    assert [parents[row] + 1 for row in packed.path[1:]] == list(packed.path[:-1])
+    assert {62 - 4, 63, 64} <= set(starts_of(200, 12))
+
+
+def test_make_gpu_check_runs_it() -> None:
+    assert "-m benchmarks.gpu_check" in Path("Makefile").read_text().split("\ngpu-check:")[1].split("\n\n")[0]

@@ -1,0 +1,76 @@
+"""Products, norms and gates in Triton: values against float64, and bits that do not depend on the other rows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+pytest.importorskip("triton")
+from services.verifier.triton_kernels import row_products
+from services.verifier.triton_kernels.row_products import RowLinear, gated, leaves_of, normalise
+from tests.triton_interpreter import hopper
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("columns", "terms", "bias"), [(70, 300, True), (24, 520, False), (64, 100, False)])
+def test_a_row_of_a_product_has_the_same_bits_beside_any_others(
+    columns: int, terms: int, bias: bool, dtype: torch.dtype
+) -> None:
+    weight, offset = numbers(columns, terms, dtype=dtype), numbers(columns, dtype=dtype) if bias else None
+    rows = numbers(70, terms, dtype=dtype)
+    linear = RowLinear(weight, offset)
+    with hopper():
+        many = linear(rows)
+        few = linear(rows[:20])
+        one = linear(rows[7])
+    assert linear.leaves == {300: 3, 520: 5, 100: 1}[terms]
+    assert torch.equal(many[:20], few)
+    assert torch.equal(one, few[7])
+    exact = functional.linear(rows.double(), weight.double(), None if offset is None else offset.double())
+    assert torch.allclose(many.double(), exact, atol=1e-4, rtol=1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_leaves_that_follow_from_the_number_of_rows_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, rows = numbers(64, 512), numbers(70, 512)
+    few = RowLinear(weight)
+    assert few.leaves == 4
+    monkeypatch.setattr(row_products, "_FILL", 1)
+    many = RowLinear(weight)
+    with hopper():
+        made, other = few(rows[:3]), many(rows)[:3]
+    assert torch.allclose(made, other, atol=1e-4)
+    assert not torch.equal(made, other)
+
+
+def test_how_the_shapes_of_an_inflated_model_are_cut() -> None:
+    """Enough programs for few rows to fill a GPU, leaves of two products at least."""
+    for columns, terms in ((8064, 4032), (4032, 4032), (28672, 4032), (4032, 14336), (49152, 4032), (16, 64)):
+        leaves, leaf = leaves_of(columns, terms)
+        assert leaf % 64 == 0 and leaf >= 128
+        assert (leaves - 1) * leaf < terms <= leaves * leaf
+        assert leaves * -(-columns // 64) >= 126 or terms <= 128
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_norms_and_gates(dtype: torch.dtype) -> None:
+    rows, residual, weight = numbers(6, 1100, dtype=dtype), numbers(6, 1100, dtype=dtype), numbers(1100, dtype=dtype)
+    with hopper():
+        made, summed = normalise(rows, residual, weight, 1e-5)
+        alone, _ = normalise(rows[3:4], residual[3:4], weight, 1e-5)
+        plain, same = normalise(rows, None, weight, 1e-5)
+        gates = gated(rows)
+        one = gated(rows[2])
+    assert torch.equal(summed, rows + residual) and torch.equal(same, rows)
+    assert torch.equal(made[3:4], alone) and torch.equal(gates[2], one)
+    close = {"atol": 0.1, "rtol": 0.02} if dtype == torch.bfloat16 else {"atol": 1e-5, "rtol": 1e-5}
+    for found, whole in ((made, rows + residual), (plain, rows)):
+        wide = whole.double()
+        exact = wide * (wide.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * weight.double()
+        assert torch.allclose(found.double(), exact, **close)
+    first, second = rows.double().chunk(2, -1)
+    assert torch.allclose(gates.double(), functional.silu(first) * second, **close)
