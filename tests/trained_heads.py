@@ -97,8 +97,8 @@ def heads_beside(target: Path) -> dict[str, Path]:
     """A checkpoint of each kind in a folder beside the target's, made once."""
     folders = {name: target.parent / f"{target.name}-{name}" for name in (*FAMILIES, *AHEAD)}
     made: dict[str, Path] = {family: make_head(target, folders[family], family) for family in FAMILIES}
-    return {
-        **made,
-        "streaming": make_streams(target, folders["streaming"]),
-        "medusa": make_medusa(target, folders["medusa"]),
-    }
+    made["medusa"] = make_medusa(target, folders["medusa"])
+    if read_target_shape(target).config["model_type"] == "llama":
+        # There are no streams through layers of experts.
+        made["streaming"] = make_streams(target, folders["streaming"])
+    return made

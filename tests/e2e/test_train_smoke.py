@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.drafter.ahead_draft.stream_files import load_streams
 from services.drafter.feature_draft.canary_texts import TEXTS
 from services.drafter.feature_draft.head_files import load_head
 from services.drafter.feature_draft.source import FeatureSource
@@ -26,6 +28,11 @@ from training.tree_replay import passes_of
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("train")]
 
 _STEPS = 20
+# For a target of two layers.
+_SMALL: dict[str, dict[str, Any]] = {
+    "draft_model": {"layers": [0]},
+    "streams": {"stream_layers": 1, "anchors": 0.5, "learning_rate": 0.03},
+}
 
 
 @pytest.fixture(scope="module")
@@ -44,8 +51,8 @@ def data(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _arguments(recipe: str, data: Path, target: Path, out: Path) -> list[str]:
     # Enough predictions in a step for the loss to fall, and small enough parts for several of them.
-    own = {"batch_rows": 1500, "micro_rows": 800, "evaluate_every": 8, "learning_rate": 0.01}
-    values = load_recipe(recipe, **own, **({"layers": [0]} if recipe == "draft_model" else {})).model_dump(mode="json")
+    own: dict[str, Any] = {"batch_rows": 1500, "micro_rows": 800, "evaluate_every": 8, "learning_rate": 0.01}
+    values = load_recipe(recipe, **{**own, **_SMALL.get(recipe, {})}).model_dump(mode="json")
     file = out.parent / f"{recipe}.json"
     # JSON is YAML.
     file.write_text(json.dumps(values))
@@ -60,7 +67,7 @@ def _log(out: Path) -> list[dict[str, float]]:
     return [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
 
 
-@pytest.mark.parametrize("recipe", ["fspad", "draft_model"])
+@pytest.mark.parametrize("recipe", ["fspad", "streams", "draft_model"])
 def test_a_drafter_from_nothing(recipe: str, data: Path, tiny_model: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     done = outrider(*_arguments(recipe, data, tiny_model, whole))
@@ -98,6 +105,9 @@ def test_a_drafter_from_nothing(recipe: str, data: Path, tiny_model: Path, tmp_p
         assert all(0 < passes < 64 for passes in passes_of(source, sequences, 4))
         assert measured["tree"]["4"] >= 1.0
         _try_with_a_canary(drafter, tiny_model)
+    elif recipe == "streams":
+        assert load_streams(drafter, tiny_model).config.num_streams == 4
+        assert measured["tree"]["4"] > 1.05
     else:
         from transformers import AutoModelForCausalLM
 

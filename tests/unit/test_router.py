@@ -144,7 +144,7 @@ def test_plans() -> None:
 def test_unknown_strategies_are_refused_with_the_known_ones(strategy: str) -> None:
     with pytest.raises(
         InvalidArgument,
-        match=r"anpd, auto, autoregressive, blend, .*eagle, eagle3, fspad, lookahead, prompt_lookup, recycling, rest",
+        match=r"anpd, auto, autoregressive, blend, .*eagle, eagle3, fspad, lookahead, medusa, prompt_lookup, recycling, rest",
     ) as caught:
         make_plan(asking(strategy=strategy), StrategyConfig())
     assert caught.value.field == "speculation.strategy"

@@ -17,7 +17,7 @@ from services.drafter.config import TrainedConfig
 from services.drafter.drawn_proposals import Draw, draw_with
 from services.drafter.feature_draft.beam import BestFirst, Growth, SampledChain
 from services.drafter.feature_draft.choosing_session import ChoosingSession
-from services.drafter.feature_draft.draft_choice import AskedRows, DraftChoice, Drafting
+from services.drafter.feature_draft.draft_choice import AskedRows, DraftChoice, StateDrafter
 from services.drafter.interfaces import DraftWanted
 from speculation.types import TokenTree
 
@@ -49,7 +49,7 @@ class LevelTrees:
         draw: draws chains under ``acceptance: rejection``.
     """
 
-    def __init__(self, name: str, model: Drafting, levels: int, form: LevelForm, draw: Draw | None = None) -> None:
+    def __init__(self, name: str, model: StateDrafter, levels: int, form: LevelForm, draw: Draw | None = None) -> None:
         self._name = name
         self._choice = DraftChoice(model)
         self._levels = levels

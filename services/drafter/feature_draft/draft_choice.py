@@ -19,7 +19,7 @@ from speculation.messages import DraftNoise
 _NUCLEUS = 256
 
 
-class Drafting(Protocol):
+class StateDrafter(Protocol):
     """A model that drafts from the target's states."""
 
     @property
@@ -55,7 +55,7 @@ class DraftChoice:
 
     """
 
-    def __init__(self, head: Drafting) -> None:
+    def __init__(self, head: StateDrafter) -> None:
         self._head = head
         self._vocabulary = head.vocabulary
         self._ids = self._vocabulary.ids.cpu().numpy()
