@@ -64,7 +64,7 @@ Way = Callable[[int], Awaitable[Answered]]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Spread:
+class Quartiles:
     """A median, and the quartiles around it."""
 
     median: float
@@ -72,7 +72,7 @@ class Spread:
     high: float
 
     @classmethod
-    def of(cls, values: Sequence[float]) -> Spread:
+    def of(cls, values: Sequence[float]) -> Quartiles:
         """The spread of some values, two or more."""
         low, median, high = statistics.quantiles(values, n=4, method="inclusive")
         return cls(median=median, low=low, high=high)
@@ -208,27 +208,27 @@ async def measure(found: dict[str, Way], tokens: int, repeats: int, minutes: flo
 Figure = Callable[[Turn], float]
 
 
-def over(turns: dict[str, list[Turn]], name: str, base: str, figure: Figure) -> Spread:
+def over(turns: dict[str, list[Turn]], name: str, base: str, figure: Figure) -> Quartiles:
     """How much more a way takes than another, in the same repeat."""
-    return Spread.of([figure(turn) - figure(other) for turn, other in zip(turns[name], turns[base], strict=True)])
+    return Quartiles.of([figure(turn) - figure(other) for turn, other in zip(turns[name], turns[base], strict=True)])
 
 
-def report(turns: dict[str, list[Turn]]) -> dict[str, dict[str, Spread]]:
+def report(turns: dict[str, list[Turn]]) -> dict[str, dict[str, Quartiles]]:
     """All figures, in milliseconds, by row and column."""
-    found: dict[str, dict[str, Spread]] = {}
+    found: dict[str, dict[str, Quartiles]] = {}
     columns: dict[str, Figure] = {"per request": Turn.per_request, "per token": Turn.per_token}
     for name in (DIRECT, GRPC, HTTP):
-        found[name] = {column: Spread.of([figure(turn) for turn in turns[name]]) for column, figure in columns.items()}
+        found[name] = {column: Quartiles.of([figure(turn) for turn in turns[name]]) for column, figure in columns.items()}
     for name in (GRPC, HTTP):
         found[f"over {DIRECT}: {name}"] = {column: over(turns, name, DIRECT, figure) for column, figure in columns.items()}
     columns = {"per step": Turn.per_token, "processor, per step": Turn.cpu_per_token}
-    found[NOTHING] = {column: Spread.of([figure(turn) for turn in turns[NOTHING]]) for column, figure in columns.items()}
+    found[NOTHING] = {column: Quartiles.of([figure(turn) for turn in turns[NOTHING]]) for column, figure in columns.items()}
     for name, base in ((METRICS, NOTHING), (TRACES, METRICS), (TRACES, NOTHING)):
         found[f"{name}, over {base}"] = {column: over(turns, name, base, figure) for column, figure in columns.items()}
     return found
 
 
-def show(found: dict[str, dict[str, Spread]], tokens: int, repeats: int) -> None:
+def show(found: dict[str, dict[str, Quartiles]], tokens: int, repeats: int) -> None:
     """Print a table for each kind of columns."""
     for columns in (("per request", "per token"), ("per step", "processor, per step")):
         title = f"milliseconds, medians of {repeats} repeats (quartiles), answers of 1 and {tokens} tokens"
