@@ -13,6 +13,9 @@ own, on this machine. Everything takes turns in every repeat, so that what else 
   collector in this process), each read from its router: milliseconds of a step, and of the processor's time for a step,
   which other work on the machine disturbs less.
 
+Two servers in one process differ by up to a tenth for no better reason than where their memory lies: a cost of metrics or
+traces below that is not resolved here.
+
 A drafted step gives several tokens at the price of one, so these costs per token are upper bounds.
 `benchmarks.step_breakdown` shows where the time goes inside a step. Ends with code 1 if two ways answer differently.
 """

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import random
 import statistics
 from functools import cache
 
 import pytest
 
+from services.verifier.engine import repetition
 from speculation.sources import AUTO
-from tests.recorded_worlds import PROMPT, Machine, RecordedService, recordings
+from tests.recorded_worlds import PROMPT, VOCAB, Machine, RecordedService, recordings
 from tests.simulated import run
 
 PLAIN = "autoregressive"
@@ -48,7 +50,8 @@ def test_regret_against_the_best_fixed_strategy_of_each_answer(machine: str) -> 
     }
     assert statistics.mean(regret for found in regrets.values() for regret in found) <= 0.05, regrets
     # Phrases in random order: nothing but the suffix source knows where they end.
-    assert max(regret for name, found in regrets.items() for regret in found if name != "phrases") <= 0.08, regrets
+    for name, found in regrets.items():
+        assert max(found) <= (0.12 if name == "phrases" else 0.08), regrets
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -63,6 +66,26 @@ def test_an_answer_that_changes_its_style_twice(machine: str) -> None:
     own, plain = (statistics.mean(slowness(machine, each)["changes"]) for each in (AUTO, PLAIN))
     # Of 210 tokens, 90 repeat themselves.
     assert own <= 0.85 * plain
+
+
+@pytest.mark.parametrize("machine", ["shared cores", "late drafts"])
+def test_a_text_that_begins_to_repeat_itself_is_drafted_for_at_once(machine: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a long new text drafts are asked for seldom; repeated passages would be over before the next one."""
+    numbers = random.Random(7)
+    new, passage = ([numbers.randrange(VOCAB - 1) for _ in range(count)] for count in (PROMPT + 150, 25))
+    text = [*new, *passage, *passage]
+
+    async def seconds() -> float:
+        service = RecordedService(MACHINES[machine], [text])
+        await service.loop.start()
+        found = [await service.seconds([text], AUTO) for _ in range(3)]
+        await service.loop.stop()
+        return statistics.mean(found)
+
+    own = run(seconds())
+    monkeypatch.setattr(repetition, "_STREAK", 1 << 30)
+    saved_s = run(seconds()) - own
+    assert saved_s >= 2 * MACHINES[machine].pass_s
 
 
 @pytest.mark.parametrize("users", [1, 4, 16, 64])

@@ -2,7 +2,8 @@
 
 A drafter on the target's own cores slows the passes down, whether or not its drafts are used. What one request for a draft
 costs is measured: seconds of passes with drafting under way, against those without. Where a request's drafts bring less, its
-reports are held back and sent together, so that fruitless drafting takes a small share of all pass time. Where drafting
+reports are held back and sent together, so that fruitless drafting takes a small share of all pass time. A text that begins
+to repeat itself is a reason to ask at once: what look-up would have had right is known without a draft. Where drafting
 slows no pass, it costs nothing, and every step is reported at once.
 """
 
@@ -27,6 +28,8 @@ _MOST_SLOWER = 0.5
 # How many passes with a change tell what a draft costs; until then it is taken to cost this share of a pass. A request that
 # drafts bring nothing then asks seldom from the beginning, and so its passes show the cost.
 _KNOWN, _ASSUMED = 8.0, 0.15
+# A text that began to repeat itself and brought nothing is a reason to ask so many times more seldom.
+_LESS_OFTEN = 4
 # A pass is quiet with this many drafts per request less than on average.
 _SAME = 0.05
 
@@ -120,25 +123,30 @@ class Pace:
         # The next fruitless draft is asked for after so many steps.
         self._every = MOST_STEPS
         self._wanted = True
+        # Of the times that the text began to repeat itself since it was last asked for that, the one at which it is again.
+        self._begun, self._next_try = 0, 1
 
-    def due(self, gain: Gain, cost: AskCost, prices: Prices, *, turn: int, wanted: bool, free: bool) -> bool:
+    def due(
+        self, gain: Gain, cost: AskCost, prices: Prices, *, turn: int, wanted: bool, free: bool, repeats: bool = False
+    ) -> bool:
         """Whether to report now, and so to ask for a draft. Call once per step.
 
         Args:
             turn: counts steps. All requests make their fruitless drafts in the same ones, so that the others are quiet.
             wanted: whether the budget wants any nodes now.
             free: whether the origin may be asked: it is not behind with earlier drafts.
+            repeats: whether the text begins to repeat itself, whatever drafts brought before.
         """
         self._steps += 1
         wanted_before, self._wanted = self._wanted, wanted
-        due = self._steps >= MOST_STEPS or self._due(gain, cost, prices, turn, free)
+        due = self._steps >= MOST_STEPS or self._due(gain, cost, prices, turn, free, repeats)
         # The budget seldom wants nodes where they do not pay; that moment must not be missed.
         due = due or (wanted and not wanted_before)
         if due:
             self._steps = 0
         return due
 
-    def _due(self, gain: Gain, cost: AskCost, prices: Prices, turn: int, free: bool) -> bool:
+    def _due(self, gain: Gain, cost: AskCost, prices: Prices, turn: int, free: bool, repeats: bool) -> bool:
         cost_s = gain.passes * cost.seconds
         pays = self._wanted and gain.average_s >= cost_s
         if pays:
@@ -147,11 +155,22 @@ class Pace:
         if cost.explores and gain.average_s < prices.pass_s / prices.requests:
             return False
         if pays or (self._wanted and gain.like_last_s >= cost_s):
+            self._next_try = 1
+            return True
+        if repeats and self._wanted and free and self._tries():
             return True
         every = min(self._every, _steps_between(cost_s, prices))
         if turn % every or not (free or every == 1):
             return False
         self._every = min(MOST_STEPS, 2 * self._every)
+        return True
+
+    def _tries(self) -> bool:
+        """Whether to ask because the text begins to repeat itself: more seldom the more often that brought nothing."""
+        self._begun += 1
+        if self._begun < self._next_try:
+            return False
+        self._begun, self._next_try = 0, min(MOST_STEPS, _LESS_OFTEN * self._next_try)
         return True
 
     def restart(self) -> None:

@@ -160,7 +160,8 @@ class Drafting:
             if mailbox.given_up or origin.name in reopened:
                 continue
             free = mailbox.asks(at)
-            due = prices is None or self._due(self._cost[origin.name, bool(live.used)], mailbox, wanted, prices, free=free)
+            cost = self._cost[origin.name, bool(live.used)]
+            due = prices is None or self._due(cost, mailbox, wanted, prices, free=free, repeats=live.repetition.begins)
             report = live.report(mailbox, verdict, wanted, asks=due and free)
             if not mailbox.held.fits(report):
                 self._send_held(origin, live, mailbox)
@@ -193,9 +194,9 @@ class Drafting:
                 origin.link.close(CloseSession(session_id=live.id))
         return reopened
 
-    def _due(self, cost: AskCost, mailbox: Mailbox, wanted: Wanted, prices: Prices, *, free: bool) -> bool:
+    def _due(self, cost: AskCost, mailbox: Mailbox, wanted: Wanted, prices: Prices, *, free: bool, repeats: bool) -> bool:
         turn, gain = self._passes // self._depth, mailbox.gain(prices)
-        return mailbox.pace.due(gain, cost, prices, turn=turn, wanted=wanted.nodes > 0, free=free)
+        return mailbox.pace.due(gain, cost, prices, turn=turn, wanted=wanted.nodes > 0, free=free, repeats=repeats)
 
     def _send_held(self, origin: Origin, live: LiveRequest, mailbox: Mailbox) -> None:
         features, report = mailbox.held.take()

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from services.verifier.choosing.word_rule import word_rule
 from services.verifier.engine.costly_sources import Use
 from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
+from services.verifier.engine.repetition import Repetition
 from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState
 from services.verifier.target_port import Target, TokenRule
@@ -72,6 +73,7 @@ class LiveRequest:
         computed: tokens whose keys and values the target holds.
         max_nodes: most nodes of its tree.
         prefixes: recent prefixes that a draft may start from.
+        repetition: whether the text begins to repeat itself.
         sources: those of the plan's sources that draft for it now; ``used`` has more about costly ones.
         mailboxes: its drafts, by the name of their origin.
         waited_since: when the coming step began to wait for drafts, in seconds of the event loop's clock, and ``expected()``
@@ -101,6 +103,7 @@ class LiveRequest:
         self.tokens = [*request.prompt, *request.committed]
         self.computed = 0
         self.prefixes = Prefixes(self.tokens)
+        self.repetition = Repetition(self.tokens)
         self.sources = request.plan.sources if request.plan.speculates else ()
         self.used: dict[str, Use] = {}
         self._switches: list[str] = []
@@ -215,6 +218,7 @@ class LiveRequest:
         for mailbox in self.mailboxes.values():
             mailbox.learn(self.tokens, tokens, self.most_credited)
         self.tokens.extend(tokens)
+        self.repetition.commit(tokens)
         self.prefixes.commit(len(self.tokens), tokens)
         for mailbox in self.mailboxes.values():
             mailbox.drop_old()

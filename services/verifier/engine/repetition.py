@@ -1,0 +1,40 @@
+"""Notices that a text begins to repeat itself, without a draft: what look-up would have had right is known from the text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+# Tokens after which the next one is remembered, and how many in a row it must predict before a draft is worth a try.
+_CONTEXT, _STREAK = 2, 2
+# Tokens of the text before the answer that are read.
+_READ = 2048
+
+
+class Repetition:
+    """What followed each pair of tokens the last time, over one text.
+
+    Args:
+        tokens: the text so far.
+
+    Attributes:
+        begins: the last tokens have just repeated an earlier passage, for as long as makes it likely that they go on to.
+    """
+
+    def __init__(self, tokens: Sequence[int]) -> None:
+        self.begins = False
+        self._followers: dict[tuple[int, ...], int] = {}
+        self._last: tuple[int, ...] = ()
+        self._streak = 0
+        self.commit(tokens[-_READ:])
+
+    def commit(self, tokens: Sequence[int]) -> None:
+        """Note that ``tokens`` follow."""
+        before = self._streak
+        for token in tokens:
+            right = self._followers.get(self._last) == token
+            self._streak = self._streak + 1 if right else 0
+            if len(self._last) == _CONTEXT:
+                self._followers[self._last] = token
+            self._last = (*self._last, token)[-_CONTEXT:]
+            before = min(before, self._streak)
+        self.begins = before < _STREAK <= self._streak
