@@ -125,6 +125,6 @@ def sentence(found: GpuPlan, count: int, name: str) -> str:
     parts += [f"{found.graphs / _GB:.1f} of graphs and CUDA"]
     return (
         f"{count} x {name}, on paper: {', '.join(parts)} on the fullest GPU, {found.free / _GB:.1f} left; a pass takes at "
-        f"least {1e3 * found.step_s:.1f} ms, {1e3 * found.many_s:.1f} with {MANY_ROWS} rows: plain decoding gives one request "
-        f"at most {1 / found.step_s:.0f} tokens/s"
+        f"least {1e3 * found.step_s:.1f} ms, {1e3 * found.many_s:.1f} with {MANY_ROWS} rows: plain decoding gives one "
+        f"request at most {1 / found.step_s:.0f} tokens/s"
     )
