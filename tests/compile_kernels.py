@@ -14,6 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from services.verifier.triton_kernels.device import one_product, row_matmul, row_norm, tree_attend, write_rows
+from services.verifier.triton_kernels.triton_pass import _COMPILED
 
 HALF, SINGLE, INT = "*bf16", "*fp32", "i32"
 POOL = {
@@ -71,7 +72,9 @@ def main() -> None:
         for name, (kernel, types, constants) in KERNELS.items():
             signature = {each: "constexpr" if each in constants else types[each] for each in kernel.arg_names}
             places = {(kernel.arg_names.index(each),): value for each, value in constants.items()}
-            made = compiled(ASTSource(kernel, signature, places), target=GPUTarget("cuda", capability, 32))
+            made = compiled(
+                ASTSource(kernel, signature, places), target=GPUTarget("cuda", capability, 32), options=_COMPILED
+            )
             ptx = made.asm["ptx"]
             found = {"wgmma": ptx.count("wgmma.mma_async"), "mma": ptx.count("mma.sync"), "shared": made.metadata.shared}
             print(json.dumps({"kernel": name, "capability": capability, **found}))
