@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from cluster.config import Settings
 
 
 def plan(
@@ -26,6 +29,10 @@ def plan(
         Path | None,
         typer.Option("--manifests", help="Output of `helm template`, or -: check its settings against its pods."),
     ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option("--gpus", help="Such as 2xH100: what the model takes of them, on paper; needs config.json only."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Print what `outrider serve`, or the Helm chart, would run, and where. Rejects what would not start; starts nothing."""
@@ -34,6 +41,11 @@ def plan(
     from cluster.offered import in_manifests, read_offer
     from cluster.pod_checks import preflight_in_pods
 
+    if gpus is not None:
+        _print_sizes(
+            load(config, [*(settings or ()), *([f"model={model}"] if model else [])]), gpus, pods or manifests, as_json
+        )
+        return
     over, offer = None, None
     if manifests is not None:
         _alone(config, pods)
@@ -51,6 +63,19 @@ def plan(
         print(json.dumps(plan_object(examined), indent=1))
     else:
         print_examined(examined, None if offer is None else offer.storage.path)
+
+
+def _print_sizes(settings: Settings, gpus: str, other: Path | None, as_json: bool) -> None:
+    from cli.gpu_sizes import sized, sizes_object
+    from cluster.gpu_sizing import sentence
+    from speculation.errors import ConfigurationError
+
+    if other is not None:
+        raise ConfigurationError("--gpus plans for GPUs alone: leave --pods and --manifests out")
+    if as_json:
+        print(json.dumps(sizes_object(settings, gpus), indent=1))
+    else:
+        print(sentence(*sized(settings, gpus)))
 
 
 def _alone(config: Path | None, pods: Path | None) -> None:

@@ -1,6 +1,6 @@
 """CUDA graphs of small passes. Replaying a graph saves launching kernels one by one, so a pass costs its memory reads only.
 
-Not run on a GPU yet (docs/log.md). Where capturing fails, ``Graphs`` launches the kernels itself.
+Not run on a GPU yet (docs/gpus.md). Where capturing fails, ``Graphs`` launches the kernels itself.
 """
 
 from __future__ import annotations

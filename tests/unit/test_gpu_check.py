@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -180,3 +182,10 @@ def test_packings_hold_the_true_path(seed: int) -> None:
 
 def test_make_gpu_check_runs_it() -> None:
     assert "-m benchmarks.gpu_check" in Path("Makefile").read_text().split("\ngpu-check:")[1].split("\n\n")[0]
+
+
+def test_it_needs_torch_triton_and_transformers_alone() -> None:
+    others = "ray grpc pydantic psutil gguf faiss redis llguidance google.protobuf accelerate outrider"
+    script = f"import sys; sys.modules.update(dict.fromkeys({others.split()})); import benchmarks.gpu_check.__main__"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]

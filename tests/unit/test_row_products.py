@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.nn import functional
 
 pytest.importorskip("triton")
 from services.verifier.triton_kernels import row_products
+from services.verifier.triton_kernels.row_layers import use_row_kernels
 from services.verifier.triton_kernels.row_products import RowLinear, gated, leaves_of, normalise
 from tests.triton_interpreter import hopper
 
@@ -54,6 +56,12 @@ def test_how_the_shapes_of_an_inflated_model_are_cut() -> None:
         assert leaf % 64 == 0 and leaf >= 128
         assert (leaves - 1) * leaf < terms <= leaves * leaf
         assert leaves * -(-columns // 64) >= 126 or terms <= 128
+
+
+def test_layers_without_a_kernel_are_named() -> None:
+    model = nn.ModuleDict({"norm": nn.LayerNorm(8), "product": nn.Linear(8, 4), "table": nn.Embedding(3, 8)})
+    assert use_row_kernels(model) == ["LayerNorm"]
+    assert isinstance(model["product"], RowLinear) and model["product"].bias is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

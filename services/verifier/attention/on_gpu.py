@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from services.verifier.triton_kernels.triton_pass import TritonBuckets
 
 log = logging.getLogger(__name__)
+
+# Rows of the passes that show whether the kernels run: few and many have blocks of different sizes.
+_TRIAL_ROWS = (3, 34)
 
 
 def refusal(calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> str:
@@ -56,13 +60,13 @@ def _trial(calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> s
     from services.verifier.triton_kernels.triton_pass import TritonBuckets
 
     kinds = {(call.kv_heads, call.share, call.key_size, call.value_size): replace(call, entry=0) for call in calls}
-    batch = [Rows(session_id="trial", context=0, tokens=(0, 0, 0), parents=(-1, 0), logits=3)]
     try:
-        for call in kinds.values():
+        for call, rows in itertools.product(kinds.values(), _TRIAL_ROWS):
+            batch = [Rows(session_id="trial", context=0, tokens=(0,) * rows, parents=(-1, 0), logits=3)]
             pool = KVPool([call], rows=1, dtype=dtype, device=device, ones=False)
             pool.assign("trial", [0], 0)
             query, key, value = (
-                torch.zeros(heads, len(batch[0].tokens), size, dtype=dtype, device=device)
+                torch.zeros(heads, rows, size, dtype=dtype, device=device)
                 for heads, size in (
                     (call.heads, call.key_size), (call.kv_heads, call.key_size), (call.kv_heads, call.value_size)
                 )

@@ -1,7 +1,8 @@
 """Tree attention for captured graphs: tensors at fixed addresses, for as many rows and tiles as a bucket has.
 
 The tiles of all requests of the pass are gathered, and attended to under one mask. Torch's fused attention sums in an order
-of its own: this is for half precision on a GPU, where equal bits are not promised.
+of its own: this is for half precision on a GPU where our Triton kernels do not take the model (``on_gpu``), and equal bits
+are not promised.
 """
 
 from __future__ import annotations

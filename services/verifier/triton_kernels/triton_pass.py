@@ -21,6 +21,8 @@ from services.verifier.triton_kernels.pass_meta import SEGMENT_TILES, blocks_at,
 _NARROW, _WIDE = 16, 64
 # Most bytes of the sums of segments that are computed apart. Passes that need more loop over their segments.
 _MOST_PARTIAL_BYTES = 1 << 28
+# Products and sums are not contracted, but where the kernels say so.
+_COMPILED = {"enable_fp_fusion": False}
 # Head sizes; the smallest and largest that the tests cover.
 _SIZES = range(16, 257)
 # Matrix units of the first generation that has them in bfloat16 (Ampere).
@@ -160,12 +162,12 @@ class TritonPass:
             query, keys, values, made, tops, totals, partial, sinks, meta, query.stride()[:2], key_strides, value_strides,
             unit, cap, blocks_at(shape.rows), shape.segments, SHARE=call.share, HEADS=call.heads,
             BLOCK=max(_NARROW, triton.next_power_of_2(shape.block_rows * call.share)), CAPPED=capped, SPLIT=split, **sizes,
-            **sight,
+            **sight, **_COMPILED,
         )  # fmt: skip
         if split:
             merge[(shape.rows, call.heads)](
                 made, tops, totals, partial, sinks, meta, unit, shape.segments, HEADS=call.heads, HEADS_PADDED=1,
-                VALUE=call.value_size, VALUES=sizes["VALUES"], **sight,
+                VALUE=call.value_size, VALUES=sizes["VALUES"], **sight, **_COMPILED,
             )  # fmt: skip
         return made
 

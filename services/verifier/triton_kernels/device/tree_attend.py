@@ -212,10 +212,10 @@ def attend(
                     segment, queries, at, lowest, last, meta, request, row, own_keys, own_values, key_strides, value_strides,
                     unit, cap, BLOCK, KEY, KEYS, VALUE, VALUES, WINDOW, CHUNK, CAPPED,
                 )  # fmt: skip
-                place = place.to(tl.int64) * segments + segment
-                tl.store(tops + place, top, mask=here)
-                tl.store(totals + place, total, mask=here)
-                tl.store(partial + place[:, None] * VALUE + value_dims[None, :], sums, mask=fits)
+                part = place.to(tl.int64) * segments + segment
+                tl.store(tops + part, top, mask=here)
+                tl.store(totals + part, total, mask=here)
+                tl.store(partial + part[:, None] * VALUE + value_dims[None, :], sums, mask=fits)
         else:
             top = tl.full((BLOCK,), float("-inf"), tl.float32)
             total = tl.zeros((BLOCK,), tl.float32)

@@ -1,0 +1,130 @@
+"""What a model would take of GPUs, on paper: memory, and the time that reading it takes. Nothing here was measured by us.
+
+A pass cannot be faster than the memory gives the weights and the cached keys and values, nor than the matrix units multiply
+(the roofline). The layers are split over the GPUs as pipeline stages, which one pass goes through one after the other.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from speculation.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from services.verifier.config import TargetConfig
+    from services.verifier.loading.memory import Shape
+
+_GB, _GIB = 1e9, 2**30
+# What CUDA's context and its libraries take, and captured graphs: intermediate results, descriptions of passes, and sums of
+# attention's segments, of which there are at most 0.25 GiB (services.verifier.triton_kernels.triton_pass).
+_CONTEXT_BYTES, _GRAPH_BYTES = 1.0 * _GIB, 1.0 * _GIB
+MANY_ROWS = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuKind:
+    """A kind of GPU.
+
+    Attributes:
+        memory: bytes.
+        bandwidth: of the memory, bytes per second, by datasheet.
+        arithmetic: of dense products in bfloat16, operations per second; seen on large products, not the datasheet's.
+    """
+
+    memory: float
+    bandwidth: float
+    arithmetic: float
+
+
+GPUS = {
+    "A100": GpuKind(memory=80 * _GB, bandwidth=2.04e12, arithmetic=2.5e14),
+    "H100": GpuKind(memory=80 * _GB, bandwidth=3.35e12, arithmetic=7.0e14),
+    "H200": GpuKind(memory=141 * _GB, bandwidth=4.8e12, arithmetic=7.9e14),
+}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuPlan:
+    """What one GPU holds, and how long passes take at least.
+
+    Attributes:
+        weights, cache, drafters, graphs: bytes of the fullest GPU; ``graphs`` with CUDA's context.
+        free: what is left of it.
+        step_s: seconds of a pass over one row without context, at least; each stage waits for the one before.
+        many_s: the same for ``MANY_ROWS`` rows.
+    """
+
+    weights: float
+    cache: float
+    drafters: float
+    graphs: float
+    free: float
+    step_s: float
+    many_s: float
+
+
+def gpus_named(text: str) -> tuple[int, str]:
+    """Number and kind, from text such as 2xH100.
+
+    Raises:
+        ConfigurationError: it is no such text, or no such GPU is known.
+    """
+    count, _, kind = text.partition("x")
+    if not count.isdecimal() or int(count) < 1 or kind.upper() not in GPUS:
+        raise ConfigurationError(f"--gpus is {text}: must be a number, x and one of {', '.join(GPUS)}, such as 2xH100")
+    return int(count), kind.upper()
+
+
+def size_up(config: TargetConfig, shape: Shape, kind: GpuKind, drafters: float = 0.0) -> GpuPlan:
+    """Plan a target of ``config.stages`` GPUs of one kind.
+
+    Args:
+        drafters: bytes of the models that draft in the verifier's process, beside the last stage.
+
+    Raises:
+        ConfigurationError: it does not fit; says what would.
+    """
+    from services.verifier.loading.memory import check_fits
+
+    graphs = _CONTEXT_BYTES + _GRAPH_BYTES
+    available = kind.memory - graphs - drafters
+    check_fits(config, shape, available)
+    weights, cache = shape.weights(config), shape.cache(config)
+    read = shape.read_per_pass(config)
+    parameters = shape.per_layer * shape.layers + shape.others - shape.embeddings
+    reading = read / kind.bandwidth
+    return GpuPlan(
+        weights=weights,
+        cache=cache,
+        drafters=drafters,
+        graphs=graphs,
+        free=available - weights - cache,
+        step_s=reading,
+        many_s=max(reading, 2 * parameters * MANY_ROWS / kind.arithmetic),
+    )
+
+
+def sizing_row(config: TargetConfig, shape: Shape, count: int, name: str) -> list[str]:
+    """One row of the table of plans: GPUs, memory of the fullest in GB, passes in ms; or why not."""
+    try:
+        found = size_up(replace(config, stages=count), shape, GPUS[name])
+    except ConfigurationError as error:
+        return [f"{count} x {name}", str(error).partition("; ")[2]]
+    numbers = (found.weights / _GB, found.cache / _GB, found.graphs / _GB, found.free / _GB)
+    times = (1e3 * found.step_s, 1e3 * found.many_s)
+    return [
+        f"{count} x {name}", *(f"{each:.1f}" for each in (*numbers, *times)), f"{1 / found.step_s:.0f}",
+    ]  # fmt: skip
+
+
+def sentence(found: GpuPlan, count: int, name: str) -> str:
+    """The plan in words."""
+    parts = [f"{found.weights / _GB:.1f} GB of weights", f"{found.cache / _GB:.1f} of cache"]
+    parts += [f"{found.drafters / _GB:.1f} of drafters"] if found.drafters else []
+    parts += [f"{found.graphs / _GB:.1f} of graphs and CUDA"]
+    return (
+        f"{count} x {name}, on paper: {', '.join(parts)} on the fullest GPU, {found.free / _GB:.1f} left; a pass takes at "
+        f"least {1e3 * found.step_s:.1f} ms, {1e3 * found.many_s:.1f} with {MANY_ROWS} rows: plain decoding gives one "
+        f"request at most {1 / found.step_s:.0f} tokens/s"
+    )

@@ -1,0 +1,89 @@
+"""What models would take of GPUs on paper, and the page that says so."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cli.gpu_sizes import sized, sizes_object
+from cluster.config import load
+from cluster.gpu_sizing import GPUS, sentence, size_up, sizing_row
+from services.verifier.config import TargetConfig
+from services.verifier.loading.load_model import shape_of
+from speculation.errors import ConfigurationError
+
+# Of Llama 3.1: width, width of the feed-forward part, layers, heads.
+MODELS = {"8B": (4096, 14336, 32, 32), "70B": (8192, 28672, 80, 64), "405B": (16384, 53248, 126, 128)}
+HEAD = ["model", "GPUs", "weights", "cache", "graphs, CUDA", "left", "ms", "ms, 64", "tokens/s"]
+Make = Callable[[str], Path]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def made(name: str) -> Path:
+        width, intermediate, layers, heads = MODELS[name]
+        config = {
+            "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": width, "dtype": "bfloat16",
+            "intermediate_size": intermediate, "num_hidden_layers": layers, "num_attention_heads": heads,
+            "num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 131072,
+            "tie_word_embeddings": False,
+        }  # fmt: skip
+        folder = tmp_path / name
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config))
+        return folder
+
+    return made
+
+
+def config_of(folder: Path) -> TargetConfig:
+    return TargetConfig(model_path=str(folder), dtype="bfloat16", device="cuda", kv_cache_tokens=65536)
+
+
+def test_the_table_of_the_page(make: Make) -> None:
+    """To make it anew: copy what the failing assertion shows."""
+    lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
+    for name in MODELS:
+        config = config_of(make(name))
+        shape = shape_of(config)
+        for count in (1, 2, 8):
+            row = [name, *sizing_row(config, shape, count, "H100")]
+            lines.append(f"| {' | '.join([*row, *[''] * (len(HEAD) - len(row))])} |")
+    assert "\n".join(lines) in Path("docs/gpus.md").read_text(), "\n" + "\n".join(lines)
+
+
+def test_what_a_plan_says(make: Make) -> None:
+    folder = make("8B")
+    settings = load(None, [f"model={folder}", "verifier.dtype=bfloat16", "verifier.kv_cache_tokens=65536"])
+    found, count, kind = sized(settings, "2xh100")
+    assert (count, kind) == (2, "H100")
+    # 8.03 billion parameters, those of the embeddings in both stages; 7.5 billion are read in every pass.
+    assert found.weights == pytest.approx(9.08e9, rel=0.01)
+    assert found.step_s == pytest.approx(15.0e9 / 3.35e12, rel=0.01)
+    assert found.weights + found.cache + found.graphs + found.free == pytest.approx(80e9)
+    assert sentence(found, count, kind).startswith("2 x H100, on paper: 9.1 GB of weights, 4.3 of cache, 2.1 of graphs")
+    assert sizes_object(settings, "2xH100")["step_s"] == found.step_s
+    beside = size_up(replace(config_of(folder), stages=2), shape_of(config_of(folder)), GPUS["H100"], drafters=5e9)
+    assert beside.free == pytest.approx(found.free - 5e9) and "5.0 of drafters" in sentence(beside, 2, "H100")
+
+
+@pytest.mark.parametrize(
+    ("model", "gpus", "settings", "said"),
+    [
+        ("70B", "1xH100", [], r"does not fit: 131.4 GiB of weights .* one of these would fit: stages: 3"),
+        ("70B", "2xH100", [], r"one of these would fit: kv_cache_tokens: 16384; stages: 3"),
+        ("405B", "8xH100", [], r"one of these would fit: stages: 13, on other machines or GPUs"),
+        ("8B", "2xB100", [], r"--gpus is 2xB100: must be a number, x and one of A100, H100, H200, such as 2xH100"),
+        ("8B", "0xH100", [], r"--gpus is 0xH100"),
+        ("8B", "2xH100", ["verifier.stages=3"], r"verifier.stages is 3: with --gpus 2xH100 it must be 2"),
+        ("8B", "40xH100", [], r"40"),
+    ],
+)
+def test_what_is_refused(make: Make, model: str, gpus: str, settings: list[str], said: str) -> None:
+    given = [f"model={make(model)}", "verifier.dtype=bfloat16", "verifier.kv_cache_tokens=65536", *settings]
+    with pytest.raises(ConfigurationError, match=said):
+        sized(load(None, given), gpus)
