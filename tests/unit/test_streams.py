@@ -233,11 +233,13 @@ def test_a_failed_pass_leaves_no_rows_that_count(folder: Path, target: Path, bar
     request = Request(recorder, bare, 10)
     prompt_states(request)
     request.commit(2)
-    weight = recorder.streams.own.norm.weight
-    recorder.streams.own.norm.weight = torch.nn.Parameter(torch.ones(3), requires_grad=False)
+    # After the first layer's keys have been kept.
+    norm = recorder.streams.own.layers[1].input_layernorm
+    weight = norm.weight
+    norm.weight = torch.nn.Parameter(torch.ones(3), requires_grad=False)
     with pytest.raises(RuntimeError):
         recorder.source.draft([request.wanted])
-    recorder.streams.own.norm.weight = weight
+    norm.weight = weight
     drafted(recorder, request)
     assert torch.allclose(recorder.hidden["r"], expected(bare, recorder.streams, TEXT[: request.length]), atol=1e-5)
 
