@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import logging
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,13 +12,19 @@ import torch
 from services.drafter.ahead_draft.medusa import MedusaHeads
 from services.drafter.ahead_draft.streams import Streams
 from services.drafter.ahead_draft.whole_texts import streams_of
-from services.drafter.feature_draft.canary import DOUBTFUL, LEAST, CanaryResult, held_states, judge, shown_layers, stands_out
-from services.drafter.feature_draft.canary_texts import TEXTS, CanaryText, beside, read_texts
+from services.drafter.feature_draft.canary import (
+    DOUBTFUL,
+    LEAST,
+    CanaryResult,
+    check_at,
+    held_states,
+    judge,
+    shown_layers,
+    stands_out,
+)
+from services.drafter.feature_draft.canary_texts import CanaryText, beside
 from services.drafter.feature_draft.head_config import FINAL, TargetShape
-from services.drafter.feature_draft.target_shape import read_target_shape
 from speculation.errors import ConfigurationError
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +68,11 @@ def check_levels(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetS
     return judge(CanaryResult(guesses=tokens, first=first, second=second, likely_fault=fault), where)
 
 
-def check_levels_at(model: Streams | MedusaHeads, folder: Path, target: Path) -> CanaryResult | None:
-    """``check_levels`` on the texts in a checkpoint's folder; None if there are none.
-
-    Raises:
-        ConfigurationError: as ``check_levels``; or the texts cannot be read.
-    """
-    file = folder / TEXTS
-    if not file.is_file():
-        log.warning("the head at %s comes without a canary's texts (%s): what it is worth shows in serving", folder, TEXTS)
-        return None
-    return check_levels(LevelTrial.of(model), read_texts(file), read_target_shape(target), str(folder))
+def check_levels_at(
+    model: Streams | MedusaHeads, folder: Path, target: Path, *, asked_for: bool = True
+) -> CanaryResult | None:
+    """``check_levels`` on the texts in a checkpoint's folder; None if there are none. Otherwise as ``check_at``."""
+    return check_at(folder, target, functools.partial(check_levels, LevelTrial.of(model)), asked_for=asked_for)
 
 
 def _explained(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetShape, first: float) -> str | None:

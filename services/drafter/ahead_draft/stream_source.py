@@ -44,7 +44,7 @@ def make(config: DrafterConfig) -> StreamSource:
     folder, target = trained.weights_of(NAME)
     use_threads(_THREADS)
     streams = load_streams(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
-    check_levels_at(streams, folder, target)
+    check_levels_at(streams, folder, target, asked_for=trained.asked_for)
     return StreamSource(streams, window=trained.window, form=LevelForm.of(trained))
 
 

@@ -7,8 +7,9 @@ head is refused, with the fault that explains it, found by trying.
 
 from __future__ import annotations
 
+import functools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,10 @@ class CanaryResult:
     first: float
     second: float
     likely_fault: str | None = None
+
+
+# Measures a drafter on texts for a target, at the checkpoint of this name, and refuses a useless one.
+Check = Callable[[Sequence[CanaryText], TargetShape, str], CanaryResult]
 
 
 def check(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape, where: str) -> CanaryResult:
@@ -88,14 +93,19 @@ def judge(result: CanaryResult, where: str) -> CanaryResult:
 
 
 def check_checkpoint(head: FeatureHead, folder: Path, target: Path, *, asked_for: bool = True) -> CanaryResult | None:
-    """``check`` a head on the texts in its checkpoint's folder; None if there are none.
+    """``check`` a head on the texts in its checkpoint's folder; None if there are none. Otherwise as ``check_at``."""
+    return check_at(folder, target, functools.partial(check, head), asked_for=asked_for)
+
+
+def check_at(folder: Path, target: Path, trial: Check, *, asked_for: bool) -> CanaryResult | None:
+    """Try a drafter on the texts in its checkpoint's folder; None if there are none.
 
     Args:
-        asked_for: whether to refuse a useless head. One that only came along, as the target has the name and the shapes of
+        asked_for: whether to refuse a useless one. One that only came along, as the target has the name and the shapes of
             another, is a warning's worth: what it drafts is not accepted, and soon not asked for.
 
     Raises:
-        ConfigurationError: as ``check``; or the texts cannot be read.
+        ConfigurationError: as ``trial``; or the texts cannot be read.
     """
     file = folder / TEXTS
     if not file.is_file():
@@ -103,7 +113,7 @@ def check_checkpoint(head: FeatureHead, folder: Path, target: Path, *, asked_for
         return None
     texts, shape = read_texts(file), read_target_shape(target)
     try:
-        return check(head, texts, shape, str(folder))
+        return trial(texts, shape, str(folder))
     except ConfigurationError as error:
         if asked_for:
             raise
