@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 
+import pytest
+
+from services.verifier.engine import repetition
 from services.verifier.engine.asking import AskCost, Gain, Pace, Prices
 from services.verifier.engine.repetition import Repetition
 
@@ -42,6 +45,13 @@ def test_the_text_before_counts() -> None:
     noticed = Repetition([1, 2, 3, 4, 5, 9])
     noticed.commit([1, 2, 3, 4])
     assert noticed.begins
+
+
+def test_a_long_text_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(repetition, "_REMEMBERED", 6)
+    # The passage is forgotten after more than six pairs, and remembered before.
+    assert begins([1, 2, 3, 4, 10, 11, 12, 13, 14, 1, 2, 3, 4]) == []
+    assert begins([1, 2, 3, 4, 10, 1, 2, 3, 4]) == [9]
 
 
 def test_where_that_brings_nothing_it_is_a_reason_more_seldom() -> None:

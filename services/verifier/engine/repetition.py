@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 
 # Tokens after which the next one is remembered, and how many in a row it must predict before a draft is worth a try.
 _CONTEXT, _STREAK = 2, 2
-# Tokens of the text before the answer that are read.
-_READ = 2048
+# Tokens of the text before the answer that are read, and pairs that are remembered.
+_READ, _REMEMBERED = 2048, 8192
 
 
 class Repetition:
@@ -22,7 +23,7 @@ class Repetition:
 
     def __init__(self, tokens: Sequence[int]) -> None:
         self.begins = False
-        self._followers: dict[tuple[int, ...], int] = {}
+        self._followers: OrderedDict[tuple[int, ...], int] = OrderedDict()
         self._last: tuple[int, ...] = ()
         self._streak = 0
         self.commit(tokens[-_READ:])
@@ -35,6 +36,8 @@ class Repetition:
             self._streak = self._streak + 1 if right else 0
             if len(self._last) == _CONTEXT:
                 self._followers[self._last] = token
+                if len(self._followers) > _REMEMBERED:
+                    self._followers.popitem(last=False)
             self._last = (*self._last, token)[-_CONTEXT:]
             before = min(before, self._streak)
         self.begins = before < _STREAK <= self._streak
