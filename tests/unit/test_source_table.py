@@ -101,6 +101,6 @@ def test_every_setting_of_the_drafter_arrives() -> None:
             changed += compare(one, two) if hasattr(one, "__dataclass_fields__") else one != two
         return changed
 
-    # Three settings are Lookahead's as well as SPECTRA's. What models draft for is the model.
-    plain = replace(DrafterConfig(), trained=TrainedConfig(target=MODEL.path))
+    # Three settings are Lookahead's as well as SPECTRA's. What models draft for is the model, and nobody named any.
+    plain = replace(DrafterConfig(), trained=TrainedConfig(asked_for=False, target=MODEL.path))
     assert compare(config, plain) == len(flags) + 3
