@@ -134,11 +134,11 @@ def test_forgetting_says_who_did_not_answer(service: Service, client: Client) ->
             client.forget()
     finally:
         os.kill(drafter, signal.SIGCONT)
-    assert "1 of 1 verifier replicas did not answer" in str(caught.value)
-    # Which of the two it says depends on who gives up first; a hung drafter that is being replaced counts, too.
-    assert re.search(
-        "not all of [12] drafter replicas answered|1 of [12] drafter replicas did not answer", str(caught.value)
-    )
+    # Which of the two it says depends on who gives up first. A hung drafter that is being replaced counts, too; then the verifier
+    # may have had its new one's word already.
+    said = str(caught.value)
+    assert re.search("not all of [12] drafter replicas answered|1 of [12] drafter replicas did not answer", said)
+    assert "1 of 1 verifier replicas did not answer" in said or "of 2 drafter replicas" in said
 
     def forgotten() -> bool:
         try:
