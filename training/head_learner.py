@@ -14,13 +14,14 @@ from services.drafter.feature_draft.head import FeatureHead
 from training.batches import head_rows
 from training.learner import Prediction, Tally
 from training.losses import compare
+from training.over_vocabulary import OverVocabulary
 from training.recipe import HeadRecipe
 from training.shards import TrainingSequence
 from training.target_choices import TargetChoices
 from training.unroll import unroll
 
 
-class HeadLearner:
+class HeadLearner(OverVocabulary):
     """Implements ``Learner``.
 
     A prediction counts in the loss if it belongs to the answer, the target's state is known, and a token is in the draft
@@ -34,14 +35,8 @@ class HeadLearner:
 
     def __init__(self, module: FeatureHead, output: torch.Tensor, ids: torch.Tensor, recipe: HeadRecipe) -> None:
         self.module: FeatureHead = module
-        self.rows = output[ids]
-        self.ids = ids
-        self._output = output
+        super().__init__(output, ids, recipe)
         self._recipe = recipe
-        self._dtype = torch.bfloat16 if recipe.precision == "bfloat16" else torch.float32
-        self._product_rows = self.rows.to(self._dtype)
-        self._held = torch.zeros(len(output), dtype=torch.bool, device=output.device)
-        self._held[ids] = True
 
     def lose(self, sequences: Sequence[TrainingSequence], random: np.random.Generator, progress: float) -> Tally:
         recipe, device = self._recipe, self.rows.device

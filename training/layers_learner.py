@@ -15,6 +15,7 @@ from services.model_folder import reading
 from speculation.errors import ConfigurationError
 from training.learner import Prediction, Tally
 from training.losses import compare
+from training.over_vocabulary import OverVocabulary
 from training.recipe import LayersRecipe
 from training.shards import TrainingSequence
 from training.target_choices import TargetChoices
@@ -59,7 +60,7 @@ def new_draft_model(recipe: LayersRecipe, target: Path) -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-class LayersLearner:
+class LayersLearner(OverVocabulary):
     """Implements ``Learner``. Predictions count as in ``HeadLearner``; position p predicts token p + 1.
 
     Args:
@@ -69,14 +70,8 @@ class LayersLearner:
 
     def __init__(self, module: nn.Module, output: torch.Tensor, ids: torch.Tensor, recipe: LayersRecipe) -> None:
         self.module = module
-        self.rows = output[ids]
-        self.ids = ids
-        self._output = output
+        super().__init__(output, ids, recipe)
         self._recipe = recipe
-        self._dtype = torch.bfloat16 if recipe.precision == "bfloat16" else torch.float32
-        self._product_rows = self.rows.to(self._dtype)
-        self._held = torch.zeros(len(output), dtype=torch.bool, device=output.device)
-        self._held[ids] = True
 
     def lose(self, sequences: Sequence[TrainingSequence], random: np.random.Generator, progress: float) -> Tally:
         found, following = self._run(sequences)

@@ -16,6 +16,7 @@ from torch import nn
 
 from training.learner import Prediction, Tally
 from training.losses import compare
+from training.over_vocabulary import OverVocabulary
 from training.recipe import LevelsRecipe
 from training.shards import TrainingSequence
 from training.target_choices import TargetChoices
@@ -102,7 +103,7 @@ class Guessing(Protocol):
         ...
 
 
-class LevelsLearner:
+class LevelsLearner(OverVocabulary):
     """Implements ``Learner``. Guesses count as in ``HeadLearner``.
 
     Args:
@@ -112,15 +113,9 @@ class LevelsLearner:
 
     def __init__(self, guessing: Guessing, output: torch.Tensor, ids: torch.Tensor, recipe: LevelsRecipe) -> None:
         self.module = guessing.module
-        self.rows = output[ids]
-        self.ids = ids
+        super().__init__(output, ids, recipe)
         self._guessing = guessing
-        self._output = output
         self._recipe = recipe
-        self._dtype = torch.bfloat16 if recipe.precision == "bfloat16" else torch.float32
-        self._product_rows = self.rows.to(self._dtype)
-        self._held = torch.zeros(len(output), dtype=torch.bool, device=output.device)
-        self._held[ids] = True
 
     def lose(self, sequences: Sequence[TrainingSequence], random: np.random.Generator, progress: float) -> Tally:
         recipe, device = self._recipe, self.rows.device

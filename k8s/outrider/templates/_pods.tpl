@@ -188,7 +188,7 @@ securityContext:
 {{- define "outrider.secrets" -}}
 {{- $values := .root.Values -}}
 {{- $found := list -}}
-{{- if has .group (list "router") -}}
+{{- if eq .group "router" -}}
 {{- with $values.apiKeys.secretName }}{{ $found = append $found (dict "name" "keys" "secret" . "path" "/etc/outrider/keys") }}{{ end -}}
 {{- with $values.tls.secretName }}{{ $found = append $found (dict "name" "tls" "secret" . "path" "/etc/outrider/tls") }}{{ end -}}
 {{- end -}}
