@@ -203,7 +203,7 @@ def _index(name: str, settings: Settings) -> Iterator[Finding]:
         from retrieval_index.store import IndexStore
         from retrieval_index.urls import without_password
 
-        store = IndexStore(retrieval.redis_url, retrieval.name)
+        store = IndexStore(retrieval.redis_url, retrieval.name, retrieval.redis_password)
         try:
             live = store.live()
         finally:

@@ -206,17 +206,17 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
     from services.model_folder import tokenizer_digest
 
     retrieval = settings.retrieval
-    if retrieval.index is not None and retrieval.redis_url is not None:
-        raise ConfigurationError("retrieval.index and retrieval.redis_url: set one of the two")
+    retrieval.check_place()
     digest = tokenizer_digest(model.path)
     if retrieval.index is not None:
         manifest = read_manifest(retrieval.index)
         check_index(manifest, digest, str(retrieval.index), semantic=retrieval.semantic)
     if retrieval.redis_url is not None:
-        IndexStore(retrieval.redis_url, retrieval.name).close()
+        IndexStore(retrieval.redis_url, retrieval.name, retrieval.redis_password).close()
     return RetrievalConfig(
         folder=retrieval.index,
         redis_url=retrieval.redis_url,
+        redis_password=retrieval.redis_password,
         name=retrieval.name,
         cache_dir=settings.cache_dir / "indexes",
         tokenizer_sha256=digest,

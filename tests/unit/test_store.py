@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -66,6 +68,18 @@ def test_versions_come_and_go(url: str, indexes: list[Path], tmp_path: Path, mon
         store.promote("x")
     assert not [key for key in redis.Redis.from_url(url).scan_iter() if two.encode() in key]
     assert not list((tmp_path / "cache").glob("*.partial"))
+
+
+def test_a_password_beside_the_url(url: str, indexes: list[Path]) -> None:
+    parts = urlsplit(url)
+    bare = f"redis://{parts.hostname}:{parts.port}"
+    with closing(IndexStore(bare, "i", parts.password)) as store:
+        store.publish(indexes[0])
+        assert store.live() == read_manifest(indexes[0]).version
+    for wrong in (None, "wrong"):
+        with closing(IndexStore(bare, "i", wrong)) as store, pytest.raises(Unavailable) as refused:
+            store.live()
+        assert "wrong" not in str(refused.value)
 
 
 def test_a_version_that_is_not_live_can_be_deleted(url: str, indexes: list[Path]) -> None:
