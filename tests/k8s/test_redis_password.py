@@ -37,5 +37,8 @@ def test_redis_takes_the_password_as_it_is(password: str, tmp_path: Path) -> Non
         with redis.Redis(port=port, password="other") as client, pytest.raises(redis.exceptions.AuthenticationError):
             client.ping()
     finally:
+        # As a pod is stopped: the signal goes to the container's first process.
         process.terminate()
         process.wait(10)
+    with redis.Redis(port=port, password=password) as client, pytest.raises(redis.exceptions.ConnectionError):
+        client.ping()
