@@ -112,7 +112,7 @@ def loop_steps(metrics: LoopMetrics | None) -> Answer:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Compared:
+class ObservedAndBare:
     """The same answers observed, and not."""
 
     kind: str
@@ -131,7 +131,7 @@ def traced() -> Iterator[Tracer]:
             tracing.stop()
 
 
-def comparisons(tracer: Tracer) -> dict[str, Compared]:
+def comparisons(tracer: Tracer) -> dict[str, ObservedAndBare]:
     """All that observes, by name."""
     sink, stats = PrometheusSink(), LoopStats()
     router, verifier = _InstantRouter(), _InstantVerifier()
@@ -139,16 +139,16 @@ def comparisons(tracer: Tracer) -> dict[str, Compared]:
     admission = cast(Any, SimpleNamespace(live=(), waiting=()))
     bare_router, bare_verifier = read_from(router, router, _REQUEST), read_from(verifier, verifier, _GENERATION)
     return {
-        "requests (router)": Compared(
+        "requests (router)": ObservedAndBare(
             kind=METRICS, bare=bare_router, observed=read_from(router, ObservedRouter(asked, sink), _REQUEST)
         ),
-        "steps (verifier)": Compared(
+        "steps (verifier)": ObservedAndBare(
             kind=METRICS, bare=loop_steps(None), observed=loop_steps(LoopMetrics(sink, stats, admission))
         ),
-        "spans (router)": Compared(
+        "spans (router)": ObservedAndBare(
             kind=TRACES, bare=bare_router, observed=read_from(router, TracedRouter(asked, tracer, "x"), _REQUEST)
         ),
-        "spans (verifier)": Compared(
+        "spans (verifier)": ObservedAndBare(
             kind=TRACES, bare=bare_verifier, observed=read_from(verifier, TracedVerifier(verified, tracer), _GENERATION)
         ),
     }
@@ -163,7 +163,7 @@ class Cost:
     per_request: float
 
 
-async def measure(found: dict[str, Compared], events: int, repeats: int) -> dict[str, Cost]:
+async def measure(found: dict[str, ObservedAndBare], events: int, repeats: int) -> dict[str, Cost]:
     """Everything by turns: answers of one event, and of many."""
     steps: dict[str, list[float]] = {name: [] for name in found}
     requests: dict[str, list[float]] = {name: [] for name in found}

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from benchmarks import observation_cost
-from benchmarks.observation_cost import METRICS, TRACES, Compared, comparisons, loop_steps, measure, traced
+from benchmarks.observation_cost import METRICS, TRACES, ObservedAndBare, comparisons, loop_steps, measure, traced
 
 
 def test_all_that_observes_is_measured() -> None:
@@ -27,7 +27,7 @@ def test_requests_and_steps_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> N
         clock += 70e-6 + 3e-6 * events
 
     monkeypatch.setattr(time, "thread_time", lambda: clock)
-    costs = asyncio.run(measure({"x": Compared(kind=METRICS, observed=observed, bare=loop_steps(None))}, 11, 3))
+    costs = asyncio.run(measure({"x": ObservedAndBare(kind=METRICS, observed=observed, bare=loop_steps(None))}, 11, 3))
     assert costs["x"].per_step == pytest.approx(3.0)
     assert costs["x"].per_request == pytest.approx(73.0)
 
