@@ -126,8 +126,8 @@ def publish(
     """Upload an index and make it live. Waits for other publishers; services switch without interrupting look-ups."""
     from retrieval_index.store import IndexStore
 
-    with _progress() as advance:
-        version = IndexStore(redis, name).publish(folder, promote=promote, advance=advance)
+    with _progress() as advance, IndexStore(redis, name) as store:
+        version = store.publish(folder, promote=promote, advance=advance)
     stdout().print(f"version {version} is {'live' if promote else 'there; make it live with: outrider index promote'}")
 
 
@@ -143,7 +143,8 @@ def list_versions(
 
     from retrieval_index.store import IndexStore
 
-    versions = IndexStore(redis, name).versions()
+    with IndexStore(redis, name) as store:
+        versions = store.versions()
     if as_json:
         typer.echo(json.dumps([{"version": each.version, "live": each.live} for each in versions]))
         return
@@ -165,7 +166,8 @@ def promote(
     """Make a version in Redis live."""
     from retrieval_index.store import IndexStore
 
-    IndexStore(redis, name).promote(version)
+    with IndexStore(redis, name) as store:
+        store.promote(version)
     stdout().print(f"version {version} is live")
 
 
@@ -174,7 +176,9 @@ def rollback(redis: Url, name: Name = "default") -> None:
     """Make the previously live version live again."""
     from retrieval_index.store import IndexStore
 
-    stdout().print(f"version {IndexStore(redis, name).rollback()} is live again")
+    with IndexStore(redis, name) as store:
+        version = store.rollback()
+    stdout().print(f"version {version} is live again")
 
 
 @app.command()
@@ -186,7 +190,8 @@ def delete(
     """Delete a version that is not live. Only the two latest of the versions that were live are kept anyway."""
     from retrieval_index.store import IndexStore
 
-    IndexStore(redis, name).delete(version)
+    with IndexStore(redis, name) as store:
+        store.delete(version)
     stdout().print(f"version {version} is deleted")
 
 

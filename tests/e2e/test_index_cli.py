@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from retrieval_index import store as store_module
 from retrieval_index.embedded import embedded_redis
+from retrieval_index.store import IndexStore
 from tests.e2e.conftest import Command
 from tests.e2e.test_cli import SMALL, outrider
+from tests.indexes import build
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -49,6 +52,32 @@ def test_an_index_from_build_to_use(outrider_here: Command, tiny_model: Path, tm
         assert refused.returncode != 0
         assert "has had no version before the live one" in refused.stderr
         assert url.split(":")[2].split("@")[0] not in refused.stderr
+
+
+def test_no_command_leaves_a_connection_open(
+    outrider_here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[IndexStore] = []
+    closed: list[IndexStore] = []
+    monkeypatch.setattr(IndexStore, "close", lambda store: (closed.append(store), store._redis.close()))
+
+    def connect(*given: str) -> IndexStore:
+        opened.append(IndexStore(*given))
+        return opened[-1]
+
+    monkeypatch.setattr(store_module, "IndexStore", connect)
+    indexes = [str(tmp_path / name) for name in ("one", "two", "three")]
+    versions = [build(Path(folder), [folder]).version for folder in indexes]
+    with embedded_redis() as url:
+        for arguments, code in (
+            *((("publish", folder), 0) for folder in indexes[:2]), (("list",), 0), (("rollback",), 0),
+            (("promote", versions[1]), 0), (("publish", indexes[2], "--no-promote"), 0), (("delete", versions[2]), 0),
+            (("promote", versions[2]), 2), (("delete", versions[1]), 2),
+        ):  # fmt: skip
+            done = outrider_here("index", *arguments, "--redis", url)
+            assert done.returncode == code, (arguments, done.stderr)
+            assert opened == closed, arguments
+    assert len(opened) == 9
 
 
 @pytest.mark.parametrize(

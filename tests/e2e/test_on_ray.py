@@ -253,11 +253,11 @@ def test_an_index_comes_into_use_changes_and_survives(
         assert answer.token_ids == plain[seed].token_ids
         return answer.speculative_decoding.num_accepted_draft_tokens > 20
 
-    store = IndexStore(redis, "e2e")
     versions = []
     for seed in (1, 2):
         build_of(tmp_path / str(seed), tiny_model, (*SAMPLED["token_ids"], *plain[seed].token_ids))
-        versions.append(store.publish(tmp_path / str(seed)))
+        with IndexStore(redis, "e2e") as store:
+            versions.append(store.publish(tmp_path / str(seed)))
         wait_until(lambda: service.ask("retrieval", "version") == versions[-1])
         # It has all been said before.
         wait_until(partial(found, seed))

@@ -70,9 +70,8 @@ def index_url(
     corpus = [token for number, answer in expected.items() for token in (*prompt(number), *answer)]
     build_of(folder / "index", tiny_model, corpus)
     with embedded_redis() as url:
-        store = IndexStore(url, "default")
-        store.publish(folder / "index")
-        store.close()
+        with IndexStore(url, "default") as store:
+            store.publish(folder / "index")
         yield url
 
 
