@@ -11,8 +11,8 @@ import pytest
 from retrieval_index import store as store_module
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.store import IndexStore
+from tests.e2e.command_line import SMALL
 from tests.e2e.conftest import Command
-from tests.e2e.test_cli import SMALL, outrider
 from tests.indexes import build
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -24,13 +24,15 @@ def test_an_index_from_build_to_use(outrider_here: Command, tiny_model: Path, tm
     for number in range(6):
         (corpus / f"{number}.txt").write_text(f"the quick brown fox number {number} jumps over the lazy dog again\n" * 3)
     index = str(tmp_path / "index")
-    built = outrider("index", "build", "--corpus", str(corpus), "--out", index, "--model", str(tiny_model), "--keep", "0.5")
+    built = outrider_here(
+        "index", "build", "--corpus", str(corpus), "--out", index, "--model", str(tiny_model), "--keep", "0.5"
+    )
     assert built.returncode == 0, built.stderr
     assert "3 of 6 kept" in built.stdout
-    looked = outrider("index", "inspect", index, "--text", "jumps over the", "--model", str(tiny_model))
+    looked = outrider_here("index", "inspect", index, "--text", "jumps over the", "--model", str(tiny_model))
     assert "lazy dog" in looked.stdout, looked.stderr
-    assert json.loads(outrider("index", "inspect", index, "--json").stdout)["kept"] == 3
-    assert "is whole" in outrider("index", "verify", index).stdout
+    assert json.loads(outrider_here("index", "inspect", index, "--json").stdout)["kept"] == 3
+    assert "is whole" in outrider_here("index", "verify", index).stdout
     answers = []
     for strategy in ("autoregressive", "rest", "spectra", "blend"):
         done = outrider_here(
@@ -40,15 +42,15 @@ def test_an_index_from_build_to_use(outrider_here: Command, tiny_model: Path, tm
         assert done.returncode == 0, done.stderr
         answers.append(json.loads(done.stdout)["token_ids"])
     assert all(answer == answers[0] for answer in answers)
-    planned = outrider("plan", "--model", str(tiny_model), "--set", f"retrieval.index={index}")
+    planned = outrider_here("plan", "--model", str(tiny_model), "--set", f"retrieval.index={index}")
     assert re.search(r"retrieval.*looks up in", planned.stdout), planned.stderr
     with embedded_redis() as url:
-        published = outrider("index", "publish", index, "--redis", url)
+        published = outrider_here("index", "publish", index, "--redis", url)
         assert "is live" in published.stdout, published.stderr
-        (version,) = json.loads(outrider("index", "list", "--redis", url, "--json").stdout)
+        (version,) = json.loads(outrider_here("index", "list", "--redis", url, "--json").stdout)
         assert version["live"]
-        assert outrider("index", "promote", version["version"], "--redis", url).returncode == 0
-        refused = outrider("index", "rollback", "--redis", url)
+        assert outrider_here("index", "promote", version["version"], "--redis", url).returncode == 0
+        refused = outrider_here("index", "rollback", "--redis", url)
         assert refused.returncode != 0
         assert "has had no version before the live one" in refused.stderr
         assert url.split(":")[2].split("@")[0] not in refused.stderr
