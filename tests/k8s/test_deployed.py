@@ -31,7 +31,7 @@ from tests.k8s.profiles_here import Deployable, Mounts, deployable
 from tests.k8s.ray_of_groups import Pod, RayOfGroups
 from tests.service import pipeline
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600), needs_helm]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600), needs_helm]
 
 ROOT = Path(__file__).parents[2]
 # Nodes over which each verifier's stages lie: two verifiers on one node of four GPUs, one verifier on two such nodes.
