@@ -12,7 +12,6 @@ import sysconfig
 import tempfile
 import time
 from collections.abc import Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,7 +63,7 @@ def _run() -> None:
     settings = load(flags=["server.port=0"])
     folder = _index(settings)
     with embedded_redis() as redis:
-        with closing(IndexStore(redis, INDEX)) as store:
+        with IndexStore(redis, INDEX) as store:
             store.publish(folder)
         settings = load(flags=["server.port=0", f"retrieval.redis_url={redis}", f"retrieval.name={INDEX}"])
         with serving(settings, in_process=False, verbose=False) as addresses, outrider.Client(addresses.grpc) as client:

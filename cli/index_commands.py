@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -202,11 +202,11 @@ def run_redis(
         wait_for_interrupt(url)
 
 
-def _store(url: str, name: str) -> closing[IndexStore]:
-    """The versions of an index in Redis; closed when the block ends."""
+def _store(url: str, name: str) -> IndexStore:
+    """The versions of an index in Redis."""
     from retrieval_index.store import IndexStore
 
-    return closing(IndexStore(url, name, os.environ.get(_PASSWORD)))
+    return IndexStore(url, name, os.environ.get(_PASSWORD))
 
 
 def _show(manifest: Manifest, folder: Path) -> None:

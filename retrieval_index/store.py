@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import redis
 
@@ -302,7 +302,14 @@ class IndexStore:
         return self._text(entries[-1][0])
 
     def close(self) -> None:
+        """Close the connections; they can also be closed by a ``with`` block."""
         self._redis.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _make_live(self, version: str, turn: _Turn) -> None:
         history = self._key("history")
