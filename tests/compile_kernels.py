@@ -58,7 +58,7 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     }, {"LEAVES": 3, "BLOCK": 1024, "BIAS": True}),
     "norm": (row_norm.add_and_normalise, {
         "rows": HALF, "residual": HALF, "weight": HALF, "summed": HALF, "made": HALF, "width": INT, "eps": "fp32",
-    }, {"BLOCK": 1024, "RESIDUAL": True}),
+    }, {"BLOCK": 1024, "RESIDUAL": True, "ROUNDED": True}),
     "gate": (row_norm.gate, {"both": HALF, "made": HALF, "width": INT}, {"BLOCK": 1024}),
     "one product": (one_product.one_product, {"left": HALF, "right": HALF, "made": SINGLE}, {
         "ROWS": 64, "TERMS": 64, "COLUMNS": 64,

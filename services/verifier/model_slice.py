@@ -12,8 +12,9 @@ from transformers import PreTrainedModel
 
 from services.machine import cores
 from services.verifier.arithmetic import experts
+from services.verifier.arithmetic.gpu_kernels import use_gpu_kernels
 from services.verifier.arithmetic.kernels import Choice, choose_kernels, maker
-from services.verifier.arithmetic.linears import as_linears, pack_linears, quantize
+from services.verifier.arithmetic.linears import as_linears, pack_linears
 from services.verifier.arithmetic.parameters import pack_parameters
 from services.verifier.arithmetic.whole_vectors import fill_vectors
 from services.verifier.attention import calls as attention
@@ -74,9 +75,10 @@ class ModelSlice:
         self.hidden_states = HiddenStates(self.model, layers, shares[-1].stop, head, self.device)
         self._calls = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
-        self.pool, self._triton = pool_and_buckets(calls, rows, self.dtype, self.device)
+        self.pool, self._triton = pool_and_buckets(calls, rows, self.dtype, self.device, config.attention_backend)
         self.library = library(self.choice.instructions) if self.choice.instructions else None
-        self._kernel = native_attention.kernel_for(self.library, self.pool) if self._triton is None else None
+        ours = self.library if self._triton is None and config.attention_backend == "auto" else None
+        self._kernel = native_attention.kernel_for(ours, self.pool)
         self._graphs = self._captured() if self.device.type == "cuda" and self.dtype != torch.float32 else None
         if self._kernel is not None:
             self._fuse()
@@ -224,9 +226,7 @@ def _rows_chosen(batch: Sequence[Rows]) -> list[int]:
 def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:
     """Replace linear layers by faster ones; returns which."""
     if config.device != "cpu":
-        if config.dtype == "int8":
-            quantize(model)
-        return Choice(linears="torch")
+        return use_gpu_kernels(model, config)
     fill_vectors()
     experts.use(model)
     if config.dtype == "bfloat16":
