@@ -15,7 +15,7 @@ import torch
 from services.generation_config import ModelProcessors
 from services.verifier.choosing import candidates, chooser, penalties, picks
 from services.verifier.choosing.chooser import Chooser
-from services.verifier.choosing.noise import likely_winners, words
+from services.verifier.choosing.noise import words
 from services.verifier.choosing.penalties import Changes
 from services.verifier.choosing.processors import LogitsPipeline, build_pipeline, build_truncation
 from services.verifier.native.library import Library, library
@@ -347,17 +347,6 @@ def test_a_devices_words_are_the_generators() -> None:
     for row, seed, position in zip(made.numpy(), seeds, positions, strict=True):
         expected = uniforms(seed, NoiseStream.CHOICE, position, np.arange(size))
         assert np.array_equal((row.astype(np.float64) + 0.5) / 2.0**32, expected)
-
-
-def test_who_can_win_is_found_on_any_device() -> None:
-    source = random.Random(5)
-    for _ in range(50):
-        logits = random_logits(source, 2, 1000)
-        seeds = [source.randrange(2**64) for _ in logits]
-        for row, seed, found in zip(logits, seeds, likely_winners(logits, seeds, [9, 10**6]), strict=True):
-            position = 9 if seed == seeds[0] else 10**6
-            assert found is not None and len(found.ids) < 5
-            assert choose(row, SamplingParams(temperature=1.0), seed, position) in found.ids
 
 
 @pytest.mark.parametrize("model", [ModelProcessors(), MODEL])
