@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -33,6 +34,7 @@ from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.native import attention_kernel as native_attention
 from services.verifier.native.layer_kernel import fuse
 from services.verifier.native.library import library
+from services.verifier.stages.ways import device_of_stage
 from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError
 
@@ -53,7 +55,9 @@ class ModelSlice:
         # Set here, since a cluster may have set OMP_NUM_THREADS to the cores that it reserved rather than those that exist.
         torch.set_num_threads(config.threads or max(1, cores() // config.stages))
         self.is_first, self.is_last = stage == 0, stage == config.stages - 1
+        config = replace(config, device=device_of_stage(config.device, stage, config.stages))
         self.device = torch.device(config.device)
+        self._make_current()
         shares = split_layers(config)
         layers = shares[stage]
         self.model: PreTrainedModel = load_whole(config) if config.stages == 1 else load_layers(config, layers)
@@ -82,6 +86,11 @@ class ModelSlice:
         self._graphs = self._captured() if self.device.type == "cuda" and self.dtype != torch.float32 else None
         if self._kernel is not None:
             self._fuse()
+
+    def _make_current(self) -> None:
+        """Triton launches its kernels on the GPU that is this thread's current one."""
+        if self.device.index is not None:
+            torch.cuda.set_device(self.device)
 
     def _recorded(self, longest: int) -> Calls:
         entering = torch.arange(1, _TRIAL_ROWS + 1, device=self.device)[None]
@@ -133,6 +142,7 @@ class ModelSlice:
         Raises:
             ValueError: a tree has more than ``MAX_NODES`` nodes.
         """
+        self._make_current()
         self.pool.clean()
         made = self._replay(batch, hidden)
         if made is None:

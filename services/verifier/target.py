@@ -85,7 +85,7 @@ class TransformersTarget:
             self._chooser = Chooser(self.eos_token_ids, self.generation.processors, part.library)
             self.pool.clear()
             self.tiles = TileAllocator(self.pool.total_tiles)
-            self._earlier.join()
+            self._earlier.join(part.device)
             self.exact = is_exact(self)
         except BaseException:
             self.shutdown()
