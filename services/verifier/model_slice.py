@@ -25,7 +25,7 @@ from services.verifier.attention.recording import record
 from services.verifier.attention.static import StaticBuckets
 from services.verifier.attention.tiled import TiledPass
 from services.verifier.config import TargetConfig
-from services.verifier.graphs import Graphs
+from services.verifier.graphs import Graphs, Seen
 from services.verifier.hidden_states import HiddenStates
 from services.verifier.loading import adapters
 from services.verifier.loading.adapters import inputs_of
@@ -144,17 +144,24 @@ class ModelSlice:
         """
         self._make_current()
         self.pool.clean()
-        made = self._replay(batch, hidden)
+        made = self._replay(batch, hidden, earlier)
         if made is None:
             made = self._launch(batch, hidden, earlier)
         return made.float() if self.is_last else made
 
-    def _replay(self, batch: Sequence[Rows], hidden: torch.Tensor | None) -> torch.Tensor | None:
-        """The pass by a captured graph; None if it is larger than any graph, or asks for hidden states of layers."""
-        if self._graphs is None or any(rows.layers for rows in batch):
+    def _replay(
+        self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """The pass by a captured graph; None if it is larger than any graph."""
+        if self._graphs is None:
             return None
-        made = self._graphs.run(batch, hidden)
-        return made[_rows_chosen(batch)] if made is not None and self.is_last else made
+        found = self._graphs.run(batch, hidden, self.hidden_states.asked_of(batch))
+        if found is None:
+            return None
+        made, seen = found
+        if any(rows.layers for rows in batch):
+            self.hidden_states.keep(batch, seen, earlier)
+        return made[_rows_chosen(batch)] if self.is_last else made
 
     def _launch(self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None) -> torch.Tensor:
         """The pass kernel by kernel, padded to the fewest rows that a layer may get."""
@@ -201,11 +208,11 @@ class ModelSlice:
 
         module = self.model if self.is_last else self.model.get_decoder()
 
-        def run(laid_out: attention.Pass, given: torch.Tensor) -> torch.Tensor:
-            with answering(Running(laid_out, self._calls)):
+        def run(laid_out: attention.Pass, given: torch.Tensor, layers: Sequence[int]) -> tuple[torch.Tensor, Seen]:
+            with answering(Running(laid_out, self._calls)), self.hidden_states.of_all_rows(layers) as seen:
                 found = module(**self._inputs(module, laid_out, given))
             made: torch.Tensor = found.logits[0] if self.is_last else found.last_hidden_state[0]
-            return made
+            return made, seen
 
         of_rows = () if self.is_first else (self.hidden_size,)
         dtype = torch.int64 if self.is_first else self.dtype
