@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from services.verifier.choosing import candidates, chooser, chosen_logprobs, device_choice, penalties, picks
-from services.verifier.choosing.device_choice import Limits, drawn, limits_of
+from services.verifier.choosing.device_choice import Limits, drawn, limits_of, winners_by_torch
 from services.verifier.choosing.noise import words
 from services.verifier.choosing.processors import build_truncation
 from services.verifier.target_port import NOT_CHOSEN
@@ -102,6 +102,88 @@ def _careless(logits: torch.Tensor, params: Any) -> Limits:
     """Rounding is taken never to matter."""
     made = limits_of(logits, params)
     return Limits(made.perhaps, torch.full_like(made.surely, -torch.inf))
+
+
+def _ours(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Our kernel, through Triton's interpreter, in the place of torch's functions."""
+    pytest.importorskip("triton")
+    from services.verifier.triton_kernels import noise_kernel
+
+    monkeypatch.setattr(device_choice, "winners_on", lambda device: noise_kernel.noisy_winners)
+    return noise_kernel
+
+
+def test_one_kernel_draws_as_torchs_functions_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, source = _ours(monkeypatch), random.Random(4)
+    for vocabulary in (5, 37, 2500):
+        logits = random_logits(source, 6, vocabulary)
+        perhaps = torch.tensor([-torch.inf, -1.0, 0.5, 1.0, -torch.inf, 1e9], dtype=torch.float64)
+        seeds = [0, 2**64 - 1, 2**63 + 12345, *(source.randrange(2**64) for _ in range(3))]
+        given = (logits, perhaps, seeds, [0, 2**33 + 5, 17, 1, 2, 3])
+        found, expected = kernel.noisy_winners(*given), winners_by_torch(*given)
+        some = torch.isfinite(expected[0])
+        assert torch.equal(found[1][some], expected[1][some])
+        assert torch.allclose(found[0], expected[0], atol=1e-9) and torch.allclose(found[2], expected[2], atol=1e-9)
+
+
+@pytest.mark.usefixtures("elsewhere")
+def test_the_kernels_choices_are_the_laws(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel, source = _ours(monkeypatch), random.Random(12)
+
+    def agree() -> bool:
+        batch = [random_case(source, source.choice([37, 1000])) for _ in range(3)]
+        wanted = [
+            [case.choice(row) if row in case.reached() else NOT_CHOSEN for row in range(len(case.logits))] for case in batch
+        ]
+        return all(list(made.choices) == own for case, own in zip(batch, wanted, strict=True) for made in outcomes([case]))
+
+    assert all(agree() for _ in range(6))
+    nan = torch.zeros(1, 37)
+    nan[0, 5] = torch.nan
+    assert drawn(nan, [SamplingParams(temperature=1.0)], [0]) == [NOT_CHOSEN]
+    # A fault: keys in another order.
+    noisy = kernel.noisy_rows
+    monkeypatch.setattr(kernel, "noisy_rows", _Swapped(noisy))
+    assert not all(agree() for _ in range(6))
+
+
+class _Swapped:
+    """Launches a kernel with the halves of seeds swapped."""
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel = kernel
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        def launch(logits: Any, limits: Any, keys: torch.Tensor, *rest: Any, **constants: Any) -> None:
+            self._kernel[grid](logits, limits, keys[:, [1, 0, 2, 3]].contiguous(), *rest, **constants)
+
+        return launch
+
+
+def test_a_kernel_that_is_wrong_or_fails_is_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pytest.importorskip("triton")
+    from services.verifier.triton_kernels import noise_kernel
+
+    class Device:
+        """Says that it is a GPU; what is put there stays here."""
+
+        type = "cuda"
+
+    winners_on = device_choice.winners_on.__wrapped__
+    monkeypatch.setattr(torch.Tensor, "to", lambda self, *_, **__: self)
+    zeros = torch.zeros
+    monkeypatch.setattr(torch, "zeros", lambda *size, device=None, **named: zeros(*size, **named))
+    assert winners_on(torch.device("cpu")) is winners_by_torch
+    monkeypatch.setattr(noise_kernel, "noisy_winners", lambda *given: 1 / 0)
+    assert winners_on(Device()) is winners_by_torch and "ZeroDivisionError" in caplog.text
+    monkeypatch.setattr(
+        noise_kernel, "noisy_winners", lambda *given: tuple(part.flip(0) for part in winners_by_torch(*given))
+    )
+    assert winners_on(Device()) is winners_by_torch and "it finds other tokens" in caplog.text
+    monkeypatch.setattr(noise_kernel, "noisy_winners", lambda *given: winners_by_torch(*given))
+    assert winners_on(Device()) is noise_kernel.noisy_winners
 
 
 WRONG: dict[str, tuple[Any, str, Callable[..., Any]]] = {

@@ -8,7 +8,10 @@ row. That is rare: the winner would have to be one of the few tokens at the very
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import logging
+from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -19,6 +22,13 @@ from services.verifier.choosing.noise import words
 from services.verifier.target_port import NOT_CHOSEN
 from speculation.philox import NoiseStream
 from speculation.types import SamplingParams
+
+log = logging.getLogger(__name__)
+
+# Takes logits, the least that take part, seeds and positions; see ``winners_by_torch``.
+Winners = Callable[
+    [torch.Tensor, torch.Tensor, Sequence[int], Sequence[int]], tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+]
 
 # Far above the difference between two implementations of a float64 logarithm.
 _SLACK = 1e-6
@@ -66,15 +76,49 @@ def drawn(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Seq
 def _drawn(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> torch.Tensor:
     limits = limits_of(logits, params)
     seeds = [own.seed for own in params]
+    best, ids, others = winners_on(logits.device)(logits, limits.perhaps, seeds, positions)
+    values = logits.gather(-1, ids[:, None])[:, 0].double()
+    # Written so that NaN counts as undecided.
+    leads = best - others > _SLACK * (1 + best.abs())
+    decided = leads & torch.isfinite(logits.amax(-1)) & torch.isfinite(best) & (values >= limits.surely)
+    return torch.where(decided, ids, NOT_CHOSEN)
+
+
+@functools.cache
+def winners_on(device: torch.device) -> Winners:
+    """How winners are found on a device: by one kernel of ours where it runs and is right, else by torch's functions."""
+    if device.type != "cuda" or find_spec("triton") is None:
+        return winners_by_torch
+    from services.verifier.triton_kernels.noise_kernel import noisy_winners
+
+    rows = torch.randn(2, 3000, generator=torch.Generator().manual_seed(0)).to(device)
+    given = (rows, torch.zeros(2, dtype=torch.float64, device=device), [3, 2**64 - 1], [7, 2**33])
+    try:
+        found, expected = noisy_winners(*given), winners_by_torch(*given)
+        if torch.equal(found[1], expected[1]) and torch.allclose(found[0], expected[0], atol=_SLACK / 100):
+            return noisy_winners
+        reason = "it finds other tokens"
+    except Exception as error:
+        # Compilers and drivers may fail in any way.
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    log.warning("tokens are drawn by torch's functions, since our kernel does not run: %s", reason)
+    return winners_by_torch
+
+
+def winners_by_torch(
+    logits: torch.Tensor, perhaps: torch.Tensor, seeds: Sequence[int], positions: Sequence[int]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The greatest logit plus noise of each row, its token, and the second greatest: [rows] each, float64, int64, float64.
+
+    Args:
+        logits: [rows, vocabulary], float32.
+        perhaps: [rows], float64; lesser logits do not take part.
+    """
     uniform = (words(seeds, NoiseStream.CHOICE, positions, logits.shape[1], logits.device).double() + 0.5) / 2.0**32
     values = logits.double()
-    noisy = (values - torch.log(-torch.log(uniform))).masked_fill(values < limits.perhaps[:, None], -torch.inf)
+    noisy = (values - torch.log(-torch.log(uniform))).masked_fill(values < perhaps[:, None], -torch.inf)
     best, ids = noisy.max(-1, keepdim=True)
-    others = noisy.scatter(-1, ids, -torch.inf).amax(-1)
-    leads = best[:, 0] - others > _SLACK * (1 + best[:, 0].abs())
-    # Written so that NaN counts as undecided.
-    decided = leads & torch.isfinite(best[:, 0]) & (values.gather(-1, ids)[:, 0] >= limits.surely)
-    return torch.where(decided, ids[:, 0], NOT_CHOSEN)
+    return best[:, 0], ids[:, 0], noisy.scatter(-1, ids, -torch.inf).amax(-1)
 
 
 def limits_of(logits: torch.Tensor, params: Sequence[SamplingParams]) -> Limits:

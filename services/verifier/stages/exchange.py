@@ -229,9 +229,9 @@ def _listen(host: str) -> socket.socket:
 
 
 def _choose_interface(host: str, port: int) -> None:
-    """Make gloo listen on the interface that leads to ``host``, not on the one that this machine's name resolves to.
+    """Make gloo and NCCL listen on the interface that leads to ``host``, not on one of their own choice.
 
-    Gloo reads the environment variable when a group is made.
+    They read the environment variables when a group is made. One that is already named for NCCL stays.
     """
     # Imported here, so that a target of one stage needs only torch and transformers (benchmarks/step_cost.py).
     import psutil
@@ -244,4 +244,5 @@ def _choose_interface(host: str, port: int) -> None:
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address.partition("%")[0] == own for address in addresses):
             os.environ["GLOO_SOCKET_IFNAME"] = name
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
             return
