@@ -14,7 +14,7 @@ IN_TWO := -n 2 --dist loadgroup --durations 15
 # Where `make proto` writes.
 STUBS ?= sdk
 
-.PHONY: help demo gpu-check test test-fast test-together test-alone test-k8s test-k8s-api test-image train-smoke bench bench-smoke check fix types imports proto proto-fresh install clean
+.PHONY: help demo gpu-check gpu-bench test test-fast test-together test-alone test-k8s test-k8s-api test-image train-smoke bench bench-smoke check fix types imports proto proto-fresh install clean
 
 help:  ## List what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -24,6 +24,9 @@ demo: install  ## Serve the default model on a local Ray and stream three answer
 
 gpu-check:  ## The first checks on a GPU: six gates, under nine minutes; PYTHON needs torch, triton and transformers only
 	@$(PYTHON) -m benchmarks.gpu_check
+
+gpu-bench: install  ## How fast a GPU is: passes, and tokens per second beside transformers and vLLM; under an hour
+	@$(BIN)/python -m benchmarks.gpu_bench
 
 test:  ## Everything, the slow tests and the benchmark's smoke test too; says how long each part took
 	@MAKE="$(MAKE)" .ci/parts install check test-together test-alone bench-smoke

@@ -24,7 +24,7 @@ from services.retrieval.config import RetrievalConfig
 from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig, check_default
 from services.settings import filled
-from services.verifier.config import TargetConfig, VerifierConfig
+from services.verifier.config import TargetConfig, VerifierConfig, check_backends
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.origins import Origin
 from speculation.errors import ConfigurationError
@@ -253,7 +253,8 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
     """The verifier's part of ``settings``.
 
     Raises:
-        ConfigurationError: there are more stages than layers, or stage_host is not an IP address.
+        ConfigurationError: there are more stages than layers, stage_host is not an IP address, or kernels or
+            attention_backend are not for the device.
     """
     verifier = settings.verifier
     check_stages(verifier.stages, model.path)
@@ -261,7 +262,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         ipaddress.ip_address(verifier.stage_host)
     except ValueError as error:
         raise ConfigurationError(f"verifier.stage_host is {verifier.stage_host}: must be an IP address") from error
-    return VerifierConfig(
+    found = VerifierConfig(
         model_name=model.name,
         target=TargetConfig(
             model_path=str(model.path),
@@ -269,6 +270,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
             device=verifier.device,
             weights=verifier.weights,
             kernels=verifier.kernels,
+            attention_backend=verifier.attention_backend,
             kernels_dir=settings.cache_dir / KERNELS,
             kv_cache_tokens=verifier.kv_cache_tokens,
             max_model_len=verifier.max_model_len,
@@ -295,6 +297,8 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         check_every=verifier.check_every,
         costs_dir=settings.cache_dir / "costs",
     )
+    check_backends(found.target)
+    return found
 
 
 def check_stages(stages: int, model: Path) -> None:

@@ -22,7 +22,7 @@ from services.machine import cache_folder
 from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig
 from services.settings import settings_of
-from services.verifier.config import Dtype, Kernels, TargetConfig, Weights
+from services.verifier.config import AttentionBackend, Dtype, Kernels, TargetConfig, Weights
 from services.verifier.engine.config import LoopConfig
 from speculation.errors import ConfigurationError
 
@@ -72,7 +72,11 @@ class VerifierSettings(Placed):
         description="on a CPU: multiply from float32 numbers, or from the same numbers in fewer bytes, as files store them",
     )
     kernels: Kernels = Field(
-        _TARGET.kernels, description="on a CPU, what multiplies; auto: the fastest exact ones, measured at the first start"
+        _TARGET.kernels, description="what multiplies; auto: the fastest exact ones, measured at the first start"
+    )
+    attention_backend: AttentionBackend = Field(
+        _TARGET.attention_backend,
+        description="triton: our kernels for GPUs, which are exact; torch: its own; auto: triton where it takes the model",
     )
     kv_cache_tokens: int = Field(_TARGET.kv_cache_tokens, ge=64)
     max_model_len: int | None = Field(_TARGET.max_model_len, ge=2)

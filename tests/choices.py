@@ -191,3 +191,7 @@ def check_all(seeds: range, kernels: Library | None = None) -> None:
     """``check``, and that it compared something."""
     for seed in seeds:
         assert check(seed, 12, kernels) > 50
+
+
+def wider(params: SamplingParams) -> SamplingParams:
+    return replace(params, top_p=min(1.0, params.top_p + 0.05), min_p=params.min_p / 2)

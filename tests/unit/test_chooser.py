@@ -19,7 +19,7 @@ from services.verifier.target_port import NOT_CHOSEN, Rows, Sampling
 from speculation.choose import log_probabilities
 from speculation.philox import gumbels
 from speculation.types import SamplingParams
-from tests.choices import EOS, MODEL, Case, check_all, outcomes, random_case, random_logits
+from tests.choices import EOS, MODEL, Case, check_all, outcomes, random_case, random_logits, wider
 
 
 @pytest.fixture(params=("numpy", "avx512", "avx2", "neon"))
@@ -77,10 +77,6 @@ WRONG = {
     "no penalties": (chooser, "Changes", NoChanges),
     "a wider nucleus": (picks, "narrow", lambda logits, params: candidates.narrow(logits, [wider(own) for own in params])),
 }
-
-
-def wider(params: SamplingParams) -> SamplingParams:
-    return replace(params, top_p=min(1.0, params.top_p + 0.05), min_p=params.min_p / 2)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
