@@ -97,7 +97,7 @@ static void layers(void) {
         many(ROWS_AT_ONCE * HEADS * SIZE), many(ROWS_AT_ONCE * 2 * INTERMEDIATE), many(ROWS_AT_ONCE * INTERMEDIATE),
     };
     float *in = many(ROWS_AT_ONCE * HIDDEN), *out = many(ROWS_AT_ONCE * HIDDEN);
-    outrider_layer(&layer, &pass, &attention, &room, ROWS_AT_ONCE, in, out);
+    outrider_layer(&layer, &pass, &attention, &room, 0, ROWS_AT_ONCE, in, out);
     printf("layer %016llx\n", (unsigned long long)hash(out, ROWS_AT_ONCE * HIDDEN));
 }
 
