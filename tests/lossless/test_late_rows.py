@@ -7,12 +7,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from cluster.draft_models import read_stream_weights
 from cluster.stage_actors import launch_child
 from services.drafter.ahead_draft.stream_files import load_streams
+from services.drafter.ahead_draft.stream_source import StreamSource
+from services.drafter.interfaces import DraftWanted
+from services.drafter.known_states import KnownStates, row_of
 from services.verifier import model_slice
 from services.verifier.config import TargetConfig
 from services.verifier.kv_cache.pool import TILE
@@ -20,6 +24,8 @@ from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
 from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError, InvalidArgument
+from speculation.messages import OpenSession
+from speculation.types import Features
 from tests.tiny import make_tiny_model
 from tests.trained_heads import make_streams
 from tests.unit.test_streams import LAYERS, STREAMS, TEXT, TOP, Bare, expected
@@ -168,6 +174,49 @@ def test_streams_are_what_the_formulas_say(
         assert not made(target, "a", chain + 1).any()
         for name in ("a", "b"):
             target.close(name)
+
+
+def test_drafts_are_those_of_two_steps(
+    targets: tuple[TransformersTarget, TransformersTarget], model: Path, folder: Path
+) -> None:
+    """From what one pass reports, and from the states of all its rows."""
+    target, _ = targets
+    source = StreamSource(load_streams(folder, model), window=1000)
+    state = LAYERS - TOP - 1
+    for length in (2, 9, 40, 59):
+        text = TEXT[:length]
+        assert target.open("a", 100)
+        target.forward(
+            [Rows(session_id="a", context=0, tokens=tuple(text), logits=1, layers=(state, *IN_PASS), ends=(length - 1,))]
+        )
+        data = target.features("a", range(length))
+        target.close("a")
+        trees = []
+        for layers, rows in (((state,), range(length)), (IN_PASS, [length - 1])):
+            states = KnownStates()
+            for row in rows:
+                own = row_of(data, row, layers)
+                assert own is not None
+                states.add(own)
+            opened = OpenSession(
+                session_id="a", tokens=(*text, TEXT[length]), prompt_length=length, sources=("streaming",), max_nodes=8
+            )
+            wanted = DraftWanted(session=source.open(opened), max_nodes=8, states=states)
+            trees += source.draft([wanted])
+        first, second = trees
+        assert first is not None and second is not None and len(first) == 8
+        assert (first.tokens, first.parents) == (second.tokens, second.parents)
+        assert np.allclose(first.scores, second.scores, atol=1e-2)
+
+
+def test_streams_that_were_not_computed_give_no_draft(model: Path, folder: Path) -> None:
+    """The walk ended at a row without streams, and the states of the rows are not reported."""
+    source = StreamSource(load_streams(folder, model), window=1000)
+    opened = OpenSession(session_id="a", tokens=(5, 6, 7), prompt_length=2, sources=("streaming",), max_nodes=8)
+    states = KnownStates()
+    width = STREAMS * 64
+    states.add(Features(data=bytes(4 * width), rows=2, width=width, dtype="float16", layers=IN_PASS))
+    assert source.draft([DraftWanted(session=source.open(opened), max_nodes=8, states=states)]) == [None]
 
 
 def made(target: TransformersTarget, name: str, row: int) -> torch.Tensor:

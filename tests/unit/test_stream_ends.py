@@ -1,0 +1,52 @@
+"""Which rows of a pass have streams."""
+
+from __future__ import annotations
+
+import pytest
+
+from services.verifier.engine.asking import Prices
+from services.verifier.engine.stream_ends import MOST_ENDS, choose_ends, likely_ends
+from services.verifier.target_port import StreamRows
+from speculation.tree import ROOT
+from speculation.types import EMPTY_TREE, TokenTree
+
+# 0 and 3 hang on the root, 1 and 2 on 0.
+TREE = TokenTree(tokens=(1, 2, 3, 4), parents=(-1, 0, 0, -1), sources=("s",) * 4)
+CHANCES = [0.6, 0.3, 0.2, 0.1]
+STREAMS = StreamRows(rows=4, share=0.2, most_rows=128)
+# A row is cheap beside a pass.
+CHEAP = Prices(pass_s=0.030, row_s=0.001, requests=1)
+
+
+def test_a_path_ends_where_no_child_goes_on() -> None:
+    ends = likely_ends(TREE, CHANCES)
+    assert [chance for _, chance in ends] == sorted((chance for _, chance in ends), reverse=True)
+    assert dict(ends) == pytest.approx({ROOT: 0.3, 0: 0.1, 1: 0.3, 2: 0.2, 3: 0.1})
+    assert sum(chance for _, chance in ends) == pytest.approx(1.0)
+
+
+def test_without_a_tree_the_path_ends_at_the_root() -> None:
+    assert likely_ends(EMPTY_TREE, []) == [(ROOT, 1.0)]
+    assert choose_ends(EMPTY_TREE, [], STREAMS, 0.5, CHEAP) == (ROOT,)
+
+
+def test_streams_must_be_worth_their_rows() -> None:
+    # A draft of one token gains 29 ms; an end's streams cost 0.8 ms, so that a chance of 0.03 is enough.
+    assert choose_ends(TREE, CHANCES, STREAMS, 1.0, CHEAP) == (ROOT, 1, 2)
+    # Of a tenth of a token, a chance of 0.28 is.
+    assert choose_ends(TREE, CHANCES, STREAMS, 0.1, CHEAP) == (ROOT, 1)
+    assert choose_ends(TREE, CHANCES, STREAMS, 0.0, CHEAP) == ()
+
+
+def test_where_a_row_costs_as_much_as_a_pass_per_request_there_are_none() -> None:
+    assert choose_ends(TREE, CHANCES, STREAMS, 2.0, Prices(pass_s=0.030, row_s=0.001, requests=64)) == ()
+
+
+def test_where_time_does_not_count_there_are_as_many_as_may_be() -> None:
+    assert len(choose_ends(TREE, CHANCES, STREAMS, 0.0, None)) == MOST_ENDS
+
+
+@pytest.mark.parametrize(("most", "count"), [(4, 0), (8, 1), (12, 2)])
+def test_tree_and_streams_stay_within_a_request_s_rows(most: int, count: int) -> None:
+    streams = StreamRows(rows=4, share=0.2, most_rows=most)
+    assert len(choose_ends(TREE, CHANCES, streams, 1.0, None)) == count
