@@ -31,7 +31,7 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
 
     Raises:
         ConfigurationError: a folder of ``drafter.models`` cannot be used, two hold weights of the same source, or
-            drafter.streaming_form is one_pass, and there are no streams.
+            drafter.streaming_form is not two_steps, and there are no streams.
     """
     named = settings.drafter.models
     target = model.path if (model.path / "config.json").is_file() else None
@@ -50,11 +50,11 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
                 f"drafter.models names {other.folder} and {folder}: both are weights of {checkpoint.source}; name one"
             )
         found[checkpoint.source] = checkpoint
-    if settings.drafter.streaming_form == "one_pass":
-        if _STREAMING not in found:
-            raise ConfigurationError("drafter.streaming_form is one_pass, but drafter.models names no weights of streaming")
-        if (streams := found[_STREAMING]).layers:
-            found[_STREAMING] = replace(streams, layers=streams.layers_in_pass)
+    if (form := settings.drafter.streaming_form) != "two_steps":
+        if (streams := found.get(_STREAMING)) is None:
+            raise ConfigurationError(f"drafter.streaming_form is {form}, but there are no weights of streaming")
+        own = streams.layers if form == "cheaper" else ()
+        found[_STREAMING] = replace(streams, layers=(*own, *streams.layers_in_pass))
     return found
 
 
@@ -64,7 +64,7 @@ def stream_weights(settings: Settings, model: ResolvedModel) -> StreamWeights | 
     Raises:
         ConfigurationError: as ``draft_models``; or they cannot be read.
     """
-    if settings.drafter.streaming_form != "one_pass":
+    if settings.drafter.streaming_form == "two_steps":
         return None
     return read_stream_weights(draft_models(settings, model)[_STREAMING].folder, model.path)
 

@@ -87,11 +87,12 @@ class HiddenStates:
                 allowed = f"from -{self._total} to {self._total - 1}: the model has {self._total} layers"
                 raise InvalidArgument("observe_layers", layer, allowed)
 
-    def streams(self, layers: Iterable[int]) -> StreamRows | None:
+    def streams(self, layers: Sequence[int]) -> StreamRows | None:
         """See ``Target.streams``."""
         if self.late is None or not any(self._is_stream(layer) for layer in layers):
             return None
-        return StreamRows(rows=self.late.streams, share=self.late.share, most_rows=MAX_NODES)
+        two_steps = self.late.first - 1 in [_number(layer, self._total) for layer in layers]
+        return StreamRows(rows=self.late.streams, share=self.late.share, most_rows=MAX_NODES, two_steps=two_steps)
 
     @contextmanager
     def kept(self, batch: Sequence[Rows], needed: int, earlier: torch.Tensor | None = None) -> Iterator[list[int]]:

@@ -70,6 +70,10 @@ class LateRows:
         model: the stage's.
         total: number of layers of the whole model.
 
+    Attributes:
+        streams: of a row.
+        first: the layer at which they enter; ``share``: of all layers that they go through.
+
     Raises:
         ConfigurationError: the streams are not for this model, or its layers cannot take late rows; says why.
     """
@@ -78,7 +82,7 @@ class LateRows:
         self._where = weights.where
         self._decoder = model.get_decoder()
         self.streams, self._hidden_size = weights.embeddings.shape
-        self.share = len(weights.adapters) / total
+        self.first, self.share = total - len(weights.adapters), len(weights.adapters) / total
         own = list(getattr(self._decoder, "layers", ()))
         if len(weights.adapters) > len(own):
             raise self._refused(

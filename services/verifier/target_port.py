@@ -54,11 +54,14 @@ class StreamRows:
         rows: late rows of one row's streams.
         share: of the model's layers that each of them goes through.
         most_rows: most nodes and late rows of one request's part of a pass.
+        two_steps: whether the states that they begin with are among the layers, too, so that a drafter can compute the
+            streams that a pass did not.
     """
 
     rows: int
     share: float
     most_rows: int
+    two_steps: bool = False
 
 
 NOT_CHOSEN = -1

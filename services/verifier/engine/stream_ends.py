@@ -46,4 +46,7 @@ def choose_ends(
     if prices is None:
         return tuple(end for end, _ in likeliest)
     gain_s, cost_s = prices.gain_s(tokens, 0.0), streams.rows * streams.share * prices.row_s
+    if streams.two_steps:
+        # What is gained is then at most what a drafter would need: one more reading of these layers.
+        gain_s = min(gain_s, streams.share * prices.pass_s / prices.requests)
     return tuple(end for end, chance in likeliest if chance * gain_s > cost_s)
