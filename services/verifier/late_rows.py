@@ -92,6 +92,8 @@ class LateRows:
         for part in ("norm", "rotary_emb"):
             if not isinstance(getattr(self._decoder, part, None), nn.Module):
                 raise self._refused(f"{type(model).__name__} has no {part}, so that no row can enter late")
+        if "dynamic" in str(getattr(self._decoder.rotary_emb, "rope_type", "")):
+            raise self._refused("the rotations of all rows change with the longest text in a pass")
         dtype = next(self._decoder.norm.parameters()).dtype
         self._layers: list[nn.Module] = own[len(own) - len(weights.adapters) :]
         self._embeddings = weights.embeddings.to(device, dtype)
@@ -155,9 +157,10 @@ class LateRows:
         hidden: torch.Tensor = given[0]
         begun = hidden[0, under.ends][:, None] + self._embeddings
         rows = torch.cat((hidden, begun.view(1, -1, self._hidden_size)), dim=1)
-        positions = under.laid_out.positions[under.main :][None]
-        own: _Turns = named["position_embeddings"]
-        behind: _Turns = self._decoder.rotary_emb(rows, positions)
+        own = named.get("position_embeddings")
+        if not isinstance(own, tuple) or len(own) != 2:
+            raise self._refused(f"{type(layer).__name__} is not given the rotations of its rows' positions")
+        behind: _Turns = self._decoder.rotary_emb(rows, under.laid_out.positions[under.main :][None])
         under.turns = torch.cat((own[0], behind[0]), dim=1), torch.cat((own[1], behind[1]), dim=1)
         under.running.go_on(under.laid_out)
         return (rows, *given[1:]), {**named, "position_embeddings": under.turns}

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from cluster.draft_models import read_stream_weights
 from cluster.stage_actors import launch_child
@@ -20,6 +21,7 @@ from services.drafter.known_states import KnownStates, row_of
 from services.verifier import model_slice
 from services.verifier.config import TargetConfig
 from services.verifier.kv_cache.pool import TILE
+from services.verifier.late_rows import LateRows
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
 from services.verifier.target_port import Rows
@@ -282,6 +284,23 @@ def test_models_that_cannot_take_late_rows_are_refused(model: Path, folder: Path
     many = replace(weights, adapters=weights.adapters * 3)
     with pytest.raises(ConfigurationError, match="the last 6 layers, and the last pipeline stage has 4"):
         TransformersTarget(config_of(model), None, many)
+
+
+@pytest.mark.parametrize(
+    ("broken", "why"),
+    [
+        ({"norm": None}, "LlamaForCausalLM has no norm"),
+        ({"rotary_emb": None}, "LlamaForCausalLM has no rotary_emb"),
+        ({"rope_type": "dynamic"}, "the rotations of all rows change with the longest text"),
+    ],
+    ids=str,
+)
+def test_decoders_of_another_kind_are_refused(model: Path, folder: Path, broken: dict[str, object], why: str) -> None:
+    loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
+    for name, value in broken.items():
+        setattr(loaded.model.rotary_emb if name == "rope_type" else loaded.model, name, value)
+    with pytest.raises(ConfigurationError, match=why):
+        LateRows(loaded, LAYERS, read_stream_weights(folder, model), torch.device("cpu"))
 
 
 def test_streams_that_nobody_loaded_are_refused(model: Path) -> None:

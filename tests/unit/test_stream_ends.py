@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
+
 import pytest
 
+from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.asking import Prices
 from services.verifier.engine.stream_ends import MOST_ENDS, choose_ends, likely_ends
-from services.verifier.target_port import StreamRows
+from services.verifier.target_port import Rows, StreamRows
 from speculation.tree import ROOT
-from speculation.types import EMPTY_TREE, TokenTree
+from speculation.types import EMPTY_TREE, Plan, TokenTree
+from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, request
+from tests.simulated import decoding, simulated
 
 # 0 and 3 hang on the root, 1 and 2 on 0.
 TREE = TokenTree(tokens=(1, 2, 3, 4), parents=(-1, 0, 0, -1), sources=("s",) * 4)
@@ -16,6 +22,44 @@ CHANCES = [0.6, 0.3, 0.2, 0.1]
 STREAMS = StreamRows(rows=4, share=0.2, most_rows=128)
 # A row is cheap beside a pass.
 CHEAP = Prices(pass_s=0.030, row_s=0.001, requests=1)
+
+
+class Streaming(ToyTarget):
+    """A target with streams, which notes the ends of its passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends: list[tuple[int, ...]] = []
+
+    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+        return STREAMS if 30 in layers else None
+
+    def begin(self, batch: Sequence[Rows]) -> None:
+        super().begin(batch)
+        for rows in batch:
+            self.ends.append(rows.ends)
+            assert all(len(rows.tokens) - rows.logits <= end < len(rows.tokens) for end in rows.ends)
+            most = rows.context + len(rows.tokens) + STREAMS.rows * len(rows.ends)
+            assert self.granted[rows.session_id] >= most, "streams beyond the request's room"
+
+
+async def passes(plan: Plan) -> tuple[Streaming, list[int]]:
+    target = Streaming()
+    async with decoding(target, InProcessDraftLink(RandomDrafter(mood="good"))) as loop:
+        tokens, _, _ = await collect(loop, request("r", [1, 2, 3], plan, max_tokens=20, ignore_eos=True))
+    return target, tokens
+
+
+@simulated
+async def test_rows_of_the_plan_s_requests_have_streams() -> None:
+    _, plain = await passes(PLAIN)
+    plan = Plan(strategy="any", sources=("random", "streaming"), max_nodes=6, observe_layers=(30, 31))
+    target, tokens = await passes(plan)
+    assert tokens == plain
+    assert all(1 <= len(ends) <= MOST_ENDS for ends in target.ends) and max(map(len, target.ends)) > 1
+    # Others' plans want the same layers, and no streams.
+    others, tokens = await passes(replace(plan, sources=("random",)))
+    assert tokens == plain and not any(others.ends)
 
 
 def test_a_path_ends_where_no_child_goes_on() -> None:
