@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import Settings
-from cluster.draft_models import draft_models
+from cluster.draft_models import draft_models, stream_weights
 from cluster.models import ResolvedModel
 from services.drafter.config import DrafterConfig
 from services.links.config import PublicServerConfig, TlsFiles
@@ -87,7 +87,9 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
     link_to_drafter = InProcessDraftLink(observing.drafter(drafter), settings.drafter.session_silence_s)
     await drafter.start()
     drafts = await origins(settings, model, link_to_drafter)
-    verifier = VerifierService(verifier_config(settings, model), drafts, launch_child, metrics)
+    verifier = VerifierService(
+        verifier_config(settings, model), drafts, launch_child, metrics, stream_weights(settings, model)
+    )
     try:
         router = RouterService(routing, InProcessVerifierLink(observing.verifier(verifier)), metrics)
         if retrieval is not None:

@@ -180,6 +180,11 @@ class DrafterSettings(_OfSources):
         description="whose processes run them: the drafter's, on a device of their own, or the verifier's, beside the "
         "target, where hidden states are not copied",
     )
+    streaming_form: Literal["two_steps", "one_pass", "cheaper"] = Field(
+        "two_steps",
+        description="where speculative streams are computed: by the drafter, from the row that ended a step; in the "
+        "target's own pass, for the rows that are likely to end it; or there where it costs less, and else by the drafter",
+    )
     host: str = Field("127.0.0.1", description="interface on which the drafter serves the verifier")
 
 

@@ -29,6 +29,7 @@ from cluster import build
 from cluster.callers import Callers
 from cluster.component_tls import caller_tls, server_tls
 from cluster.config import Settings
+from cluster.draft_models import stream_weights
 from cluster.logs import start_logging
 from cluster.models import ResolvedModel
 from cluster.observing import Observing
@@ -178,7 +179,7 @@ class VerifierDeployment(_Process):
             self._rows = own.max_num_seqs
             observing = Observing(settings, on_ray=True, component="verifier")
             origins = await build.origins(settings, model, link)
-            self._verifier = VerifierService(config, origins, launch, observing.metrics)
+            self._verifier = VerifierService(config, origins, launch, observing.metrics, stream_weights(settings, model))
             self._observed = observing.verifier(self._verifier)
             await self._verifier.start()
             self._following = asyncio.create_task(peers.follow(link.reconnect), name="follow-drafters")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import drafters
 from cluster.config import Settings
@@ -15,8 +17,12 @@ from services.drafter.config import TrainedConfig
 from services.settings import filled
 from speculation.errors import ConfigurationError
 
+if TYPE_CHECKING:
+    from services.verifier.late_rows import StreamWeights
+
 log = logging.getLogger(__name__)
 
+_STREAMING = "streaming"
 _BUNDLED = Path(drafters.__file__).parent
 
 
@@ -24,7 +30,8 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
     """The models that draft for ``model``, by source. If its folder is not here yet, less is checked.
 
     Raises:
-        ConfigurationError: a folder of ``drafter.models`` cannot be used, or two hold weights of the same source.
+        ConfigurationError: a folder of ``drafter.models`` cannot be used, two hold weights of the same source, or
+            drafter.streaming_form is not two_steps, and there are no streams.
     """
     named = settings.drafter.models
     target = model.path if (model.path / "config.json").is_file() else None
@@ -43,7 +50,44 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
                 f"drafter.models names {other.folder} and {folder}: both are weights of {checkpoint.source}; name one"
             )
         found[checkpoint.source] = checkpoint
+    if (form := settings.drafter.streaming_form) != "two_steps":
+        if (streams := found.get(_STREAMING)) is None:
+            raise ConfigurationError(f"drafter.streaming_form is {form}, but there are no weights of streaming")
+        own = streams.layers if form == "cheaper" else ()
+        found[_STREAMING] = replace(streams, layers=(*own, *streams.layers_in_pass))
     return found
+
+
+def stream_weights(settings: Settings, model: ResolvedModel) -> StreamWeights | None:
+    """The streams that the target computes in its own passes; None: it computes none.
+
+    Raises:
+        ConfigurationError: as ``draft_models``; or they cannot be read.
+    """
+    if settings.drafter.streaming_form == "two_steps":
+        return None
+    return read_stream_weights(draft_models(settings, model)[_STREAMING].folder, model.path)
+
+
+def read_stream_weights(folder: Path, target: Path) -> StreamWeights:
+    """The streams of a checkpoint, as the target in ``target`` computes them in its own passes.
+
+    Raises:
+        ConfigurationError: they cannot be read, or are another target's.
+    """
+    # They import torch, which commands that only read settings do without.
+    from services.drafter.ahead_draft.stream_files import read_streams
+    from services.verifier.late_rows import StreamWeights
+    from services.verifier.native.layer_kernel import LowRank
+
+    stored = read_streams(folder, target)
+    return StreamWeights(
+        where=str(folder),
+        embeddings=stored.embeddings,
+        adapters=tuple(
+            {name: LowRank(down=down, up=up) for name, (down, up) in layer.items()} for layer in stored.adapters()
+        ),
+    )
 
 
 def trained_config(settings: Settings) -> TrainedConfig:

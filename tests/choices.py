@@ -194,4 +194,5 @@ def check_all(seeds: range, kernels: Library | None = None) -> None:
 
 
 def wider(params: SamplingParams) -> SamplingParams:
+    """Parameters that leave a little more."""
     return replace(params, top_p=min(1.0, params.top_p + 0.05), min_p=params.min_p / 2)

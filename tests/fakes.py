@@ -20,7 +20,7 @@ from services.verifier.choosing.chooser import Chooser
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
-from services.verifier.target_port import Outcome, Prefix, Rows, Sampling
+from services.verifier.target_port import Outcome, Prefix, Rows, Sampling, StreamRows
 from speculation.budget import Budget, FixedBudget
 from speculation.errors import TargetLost, Unavailable
 from speculation.messages import (
@@ -152,6 +152,9 @@ class ToyTarget:
 
     def check_layers(self, layers: Sequence[int]) -> None:
         pass
+
+    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+        return None
 
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
         """Two numbers per row and layer: the row's token, and the number of the session's rows in the pass."""

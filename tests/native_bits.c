@@ -97,8 +97,17 @@ static void layers(void) {
         many(ROWS_AT_ONCE * HEADS * SIZE), many(ROWS_AT_ONCE * 2 * INTERMEDIATE), many(ROWS_AT_ONCE * INTERMEDIATE),
     };
     float *in = many(ROWS_AT_ONCE * HIDDEN), *out = many(ROWS_AT_ONCE * HIDDEN);
-    outrider_layer(&layer, &pass, &attention, &room, ROWS_AT_ONCE, in, out);
+    outrider_layer(&layer, &pass, &attention, &room, 0, ROWS_AT_ONCE, in, out);
     printf("layer %016llx\n", (unsigned long long)hash(out, ROWS_AT_ONCE * HIDDEN));
+    enum { LATE = 3 };
+    const struct adapters late = {
+        .query_key_value = {random_linear(HIDDEN, PANEL), random_linear(PANEL, JOINT)},
+        .attention_out = {random_linear(HEADS * SIZE, PANEL), random_linear(PANEL, HIDDEN)},
+        .mlp_down = {random_linear(INTERMEDIATE, PANEL), random_linear(PANEL, HIDDEN)},
+        .rows = LATE, .inner = many(LATE * PANEL),
+    };
+    outrider_layer(&layer, &pass, &attention, &room, &late, ROWS_AT_ONCE, in, out);
+    printf("late rows %016llx\n", (unsigned long long)hash(out, ROWS_AT_ONCE * HIDDEN));
 }
 
 static void choices(void) {

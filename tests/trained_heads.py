@@ -22,6 +22,10 @@ from services.drafter.feature_draft.target_rows import read_target_rows, read_ta
 FAMILIES: tuple[Literal["eagle", "fspad", "eagle3"], ...] = ("eagle", "fspad", "eagle3")
 # Those that guess several tokens ahead at once.
 AHEAD = ("streaming", "medusa")
+# What stands for streams that the target, of two layers, computes in its own pass; alone, and beside what the two-step form
+# reads.
+IN_PASS = (2, 3, 4)
+STREAM_FORMS = (IN_PASS, (0, *IN_PASS))
 # The hidden states that they read, of a target of two layers.
 LAYERS: dict[str, tuple[int, ...]] = {"eagle": (-1,), "fspad": (-1,), "eagle3": (0, 1), "streaming": (0,), "medusa": (-1,)}
 

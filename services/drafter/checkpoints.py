@@ -32,6 +32,7 @@ class Checkpoint:
     Attributes:
         source: the source that runs them.
         layers: the target's layers whose states they read, see ``Features.layers``.
+        layers_in_pass: the same if the target computes streams in its own pass; empty: these weights are no streams.
         numbers: how many numbers its files hold, and how many of the target's output rows are kept beside them.
     """
 
@@ -39,6 +40,7 @@ class Checkpoint:
     source: str
     layers: tuple[int, ...]
     numbers: int
+    layers_in_pass: tuple[int, ...] = ()
 
     def bytes_in(self, dtype: str) -> int:
         """Memory of the weights in numbers of ``dtype``, as torch names it."""
@@ -82,7 +84,13 @@ def _streams(folder: Path, config: Mapping[str, Any], shapes: Shapes, numbers: i
         return Checkpoint(folder=folder, source="streaming", layers=(), numbers=numbers)
     found, own = parse_streams(config, shapes, target, read_target_shape(target), str(folder))
     kept = own.numbers + found.draft_vocab_size * found.hidden_size
-    return Checkpoint(folder=folder, source="streaming", layers=(found.state_layer,), numbers=numbers + kept)
+    return Checkpoint(
+        folder=folder,
+        source="streaming",
+        layers=(found.state_layer,),
+        numbers=numbers + kept,
+        layers_in_pass=found.layers_in_pass,
+    )
 
 
 def _medusa(folder: Path, config: Mapping[str, Any], shapes: Shapes, numbers: int, target: Path | None) -> Checkpoint:

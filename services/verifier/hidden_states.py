@@ -13,7 +13,9 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from services.verifier.target_port import Rows
+from services.verifier.attention.calls import MAX_NODES
+from services.verifier.late_rows import LateRows
+from services.verifier.target_port import Rows, StreamRows
 from speculation.errors import InvalidArgument
 from speculation.types import Features
 
@@ -30,6 +32,9 @@ class HiddenStates:
         layers: the stage's layers, counted from the model's first.
         total: number of layers of the model.
         head: the output layer, if it is in this stage.
+
+    Attributes:
+        late: computes streams, which count as further layers of the row that they belong to; None: there are none.
     """
 
     def __init__(
@@ -39,6 +44,7 @@ class HiddenStates:
         self._layers = layers
         self._total = total
         self._head = head
+        self.late: LateRows | None = None
         self._modules: dict[int, nn.Module] = dict(zip(layers, _layers_of(model, len(layers)), strict=False))
         # Of the last pass: by layer, [rows asked for, hidden size]; and by request, where its rows begin among them.
         self._kept: dict[int, torch.Tensor] = {}
@@ -71,7 +77,7 @@ class HiddenStates:
             InvalidArgument: those of a layer are not; names it and what is allowed.
         """
         for layer in layers:
-            if layer == OUTPUT:
+            if layer == OUTPUT or self._is_stream(layer):
                 continue
             if not self._modules:
                 raise InvalidArgument(
@@ -80,6 +86,13 @@ class HiddenStates:
             if not -self._total <= layer < self._total:
                 allowed = f"from -{self._total} to {self._total - 1}: the model has {self._total} layers"
                 raise InvalidArgument("observe_layers", layer, allowed)
+
+    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+        """See ``Target.streams``."""
+        if self.late is None or not any(self._is_stream(layer) for layer in layers):
+            return None
+        two_steps = self.late.first - 1 in [_number(layer, self._total) for layer in layers]
+        return StreamRows(rows=self.late.streams, share=self.late.share, most_rows=MAX_NODES, two_steps=two_steps)
 
     @contextmanager
     def kept(self, batch: Sequence[Rows], needed: int, earlier: torch.Tensor | None = None) -> Iterator[list[int]]:
@@ -172,7 +185,7 @@ class HiddenStates:
         """
         begin = self._starts[own.session_id]
         at = torch.tensor([begin + row for row in rows], dtype=torch.int64, device=self._device)
-        states = torch.cat([self._kept[_number(layer, self._total)][at] for layer in own.layers], dim=-1)
+        states = torch.cat([self._states(own, rows, at, layer) for layer in own.layers], dim=-1)
         if states.dtype != torch.bfloat16:
             most = torch.finfo(torch.float16).max
             states = states.clamp(-most, most).half()
@@ -184,6 +197,15 @@ class HiddenStates:
             start=_position(own, rows[0]) if rows else own.context,
             layers=own.layers,
         )
+
+    def _states(self, own: Rows, rows: Sequence[int], at: torch.Tensor, layer: int) -> torch.Tensor:
+        """[rows, hidden size], of one layer."""
+        if self.late is None or not self._is_stream(layer):
+            return self._kept[_number(layer, self._total)][at]
+        return torch.stack([self.late.states(own.session_id, row)[layer - self._total] for row in rows])
+
+    def _is_stream(self, layer: int) -> bool:
+        return self.late is not None and self._total <= layer < self._total + self.late.streams
 
     def _numbers(self, batch: Sequence[Rows], among: range) -> list[int]:
         """The layers ``among`` these that a request asks for, ascending."""
@@ -217,10 +239,10 @@ class HiddenStates:
 
 
 def _number(layer: int, total: int) -> int:
-    """``layer`` counted from the first one, which is 0; ``OUTPUT`` becomes ``total``."""
+    """``layer`` counted from the first one, which is 0; ``OUTPUT`` becomes ``total``, and streams come behind it."""
     if layer == OUTPUT:
         return total
-    return layer if layer >= 0 else total + layer
+    return layer + (layer >= total) if layer >= 0 else total + layer
 
 
 def _position(own: Rows, row: int) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -27,6 +28,7 @@ from services.verifier.attention.tiled import TiledPass
 from services.verifier.config import TargetConfig
 from services.verifier.graphs import Graphs, Seen
 from services.verifier.hidden_states import HiddenStates
+from services.verifier.late_rows import LateRows, StreamWeights
 from services.verifier.loading import adapters
 from services.verifier.loading.adapters import inputs_of
 from services.verifier.loading.load_model import load_layers, load_whole, split_layers
@@ -47,11 +49,14 @@ _TRIAL_ROWS = 8
 class ModelSlice:
     """Pipeline stage ``stage`` of the target, with its part of the KV cache.
 
+    Args:
+        streams: streams that its passes may hold; only the last stage's.
+
     Raises:
         ConfigurationError: the model cannot be loaded or served; says why.
     """
 
-    def __init__(self, config: TargetConfig, stage: int) -> None:
+    def __init__(self, config: TargetConfig, stage: int, streams: StreamWeights | None = None) -> None:
         # Set here, since a cluster may have set OMP_NUM_THREADS to the cores that it reserved rather than those that exist.
         torch.set_num_threads(config.threads or max(1, cores() // config.stages))
         self.is_first, self.is_last = stage == 0, stage == config.stages - 1
@@ -86,6 +91,16 @@ class ModelSlice:
         self._graphs = self._captured() if self.device.type == "cuda" and self.dtype != torch.float32 else None
         if self._kernel is not None:
             self._fuse()
+        if streams is not None:
+            self.hidden_states.late = self._late_rows(streams, shares[-1].stop)
+
+    def _late_rows(self, streams: StreamWeights, total: int) -> LateRows:
+        if self._graphs is not None or self._triton is not None:
+            raise ConfigurationError(
+                f"cannot serve the streams at {streams.where} in the target's pass: captured GPU graphs take no late rows; "
+                "use drafter.streaming_form: two_steps"
+            )
+        return LateRows(self.model, total, streams, self.device)
 
     def _make_current(self) -> None:
         """Triton launches its kernels on the GPU that is this thread's current one."""
@@ -191,13 +206,24 @@ class ModelSlice:
         chosen = _rows_chosen(batch)
         # The output layer, too, gets no fewer rows than a layer may get.
         needed = chosen + [len(entering) - 1] * max(0, self._min_rows - len(chosen))
-        with answering(running), self.hidden_states.kept(batch, len(needed), earlier) as others:
+        with (
+            answering(running),
+            self._streams_within(batch, len(entering), running),
+            self.hidden_states.kept(batch, len(needed), earlier) as others,
+        ):
             found = self.model(
                 **self._inputs(self.model, running.laid_out, entering),
                 logits_to_keep=torch.tensor(needed + others, device=self.device),
             )
         made: torch.Tensor = found.logits[0, : len(chosen)]
         return made
+
+    def _streams_within(self, batch: Sequence[Rows], main: int, running: Running) -> AbstractContextManager[None]:
+        late = self.hidden_states.late
+        if late is None:
+            return nullcontext()
+        padding = main - sum(len(rows.tokens) for rows in batch)
+        return late.within(batch, main, running, lambda extended, counts: self._lay_out(extended, padding, counts))
 
     def _inputs(self, module: nn.Module, laid_out: attention.Pass, entering: torch.Tensor) -> dict[str, Any]:
         name = "input_ids" if self.is_first else "inputs_embeds"
@@ -219,15 +245,15 @@ class ModelSlice:
         buckets = StaticBuckets(self.pool) if self._triton is None else self._triton
         return Graphs(buckets, run, torch.empty(0, *of_rows, dtype=dtype, device=self.device))
 
-    def _lay_out(self, batch: Sequence[Rows], padding: int) -> attention.Pass:
+    def _lay_out(self, batch: Sequence[Rows], padding: int, late: Sequence[int] | None = None) -> attention.Pass:
         largest = max(len(rows.parents) for rows in batch)
         if largest > MAX_NODES:
             raise ValueError(f"a tree of {largest} nodes: at most {MAX_NODES}")
         if self._triton is not None:
             return self._triton.launched(batch, padding)
         if self._kernel is not None:
-            return native_attention.lay_out(self._kernel, self.pool, batch, padding)
-        return TiledPass(self.pool, batch, padding)
+            return native_attention.lay_out(self._kernel, self.pool, batch, padding, late)
+        return TiledPass(self.pool, batch, padding, late)
 
 
 def _rows_chosen(batch: Sequence[Rows]) -> list[int]:

@@ -13,6 +13,7 @@ from services.verifier.config import VerifierConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
+from services.verifier.late_rows import StreamWeights
 from services.verifier.measure_costs import costs_of
 from services.verifier.self_check import SelfCheck
 from services.verifier.stages.upstream import Launch
@@ -31,6 +32,7 @@ class VerifierService:
         origins: where drafts come from.
         launch: starts the processes of the target's further pipeline stages; needed only if there are any.
         metrics: where its numbers go.
+        streams: streams that the target's passes may hold.
 
     Raises:
         ConfigurationError: the model cannot be served; says why.
@@ -43,12 +45,13 @@ class VerifierService:
         origins: Sequence[Origin],
         launch: Launch | None = None,
         metrics: Metrics = DROPPED,
+        streams: StreamWeights | None = None,
     ) -> None:
         self._config = config
         # This one thread runs all of torch's parallel work, loading included: each further thread would get an OpenMP team
         # of its own, and two teams on the same cores cost a third of the speed (docs/log.md, 2026-11-21).
         worker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="target")
-        self._target = worker.submit(TransformersTarget, config.target, launch).result()
+        self._target = worker.submit(TransformersTarget, config.target, launch, streams).result()
         try:
             budget = worker.submit(_budget, self._target, config).result()
         except BaseException:

@@ -20,10 +20,11 @@ from services.verifier.exactness import is_exact
 from services.verifier.guard import check_slice
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.kv_cache.tiles import TileAllocator
+from services.verifier.late_rows import LateRows, StreamWeights
 from services.verifier.loading.load_model import check_files, check_memory, read_config, split_layers
 from services.verifier.model_slice import ModelSlice
 from services.verifier.stages.upstream import Launch, earlier_stages
-from services.verifier.target_port import Outcome, Prefix, Rows, Sampling
+from services.verifier.target_port import Outcome, Prefix, Rows, Sampling, StreamRows
 from speculation.errors import ConfigurationError
 from speculation.types import Features
 
@@ -32,6 +33,9 @@ log = logging.getLogger(__name__)
 
 class TransformersTarget:
     """Implements ``services.verifier.target_port.Target``. The last pipeline stage is here; ``launch`` starts the others.
+
+    Args:
+        streams: streams that its passes may hold.
 
     Raises:
         ConfigurationError: the model cannot be loaded or served; says why.
@@ -42,7 +46,7 @@ class TransformersTarget:
             are the same up to near ties.
     """
 
-    def __init__(self, config: TargetConfig, launch: Launch | None = None) -> None:
+    def __init__(self, config: TargetConfig, launch: Launch | None = None, streams: StreamWeights | None = None) -> None:
         check_backends(config)
         _check_device(config)
         with reading(f"load the model at {config.model_path}"):
@@ -66,6 +70,7 @@ class TransformersTarget:
         self.choosing_s = 0.0
         self._config = config
         self._launch = launch
+        self._streams = streams
         self._under_way: deque[Sequence[Rows]] = deque()
         # Of each session that shares its prefix: the tokens computed and kept. Of each session: its rows in the last pass.
         self._tokens: dict[str, list[int]] = {}
@@ -79,7 +84,7 @@ class TransformersTarget:
             # When another stage is lost, this process keeps its own part.
             if part is None:
                 with reading(f"load the model at {config.model_path}"):
-                    part = ModelSlice(config, config.stages - 1)
+                    part = ModelSlice(config, config.stages - 1, self._streams)
                 check_slice(part, config.stages)
             self._part = part
             self._chooser = Chooser(self.eos_token_ids, self.generation.processors, part.library)
@@ -104,6 +109,11 @@ class TransformersTarget:
     def kernels(self) -> Choice:
         """The kernels that compute the linear layers."""
         return self._part.choice
+
+    @property
+    def late(self) -> LateRows | None:
+        """Computes streams in the target's passes; None: there are none."""
+        return self._part.hidden_states.late
 
     @property
     def pool(self) -> KVPool:
@@ -181,6 +191,9 @@ class TransformersTarget:
 
     def check_layers(self, layers: Sequence[int]) -> None:
         self._part.hidden_states.check(layers)
+
+    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+        return self._part.hidden_states.streams(layers)
 
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
         return self._part.hidden_states.features(self._rows[session_id], rows)

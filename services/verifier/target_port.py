@@ -27,6 +27,7 @@ class Rows:
         top_k: how many of the likeliest ids are wanted after each of these rows.
         distributions: whether distributions are wanted after these rows instead of choices.
         layers: layers whose hidden states ``Target.features`` may be asked for, for any row; numbered as in ``Features``.
+        ends: those of the last ``logits`` rows, as indices into ``tokens``, that have streams in this pass (``late_rows``).
     """
 
     session_id: str
@@ -37,11 +38,30 @@ class Rows:
     top_k: int = 0
     distributions: bool = False
     layers: tuple[int, ...] = ()
+    ends: tuple[int, ...] = ()
 
     @property
     def chain(self) -> int:
         """Length of the chain."""
         return len(self.tokens) - len(self.parents)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamRows:
+    """The streams that a row may have in a pass.
+
+    Attributes:
+        rows: late rows of one row's streams.
+        share: of the model's layers that each of them goes through.
+        most_rows: most nodes and late rows of one request's part of a pass.
+        two_steps: whether the states that they begin with are among the layers, too, so that a drafter can compute the
+            streams that a pass did not.
+    """
+
+    rows: int
+    share: float
+    most_rows: int
+    two_steps: bool = False
 
 
 NOT_CHOSEN = -1
@@ -168,6 +188,9 @@ class Target(Protocol):
         Raises:
             InvalidArgument: those of a layer are not; names it and what is allowed.
         """
+
+    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+        """The streams among ``Rows.layers``; None: there are none among them."""
 
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
         """Hidden states of ``Rows.layers``, concatenated, from the session's pass just finished.

@@ -21,7 +21,7 @@ from tests.feature_sources import EAGLE, known, opening
 from tests.lossless.enumeration import VOCAB, Oracle, Output, distance, outcomes, plain
 from tests.lossless.test_enumeration import EXACT, by_rejection
 from tests.lossless.test_strategies import PROMPTS, plain_answers, plan_of, verifier
-from tests.trained_heads import AHEAD, FAMILIES
+from tests.trained_heads import AHEAD, FAMILIES, STREAM_FORMS
 
 MODELS = (*FAMILIES, *AHEAD)
 
@@ -51,6 +51,21 @@ async def test_no_token_changes(tiny_model: Path, link: str, sampling: dict[str,
     for name in MODELS:
         assert await drafted(tiny_model, link, plan_of((name,)), sampling) == expected, name
     assert await drafted(tiny_model, link, plan_of(("suffix", "recycling", "fspad")), sampling) == expected
+
+
+@pytest.mark.parametrize("link", ["in_process", "grpc"])
+@pytest.mark.parametrize("form", STREAM_FORMS, ids=str)
+async def test_streams_in_the_targets_own_pass(tiny_model: Path, link: str, form: tuple[int, ...]) -> None:
+    """One pass verifies the last tree and computes what the next one is drafted from; with and without two steps beside."""
+    for sampling in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 3, "presence_penalty": 0.5}):
+        expected = [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)]
+        for sources in (("streaming",), ("suffix", "recycling", "streaming")):
+            plan = replace(plan_of(sources), observe_layers=form)
+            assert await drafted(tiny_model, link, plan, sampling) == expected, sources
+    certain: dict[str, object] = {"temperature": 0.7, "top_k": 1, "seed": 2}
+    plan = replace(plan_of(("streaming",), acceptance="rejection"), observe_layers=form)
+    expected = [tokens[:24] for tokens in await plain_answers(tiny_model, certain)]
+    assert await drafted(tiny_model, link, plan, certain) == expected
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
+from cluster.draft_models import read_stream_weights
 from services.drafter.config import DrafterConfig, LookaheadConfig, SpectraConfig, TrainedConfig
 from services.drafter.service import DrafterService
 from services.generation_config import read_generation_config
@@ -28,7 +30,7 @@ from speculation.types import Plan
 from tests.draft_models import draft_beside
 from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, origin, request
 from tests.mixture import make_mixture
-from tests.trained_heads import LAYERS, heads_beside
+from tests.trained_heads import LAYERS, STREAM_FORMS, heads_beside
 
 PROMPTS = [
     [5, 6, 7, 8, 9, 5, 6, 7],
@@ -57,8 +59,9 @@ def model(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: py
 async def verifier(
     folder: Path, drafter: str, link: str, budget: Literal["fixed", "measured"], draft_deadline_s: float = 0.025
 ) -> AsyncIterator[VerifierService]:
+    heads = heads_beside(folder)
     config = DrafterConfig(
-        trained=TrainedConfig(checkpoints={"draft_model": draft_beside(folder), **heads_beside(folder)}, target=folder),
+        trained=TrainedConfig(checkpoints={"draft_model": draft_beside(folder), **heads}, target=folder),
         lookahead=LookaheadConfig(ngram=4, window=3, guesses=4),
         spectra=SpectraConfig(ngram=4, window=3, guesses=4),
         draft_ahead=2,
@@ -86,7 +89,8 @@ async def verifier(
             origin(draft_link, "far", sources=["random"]),
             origin(InProcessDraftLink(DrafterService(config, RandomRetriever(vocab=250))), "near", sources=TWO[:-1]),
         ]
-    running = VerifierService(verifier_config, origins)
+    streams = read_stream_weights(heads["streaming"], folder) if "streaming" in heads else None
+    running = VerifierService(verifier_config, origins, streams=streams)
     await running.start()
     try:
         yield running
@@ -166,6 +170,10 @@ async def test_every_strategy_on_every_link(model: Path, tiny_model: Path, sampl
             assert result == plain, (sources, together)
     garbage = Plan(strategy="random", sources=("random",), max_nodes=8)
     assert await answers(model, "random", link, garbage, sampling, together=True) == plain, "random"
+    if model == tiny_model:
+        for form in STREAM_FORMS:
+            plan = replace(plan_of((*STRATEGIES["blend"], "streaming")), observe_layers=form)
+            assert await answers(model, "real", link, plan, sampling, together=True) == plain, form
 
 
 # What models' own files do to logits, by which a token's chance depends on its path or on how long the answer is.

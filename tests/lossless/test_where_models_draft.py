@@ -11,6 +11,7 @@ import pytest
 
 from cluster.build import Pipeline
 from services.client_api import ClientRequest, RequestedSampling, TextChunk
+from speculation.errors import ConfigurationError
 from tests.draft_models import draft_beside
 from tests.service import pipeline
 from tests.tiny import make_tiny_model
@@ -75,6 +76,22 @@ async def test_every_strategy_in_both_places(target: Path, place: str, plain: li
         assert not running.verifier.loop.stats.drafts_malformed
         # Whose process it was.
         assert bool(running.drafter._models) == (place == "drafter")
+
+
+@pytest.mark.parametrize("place", ["drafter", "verifier"])
+@pytest.mark.parametrize("form", ["one_pass", "cheaper"])
+async def test_streams_in_the_targets_pass(target: Path, place: str, form: str, plain: list[list[list[int]]]) -> None:
+    named = [*flags(target, place, "streaming"), f"drafter.streaming_form={form}"]
+    async with pipeline(target, *named) as running:
+        for strategy in ("streaming", "blend"):
+            for sampling, expected in zip(SAMPLING, plain, strict=True):
+                await compare(running, strategy, "streaming", sampling, expected)
+
+
+async def test_a_form_without_streams_is_refused(target: Path) -> None:
+    with pytest.raises(ConfigurationError, match="streaming_form is one_pass, but there are no weights of streaming"):
+        async with pipeline(target, *flags(target, "drafter", "medusa"), "drafter.streaming_form=one_pass"):
+            raise AssertionError("it was served")
 
 
 @pytest.mark.parametrize("place", ["drafter", "verifier"])

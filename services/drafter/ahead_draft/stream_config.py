@@ -45,6 +45,11 @@ class StreamsConfig:
         """The layer whose states it reads, see ``Features.layers``."""
         return self.target_layers - self.num_layers - 1
 
+    @property
+    def layers_in_pass(self) -> tuple[int, ...]:
+        """What stands for the streams that the target computes in its own pass, see ``Features.layers``."""
+        return tuple(range(self.target_layers, self.target_layers + self.num_streams))
+
 
 def parse_streams(
     config: Mapping[str, Any], shapes: Shapes, folder: Path, target: TargetShape, where: str

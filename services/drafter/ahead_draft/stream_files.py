@@ -7,19 +7,21 @@ layers; for a draft vocabulary ``d2t`` and ``t2d``, as EAGLE-3 has them.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from services.drafter.ahead_draft.ahead_files import check_numbers, read_tensors, take_output, write_checkpoint
-from services.drafter.ahead_draft.last_layers import last_layers
+from services.drafter.ahead_draft.ahead_files import Tensors, check_numbers, read_tensors, take_output, write_checkpoint
+from services.drafter.ahead_draft.last_layers import LastLayers, last_layers
 from services.drafter.ahead_draft.own_layers import read_own_layers
-from services.drafter.ahead_draft.stream_config import KIND, STREAM_EMBEDDINGS, StreamsConfig, parse_streams
+from services.drafter.ahead_draft.stream_config import ADAPTED, KIND, STREAM_EMBEDDINGS, StreamsConfig, parse_streams
 from services.drafter.ahead_draft.streams import Streams
 from services.drafter.feature_draft.head_config import TargetShape
 from services.drafter.feature_draft.head_fields import HeadFields
 from services.drafter.feature_draft.head_files import CONFIG
+from services.drafter.feature_draft.layouts import DRAFT_OFFSETS, DRAFTED
 from services.drafter.feature_draft.shared_output import SharedOutput
 from services.drafter.feature_draft.target_rows import TargetRows, read_target_rows, read_target_shape
 from services.model_folder import read_json
@@ -48,6 +50,50 @@ def new_streams(
     return module
 
 
+@dataclass(frozen=True, slots=True)
+class StoredStreams:
+    """What a checkpoint holds, checked against its target; no weight of the target has been read.
+
+    Attributes:
+        tensors: float32; those that were trained, and its draft vocabulary.
+        last: the target's layers that streams run through.
+    """
+
+    config: StreamsConfig
+    tensors: Tensors
+    last: LastLayers
+
+    @property
+    def embeddings(self) -> torch.Tensor:
+        """[gamma, h], float32."""
+        return self.tensors[STREAM_EMBEDDINGS].float()
+
+    def adapters(self) -> list[dict[str, tuple[torch.Tensor, torch.Tensor]]]:
+        """Of each layer, by the name of a linear part: down [rank, inputs], and up [outputs, rank] with alpha / rank."""
+        config = self.config
+
+        def pair(linear: str) -> tuple[torch.Tensor, torch.Tensor]:
+            down, up = (self.tensors[f"{linear}.lora_{part}.weight"].float() for part in "AB")
+            return down, up * (config.alpha / config.rank)
+
+        layers = range(config.target_layers - config.num_layers, config.target_layers)
+        return [{name: pair(f"layers.{layer}.{name}") for name in ADAPTED} for layer in layers]
+
+
+def read_streams(folder: Path, target: Path) -> StoredStreams:
+    """The checkpoint in ``folder`` for the target in ``target``.
+
+    Raises:
+        ConfigurationError: as ``parse_streams``; or a tensor is no finite numbers.
+    """
+    where, shape = str(folder), read_target_shape(target)
+    tensors = read_tensors(folder, target)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    config, last = parse_streams(read_json(folder / CONFIG, of="head"), shapes, target, shape, where)
+    check_numbers({name: each for name, each in tensors.items() if name not in (DRAFT_OFFSETS, DRAFTED)}, where)
+    return StoredStreams(config, tensors, last)
+
+
 def load_streams(
     folder: Path,
     target: Path,
@@ -62,19 +108,15 @@ def load_streams(
         rows: the target's, if they have been read already.
 
     Raises:
-        ConfigurationError: as ``parse_streams``; or a tensor is no finite numbers.
+        ConfigurationError: as ``read_streams``; or the draft vocabulary is not the target's.
     """
-    where, shape = str(folder), read_target_shape(target)
-    tensors = read_tensors(folder, target)
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    config, last = parse_streams(read_json(folder / CONFIG, of="head"), shapes, target, shape, where)
+    stored = read_streams(folder, target)
     rows = read_target_rows(target, device=device, dtype=dtype) if rows is None else rows
-    output = take_output(tensors, rows, shape, where)
-    check_numbers(tensors, where)
-    module = Streams(config, read_own_layers(target, last), output)
+    output = take_output(stored.tensors, rows, read_target_shape(target), str(folder))
+    module = Streams(stored.config, read_own_layers(target, stored.last), output)
     with torch.no_grad():
         for name, parameter in module.trained():
-            parameter.copy_(tensors[name])
+            parameter.copy_(stored.tensors[name])
     return module.to(device, dtype).requires_grad_(False).eval()
 
 

@@ -1,8 +1,9 @@
-"""Speculative streams as a source of drafts, in the form of two steps: the target's pass, then the streams of its last row.
+"""Speculative streams as a source of drafts: from the target's own pass, or in two steps.
 
-One reading of the target's last layers brings the main rows of newly committed positions up to date and computes the streams
-of the last one. (Bhendawade et al., 2402.11131, section 3.1, let both happen in the target's own pass, for every node of the
-tree; all but one node's streams are thrown away there.)
+In one pass (Bhendawade et al., 2402.11131, section 3.1.2), the target computes the streams of the rows at which its walk is
+likely to end, and reports those of the row where it ended. In two steps, one more reading of the target's last layers brings
+the main rows of newly committed positions up to date and computes the streams of the last one alone. What the target reports
+decides: streams, if it computed them; otherwise the states that they begin with.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from services.drafter.cache_room import CacheRoom
 from services.drafter.config import DrafterConfig
 from services.drafter.drawn_proposals import Draw
 from services.drafter.feature_draft.cache import CacheShape, PassRows, attention
-from services.drafter.feature_draft.session import CommittedRows, FeatureSession, in_one_call
+from services.drafter.feature_draft.session import CommittedRows, FeatureSession, in_one_call, state_numbers
 from services.drafter.interfaces import DraftWanted
 from services.drafter.torch_threads import use_threads
 from speculation.messages import OpenSession
@@ -53,7 +54,6 @@ class _Due:
     """A session whose draft is wanted, and the main rows that it needs first."""
 
     place: int
-    wanted: DraftWanted
     session: FeatureSession
     rows: CommittedRows
 
@@ -84,6 +84,8 @@ class StreamSource:
         embeddings, layers = streams.stream_embeddings, streams.own.config
         # Stands where the target's state is not known: a row of zeros adds nothing, and little is seen of it.
         self._missing = torch.zeros_like(embeddings[0])
+        self._in_pass = streams.config.layers_in_pass
+        self._like = torch.zeros_like(embeddings).flatten()
         self._shape = CacheShape(
             layers=layers.num_layers,
             heads=layers.num_key_value_heads,
@@ -100,23 +102,40 @@ class StreamSource:
     @torch.inference_mode()
     def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree | None]:
         trees: list[TokenTree | None] = [None if wanted.max_nodes else EMPTY_TREE for wanted in batch]
+        hidden = self._from_passes(batch)
+        hidden |= self._by_two_steps([(place, wanted) for place, wanted in enumerate(batch) if place not in hidden])
+        if hidden:
+            drafted = self._trees.grow([batch[place] for place in hidden], torch.cat(list(hidden.values())))
+            for place, tree in zip(hidden, drafted, strict=True):
+                trees[place] = tree
+        return trees
+
+    def _from_passes(self, batch: Sequence[DraftWanted]) -> dict[int, torch.Tensor]:
+        """[gamma, h] of each place in ``batch`` whose last row had streams in the target's pass."""
+        found = {}
+        for place, wanted in enumerate(batch):
+            row = wanted.states.of(len(wanted.session.tokens) - 2, self._in_pass) if wanted.max_nodes else None
+            # All zeros where the row had none.
+            if row is not None and (numbers := state_numbers(row, self._in_pass, self._like)).any():
+                found[place] = numbers.view(self._ahead, -1)
+        return found
+
+    def _by_two_steps(self, others: Sequence[tuple[int, DraftWanted]]) -> dict[int, torch.Tensor]:
+        """The same of those whose streams can be computed here."""
         layers = (self._streams.config.state_layer,)
         due = [
-            _Due(place, wanted, wanted.session, rows)
-            for place, wanted in enumerate(batch)
-            if wanted.max_nodes and (rows := wanted.session.rows_wanted(wanted.states, layers, self._missing)) is not None
+            _Due(place, wanted.session, rows)
+            for place, wanted in others
+            if wanted.max_nodes
+            and _may_know(wanted, layers)
+            and (rows := wanted.session.rows_wanted(wanted.states, layers, self._missing)) is not None
         ]
         if not due:
-            return trees
+            return {}
         ready, hidden = self._compute(due)
-        # Without the target's state of the last row there is nothing to begin with.
-        begun = [number for number, each in enumerate(ready) if each.rows.known[-1]]
-        if begun:
-            drafted = self._trees.grow([ready[number].wanted for number in begun], hidden[begun].flatten(0, 1))
-            for number, tree in zip(begun, drafted, strict=True):
-                trees[ready[number].place] = tree
         self._room.used(each.session.cache for each in due)
-        return trees
+        # Without the target's state of the last row there is nothing to begin with.
+        return {each.place: own for each, own in zip(ready, hidden, strict=True) if each.rows.known[-1]}
 
     def forget(self, tenant: str) -> None:
         """Nothing is kept beyond a session."""
@@ -165,3 +184,9 @@ class StreamSource:
         hidden = self._streams(rows[None], places[None], attention([*main, *behind]), streams=streams)
         found: torch.Tensor = hidden[0, len(rows) - streams :].view(len(ready), ahead, -1)
         return found
+
+
+def _may_know(wanted: DraftWanted, layers: Sequence[int]) -> bool:
+    """Whether the target reports, or may yet report, the state that the last row's streams begin with."""
+    last = len(wanted.session.tokens) - 2
+    return not wanted.states.known(last, last + 1) or wanted.states.of(last, layers) is not None

@@ -181,6 +181,10 @@ class Running:
         """The pass that it runs."""
         return self._pass
 
+    def go_on(self, laid_out: Pass) -> None:
+        """Run the model's further layers over these rows, of which the first ones are those so far."""
+        self._pass = laid_out
+
     def attend(
         self, module: nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, given: Given
     ) -> torch.Tensor:

@@ -17,13 +17,14 @@ are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.verifier.attention.late_layout import late_last
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.target_port import Rows
 from speculation.tree import ROOT
@@ -101,8 +102,12 @@ class _Group:
     slot_positions: NDArray[np.int64]
 
 
-def lay_out(pool: KVPool, batch: Sequence[Rows], padding: int) -> Layout:
-    """Lay out ``batch``, followed by ``padding`` rows that belong to no request."""
+def lay_out(pool: KVPool, batch: Sequence[Rows], padding: int, late: Sequence[int] | None = None) -> Layout:
+    """Lay out ``batch``, followed by ``padding`` rows that belong to no request.
+
+    Args:
+        late: of each entry, how many of its rows, the last ones, are late ones: they come behind all others.
+    """
     positions: list[int] = []
     tiles: list[int] = []
     offsets: list[int] = []
@@ -117,12 +122,27 @@ def lay_out(pool: KVPool, batch: Sequence[Rows], padding: int) -> Layout:
         positions += own_positions
     buckets, source = _buckets(pool, groups, len(positions) + padding)
     device = pool.device
-    return Layout(
+    layout = Layout(
         positions=torch.tensor(positions + [0] * padding, device=device),
         tiles=torch.tensor(tiles + [pool.padding_tile] * padding, device=device),
         offsets=torch.tensor(offsets + [0] * padding, device=device),
         buckets=buckets,
         source=torch.tensor(source, device=device),
+    )
+    return layout if late is None else _reordered(layout, late_last(batch, padding, late))
+
+
+def _reordered(layout: Layout, order: Sequence[int]) -> Layout:
+    """The same with the rows of these numbers at places 0, 1, ..."""
+    at = torch.tensor(order, device=layout.positions.device)
+    places = torch.empty_like(at)
+    places[at] = torch.arange(len(order), device=at.device)
+    return Layout(
+        positions=layout.positions[at],
+        tiles=layout.tiles[at],
+        offsets=layout.offsets[at],
+        buckets=tuple(replace(bucket, rows=places[bucket.rows]) for bucket in layout.buckets),
+        source=layout.source[at],
     )
 
 

@@ -115,7 +115,7 @@ class Admission:
             session = self.waiting.heads[0]
             if len(self.live) >= self._config.max_num_seqs and not self._give_way():
                 break
-            rows = len(session.tokens) + session.max_nodes
+            rows = session.rows_wanted
             prefix = Prefix(tokens=session.tokens, tenant=session.tenant, salt=session.request.cache_salt)
             params, prompt_length = session.request.sampling, len(session.request.prompt)
             sampling = Sampling(params=params, prompt_length=prompt_length, rule=session.rule)
@@ -175,12 +175,12 @@ class Admission:
         return [session for session in fitting if session.id in self.live]
 
     def _grow(self, session: LiveRequest) -> bool:
-        """Make room for the committed tokens and the largest tree; False if there is none.
+        """Make room for the next pass; False if there is none.
 
         A target that raises ends the request. The result is then True, because an ended request needs no room.
         """
         try:
-            return self._target.grow(session.id, len(session.tokens) + session.max_nodes)
+            return self._target.grow(session.id, session.rows_wanted)
         except Exception:
             log.exception("no room could be made for %s", session.id)
             self._end(session, Internal("the request could not go on; the server's log says why"))

@@ -9,14 +9,16 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from services.verifier.choosing.word_rule import word_rule
+from services.verifier.engine.asking import Prices
 from services.verifier.engine.costly_sources import Use
 from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
 from services.verifier.engine.repetition import Repetition
+from services.verifier.engine.stream_ends import EXPLORE_EVERY, MOST_ENDS, choose_ends
 from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState
-from services.verifier.target_port import Target, TokenRule
+from services.verifier.target_port import StreamRows, Target, TokenRule
 from speculation.acceptance import StopRule, stop_token_ids
-from speculation.budget import Wanted
+from speculation.budget import Budget, Wanted
 from speculation.errors import InvalidArgument, PromptTooLong
 from speculation.messages import DraftNoise, Finished, GenerationRequest, OpenSession, Progress, StepReport
 from speculation.sources import SOURCES
@@ -26,6 +28,8 @@ from speculation.types import EMPTY_TREE, FinishReason, TokenTree, Verdict
 # A request asks for twice as many nodes as the budget chose in the best of its last steps, and for at least a few.
 _REMEMBERED = 8
 _FEWEST = 4
+# The source that drafts from streams.
+_STREAMING = "streaming"
 
 
 def check_request(request: GenerationRequest, target: Target) -> None:
@@ -72,6 +76,8 @@ class LiveRequest:
         tokens: prompt and answer so far. The last token is pending: committed, but not computed.
         computed: tokens whose keys and values the target holds.
         max_nodes: most nodes of its tree.
+        streams: the streams that its rows may have in a pass; None: none.
+        without_streams: its latest steps without any.
         prefixes: recent prefixes that a draft may start from.
         repetition: whether the text begins to repeat itself.
         sources: those of the plan's sources that draft for it now; ``used`` has more about costly ones.
@@ -96,9 +102,12 @@ class LiveRequest:
         max_model_len: int,
         max_nodes: int,
         grammar: GrammarState | None = None,
+        streams: StreamRows | None = None,
     ) -> None:
         self.request = request
         self.grammar = grammar
+        self.streams = streams
+        self.without_streams = 0
         self.tenant = request.tenant
         self.tokens = [*request.prompt, *request.committed]
         self.computed = 0
@@ -161,11 +170,19 @@ class LiveRequest:
         return self.computed == len(self.tokens) - 1
 
     @property
+    def rows_wanted(self) -> int:
+        """Rows of the KV cache that the next pass needs: those of the tokens, the largest tree and the streams on it."""
+        streams = 0 if self.streams is None else MOST_ENDS * self.streams.rows
+        return len(self.tokens) + self.max_nodes + streams
+
+    @property
     def observes(self) -> Observes:
         """What is wanted of its passes. If sources were left out, it is what the others want."""
         plan, specs = self.request.plan, [SOURCES[name] for name in self.sources if name in SOURCES]
         if len(self.sources) == len(plan.sources):
-            return Observes(plan.observe_top_k, plan.observe_layers, plan.observe_prompt)
+            # The prompt's rows have no streams.
+            others = self.streams is None or len(plan.observe_layers) > self.streams.rows
+            return Observes(plan.observe_top_k, plan.observe_layers, plan.observe_prompt and others)
         return Observes(
             top_k=max((spec.top_k for spec in specs), default=0),
             layers=plan.observe_layers if any(spec.layers for spec in specs) else (),
@@ -253,6 +270,24 @@ class LiveRequest:
         if not len(tree):
             return EMPTY_TREE
         return prune(tree, self.max_nodes, max_depth, probabilities(tree))
+
+    def take_ends(self, tree: TokenTree, budget: Budget, prices: Prices | None) -> tuple[int, ...]:
+        """The nodes of the coming pass's tree, and ``ROOT``, that have streams in it.
+
+        Args:
+            prices: None where time does not count.
+        """
+        if self.streams is None or _STREAMING not in self.sources:
+            return ()
+        chances = budget.probabilities(tree)
+        for probe in tree.probes:
+            chances[probe] = 0.0
+        tokens = max((mailbox.worth(_STREAMING).of(late=False) for mailbox in self.mailboxes.values()), default=0.0)
+        ends = choose_ends(tree, chances, self.streams, tokens, prices)
+        if not ends and self.without_streams >= EXPLORE_EVERY:
+            ends = choose_ends(tree, chances, self.streams, tokens, None)[:1]
+        self.without_streams = 0 if ends else self.without_streams + 1
+        return ends
 
     def note_choice(self, drafted: int, chosen: int) -> None:
         """Remember how many of a draft's nodes the budget chose.

@@ -182,6 +182,7 @@ class DecodingLoop:
             max_model_len=self._target.max_model_len,
             max_nodes=self._budget.max_nodes,
             grammar=grammar,
+            streams=self._target.streams(request.plan.observe_layers),
         )
         if (reason := live.complete) is not None:
             live.finish(reason)

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from services.verifier.engine.asking import Prices, prices_of
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import StepTimes
 from services.verifier.engine.verify import verify, with_features
@@ -22,6 +23,7 @@ class Part:
     """A request's part of one pass.
 
     Attributes:
+        late: the rows of its streams, by the share of the layers that they go through.
         verdict: None if the pass does not reach the end of the prompt, or failed.
         prompt_features: hidden states of the prompt's rows, where the plan asks for them.
         error: why verification failed; None if it did not.
@@ -30,6 +32,7 @@ class Part:
     session: LiveRequest
     rows: Rows
     tree: TokenTree = EMPTY_TREE
+    late: float = 0.0
     verdict: Verdict | None = None
     prompt_features: Features | None = None
     error: Exception | None = None
@@ -73,9 +76,13 @@ def plan_parts(
     for session in verified:
         if session.id in chosen:
             session.note_choice(len(trees[session.id]), len(chosen[session.id]))
+    prices = prices_of(decoding, budget) if verified else None
+    ends = {live.id: _ends(live, chosen.get(live.id, EMPTY_TREE), budget, prices) for live in verified}
     lost = {session.id for session, _ in failed}
     parts = [
-        _part(session, chain, chosen.get(session.id, EMPTY_TREE)) for session, chain in chains if session.id not in lost
+        _part(session, chain, chosen.get(session.id, EMPTY_TREE), ends.get(session.id, ()))
+        for session, chain in chains
+        if session.id not in lost
     ]
     return parts, failed
 
@@ -100,6 +107,14 @@ def _choose(trees: list[TokenTree], budget: Budget, load: Load, decoding: Load) 
         return [EMPTY_TREE] * len(trees)
 
 
+def _ends(session: LiveRequest, tree: TokenTree, budget: Budget, prices: Prices | None) -> tuple[int, ...]:
+    try:
+        return session.take_ends(tree, budget, prices)
+    except Exception:
+        log.exception("choosing rows for streams failed; the pass has none")
+        return ()
+
+
 def decoding_load(sessions: Iterable[LiveRequest]) -> Load:
     """The load of the requests with only the pending token left to compute, without drafts."""
     keys = [session.computed for session in sessions if len(session.tokens) - session.computed == 1]
@@ -111,7 +126,7 @@ def _verified(session: LiveRequest, chain: int) -> bool:
     return session.computed + chain == len(session.tokens)
 
 
-def _part(session: LiveRequest, chain: int, tree: TokenTree) -> Part:
+def _part(session: LiveRequest, chain: int, tree: TokenTree, ends: tuple[int, ...]) -> Part:
     end, plan = session.computed + chain, session.request.plan
     wants = session.observes
     rows = Rows(
@@ -123,14 +138,16 @@ def _part(session: LiveRequest, chain: int, tree: TokenTree) -> Part:
         top_k=wants.top_k,
         distributions=plan.acceptance == "rejection",
         layers=wants.layers if wants.prompt or _verified(session, chain) else (),
+        ends=tuple(chain + end for end in ends),
     )
-    return Part(session=session, rows=rows, tree=tree)
+    late = 0.0 if session.streams is None else len(ends) * session.streams.rows * session.streams.share
+    return Part(session=session, rows=rows, tree=tree, late=late)
 
 
 def load_of(parts: Sequence[Part]) -> Load:
-    """The load of a pass over ``parts``, tree nodes included."""
+    """The load of a pass over ``parts``, tree nodes and streams included."""
     return Load(
-        rows=sum(len(part.rows.tokens) for part in parts),
+        rows=sum(len(part.rows.tokens) for part in parts) + round(sum(part.late for part in parts)),
         requests=len(parts),
         keys=sum(part.rows.context for part in parts),
         row_keys=sum(part.rows.context * len(part.rows.tokens) for part in parts),

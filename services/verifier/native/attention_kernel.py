@@ -5,11 +5,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import torch
 
 from services.verifier.attention.calls import Call
+from services.verifier.attention.late_layout import late_last
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.native.library import Library
 from services.verifier.target_port import Rows
@@ -69,6 +70,7 @@ class NativePass:
 
     Attributes:
         positions: [rows], int64, the position of each row in its own request.
+        late: how many of the rows, the last ones, are late ones; see ``late_rows``.
         held: tensors that ``layout`` points to.
     """
 
@@ -76,6 +78,7 @@ class NativePass:
     pool: KVPool
     positions: torch.Tensor
     layout: _Layout
+    late: int = 0
     held: list[torch.Tensor] = field(default_factory=list)
     _rooms: dict[tuple[int, ...], list[torch.Tensor]] = field(default_factory=dict)
 
@@ -128,13 +131,21 @@ def _rows_whole(tensor: torch.Tensor) -> torch.Tensor:
     return tensor if tensor.stride(2) == 1 else tensor.contiguous()
 
 
-def lay_out(kernel: Kernel, pool: KVPool, batch: Sequence[Rows], padding: int) -> NativePass:
-    """Lay out ``batch``, followed by ``padding`` rows that belong to no request."""
+def lay_out(
+    kernel: Kernel, pool: KVPool, batch: Sequence[Rows], padding: int, late: Sequence[int] | None = None
+) -> NativePass:
+    """Lay out ``batch``, followed by ``padding`` rows that belong to no request.
+
+    Args:
+        late: of each entry, how many of its rows, the last ones, are late ones: they come behind all others.
+    """
     tables = _Tables()
     for rows in batch:
         tables.add(rows, pool.tiles_of(rows.session_id))
     for _ in range(padding):
         tables.add(Rows(session_id="", context=0, tokens=(0,), logits=0), [pool.padding_tile])
+    if late is not None:
+        tables.reorder(late_last(batch, padding, late))
     block_rows = tables.block_rows(max(1, _BLOCK_QUERIES // max(call.share for call in pool.calls)))
     slots = (max(tables.own_slot) // TILE + 1) * TILE
     most = max(b - a for a, b in pairwise(block_rows))
@@ -150,7 +161,8 @@ def lay_out(kernel: Kernel, pool: KVPool, batch: Sequence[Rows], padding: int) -
     arrays.append(torch.empty(threads * per_thread))
     integers = (len(tables.position), len(block_rows) - 1, slots, per_thread, threads)
     layout = _Layout(*integers, *[array.data_ptr() for array in arrays])
-    return NativePass(kernel=kernel, pool=pool, positions=arrays[3], layout=layout, held=arrays)
+    positions, behind = arrays[3], sum(late or ())
+    return NativePass(kernel=kernel, pool=pool, positions=positions, layout=layout, late=behind, held=arrays)
 
 
 class _Tables:
@@ -164,14 +176,17 @@ class _Tables:
         self.straight: list[int] = []
         self.path: list[int] = []
         self.row_path: list[int] = []
-        self._requests: list[int] = []
+        # Of each row, the number of its request.
+        self._request: list[int] = []
+        self._requests = 0
 
     def add(self, rows: Rows, owned: list[int]) -> None:
         """Add the rows of one request."""
-        self._requests.append(len(self.position))
         count, end = len(rows.tokens), rows.context + rows.chain
         if rows.context + count > len(owned) * TILE:
             raise IndexError(f"{rows.session_id} owns {len(owned)} tiles: not enough for {rows.context + count} rows")
+        self._request += [self._requests] * count
+        self._requests += 1
         self.row_tiles += [len(self.tiles)] * count
         # Only the tiles that the rows reach; a request may own more.
         self.tiles += owned[: (rows.context + count - 1) // TILE + 1]
@@ -186,8 +201,17 @@ class _Tables:
             self.path += paths[-1]
             self.position.append(end + len(paths[-1]) - 1)
 
+    def reorder(self, order: Sequence[int]) -> None:
+        """Put the rows of these numbers at places 0, 1, ..."""
+        for table in (self.row_tiles, self.own_slot, self.position, self.straight, self.row_path, self._request):
+            table[:] = [table[row] for row in order]
+
     def block_rows(self, most: int) -> list[int]:
         """First rows of blocks of at most ``most`` neighbouring rows of one request, and the end of the last block."""
-        ends = [*self._requests[1:], len(self.position)]
-        starts = [row for start, end in zip(self._requests, ends, strict=True) for row in range(start, end, most)]
-        return [*starts, len(self.position)]
+        starts: list[int] = []
+        row = 0
+        for _, members in groupby(self._request):
+            count = len(list(members))
+            starts += range(row, row + count, most)
+            row += count
+        return [*starts, row]

@@ -7,7 +7,7 @@ the kernel computes the same as the layer itself.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -50,6 +50,18 @@ class _DecoderLayer(ctypes.Structure):
     ]
 
 
+class _Adapter(ctypes.Structure):
+    _fields_ = [("down", LinearStruct), ("up", LinearStruct)]
+
+
+class _Adapters(ctypes.Structure):
+    _fields_ = [
+        *[(name, _Adapter) for name in ("query_key_value", "attention_out", "mlp_down")],
+        ("rows", ctypes.c_int64),
+        ("inner", ctypes.c_void_p),
+    ]
+
+
 class _Room(ctypes.Structure):
     _fields_ = [
         (name, ctypes.c_void_p) for name in ("cosine", "sine", "normed", "query_key_value", "attended", "gate_up", "active")
@@ -58,6 +70,23 @@ class _Room(ctypes.Structure):
 
 # Runs the model over a few rows and returns the pass in which it ran.
 TrialPass = Callable[[], Running]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LowRank:
+    """Adds up * down * x to what a linear layer makes of x.
+
+    Attributes:
+        down: [rank, inputs].
+        up: [outputs, rank].
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> LowRank:
+        """The same there."""
+        return LowRank(down=self.down.to(device, dtype).contiguous(), up=self.up.to(device, dtype).contiguous())
 
 
 @dataclass(kw_only=True, slots=True)
@@ -77,6 +106,7 @@ class FusedLayer:
     """
 
     def __init__(self, kernels: Library, layer: nn.Module, calls: Calls) -> None:
+        self._kernels = kernels
         self._call = kernels.functions.outrider_layer
         self._call.restype = None
         attention, mlp = _part(layer, "self_attn"), _part(layer, "mlp")
@@ -96,12 +126,40 @@ class FusedLayer:
         norms = [_norm(layer, name) for name in ("input_layernorm", "post_attention_layernorm")]
         norms += [_norm(attention, name) if hasattr(attention, name) else _Norm() for name in ("q_norm", "k_norm")]
         # Owners of the memory that the struct points to.
-        self._held = [layer, out, down, *projections, *gates]
+        self._held: list[nn.Module] = [layer, out, down, *projections, *gates]
         self._layer = _DecoderLayer(
             *norms, query_key_value, gate_up, out.struct, down.struct, hidden, intermediate, query_heads, kv_heads, size
         )
         self._widths = (hidden, query_key_value.width, query_heads * size, gate_up.width, intermediate)
         self._attention, self._size = call, size
+        self._adapters: _Adapters | None = None
+
+    def adapt(self, adapters: Mapping[str, LowRank]) -> None:
+        """Add adapters to the products of late rows, by the names of the layer's linear parts."""
+        hidden, width, query, _, intermediate = self._widths
+        at = self._layer.query_key_value.at
+        places = {"self_attn.q_proj": at[0], "self_attn.v_proj": at[2]}
+        joint = [
+            self._adapter({places[name]: each for name, each in adapters.items() if name in places}, hidden, width),
+            self._adapter({0: adapters["self_attn.o_proj"]}, query, hidden),
+            self._adapter({0: adapters["mlp.down_proj"]}, intermediate, hidden),
+        ]
+        self._adapters = _Adapters(*joint)
+        self._rank = max(each.up.inputs for each in joint)
+
+    def _adapter(self, placed: Mapping[int, LowRank], inputs: int, outputs: int) -> _Adapter:
+        """Adapters of one input, side by side: what each makes begins at its place among the outputs."""
+        rank = sum(each.down.shape[0] for each in placed.values())
+        # Whole panels, since what comes out of ``down`` goes into ``up``.
+        rank += -rank % PANEL
+        down, up, begin = torch.zeros(rank, inputs), torch.zeros(outputs, rank), 0
+        for place, each in placed.items():
+            own, end = slice(begin, begin + each.down.shape[0]), place + each.up.shape[0]
+            down[own], up[place:end, own] = each.down, each.up
+            begin = own.stop
+        linears = [NativeLinear(self._kernels, weight, None) for weight in (down, up)]
+        self._held += linears
+        return _Adapter(*[each.struct for each in linears])
 
     def __call__(
         self,
@@ -124,9 +182,14 @@ class FusedLayer:
         pointers = _Room(cosine.data_ptr(), sine.data_ptr(), *[buffer.data_ptr() for buffer in room])
         attention: AttentionLayer = laid_out.layer(self._attention)
         layer, by = self._layer, ctypes.byref
+        late = None
+        if laid_out.late:
+            late = self._adapters
+            assert late is not None
+            late.rows, late.inner = laid_out.late, laid_out.room((self._rank,))[0].data_ptr()
         self._call(
-            by(layer), by(laid_out.layout), by(attention), by(pointers), ctypes.c_int64(rows),
-            ctypes.c_void_p(given.data_ptr()), ctypes.c_void_p(made.data_ptr()),
+            by(layer), by(laid_out.layout), by(attention), by(pointers), None if late is None else by(late),
+            ctypes.c_int64(rows), ctypes.c_void_p(given.data_ptr()), ctypes.c_void_p(made.data_ptr()),
         )  # fmt: skip
         return made
 
