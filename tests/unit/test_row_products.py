@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -62,6 +65,18 @@ def test_layers_without_a_kernel_are_named() -> None:
     model = nn.ModuleDict({"norm": nn.LayerNorm(8), "product": nn.Linear(8, 4), "table": nn.Embedding(3, 8)})
     assert use_row_kernels(model) == ["LayerNorm"]
     assert isinstance(model["product"], RowLinear) and model["product"].bias is not None
+
+
+def test_tied_weights_stay_one_and_replaced_ones_go() -> None:
+    model = nn.ModuleDict({"table": nn.Embedding(8, 16), "head": nn.Linear(16, 8, bias=False)})
+    model["head"].weight = model["table"].weight
+    model["part"] = nn.ModuleDict({name: nn.Linear(16, 8, dtype=torch.float64) for name in ("q_proj", "k_proj", "v_proj")})
+    old = weakref.ref(model["part"]["q_proj"])
+    assert use_row_kernels(model.requires_grad_(False)) == []
+    assert model["head"].weight is model["table"].weight
+    assert sum(each.numel() for each in model.parameters()) == 8 * 16 + 3 * (8 * 16 + 8)
+    gc.collect()
+    assert old() is None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -24,7 +24,7 @@ from torch import nn
 from services.verifier.arithmetic.kernels import CLEARLY, Choice, score
 from services.verifier.arithmetic.linears import as_linears, products, quantize
 from services.verifier.arithmetic.padded_linear import PaddedLinear, forbid_split_sums
-from services.verifier.arithmetic.shared_products import joint_bias, replace_by
+from services.verifier.arithmetic.shared_products import joint_bias, joint_weight, replace_by
 from services.verifier.config import TargetConfig
 from services.verifier.kept import Kept, digest_of
 from speculation.errors import ConfigurationError
@@ -111,7 +111,7 @@ def put(model: nn.Module, linears: str, device: torch.device) -> None:
         return
     for parent, layers in list(products(model)):
         linear = [layer for layer in layers.values() if isinstance(layer, nn.Linear)]
-        replace_by(make(torch.cat([layer.weight for layer in linear]), joint_bias(linear)), parent, layers)
+        replace_by(make(joint_weight(linear), joint_bias(linear)), parent, layers)
 
 
 def maker_of(linears: str) -> MakeLayer:

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from services.verifier.arithmetic.shared_products import as_parameter
+
 # Fewer rows may take a kernel of another kind.
 _LEAST_ROWS = 16
 
@@ -35,7 +37,7 @@ class PaddedLinear(nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.weight = nn.Parameter(weight.detach().contiguous(), requires_grad=False)
+        self.weight = as_parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:

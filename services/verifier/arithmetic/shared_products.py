@@ -77,3 +77,15 @@ def joint_bias(layers: Sequence[HasBias]) -> torch.Tensor | None:
     if given is None:
         return None
     return torch.cat([given.new_zeros(each.out_features) if each.bias is None else each.bias for each in layers])
+
+
+def joint_weight(layers: Sequence[nn.Linear]) -> torch.Tensor:
+    """The weights of layers one after the other, [outputs of all, inputs]; a single one as it is, since it may be tied."""
+    return layers[0].weight if len(layers) == 1 else torch.cat([layer.weight for layer in layers])
+
+
+def as_parameter(weight: torch.Tensor) -> nn.Parameter:
+    """``weight`` in one piece; a parameter itself where it can be, so that tied ones stay one when the model moves."""
+    if isinstance(weight, nn.Parameter) and weight.is_contiguous():
+        return weight
+    return nn.Parameter(weight.detach().contiguous(), requires_grad=False)

@@ -5,14 +5,15 @@ Which modules they replace is seen in what these compute, not in what they are c
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 
-from services.verifier.arithmetic.shared_products import SIBLINGS, joint_bias, replace_by
+from services.verifier.arithmetic.shared_products import SIBLINGS, joint_bias, joint_weight, replace_by
 from services.verifier.triton_kernels.row_products import RowLinear, gated, normalise
 
 # Takes weight and bias.
@@ -47,7 +48,7 @@ class RowFeedForward(nn.Module):
 
     def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, make: MakeLayer) -> None:
         super().__init__()
-        self._gate_up = make(torch.cat([gate.weight, up.weight]), None)
+        self._gate_up = make(joint_weight([gate, up]), None)
         self._down = make(down.weight, None)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -64,8 +65,9 @@ def use_row_kernels(model: nn.Module, make: MakeLayer = RowLinear) -> list[str]:
         make: makes the linear layers.
     """
     kinds: dict[type[nn.Module], bool] = {}
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
+    for parent in _modules(model):
+        for name in [name for name, _ in parent.named_children()]:
+            child = parent.get_submodule(name)
             norm = _norm_of(child)
             if norm is not None:
                 setattr(parent, name, norm)
@@ -76,13 +78,20 @@ def use_row_kernels(model: nn.Module, make: MakeLayer = RowLinear) -> list[str]:
                 gate, up, down = (cast(nn.Linear, child.get_submodule(part)) for part in _PARTS)
                 setattr(parent, name, RowFeedForward(gate, up, down, make))
     made: set[type[nn.Module]] = {RowNorm, nn.Embedding}
-    for parent in list(model.modules()):
+    for parent in _modules(model):
         for layers in _products(parent):
             linears = list(layers.values())
-            packed = make(torch.cat([linear.weight for linear in linears]), joint_bias(linears))
+            packed = make(joint_weight(linears), joint_bias(linears))
             replace_by(packed, parent, layers)
             made.add(type(packed))
     return sorted({type(module).__name__ for module in model.modules() if module._parameters and type(module) not in made})
+
+
+def _modules(model: nn.Module) -> Iterator[nn.Module]:
+    """The modules of a model. Those that are replaced meanwhile are left out, and not kept in memory."""
+    for name in [name for name, _ in model.named_modules()]:
+        with suppress(AttributeError):
+            yield model.get_submodule(name)
 
 
 def _products(parent: nn.Module) -> list[dict[str, nn.Linear]]:

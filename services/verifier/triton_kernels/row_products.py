@@ -6,6 +6,7 @@ import torch
 import triton
 from torch import nn
 
+from services.verifier.arithmetic.shared_products import as_parameter
 from services.verifier.triton_kernels.device.row_matmul import add_leaves, multiply
 from services.verifier.triton_kernels.device.row_norm import add_and_normalise, gate
 
@@ -33,7 +34,7 @@ class RowLinear(nn.Module):
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         super().__init__()
         self.out_features, self.in_features = weight.shape
-        self.weight = nn.Parameter(weight.detach().contiguous(), requires_grad=False)
+        self.weight = as_parameter(weight)
         self.bias = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
         self.leaves, self.leaf = leaves_of(*weight.shape)
 
