@@ -7,9 +7,11 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.grouping import GroupScheduling
 from tests.tiny import make_tiny_model
 
 # What command lines under test learn of tiny models' sources is of no use to whoever runs the tests.
@@ -20,6 +22,12 @@ os.environ.setdefault("OUTRIDER_DRAFTER__KEEP_CALIBRATION", "false")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of a tiny model."""
     return make_tiny_model(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
+    """The groups of test files; for other ways of distribution, xdist's own."""
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 @pytest.hookimpl(wrapper=True)

@@ -89,21 +89,6 @@ def test_a_whole_run(tiny_model: Path, tmp_path: Path, prompts: Path, crashing_p
     assert float(row.split("│")[3]) == pytest.approx(measured["tau"], abs=0.006)
 
 
-@pytest.mark.xdist_group("ray")
-def test_on_ray_there_are_rpcs_and_the_same_tokens(tiny_model: Path, tmp_path: Path, prompts: Path) -> None:
-    out = tmp_path / "out"
-    done = bench(
-        "--model", str(tiny_model), "--prompts", str(prompts), "--max-tokens", "12", "--repeats", "1", "--on", "ray",
-        "--out", str(out), *SMALL,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stdout + done.stderr
-    results = json.loads((out / "results.json").read_text())
-    assert results["settings"]["on"] == "ray"
-    assert all(check["equal"] == check["answers"] for check in results["lossless"]["checks"])
-    drafted = next(record for record in results["summary"] if record["contestant"] == "prompt_lookup")
-    assert drafted["loop"]["shares"]["rpc"] > 0
-
-
 def test_on_ray_wants_a_ray_of_its_own(outrider_here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "auto")
     done = outrider_here("bench", "--on", "ray", "--out", str(tmp_path / "out"))
