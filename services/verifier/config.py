@@ -77,6 +77,11 @@ def check_backends(config: TargetConfig) -> None:
             f"verifier.kernels is {config.kernels}, which is for a {'CPU' if on_gpu else 'GPU'}, and verifier.device is "
             f"{config.device}: must be one of {', '.join(allowed)}"
         )
+    if config.dtype == "bfloat16" and not on_gpu and config.kernels not in ("auto", "torch"):
+        raise ConfigurationError(
+            f"verifier.kernels is {config.kernels}, which computes in float32, and verifier.dtype is bfloat16: must be auto "
+            "or torch on a CPU"
+        )
     if config.attention_backend == "triton" and not on_gpu:
         raise ConfigurationError(
             f"verifier.attention_backend is triton, which needs a GPU, and verifier.device is {config.device}: "

@@ -19,6 +19,7 @@ from services.verifier.attention import on_gpu
 from services.verifier.attention.calls import Call
 from services.verifier.config import AttentionBackend, Kernels, TargetConfig, check_backends
 from services.verifier.target import TransformersTarget
+from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError
 from tests.tiny import make_tiny_model
 
@@ -158,6 +159,13 @@ def test_settings_that_are_not_for_the_device(device: str, kernels: Kernels, att
         assert str(caught.value).startswith(said)
 
 
+def test_kernels_of_float32_are_refused_for_bfloat16() -> None:
+    for kernels in ("auto", "torch"):
+        check_backends(TargetConfig(model_path="nowhere", dtype="bfloat16", kernels=kernels))
+    with pytest.raises(ConfigurationError, match=r"verifier\.kernels is avx2, which computes in float32"):
+        check_backends(TargetConfig(model_path="nowhere", dtype="bfloat16", kernels="avx2"))
+
+
 def test_attention_that_is_named_is_used_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def pool(size: int, wanted: AttentionBackend) -> bool:
         call = Call(entry=0, heads=2, kv_heads=1, key_size=size, value_size=size, scale=0.1)
@@ -187,8 +195,6 @@ def test_attention_by_torch_on_a_cpu(tmp_path: Path) -> None:
         target = TransformersTarget(config)
         assert target.exact and (wanted == "auto" or target._part._kernel is None)
         assert target.open("one", 20)
-        from services.verifier.target_port import Rows
-
         made += target.forward([Rows(session_id="one", context=0, tokens=tuple(range(9)), logits=9)])
         target.shutdown()
     assert torch.allclose(*made, atol=1e-4)
