@@ -13,7 +13,7 @@ from rich.table import Table
 
 from cluster import build, resources
 from cluster.config import Settings
-from cluster.draft_models import draft_models, trained_config
+from cluster.draft_models import draft_models, trained_config, with_checkpoints
 from cluster.listeners import listeners
 from cluster.model_files import cache_bytes
 from cluster.models import BUILT_IN, ResolvedModel
@@ -175,12 +175,15 @@ def _draft_models(settings: Settings, folder: Path | None) -> Iterator[str]:
     """A line for every model that drafts: what it is, where it runs and what memory it takes."""
     trained = trained_config(settings)
     model = ResolvedModel(name=settings.model, path=folder or Path(settings.model))
-    for name, found in draft_models(settings, model).items():
+    models = draft_models(settings, model)
+    at_start = with_checkpoints(trained, settings, models).at_start
+    for name, found in models.items():
         size = found.bytes_in(trained.dtype) / 2**20
         where = "drafter's" if settings.drafter.models_in == "drafter" else "verifier's"
         reads = f", reads the target's states of layers {', '.join(map(str, found.layers))}" if found.layers else ""
         memory = f"{size:,.0f} MiB in {trained.dtype} on {trained.device}"
-        yield f"{name}: {found.folder}, {memory}, in the {where} processes{reads}"
+        loaded = "" if name in at_start else ", loaded when a request first names it"
+        yield f"{name}: {found.folder}, {memory}, in the {where} processes{reads}{loaded}"
 
 
 def _kernels(settings: Settings, model: Path | None) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import Settings
-from cluster.draft_models import draft_models, stream_weights
+from cluster.draft_models import draft_models, stream_weights, with_checkpoints
 from cluster.models import ResolvedModel
 from services.drafter.config import DrafterConfig
 from services.links.config import PublicServerConfig, TlsFiles
@@ -156,15 +156,9 @@ def _drafter_config(settings: Settings, model: ResolvedModel, *, models: bool) -
         )
     kept = settings.cache_dir / "drafting" / _as_name(settings.model)
     found = draft_models(settings, model) if models else {}
-    checkpoints = {name: each.folder for name, each in found.items()}
     return replace(
         config,
-        trained=replace(
-            config.trained,
-            checkpoints=checkpoints,
-            asked_for=settings.drafter.models is not None,
-            target=model.path,
-        ),
+        trained=with_checkpoints(replace(config.trained, target=model.path), settings, found),
         recycling=replace(config.recycling, snapshot=_snapshot(config.recycling.snapshot, settings.retrieval.index)),
         calibration=kept if settings.drafter.keep_calibration else None,
     )

@@ -95,11 +95,20 @@ def trained_config(settings: Settings) -> TrainedConfig:
     return filled(TrainedConfig, functools.partial(getattr, settings.drafter))
 
 
+def with_checkpoints(config: TrainedConfig, settings: Settings, found: Mapping[str, Checkpoint]) -> TrainedConfig:
+    """``config`` with the models ``found``, and whether somebody named them."""
+    folders = {name: each.folder for name, each in found.items()}
+    return replace(config, checkpoints=folders, asked_for=settings.drafter.models is not None)
+
+
 def memory_here(settings: Settings, model: ResolvedModel) -> int:
-    """Bytes of this machine's memory that models which draft for ``model`` take."""
+    """Bytes of this machine's memory that the models take which are loaded at start to draft for ``model``."""
     config = trained_config(settings)
-    found = draft_models(settings, model).values() if config.device == "cpu" else ()
-    return sum(each.bytes_in(config.dtype) for each in found)
+    if config.device != "cpu":
+        return 0
+    found = draft_models(settings, model)
+    loaded = with_checkpoints(config, settings, found).at_start
+    return sum(found[name].bytes_in(config.dtype) for name in loaded)
 
 
 def bundled(model: str) -> list[Path]:

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 
 from services.settings import Setting
 from speculation.errors import ConfigurationError
+from speculation.sources import AUTO, WHERE_TRAINED
 
 # Settings that SPECTRA and lookahead share.
 _NGRAM = Setting(name="spectra_ngram", ge=2, le=16, about="N of spectra and lookahead: length of n-grams")
@@ -225,6 +226,14 @@ class TrainedConfig:
         int, Setting(name="draft_window", ge=16, about="latest positions that a drafter of hidden states attends to")
     ] = 2048
     stop: StopConfig = field(default_factory=StopConfig)
+
+    @property
+    def at_start(self) -> tuple[str, ...]:
+        """The sources whose models are loaded at start: all that somebody named; of those that come along, the one that a
+        blend uses. The others are loaded when a request first names them."""
+        if self.asked_for:
+            return tuple(self.checkpoints)
+        return tuple(name for name in WHERE_TRAINED[AUTO] if name in self.checkpoints)[:1]
 
     def weights_of(self, source: str) -> tuple[Path, Path]:
         """The folders of the source's weights and of the target.

@@ -221,7 +221,7 @@ class DrafterService:
             await asyncio.gather(self._thread.run(self._text.forget, message.tenant), *forgetting)
 
     async def start(self) -> None:
-        """Load the models that are configured, so that one which cannot be used is refused now.
+        """Load the models of ``TrainedConfig.at_start``, so that one which cannot be used is refused now.
 
         Without this, each is loaded when a request first names it.
 
@@ -229,7 +229,7 @@ class DrafterService:
             ConfigurationError: says which one, and why.
         """
         # One after the other: transformers changes settings of the whole process while it loads.
-        for name in self._config.trained.checkpoints:
+        for name in self._config.trained.at_start:
             await self._model(name).load()
 
     async def stop(self) -> None:

@@ -17,6 +17,7 @@ from cluster.models import BUILT_IN, as_float32, resolve
 from services.client_api import ChatMessage, ClientRequest, Completion, RequestedSampling, TextChunk
 from tests.forms import make_untied, make_windowed
 from tests.mixture import make_mixture
+from tests.patience import wait_for_every_draft
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
 
@@ -63,6 +64,21 @@ async def test_the_default_model_is_lossless() -> None:
     assert sampled[0] == sampled[1]
     assert sum(completion.stats.num_accepted_draft_tokens for _, completion in together) > 0
     assert_equal_to_transformers(as_float32(model.path), plain)
+
+
+@pytest.mark.parametrize("strategy", ["fspad", "streaming", "medusa"])
+async def test_what_comes_along_drafts_for_it(strategy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_every_draft(monkeypatch)
+    settings = load(flags=["verifier.budget=fixed", "drafter.keep_calibration=false"], environ={})
+    async with in_process(settings, resolve(BUILT_IN, settings.cache_dir)) as pipeline:
+        for sampling in ({}, {"temperature": 1.0}):
+            plain = await answer(pipeline, "autoregressive", PROMPTS[2], **sampling)
+            drafted = await answer(pipeline, strategy, PROMPTS[2], **sampling)
+            assert drafted[0] == plain[0]
+            stats = drafted[1].stats
+            # An untrained one gets nearly nothing accepted.
+            assert stats.num_accepted_draft_tokens > len(plain[0]) / 8, stats
+        assert set(pipeline.drafter._models) == {"fspad", strategy}
 
 
 # Of the mixture the experts are copies, the routers random; the window is shorter than the shortest prompt.

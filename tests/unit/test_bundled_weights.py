@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -11,13 +12,18 @@ from typing import Any
 import pytest
 
 import drafters
-from cluster import draft_models
+from cluster import build, draft_models
 from cluster.config import load
 from cluster.models import BUILT_IN, ResolvedModel
 from services.client_api import ClientRequest, RequestedSampling
+from services.drafter import service
 from services.drafter.checkpoints import inspect
+from services.drafter.config import DrafterConfig, TrainedConfig
+from services.drafter.service import DrafterService
 from services.router.strategies import StrategyConfig, make_plan, served
 from speculation.errors import ConfigurationError
+from speculation.messages import OpenSession
+from tests.model_source import ModelDouble
 from tests.tiny import make_tiny_model
 from training.recipe import parse_recipe
 
@@ -25,6 +31,8 @@ _ALL = Path(drafters.__file__).parent
 _FOLDERS = sorted(file.parent for file in _ALL.glob("*/*/config.json"))
 _MOST_BYTES = 24 * 2**20
 _ROOT = Path(__file__).parents[2]
+
+_SHIPPED = ("fspad", "medusa", "streaming")
 
 every_folder = pytest.mark.parametrize("folder", _FOLDERS, ids=lambda folder: f"{folder.parent.name}/{folder.name}")
 
@@ -35,7 +43,7 @@ def _record(folder: Path) -> dict[str, Any]:
 
 
 def test_there_are_some_and_together_they_are_small() -> None:
-    assert _ALL / BUILT_IN / "fspad" in _FOLDERS
+    assert {_ALL / BUILT_IN / name for name in _SHIPPED} <= set(_FOLDERS)
     assert sum(file.stat().st_size for file in _ALL.rglob("*") if file.is_file()) <= _MOST_BYTES
 
 
@@ -74,14 +82,53 @@ def test_its_record_says_how_it_was_made(folder: Path) -> None:
         assert f"outrider train {command}" in said
 
 
-def test_the_default_model_has_the_strategy_out_of_the_box() -> None:
+def test_the_default_model_has_the_strategies_out_of_the_box() -> None:
     settings = load(environ={})
     found = draft_models.draft_models(settings, ResolvedModel(name=settings.model, path=Path("/no/such/folder")))
-    assert "fspad" in found
     config = StrategyConfig(trained={name: each.layers for name, each in found.items()})
-    assert "fspad" in served(config)
-    request = ClientRequest(input="x", sampling=RequestedSampling(), strategy="fspad")
-    assert make_plan(request, config).sources == ("fspad",)
+    for name in _SHIPPED:
+        assert name in found and name in served(config)
+        request = ClientRequest(input="x", sampling=RequestedSampling(), strategy=name)
+        assert make_plan(request, config).sources == (name,)
+
+
+def test_a_default_server_loads_what_its_blend_uses() -> None:
+    settings = load(environ={})
+    model = ResolvedModel(name=settings.model, path=Path("/no/such/folder"))
+    found = draft_models.draft_models(settings, model)
+    trained = build.drafter_config(settings, model).trained
+    assert set(trained.checkpoints) == set(found)
+    blend = make_plan(
+        ClientRequest(input="x", sampling=RequestedSampling(), strategy="blend"),
+        StrategyConfig(trained={name: each.layers for name, each in found.items()}),
+    )
+    assert trained.at_start == ("fspad",) == tuple(name for name in blend.sources if name in found)
+    assert draft_models.memory_here(settings, model) == found["fspad"].bytes_in("float32")
+    # What somebody names, is wanted.
+    folders = ", ".join(str(each.folder) for each in found.values())
+    named = load(flags=[f"drafter.models=[{folders}]"], environ={})
+    assert set(build.drafter_config(named, model).trained.at_start) == set(found)
+    assert draft_models.memory_here(named, model) == sum(each.bytes_in("float32") for each in found.values())
+
+
+async def test_what_nobody_asks_for_is_not_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[str] = []
+
+    def make(name: str, config: DrafterConfig) -> ModelDouble:
+        loaded.append(name)
+        return ModelDouble()
+
+    monkeypatch.setattr(service, "make_source", make)
+    folders = {name: _ALL / BUILT_IN / name for name in _SHIPPED}
+    drafter = DrafterService(replace(DrafterConfig(), trained=TrainedConfig(checkpoints=folders, asked_for=False)))
+    await drafter.start()
+    assert loaded == ["fspad"]
+    await drafter.open(
+        OpenSession(session_id="s", tokens=(1, 2), prompt_length=2, sources=("streaming",), max_nodes=4, tenant="")
+    )
+    await drafter._models["streaming"].load()
+    assert loaded == ["fspad", "streaming"]
+    await drafter.stop()
 
 
 def test_another_target_of_that_name_is_told_apart(tmp_path: Path) -> None:
