@@ -6,15 +6,15 @@ BIN    := $(VENV)/bin
 # configured index or folder has one. With a GPU: make demo TORCH=torch==2.13.0
 TORCH  ?= $(if $(filter Linux,$(shell uname)),torch==2.13.0+cpu,torch==2.13.0)
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-# Most tests run in two processes side by side, those of one group in the same one. Two teams of OpenMP threads that wait
-# actively would take the cores from each other.
+# Most tests run in two processes side by side, those of one group in the same one: all that start a Ray, so that there is one
+# at a time. Two teams of OpenMP threads that wait actively would take the cores from each other.
 TOGETHER := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=passive
 IN_TWO := -n 2 --dist loadgroup --durations 15
 
 # Where `make proto` writes.
 STUBS ?= sdk
 
-.PHONY: help demo gpu-check test test-fast test-together test-alone test-k8s test-k8s-api test-image train-smoke bench bench-smoke check fix types imports proto proto-fresh install clean
+.PHONY: help demo gpu-check gpu-bench test test-fast test-together test-alone test-k8s test-k8s-api test-image train-smoke bench bench-smoke check fix types imports proto proto-fresh install clean
 
 help:  ## List what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -25,6 +25,9 @@ demo: install  ## Serve the default model on a local Ray and stream three answer
 gpu-check:  ## The first checks on a GPU: six gates, under nine minutes; PYTHON needs torch, triton and transformers only
 	@$(PYTHON) -m benchmarks.gpu_check
 
+gpu-bench: install  ## How fast a GPU is: passes, and tokens per second beside transformers and vLLM; under an hour
+	@$(BIN)/python -m benchmarks.gpu_bench
+
 test:  ## Everything, the slow tests and the benchmark's smoke test too; says how long each part took
 	@MAKE="$(MAKE)" .ci/parts install check test-together test-alone bench-smoke
 
@@ -34,7 +37,7 @@ test-fast: install  ## Unit, lossless, contract and chaos tests: some two minute
 test-together: install  ## All tests but those of test-alone, the slow ones too
 	@$(TOGETHER) BIN=$(BIN) .ci/tests $(IN_TWO) -m "not alone"
 
-test-alone: install  ## Tests that want the machine to themselves: Ray, the real model
+test-alone: install  ## Tests that want the machine to themselves: the real model
 	@BIN=$(BIN) .ci/tests -m "alone and not image"
 
 test-k8s: install  ## The chart: rendered, validated, and deployed on a Ray of several nodes; part of test
@@ -54,9 +57,9 @@ bench: install  ## The full table on this machine, peers that are installed incl
 	@$(BIN)/outrider bench --per-task 2 --max-tokens 80 --concurrency 1,4,16 --repeats 3 \
 	  --peers hf,hf_prompt_lookup,vllm,vllm_ngram,llamacpp,llamacpp_q8_0,llamacpp_f32
 
-bench-smoke: install  ## Check the benchmark itself, not the speed: two minutes
+bench-smoke: install  ## Check the benchmark itself, not the speed: a minute
 	@rm -rf build/bench-smoke && mkdir -p build
-	@$(BIN)/outrider bench --per-task 1 --max-tokens 8 --repeats 2 --out build/bench-smoke
+	@$(BIN)/outrider bench --per-task 1 --max-tokens 8 --repeats 1 --out build/bench-smoke
 
 check: install proto-fresh types imports  ## Style, types, import law, fresh stubs
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -1,4 +1,4 @@
-"""What lies around the decoding loop: OpenAI's HTTP API, gRPC, and the cost of metrics and traces.
+"""What lies around the decoding loop: OpenAI's HTTP API and gRPC.
 
     python -m benchmarks.overhead [--model NAME] [--tokens 64] [--repeats 12] [--minutes 4] [--write overhead.json]
 
@@ -9,15 +9,10 @@ own, on this machine. Everything takes turns in every repeat, so that what else 
 - `per request` is an answer of one token; `per token` is what each further token of a long answer adds. Both are in
   milliseconds, medians over all repeats, with the quartiles in brackets. The rows `over ...` are medians of differences
   within a repeat: what that way costs beside reading from the router. A difference whose brackets hold 0 is noise.
-- `metrics` and `traces` compare servers that count nothing, count (Prometheus), and count and trace every request (to a
-  collector in this process), each read from its router: milliseconds of a step, and of the processor's time for a step,
-  which other work on the machine disturbs less.
-
-Two servers in one process differ by up to a tenth for no better reason than where their memory lies: a cost of metrics or
-traces below that is not resolved here.
 
 A drafted step gives several tokens at the price of one, so these costs per token are upper bounds.
-`benchmarks.step_breakdown` shows where the time goes inside a step. Ends with code 1 if two ways answer differently.
+`benchmarks.step_breakdown` shows where the time goes inside a step, `benchmarks.observation_cost` what metrics and traces
+take of it. Ends with code 1 if two ways answer differently.
 """
 
 from __future__ import annotations
@@ -31,7 +26,7 @@ import statistics
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -40,7 +35,6 @@ from rich.table import Table
 
 import outrider
 from benchmarks.environment import describe
-from benchmarks.span_sink import span_sink
 from cluster.build import in_process
 from cluster.config import load
 from cluster.models import resolve
@@ -50,16 +44,14 @@ from services.client_api import ClientRequest, RequestedSampling, RouterPort, Te
 PROMPT = "Explain in three sentences why the sky is blue."
 PLAIN = "autoregressive"
 DIRECT, GRPC, HTTP = "in process", "gRPC", "HTTP"
-NOTHING, METRICS, TRACES = "nothing", "metrics", "metrics and traces"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answered:
-    """One answer: its text, the seconds until its end, and what the server's process used of the processor meanwhile."""
+    """One answer: its text, and the seconds until its end."""
 
     text: str
     seconds: float
-    cpu_s: float = 0.0
 
 
 # Gives an answer of so many tokens.
@@ -88,11 +80,11 @@ async def ask_router(router: RouterPort, tokens: int) -> Answered:
     """An answer read from the router in this process."""
     sampling = RequestedSampling(temperature=0.0, max_tokens=tokens, ignore_eos=True, ignore_generation_config=True)
     request = ClientRequest(input=PROMPT, sampling=sampling, strategy=PLAIN, tenant="")
-    began, cpu, text = time.perf_counter(), time.process_time(), ""
+    began, text = time.perf_counter(), ""
     async for event in router.generate(request):
         if isinstance(event, TextChunk):
             text += event.text
-    return Answered(text=text, seconds=time.perf_counter() - began, cpu_s=time.process_time() - cpu)
+    return Answered(text=text, seconds=time.perf_counter() - began)
 
 
 def ask_grpc(address: str, tokens: int) -> Answered:
@@ -134,38 +126,27 @@ def ask_http(url: str, tokens: int) -> Answered:
 
 
 @asynccontextmanager
-async def ways(model_name: str, extra: Sequence[str], clients: Executor, collector: str) -> AsyncIterator[dict[str, Way]]:
-    """All that is compared, by name: the ways to a server, and servers that count and trace more or less."""
-    watched = {
-        NOTHING: ("metrics.export=none",),
-        METRICS: ("metrics.export=prometheus",),
-        TRACES: ("metrics.export=prometheus", f"tracing.otlp_endpoint={collector}"),
-    }
+async def ways(model_name: str, extra: Sequence[str], clients: Executor) -> AsyncIterator[dict[str, Way]]:
+    """The ways to one server, by name."""
     loop = asyncio.get_running_loop()
-    found: dict[str, Way] = {}
-
-    def read(router: RouterPort) -> Way:
-        return lambda tokens: ask_router(router, tokens)
 
     def sent(ask: Callable[[str, int], Answered], address: str) -> Way:
         return lambda tokens: loop.run_in_executor(clients, ask, address, tokens)
 
-    async with AsyncExitStack() as running:
-        for name, flags in watched.items():
-            settings = load(
-                flags=[f"model={model_name}", "server.port=0", "server.http_port=0", "server.ops_port=null", *flags, *extra]
-            )
-            model = resolve(settings.model, settings.cache_dir)
-            pipeline = await running.enter_async_context(in_process(settings, model))
-            found[name] = read(pipeline.router)
-            if name == NOTHING:
-                entry = await open_entry(pipeline.router, settings, pipeline.observing, alone=True)
-                running.push_async_callback(entry.stop)
-                assert entry.addresses.http is not None
-                found[DIRECT] = found[name]
-                found[GRPC] = sent(ask_grpc, entry.addresses.grpc)
-                found[HTTP] = sent(ask_http, entry.addresses.http)
-        yield found
+    flags = (f"model={model_name}", "server.port=0", "server.http_port=0", "server.ops_port=null", "metrics.export=none")
+    settings = load(flags=[*flags, *extra])
+    model = resolve(settings.model, settings.cache_dir)
+    async with in_process(settings, model) as pipeline:
+        entry = await open_entry(pipeline.router, settings, pipeline.observing, alone=True)
+        try:
+            assert entry.addresses.http is not None
+            yield {
+                DIRECT: lambda tokens: ask_router(pipeline.router, tokens),
+                GRPC: sent(ask_grpc, entry.addresses.grpc),
+                HTTP: sent(ask_http, entry.addresses.http),
+            }
+        finally:
+            await entry.stop()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,10 +164,6 @@ class Turn:
     def per_token(self) -> float:
         """Milliseconds that each further token adds."""
         return 1e3 * (self.many.seconds - self.one.seconds) / (self.tokens - 1)
-
-    def cpu_per_token(self) -> float:
-        """Milliseconds of the processor that each further token adds."""
-        return 1e3 * (self.many.cpu_s - self.one.cpu_s) / (self.tokens - 1)
 
 
 async def measure(found: dict[str, Way], tokens: int, repeats: int, minutes: float) -> dict[str, list[Turn]]:
@@ -224,31 +201,23 @@ def report(turns: dict[str, list[Turn]]) -> dict[str, dict[str, Quartiles]]:
         found[name] = {column: Quartiles.of([figure(turn) for turn in turns[name]]) for column, figure in columns.items()}
     for name in (GRPC, HTTP):
         found[f"over {DIRECT}: {name}"] = {column: over(turns, name, DIRECT, figure) for column, figure in columns.items()}
-    columns = {"per step": Turn.per_token, "processor, per step": Turn.cpu_per_token}
-    found[NOTHING] = {column: Quartiles.of([figure(turn) for turn in turns[NOTHING]]) for column, figure in columns.items()}
-    for name, base in ((METRICS, NOTHING), (TRACES, METRICS), (TRACES, NOTHING)):
-        found[f"{name}, over {base}"] = {column: over(turns, name, base, figure) for column, figure in columns.items()}
     return found
 
 
 def show(found: dict[str, dict[str, Quartiles]], tokens: int, repeats: int) -> None:
-    """Print a table for each kind of columns."""
-    for columns in (("per request", "per token"), ("per step", "processor, per step")):
-        title = f"milliseconds, medians of {repeats} repeats (quartiles), answers of 1 and {tokens} tokens"
-        table = Table("", title=title, title_justify="left")
-        for column in columns:
-            table.add_column(column, no_wrap=True)
-        for name, row in found.items():
-            if tuple(row) == columns:
-                table.add_row(name, *(str(row[column]) for column in columns))
-        Console().print(table)
+    """Print the table."""
+    title = f"milliseconds, medians of {repeats} repeats (quartiles), answers of 1 and {tokens} tokens"
+    table = Table("", "per request", "per token", title=title, title_justify="left")
+    for name, row in found.items():
+        table.add_row(name, *map(str, row.values()))
+    Console().print(table)
 
 
 async def run(arguments: argparse.Namespace) -> dict[str, list[Turn]]:
     """Start the servers and measure."""
     own_process = multiprocessing.get_context("spawn")
-    with span_sink() as collector, ProcessPoolExecutor(1, own_process) as clients:
-        async with ways(arguments.model, arguments.set or (), clients, collector) as found:
+    with ProcessPoolExecutor(1, own_process) as clients:
+        async with ways(arguments.model, arguments.set or (), clients) as found:
             return await measure(found, arguments.tokens, arguments.repeats, arguments.minutes)
 
 

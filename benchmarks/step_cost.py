@@ -44,7 +44,9 @@ def ours(config: TargetConfig, context: int) -> Pass:
         tree = rows <= MAX_NODES
         parents = tuple(range(-1, rows - 2)) if tree else ()
         logits = rows if tree else 1
-        target.forward([Rows(session_id="cost", context=context, tokens=(1,) * rows, parents=parents, logits=logits)])
+        target.begin([Rows(session_id="cost", context=context, tokens=(1,) * rows, parents=parents, logits=logits)])
+        # On a GPU logits stay where they are, as in decoding.
+        target.end_pass()
 
     return run
 

@@ -63,7 +63,8 @@ def _run() -> None:
     settings = load(flags=["server.port=0"])
     folder = _index(settings)
     with embedded_redis() as redis:
-        IndexStore(redis, INDEX).publish(folder)
+        with IndexStore(redis, INDEX) as store:
+            store.publish(folder)
         settings = load(flags=["server.port=0", f"retrieval.redis_url={redis}", f"retrieval.name={INDEX}"])
         with serving(settings, in_process=False, verbose=False) as addresses, outrider.Client(addresses.grpc) as client:
             took = time.perf_counter() - start

@@ -203,11 +203,8 @@ def _index(name: str, settings: Settings) -> Iterator[Finding]:
         from retrieval_index.store import IndexStore
         from retrieval_index.urls import without_password
 
-        store = IndexStore(retrieval.redis_url, retrieval.name)
-        try:
+        with IndexStore(retrieval.redis_url, retrieval.name, retrieval.redis_password) as store:
             live = store.live()
-        finally:
-            store.close()
         where = without_password(retrieval.redis_url)
         if live is None:
             advice = f"publish one: outrider index publish FOLDER --name {retrieval.name}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,7 @@ from cluster.terminal import stderr, stdout
 if TYPE_CHECKING:
     from cluster.models import ResolvedModel
     from retrieval_index.manifest import Manifest
+    from retrieval_index.store import IndexStore
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -22,13 +24,15 @@ app = typer.Typer(
     epilog="Try: outrider index build --corpus src/ --out my-index, then: outrider serve --set retrieval.index=my-index",
 )
 
+_PASSWORD = "OUTRIDER_RETRIEVAL__REDIS_PASSWORD"
 Folder = Annotated[Path, typer.Argument(help="Folder of an index.")]
 Url = Annotated[
     str,
     typer.Option(
         "--redis",
         envvar="OUTRIDER_RETRIEVAL__REDIS_URL",
-        help="redis://USER:PASSWORD@HOST:PORT, or rediss:// for TLS (?ssl_ca_certs=FILE). The variable hides it from ps.",
+        help="redis://USER:PASSWORD@HOST:PORT, or rediss:// for TLS (?ssl_ca_certs=FILE). The variable hides it from ps; "
+        f"{_PASSWORD} may hold the password instead, as it is.",
     ),
 ]
 Name = Annotated[str, typer.Option("--name", help="Name of the index in Redis: retrieval.name of the service.")]
@@ -124,10 +128,8 @@ def publish(
     promote: Annotated[bool, typer.Option(help="Make it live at once.")] = True,
 ) -> None:
     """Upload an index and make it live. Waits for other publishers; services switch without interrupting look-ups."""
-    from retrieval_index.store import IndexStore
-
-    with _progress() as advance:
-        version = IndexStore(redis, name).publish(folder, promote=promote, advance=advance)
+    with _progress() as advance, _store(redis, name) as store:
+        version = store.publish(folder, promote=promote, advance=advance)
     stdout().print(f"version {version} is {'live' if promote else 'there; make it live with: outrider index promote'}")
 
 
@@ -141,9 +143,8 @@ def list_versions(
     from rich.markup import escape
     from rich.table import Table
 
-    from retrieval_index.store import IndexStore
-
-    versions = IndexStore(redis, name).versions()
+    with _store(redis, name) as store:
+        versions = store.versions()
     if as_json:
         typer.echo(json.dumps([{"version": each.version, "live": each.live} for each in versions]))
         return
@@ -163,18 +164,17 @@ def promote(
     name: Name = "default",
 ) -> None:
     """Make a version in Redis live."""
-    from retrieval_index.store import IndexStore
-
-    IndexStore(redis, name).promote(version)
+    with _store(redis, name) as store:
+        store.promote(version)
     stdout().print(f"version {version} is live")
 
 
 @app.command()
 def rollback(redis: Url, name: Name = "default") -> None:
     """Make the previously live version live again."""
-    from retrieval_index.store import IndexStore
-
-    stdout().print(f"version {IndexStore(redis, name).rollback()} is live again")
+    with _store(redis, name) as store:
+        version = store.rollback()
+    stdout().print(f"version {version} is live again")
 
 
 @app.command()
@@ -184,9 +184,8 @@ def delete(
     name: Name = "default",
 ) -> None:
     """Delete a version that is not live. Only the two latest of the versions that were live are kept anyway."""
-    from retrieval_index.store import IndexStore
-
-    IndexStore(redis, name).delete(version)
+    with _store(redis, name) as store:
+        store.delete(version)
     stdout().print(f"version {version} is deleted")
 
 
@@ -201,6 +200,13 @@ def run_redis(
 
     with embedded_redis(data, port) as url:
         wait_for_interrupt(url)
+
+
+def _store(url: str, name: str) -> IndexStore:
+    """The versions of an index in Redis."""
+    from retrieval_index.store import IndexStore
+
+    return IndexStore(url, name, os.environ.get(_PASSWORD))
 
 
 def _show(manifest: Manifest, folder: Path) -> None:

@@ -184,13 +184,17 @@ def _draft_models(settings: Settings, folder: Path | None) -> Iterator[str]:
 
 
 def _kernels(settings: Settings, model: Path | None) -> str:
-    """The kernels that an earlier start chose on this processor."""
-    wanted = f"verifier.kernels: {settings.verifier.kernels}, verifier.weights: {settings.verifier.weights}"
+    """The kernels that an earlier start chose on this processor, or on a GPU here."""
+    verifier = settings.verifier
+    on_gpu = verifier.device != "cpu"
+    wanted = f"verifier.kernels: {verifier.kernels}, "
+    wanted += f"verifier.device: {verifier.device}" if on_gpu else f"verifier.weights: {verifier.weights}"
     folder = settings.cache_dir / build.KERNELS
-    known = None if model is None else latest(folder, model=digest_of(str(model)), processor=processor())
+    about: dict[str, object] = {"kernels": [verifier.kernels, verifier.dtype]} if on_gpu else {"processor": processor()}
+    known = None if model is None else latest(folder, model=digest_of(str(model)), **about)
     if known is None:
         return f"{wanted}; the first start times what there is and takes the fastest exact one"
-    what = f"{known['linears']} {known['instructions']}, weights {known['weights']}"
+    what = known["linears"] if on_gpu else f"{known['linears']} {known['instructions']}, weights {known['weights']}"
     return f"{what} ({wanted}); {known['reason']}"
 
 

@@ -24,7 +24,7 @@ from services.retrieval.config import RetrievalConfig
 from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig, check_default
 from services.settings import filled
-from services.verifier.config import TargetConfig, VerifierConfig
+from services.verifier.config import TargetConfig, VerifierConfig, check_backends
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.origins import Origin
 from speculation.errors import ConfigurationError
@@ -208,17 +208,17 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
     from services.model_folder import tokenizer_digest
 
     retrieval = settings.retrieval
-    if retrieval.index is not None and retrieval.redis_url is not None:
-        raise ConfigurationError("retrieval.index and retrieval.redis_url: set one of the two")
+    retrieval.check_place()
     digest = tokenizer_digest(model.path)
     if retrieval.index is not None:
         manifest = read_manifest(retrieval.index)
         check_index(manifest, digest, str(retrieval.index), semantic=retrieval.semantic)
     if retrieval.redis_url is not None:
-        IndexStore(retrieval.redis_url, retrieval.name).close()
+        IndexStore(retrieval.redis_url, retrieval.name, retrieval.redis_password).close()
     return RetrievalConfig(
         folder=retrieval.index,
         redis_url=retrieval.redis_url,
+        redis_password=retrieval.redis_password,
         name=retrieval.name,
         cache_dir=settings.cache_dir / "indexes",
         tokenizer_sha256=digest,
@@ -255,7 +255,8 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
     """The verifier's part of ``settings``.
 
     Raises:
-        ConfigurationError: there are more stages than layers, or stage_host is not an IP address.
+        ConfigurationError: there are more stages than layers, stage_host is not an IP address, or kernels or
+            attention_backend are not for the device.
     """
     verifier = settings.verifier
     check_stages(verifier.stages, model.path)
@@ -263,7 +264,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         ipaddress.ip_address(verifier.stage_host)
     except ValueError as error:
         raise ConfigurationError(f"verifier.stage_host is {verifier.stage_host}: must be an IP address") from error
-    return VerifierConfig(
+    found = VerifierConfig(
         model_name=model.name,
         target=TargetConfig(
             model_path=str(model.path),
@@ -271,6 +272,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
             device=verifier.device,
             weights=verifier.weights,
             kernels=verifier.kernels,
+            attention_backend=verifier.attention_backend,
             kernels_dir=settings.cache_dir / KERNELS,
             kv_cache_tokens=verifier.kv_cache_tokens,
             max_model_len=verifier.max_model_len,
@@ -297,6 +299,8 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         check_every=verifier.check_every,
         costs_dir=settings.cache_dir / "costs",
     )
+    check_backends(found.target)
+    return found
 
 
 def check_stages(stages: int, model: Path) -> None:

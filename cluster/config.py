@@ -22,11 +22,16 @@ from services.machine import cache_folder
 from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig
 from services.settings import settings_of
-from services.verifier.config import Dtype, Kernels, TargetConfig, Weights
+from services.verifier.config import AttentionBackend, Dtype, Kernels, TargetConfig, Weights
 from services.verifier.engine.config import LoopConfig
 from speculation.errors import ConfigurationError
 
 _PREFIX = "OUTRIDER_"
+# Settings that no command line may hold and no message may show, and where they may be set.
+_SECRETS = {
+    "internal_token": f"{_PREFIX}INTERNAL_TOKEN, or internal_token_file",
+    "retrieval.redis_password": f"{_PREFIX}RETRIEVAL__REDIS_PASSWORD",
+}
 _STRATEGY, _LOOP = StrategyConfig(), LoopConfig()
 _TARGET, _ROUTER = TargetConfig(model_path=""), RouterConfig(model_path="")
 
@@ -67,7 +72,11 @@ class VerifierSettings(Placed):
         description="on a CPU: multiply from float32 numbers, or from the same numbers in fewer bytes, as files store them",
     )
     kernels: Kernels = Field(
-        _TARGET.kernels, description="on a CPU, what multiplies; auto: the fastest exact ones, measured at the first start"
+        _TARGET.kernels, description="what multiplies; auto: the fastest exact ones, measured at the first start"
+    )
+    attention_backend: AttentionBackend = Field(
+        _TARGET.attention_backend,
+        description="triton: our kernels for GPUs, which are exact; torch: its own; auto: triton where it takes the model",
     )
     kv_cache_tokens: int = Field(_TARGET.kv_cache_tokens, ge=64)
     max_model_len: int | None = Field(_TARGET.max_model_len, ge=2)
@@ -186,6 +195,9 @@ class RetrievalSettings(Placed):
     redis_url: str | None = Field(
         None, description="redis:// or rediss:// URL where versions are published; the live one is followed"
     )
+    redis_password: str | None = Field(
+        None, repr=False, description="of that Redis, where the URL holds none; in the environment or a file alone"
+    )
     name: str = Field("default", pattern="^[A-Za-z0-9._-]{1,64}$", description="of the index in Redis")
     semantic: bool = Field(
         False, description="also search by the target's hidden states; needs an index built with --semantic"
@@ -196,6 +208,17 @@ class RetrievalSettings(Placed):
     def enabled(self) -> bool:
         """Whether there is an index."""
         return self.index is not None or self.redis_url is not None
+
+    def check_place(self) -> None:
+        """Check that the settings name at most one place.
+
+        Raises:
+            ConfigurationError: they name two, or a password for none.
+        """
+        if self.index is not None and self.redis_url is not None:
+            raise ConfigurationError("retrieval.index and retrieval.redis_url: set one of the two")
+        if self.redis_password is not None and self.redis_url is None:
+            raise ConfigurationError("retrieval.redis_password is set, but not retrieval.redis_url: set both or neither")
 
 
 class Settings(BaseSettings):
@@ -262,10 +285,9 @@ def load(
         key, separator, value = flag.partition("=")
         if not separator:
             raise ConfigurationError(f"--set {flag}: must be section.key=value, such as verifier.dtype=bfloat16")
-        if key == "internal_token":
+        if key in _SECRETS:
             raise ConfigurationError(
-                "--set internal_token: every user of this machine could read it in the list of processes; "
-                f"set {_PREFIX}INTERNAL_TOKEN, or internal_token_file"
+                f"--set {key}: every user of this machine could read it in the list of processes; set {_SECRETS[key]}"
             )
         _put(merged, key.split("."), value)
     try:
@@ -332,7 +354,8 @@ def _explain(error: ValidationError) -> str:
         if problem["type"] == "extra_forbidden":
             lines.append(f"unknown setting {key}; known here: {', '.join(_siblings(problem['loc']))}")
         else:
-            lines.append(f"{key} is {problem['input']!r}: {problem['msg']}")
+            shown = "hidden" if key in _SECRETS else repr(problem["input"])
+            lines.append(f"{key} is {shown}: {problem['msg']}")
     return "; ".join(lines)
 
 

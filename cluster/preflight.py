@@ -68,8 +68,7 @@ def check_settings(settings: Settings, *, here: bool) -> None:
     build.router_config(settings, named)
     build.drafter_config(settings, named)
     build.verifier_config(settings, named)
-    if settings.retrieval.index is not None and settings.retrieval.redis_url is not None:
-        raise ConfigurationError("retrieval.index and retrieval.redis_url: set one of the two")
+    settings.retrieval.check_place()
     host.check_folder("cache_dir", settings.cache_dir)
     if not here:
         return

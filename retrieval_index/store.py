@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import redis
 
@@ -102,16 +102,19 @@ class IndexStore:
     Args:
         url: ``redis://`` or ``rediss://``, with user, password and TLS options as redis-py reads them.
         name: the index's name in Redis.
+        password: used where the URL holds none; taken as it is, with nothing to escape.
 
     Raises:
         ConfigurationError: the URL is malformed.
     """
 
-    def __init__(self, url: str, name: str) -> None:
+    def __init__(self, url: str, name: str, password: str | None = None) -> None:
         self._name = name
         self.origin = without_password(url)
         try:
-            self._redis = redis.Redis.from_url(url, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S)
+            self._redis = redis.Redis.from_url(
+                url, password=password, socket_timeout=_TIMEOUT_S, socket_connect_timeout=_TIMEOUT_S
+            )
         except ValueError:
             # redis-py's own message may contain the password.
             raise ConfigurationError(f"{self.origin}: not a Redis URL; give redis://USER:PASSWORD@HOST:PORT") from None
@@ -299,7 +302,14 @@ class IndexStore:
         return self._text(entries[-1][0])
 
     def close(self) -> None:
+        """Close the connections; they can also be closed by a ``with`` block."""
         self._redis.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     def _make_live(self, version: str, turn: _Turn) -> None:
         history = self._key("history")

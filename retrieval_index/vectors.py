@@ -45,6 +45,9 @@ def build(states: NDArray[np.float16], tokens: NDArray[np.uint32], folder: Path)
     """Write the index of ``states`` ([positions, width]) and ``tokens`` ([positions]) into ``folder``."""
     count, width = states.shape
     index = faiss.index_factory(width, kind_for(count, width), faiss.METRIC_INNER_PRODUCT)
+    if isinstance(index, faiss.IndexIVFPQ):
+        # FAISS would order each codebook for searches by Hamming distance, which takes two seconds; none is made here.
+        index.do_polysemous_training = False  # type: ignore[attr-defined]
     lists = getattr(index, "nlist", 1)
     sample = np.random.default_rng(0).permutation(count)[: max(_EXACT_UP_TO, _TRAINED_ON * lists)]
     index.train(_normalised(states[np.sort(sample)]))

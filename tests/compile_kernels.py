@@ -13,7 +13,7 @@ from triton import compile as compiled
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from services.verifier.triton_kernels.device import one_product, row_matmul, row_norm, tree_attend, write_rows
+from services.verifier.triton_kernels.device import noisy_rows, one_product, row_matmul, row_norm, tree_attend, write_rows
 from services.verifier.triton_kernels.triton_pass import _COMPILED
 
 HALF, SINGLE, INT = "*bf16", "*fp32", "i32"
@@ -58,8 +58,12 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     }, {"LEAVES": 3, "BLOCK": 1024, "BIAS": True}),
     "norm": (row_norm.add_and_normalise, {
         "rows": HALF, "residual": HALF, "weight": HALF, "summed": HALF, "made": HALF, "width": INT, "eps": "fp32",
-    }, {"BLOCK": 1024, "RESIDUAL": True}),
+    }, {"BLOCK": 1024, "RESIDUAL": True, "ROUNDED": True}),
     "gate": (row_norm.gate, {"both": HALF, "made": HALF, "width": INT}, {"BLOCK": 1024}),
+    "noise": (noisy_rows.noisy_rows, {
+        "logits": SINGLE, "limits": "*fp64", "keys": "*i64", "tops": "*fp64", "ids": "*i64", "seconds": "*fp64",
+        "vocabulary": INT, "parts": INT,
+    }, {"STREAM": 0, "BLOCK": 256}),
     "one product": (one_product.one_product, {"left": HALF, "right": HALF, "made": SINGLE}, {
         "ROWS": 64, "TERMS": 64, "COLUMNS": 64,
     }),

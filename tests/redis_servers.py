@@ -18,6 +18,16 @@ from tests.ports import free_port
 KINDS = ("embedded", "redis-server")
 
 
+def until_it_answers(client: redis.Redis) -> None:
+    """Wait for a server that is just starting."""
+    for _ in range(100):
+        try:
+            client.ping()
+            return
+        except redis.exceptions.ConnectionError:
+            time.sleep(0.05)
+
+
 @contextmanager
 def server(kind: str, folder: Path) -> Iterator[str]:
     """A server that asks for a password; gives its URL."""
@@ -40,14 +50,8 @@ def started(folder: Path, url: str, *options: str) -> Iterator[subprocess.Popen[
     command = [program, "--bind", "127.0.0.1", "--save", "", "--dir", str(folder), *options]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     try:
-        client = redis.Redis.from_url(url)
-        for _ in range(100):
-            try:
-                client.ping()
-                break
-            except redis.exceptions.ConnectionError:
-                time.sleep(0.05)
-        client.close()
+        with redis.Redis.from_url(url) as client:
+            until_it_answers(client)
         yield process
     finally:
         process.terminate()

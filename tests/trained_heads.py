@@ -74,7 +74,7 @@ def make_medusa(target: Path, folder: Path, *, own_output: bool = False, blocks:
             draft_vocab_size=shape.vocab_size,
             num_heads=3,
             num_blocks=blocks,
-            own_output=own_output,
+            num_outputs=3 * own_output,
         )
         save_medusa(MedusaHeads(config, shared_output(target)), folder, {}, dtype=torch.float32)
     return folder

@@ -73,9 +73,14 @@ def as_object(about: Mapping[str, Any], verdicts: Mapping[str, GateVerdict]) -> 
     return {"about": dict(about), "gates": {name: asdict(verdict) for name, verdict in verdicts.items()}}
 
 
-def page(about: Mapping[str, Any], gates: list[GpuGate], verdicts: Mapping[str, GateVerdict]) -> str:
+def page(
+    about: Mapping[str, Any],
+    gates: list[GpuGate],
+    verdicts: Mapping[str, GateVerdict],
+    title: str = "What this GPU does",
+) -> str:
     """One page of Markdown."""
-    lines = ["# What this GPU does", "", *(f"- {key}: {value}" for key, value in about.items()), ""]
+    lines = [f"# {title}", "", *(f"- {key}: {value}" for key, value in about.items()), ""]
     lines += ["| gate | asks | result | found | what follows |", "|---|---|---|---|---|"]
     lines += [
         f"| {gate.name} | {gate.asks} | **{verdicts[gate.name].result}** | {_cell(verdicts[gate.name].found)} "

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.drafter.ahead_draft.medusa_config import is_medusa, parse_medusa, short_names
+from services.drafter.ahead_draft.medusa_config import parse_medusa
+from services.drafter.ahead_draft.medusa_names import is_medusa, named_by_authors
 from services.drafter.ahead_draft.stream_config import KIND, parse_streams
 from services.drafter.feature_draft.head_config import FINAL, HeadConfig
 from services.drafter.feature_draft.head_fields import Shapes, parse, unused
@@ -95,8 +96,8 @@ def _streams(folder: Path, config: Mapping[str, Any], shapes: Shapes, numbers: i
 def _medusa(folder: Path, config: Mapping[str, Any], shapes: Shapes, numbers: int, target: Path | None) -> Checkpoint:
     if target is None:
         return Checkpoint(folder=folder, source="medusa", layers=(), numbers=numbers)
-    found = parse_medusa(config, short_names(shapes), read_target_shape(target), str(folder))
-    kept = 0 if found.own_output else found.draft_vocab_size * found.hidden_size
+    found = parse_medusa(config, named_by_authors(shapes), read_target_shape(target), str(folder))
+    kept = 0 if found.num_outputs else found.draft_vocab_size * found.hidden_size
     return Checkpoint(folder=folder, source="medusa", layers=(FINAL,), numbers=numbers + kept)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 
@@ -13,6 +13,7 @@ class RetrievalConfig:
     Attributes:
         folder: of a built index; never changes.
         redis_url: where versions are published; the live one is followed.
+        redis_password: of that Redis, if the URL holds none.
         name: of the index in Redis.
         cache_dir: where versions from Redis are kept; the last live one serves when Redis is gone at start.
         state_width: numbers of the served model's hidden states, where they will be looked up: indexes without such are
@@ -22,6 +23,7 @@ class RetrievalConfig:
 
     folder: Path | None = None
     redis_url: str | None = None
+    redis_password: str | None = field(default=None, repr=False)
     name: str = "default"
     cache_dir: Path = Path("indexes")
     state_width: int | None = None

@@ -62,7 +62,7 @@ class RetrievalService:
         if config.folder is not None:
             self._index = await asyncio.to_thread(self._open, config.folder)
         elif config.redis_url is not None:
-            self._store = IndexStore(config.redis_url, config.name)
+            self._store = IndexStore(config.redis_url, config.name, config.redis_password)
             self._watching = asyncio.create_task(self._follow(self._store), name="index-changes")
 
     async def stop(self) -> None:

@@ -8,10 +8,15 @@ from pathlib import Path
 from typing import Any, Literal
 
 from services.verifier.engine.config import LoopConfig
+from speculation.errors import ConfigurationError
 
 Dtype = Literal["float32", "bfloat16", "int8"]
 Weights = Literal["auto", "float32", "as_stored"]
-Kernels = Literal["auto", "avx512", "avx2", "neon", "onednn", "torch"]
+Kernels = Literal["auto", "avx512", "avx2", "neon", "onednn", "triton", "cublaslt", "torch"]
+AttentionBackend = Literal["auto", "triton", "torch"]
+# What multiplies where.
+_CPU_KERNELS: tuple[Kernels, ...] = ("auto", "avx512", "avx2", "neon", "onednn", "torch")
+_GPU_KERNELS: tuple[Kernels, ...] = ("auto", "triton", "cublaslt", "torch")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,8 +29,9 @@ class TargetConfig:
             layers; everything else, and all arithmetic, is float32 on a CPU and bfloat16 on a GPU.
         weights: on a CPU, the format in which linear layers hold their weights: float32, or as stored (the blocks of a GGUF
             file, else bfloat16), which are the same numbers in fewer bytes; auto: the faster one.
-        kernels: on a CPU, what multiplies by them: our own kernels for an instruction set, oneDNN or torch; auto: the
-            fastest exact ones, by measurement.
+        kernels: what multiplies by them: on a CPU our own kernels for an instruction set, oneDNN or torch, on a GPU our
+            Triton kernels, cuBLASLt without split sums, or torch; auto: the fastest exact ones, by measurement.
+        attention_backend: our Triton kernels, or torch's own attention; auto: Triton where it takes the model.
         kernels_dir: where kernel measurements are kept; None: they are repeated at every start.
         kv_cache_tokens: rows of the KV cache, over all requests.
         max_model_len: most tokens of prompt and answer; None: the model's own limit.
@@ -45,6 +51,7 @@ class TargetConfig:
     device: str = "cpu"
     weights: Weights = "auto"
     kernels: Kernels = "auto"
+    attention_backend: AttentionBackend = "auto"
     kernels_dir: Path | None = None
     kv_cache_tokens: int = 16384
     max_model_len: int | None = None
@@ -55,6 +62,26 @@ class TargetConfig:
     pass_timeout_s: float = 120.0
     generation_config: str = "auto"
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_backends(config: TargetConfig) -> None:
+    """Check that ``kernels`` and ``attention_backend`` are made for the device.
+
+    Raises:
+        ConfigurationError: they are not; names the setting and what is allowed.
+    """
+    on_gpu = config.device.partition(":")[0] == "cuda"
+    allowed = _GPU_KERNELS if on_gpu else _CPU_KERNELS
+    if config.kernels not in allowed:
+        raise ConfigurationError(
+            f"verifier.kernels is {config.kernels}, which is for a {'CPU' if on_gpu else 'GPU'}, and verifier.device is "
+            f"{config.device}: must be one of {', '.join(allowed)}"
+        )
+    if config.attention_backend == "triton" and not on_gpu:
+        raise ConfigurationError(
+            f"verifier.attention_backend is triton, which needs a GPU, and verifier.device is {config.device}: "
+            "must be auto or torch"
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

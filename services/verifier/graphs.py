@@ -6,7 +6,7 @@ Not run on a GPU yet (docs/gpus.md). Where capturing fails, ``Graphs`` launches 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +19,11 @@ log = logging.getLogger(__name__)
 
 _WARM_UP = 2
 
-# Runs the model over a pass. The tensor holds its tokens, [rows], or its hidden states, [rows, hidden size].
-RunModel = Callable[[Pass, torch.Tensor], torch.Tensor]
+# Hidden states of all rows, by layer.
+Seen = Mapping[int, torch.Tensor]
+# Runs the model over a pass, and keeps hidden states of layers. The tensor holds the pass's tokens, [rows], or its hidden
+# states, [rows, hidden size].
+RunModel = Callable[[Pass, torch.Tensor, Sequence[int]], tuple[torch.Tensor, Seen]]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -29,12 +32,13 @@ class _Captured:
 
     laid_out: FixedPass
     given: torch.Tensor
-    made: torch.Tensor | None = None
+    layers: tuple[int, ...]
+    made: tuple[torch.Tensor, Seen] | None = None
     graph: torch.cuda.CUDAGraph | None = None
 
 
 class Graphs:
-    """One graph for every bucket of passes, captured when first needed.
+    """One graph for every bucket of passes and every set of layers that are kept, captured when first needed.
 
     Args:
         buckets: which passes share a graph, and how they are laid out.
@@ -46,35 +50,42 @@ class Graphs:
         self._kind = buckets
         self._run = run
         self._given = given
-        self._buckets: dict[Hashable, _Captured] = {}
+        self._buckets: dict[tuple[Hashable, tuple[int, ...]], _Captured] = {}
         self._captures = given.device.type == "cuda"
         # Only one graph runs at a time, so all share the memory of intermediate results.
         self._memory = torch.cuda.graph_pool_handle() if self._captures else None
 
-    def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None) -> torch.Tensor | None:
-        """The model's output for the pass, [rows, ...]; the next pass may overwrite it. None if the pass is too large."""
+    def run(
+        self, batch: Sequence[Rows], hidden: torch.Tensor | None, layers: tuple[int, ...] = ()
+    ) -> tuple[torch.Tensor, Seen] | None:
+        """The model's output for the pass, [rows, ...], and the hidden states of ``layers``, padding included.
+
+        The next pass may overwrite them. None if the pass is too large.
+        """
         rows = sum(len(request.tokens) for request in batch)
         key = self._kind.bucket(batch)
         if key is None:
             return None
-        bucket = self._bucket(key)
+        bucket = self._bucket(key, layers)
         bucket.laid_out.fill(batch)
         bucket.given[:rows].copy_(bucket.laid_out.tokens[:rows] if hidden is None else hidden)
         if bucket.graph is not None:
             bucket.graph.replay()
             assert bucket.made is not None
-            return bucket.made[:rows]
-        return self._run(bucket.laid_out, bucket.given)[:rows]
+            made, seen = bucket.made
+        else:
+            made, seen = self._run(bucket.laid_out, bucket.given, layers)
+        return made[:rows], seen
 
-    def _bucket(self, key: Hashable) -> _Captured:
-        found = self._buckets.get(key)
+    def _bucket(self, key: Hashable, layers: tuple[int, ...]) -> _Captured:
+        found = self._buckets.get((key, layers))
         if found is None:
             laid_out = self._kind.make(key)
             given = self._given.new_zeros(len(laid_out.tokens), *self._given.shape[1:])
-            found = _Captured(laid_out=laid_out, given=given)
+            found = _Captured(laid_out=laid_out, given=given, layers=layers)
             if self._captures:
                 self._capture(found)
-            self._buckets[key] = found
+            self._buckets[key, layers] = found
         return found
 
     def _capture(self, bucket: _Captured) -> None:
@@ -85,11 +96,11 @@ class Graphs:
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP):
-                    self._run(bucket.laid_out, bucket.given)
+                    self._run(bucket.laid_out, bucket.given, bucket.layers)
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._memory):
-                bucket.made = self._run(bucket.laid_out, bucket.given)
+                bucket.made = self._run(bucket.laid_out, bucket.given, bucket.layers)
             bucket.graph = graph
         except RuntimeError as error:
             log.warning("passes of this model cannot be captured, so each takes longer: %s", error)

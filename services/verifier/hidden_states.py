@@ -5,7 +5,7 @@ The layers have hooks only while such a pass runs, so other passes pay nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -110,8 +110,7 @@ class HiddenStates:
         if not asked:
             yield []
             return
-        if earlier is not None:
-            self._kept.update(zip(self._numbers(batch, range(self._layers.start)), earlier.to(self._device), strict=True))
+        self._take_earlier(batch, earlier)
         index = torch.tensor(asked, device=self._device)
         hooks = [
             self._modules[number].register_forward_hook(self._keep(number, index))
@@ -125,6 +124,49 @@ class HiddenStates:
         finally:
             for hook in hooks:
                 hook.remove()
+
+    @contextmanager
+    def of_all_rows(self, layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
+        """Keep the hidden states of every row while the model runs: [rows, hidden size], by layer as ``asked_of`` counts.
+
+        For passes that are captured: what is copied does not depend on who asks. The output layer must be given all rows.
+        """
+        found: dict[int, torch.Tensor] = {}
+
+        def after(number: int) -> Callable[..., None]:
+            def hook(module: nn.Module, given: object, made: object) -> None:
+                # Later layers may add to their input in place.
+                found[number] = _hidden(made)[0].clone()
+
+            return hook
+
+        def before(module: nn.Module, given: tuple[Any, ...]) -> None:
+            found[self._total] = given[0][0].clone()
+
+        hooks = [self._modules[number].register_forward_hook(after(number)) for number in layers if number in self._layers]
+        if self._total in layers and self._head is not None:
+            hooks.append(self._head.register_forward_pre_hook(before))
+        try:
+            yield found
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def asked_of(self, batch: Sequence[Rows]) -> tuple[int, ...]:
+        """The layers of this stage whose hidden states a pass is asked for; the output layer's input is the last number."""
+        stop = self._layers.stop if self._head is None else self._total + 1
+        return tuple(self._numbers(batch, range(self._layers.start, stop)))
+
+    def keep(self, batch: Sequence[Rows], seen: Mapping[int, torch.Tensor], earlier: torch.Tensor | None) -> None:
+        """Keep what a pass was asked for out of ``of_all_rows``; ``earlier`` as in ``kept``."""
+        self._kept, self._starts = {}, {}
+        index = torch.tensor(self._rows_asked(batch), dtype=torch.int64, device=self._device)
+        self._take_earlier(batch, earlier)
+        self._kept.update((number, rows[index]) for number, rows in seen.items())
+
+    def _take_earlier(self, batch: Sequence[Rows], earlier: torch.Tensor | None) -> None:
+        if earlier is not None:
+            self._kept.update(zip(self._numbers(batch, range(self._layers.start)), earlier.to(self._device), strict=True))
 
     def expected(self, batch: Sequence[Rows]) -> tuple[int, int]:
         """Number of earlier stages' layers, and of rows, whose hidden states arrive at this stage with a pass."""

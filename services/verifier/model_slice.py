@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from transformers import PreTrainedModel
 
 from services.machine import cores
 from services.verifier.arithmetic import experts
+from services.verifier.arithmetic.gpu_kernels import use_gpu_kernels
 from services.verifier.arithmetic.kernels import Choice, choose_kernels, maker
-from services.verifier.arithmetic.linears import as_linears, pack_linears, quantize
+from services.verifier.arithmetic.linears import as_linears, pack_linears
 from services.verifier.arithmetic.parameters import pack_parameters
 from services.verifier.arithmetic.whole_vectors import fill_vectors
 from services.verifier.attention import calls as attention
@@ -24,7 +26,7 @@ from services.verifier.attention.recording import record
 from services.verifier.attention.static import StaticBuckets
 from services.verifier.attention.tiled import TiledPass
 from services.verifier.config import TargetConfig
-from services.verifier.graphs import Graphs
+from services.verifier.graphs import Graphs, Seen
 from services.verifier.hidden_states import HiddenStates
 from services.verifier.late_rows import LateRows, StreamWeights
 from services.verifier.loading import adapters
@@ -34,6 +36,7 @@ from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.native import attention_kernel as native_attention
 from services.verifier.native.layer_kernel import fuse
 from services.verifier.native.library import library
+from services.verifier.stages.ways import device_of_stage
 from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError
 
@@ -57,7 +60,9 @@ class ModelSlice:
         # Set here, since a cluster may have set OMP_NUM_THREADS to the cores that it reserved rather than those that exist.
         torch.set_num_threads(config.threads or max(1, cores() // config.stages))
         self.is_first, self.is_last = stage == 0, stage == config.stages - 1
+        config = replace(config, device=device_of_stage(config.device, stage, config.stages))
         self.device = torch.device(config.device)
+        self._make_current()
         shares = split_layers(config)
         layers = shares[stage]
         self.model: PreTrainedModel = load_whole(config) if config.stages == 1 else load_layers(config, layers)
@@ -79,9 +84,10 @@ class ModelSlice:
         self.hidden_states = HiddenStates(self.model, layers, shares[-1].stop, head, self.device)
         self._calls = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
-        self.pool, self._triton = pool_and_buckets(calls, rows, self.dtype, self.device)
+        self.pool, self._triton = pool_and_buckets(calls, rows, self.dtype, self.device, config.attention_backend)
         self.library = library(self.choice.instructions) if self.choice.instructions else None
-        self._kernel = native_attention.kernel_for(self.library, self.pool) if self._triton is None else None
+        ours = self.library if self._triton is None and config.attention_backend == "auto" else None
+        self._kernel = native_attention.kernel_for(ours, self.pool)
         self._graphs = self._captured() if self.device.type == "cuda" and self.dtype != torch.float32 else None
         if self._kernel is not None:
             self._fuse()
@@ -95,6 +101,11 @@ class ModelSlice:
                 "use drafter.streaming_form: two_steps"
             )
         return LateRows(self.model, total, streams, self.device)
+
+    def _make_current(self) -> None:
+        """Triton launches its kernels on the GPU that is this thread's current one."""
+        if self.device.index is not None:
+            torch.cuda.set_device(self.device)
 
     def _recorded(self, longest: int) -> Calls:
         entering = torch.arange(1, _TRIAL_ROWS + 1, device=self.device)[None]
@@ -146,18 +157,26 @@ class ModelSlice:
         Raises:
             ValueError: a tree has more than ``MAX_NODES`` nodes.
         """
+        self._make_current()
         self.pool.clean()
-        made = self._replay(batch, hidden)
+        made = self._replay(batch, hidden, earlier)
         if made is None:
             made = self._launch(batch, hidden, earlier)
         return made.float() if self.is_last else made
 
-    def _replay(self, batch: Sequence[Rows], hidden: torch.Tensor | None) -> torch.Tensor | None:
-        """The pass by a captured graph; None if it is larger than any graph, or asks for hidden states of layers."""
-        if self._graphs is None or any(rows.layers for rows in batch):
+    def _replay(
+        self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """The pass by a captured graph; None if it is larger than any graph."""
+        if self._graphs is None:
             return None
-        made = self._graphs.run(batch, hidden)
-        return made[_rows_chosen(batch)] if made is not None and self.is_last else made
+        found = self._graphs.run(batch, hidden, self.hidden_states.asked_of(batch))
+        if found is None:
+            return None
+        made, seen = found
+        if any(rows.layers for rows in batch):
+            self.hidden_states.keep(batch, seen, earlier)
+        return made[_rows_chosen(batch)] if self.is_last else made
 
     def _launch(self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None) -> torch.Tensor:
         """The pass kernel by kernel, padded to the fewest rows that a layer may get."""
@@ -215,11 +234,11 @@ class ModelSlice:
 
         module = self.model if self.is_last else self.model.get_decoder()
 
-        def run(laid_out: attention.Pass, given: torch.Tensor) -> torch.Tensor:
-            with answering(Running(laid_out, self._calls)):
+        def run(laid_out: attention.Pass, given: torch.Tensor, layers: Sequence[int]) -> tuple[torch.Tensor, Seen]:
+            with answering(Running(laid_out, self._calls)), self.hidden_states.of_all_rows(layers) as seen:
                 found = module(**self._inputs(module, laid_out, given))
             made: torch.Tensor = found.logits[0] if self.is_last else found.last_hidden_state[0]
-            return made
+            return made, seen
 
         of_rows = () if self.is_first else (self.hidden_size,)
         dtype = torch.int64 if self.is_first else self.dtype
@@ -250,9 +269,7 @@ def _rows_chosen(batch: Sequence[Rows]) -> list[int]:
 def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:
     """Replace linear layers by faster ones; returns which."""
     if config.device != "cpu":
-        if config.dtype == "int8":
-            quantize(model)
-        return Choice(linears="torch")
+        return use_gpu_kernels(model, config)
     fill_vectors()
     experts.use(model)
     if config.dtype == "bfloat16":

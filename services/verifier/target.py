@@ -15,7 +15,7 @@ from services.model_folder import reading
 from services.verifier.arithmetic.kernels import Choice
 from services.verifier.arithmetic.parameters import inexact
 from services.verifier.choosing.chooser import Chooser
-from services.verifier.config import TargetConfig
+from services.verifier.config import TargetConfig, check_backends
 from services.verifier.exactness import is_exact
 from services.verifier.guard import check_slice
 from services.verifier.kv_cache.pool import TILE, KVPool
@@ -47,6 +47,7 @@ class TransformersTarget:
     """
 
     def __init__(self, config: TargetConfig, launch: Launch | None = None, streams: StreamWeights | None = None) -> None:
+        check_backends(config)
         _check_device(config)
         with reading(f"load the model at {config.model_path}"):
             check_files(config)
@@ -89,7 +90,7 @@ class TransformersTarget:
             self._chooser = Chooser(self.eos_token_ids, self.generation.processors, part.library)
             self.pool.clear()
             self.tiles = TileAllocator(self.pool.total_tiles)
-            self._earlier.join()
+            self._earlier.join(part.device)
             self.exact = is_exact(self)
         except BaseException:
             self.shutdown()

@@ -34,9 +34,8 @@ def published_index(model: Path, folder: Path) -> Iterator[str]:
     target = ScoringTarget(name="tiny", tokenizer_sha256=tokenizer_digest(model), vocab_size=320)
     build_bytes_index(folder / "index", ["the quick brown fox jumps over the lazy dog " * 4, "()*+" * 30], target=target)
     with embedded_redis() as url:
-        store = IndexStore(url, "default")
-        store.publish(folder / "index")
-        store.close()
+        with IndexStore(url, "default") as store:
+            store.publish(folder / "index")
         yield url
 
 

@@ -23,9 +23,9 @@ from speculation.messages import OpenSession, StepReport
 from speculation.ports import DraftLink
 from speculation.types import Plan, TokenTree
 from tests.fakes import PLAIN, VOCAB, RandomDrafter, ToyTarget, collect, decoding, origin, request, right_tree
+from tests.feature_sources import EAGLE3, head
 from tests.model_source import LAYERS, NAME, ModelDouble, register
 from tests.patience import PATIENCE_S, until
-from tests.unit.test_feature_source import EAGLE3, head
 
 REQUESTS, TOKENS = 16, 60
 PLAN = Plan(strategy="test", sources=(NAME, "far"), max_nodes=6, observe_layers=LAYERS, observe_prompt=True)

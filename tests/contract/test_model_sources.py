@@ -13,9 +13,9 @@ from services.drafter.service import DrafterService
 from speculation.messages import Draft, FeatureChunk, ForgetTenant, Forgotten
 from speculation.types import TokenTree
 from tests.contract.test_draft_links import TEXT, in_process, opening, over_grpc, report
+from tests.drafter_sessions import row, rows
 from tests.model_source import NAME, ModelDouble, register
 from tests.patience import PATIENCE_S, until
-from tests.unit.test_source_groups import row, rows
 
 SOURCES = ("prompt_lookup", NAME)
 

@@ -203,8 +203,7 @@ async def test_too_large_a_batch_is_refused() -> None:
 async def test_versions_change_under_load_and_nobody_notices(tmp_path: Path, kind: str) -> None:
     for number in range(4):
         build(tmp_path / str(number), [f"abcd{number}"])
-    with server(kind, tmp_path) as url:
-        store = IndexStore(url, "i")
+    with server(kind, tmp_path) as url, IndexStore(url, "i") as store:
         config = RetrievalConfig(
             redis_url=url, name="i", cache_dir=tmp_path / "cache", tokenizer_sha256=TARGET.tokenizer_sha256
         )
@@ -246,8 +245,7 @@ async def test_versions_change_under_load_and_nobody_notices(tmp_path: Path, kin
 async def test_an_unusable_version_is_refused_and_the_old_one_stays(tmp_path: Path) -> None:
     build(tmp_path / "good", ["abcdX"])
     build(tmp_path / "foreign", ["abcdY"], target=replace(TARGET, tokenizer_sha256="b" * 64))
-    with server("embedded", tmp_path) as url:
-        store = IndexStore(url, "i")
+    with server("embedded", tmp_path) as url, IndexStore(url, "i") as store:
         good = store.publish(tmp_path / "good")
         config = RetrievalConfig(
             redis_url=url, name="i", cache_dir=tmp_path / "cache", tokenizer_sha256=TARGET.tokenizer_sha256
@@ -265,7 +263,8 @@ async def test_redis_may_vanish_and_come_back(tmp_path: Path) -> None:
     for number in range(2):
         build(tmp_path / str(number), [f"abcd{number}"])
     with server("embedded", tmp_path) as url:
-        first = IndexStore(url, "i").publish(tmp_path / "0")
+        with IndexStore(url, "i") as store:
+            first = store.publish(tmp_path / "0")
         config = RetrievalConfig(redis_url=url, name="i", cache_dir=tmp_path / "cache")
         running = RetrievalService(config)
         await running.start()

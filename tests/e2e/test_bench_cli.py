@@ -89,7 +89,7 @@ def test_a_whole_run(tiny_model: Path, tmp_path: Path, prompts: Path, crashing_p
     assert float(row.split("│")[3]) == pytest.approx(measured["tau"], abs=0.006)
 
 
-@pytest.mark.alone
+@pytest.mark.xdist_group("ray")
 def test_on_ray_there_are_rpcs_and_the_same_tokens(tiny_model: Path, tmp_path: Path, prompts: Path) -> None:
     out = tmp_path / "out"
     done = bench(
@@ -104,14 +104,13 @@ def test_on_ray_there_are_rpcs_and_the_same_tokens(tiny_model: Path, tmp_path: P
     assert drafted["loop"]["shares"]["rpc"] > 0
 
 
-def test_on_ray_wants_a_ray_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_ray_wants_a_ray_of_its_own(outrider_here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", "auto")
-    done = bench("--on", "ray", "--out", str(tmp_path / "out"))
+    done = outrider_here("bench", "--on", "ray", "--out", str(tmp_path / "out"))
     assert done.returncode == 2
     assert "unset RAY_ADDRESS" in done.stderr
 
 
-@pytest.mark.alone
 def test_ctrl_c_keeps_what_was_measured(tiny_model: Path, tmp_path: Path, prompts: Path) -> None:
     out = tmp_path / "out"
     command = [

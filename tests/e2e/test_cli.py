@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -11,24 +10,18 @@ from pathlib import Path
 
 import pytest
 
+from tests.e2e.command_line import SMALL, outrider
+from tests.e2e.conftest import Command
 from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
-SMALL = ["--set", "verifier.max_model_len=512", "--set", "verifier.kv_cache_tokens=4096"]
 
-
-def outrider(*arguments: str, stdin: str = "") -> subprocess.CompletedProcess[str]:
-    command = [str(Path(sys.executable).parent / "outrider"), *arguments]
-    environment = {**os.environ, "COLUMNS": "200"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=240, input=stdin, env=environment, check=False)
-
-
-def test_generate_in_process_prints_the_promised_object(tiny_model: Path) -> None:
+def test_generate_in_process_prints_the_promised_object(outrider_here: Command, tiny_model: Path) -> None:
     here = ["--in-process", "--model", str(tiny_model), *SMALL]
     results = []
     for strategy in ("autoregressive", "prompt_lookup"):
-        done = outrider(
+        done = outrider_here(
             "generate", "the quick brown", *here, "--strategy", strategy, "--max-tokens", "30",
             "--temperature", "0.8", "--seed", "7", "--json",
         )  # fmt: skip
@@ -98,8 +91,10 @@ def test_serve_then_generate_then_stop(tiny_model: Path) -> None:
         (("serve", "--host", "0.0.0.0", "--in-process", "--model", "TINY"), "api_key_hashes"),
     ],
 )
-def test_mistakes_get_one_helpful_line(tiny_model: Path, arguments: tuple[str, ...], message: str) -> None:
-    done = outrider(*(str(tiny_model) if argument == "TINY" else argument for argument in arguments))
+def test_mistakes_get_one_helpful_line(
+    outrider_here: Command, tiny_model: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    done = outrider_here(*(str(tiny_model) if argument == "TINY" else argument for argument in arguments))
     assert done.returncode in (1, 2)
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -151,9 +146,9 @@ def test_a_second_signal_ends_it_at_once_and_in_one_line(tiny_model: Path) -> No
     assert rest.splitlines() == ["Stopped at once, by a second signal; answers under way were cut off"]
 
 
-def test_the_plan_counts_all_replicas() -> None:
+def test_the_plan_counts_all_replicas(outrider_here: Command) -> None:
     flags = ("router.replicas=2", "verifier.autoscaling={min_replicas: 2, max_replicas: 4}", "server.drain_delay_s=7")
-    done = outrider("plan", *(part for flag in flags for part in ("--set", flag)))
+    done = outrider_here("plan", *(part for flag in flags for part in ("--set", flag)))
     text = " ".join(done.stdout.split())
     for words in (
         "2 to 4",

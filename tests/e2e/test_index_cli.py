@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from retrieval_index import store as store_module
 from retrieval_index.embedded import embedded_redis
+from retrieval_index.store import IndexStore
+from tests.e2e.command_line import SMALL
 from tests.e2e.conftest import Command
-from tests.e2e.test_cli import SMALL, outrider
+from tests.indexes import build
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -21,13 +24,15 @@ def test_an_index_from_build_to_use(outrider_here: Command, tiny_model: Path, tm
     for number in range(6):
         (corpus / f"{number}.txt").write_text(f"the quick brown fox number {number} jumps over the lazy dog again\n" * 3)
     index = str(tmp_path / "index")
-    built = outrider("index", "build", "--corpus", str(corpus), "--out", index, "--model", str(tiny_model), "--keep", "0.5")
+    built = outrider_here(
+        "index", "build", "--corpus", str(corpus), "--out", index, "--model", str(tiny_model), "--keep", "0.5"
+    )
     assert built.returncode == 0, built.stderr
     assert "3 of 6 kept" in built.stdout
-    looked = outrider("index", "inspect", index, "--text", "jumps over the", "--model", str(tiny_model))
+    looked = outrider_here("index", "inspect", index, "--text", "jumps over the", "--model", str(tiny_model))
     assert "lazy dog" in looked.stdout, looked.stderr
-    assert json.loads(outrider("index", "inspect", index, "--json").stdout)["kept"] == 3
-    assert "is whole" in outrider("index", "verify", index).stdout
+    assert json.loads(outrider_here("index", "inspect", index, "--json").stdout)["kept"] == 3
+    assert "is whole" in outrider_here("index", "verify", index).stdout
     answers = []
     for strategy in ("autoregressive", "rest", "spectra", "blend"):
         done = outrider_here(
@@ -37,18 +42,44 @@ def test_an_index_from_build_to_use(outrider_here: Command, tiny_model: Path, tm
         assert done.returncode == 0, done.stderr
         answers.append(json.loads(done.stdout)["token_ids"])
     assert all(answer == answers[0] for answer in answers)
-    planned = outrider("plan", "--model", str(tiny_model), "--set", f"retrieval.index={index}")
+    planned = outrider_here("plan", "--model", str(tiny_model), "--set", f"retrieval.index={index}")
     assert re.search(r"retrieval.*looks up in", planned.stdout), planned.stderr
     with embedded_redis() as url:
-        published = outrider("index", "publish", index, "--redis", url)
+        published = outrider_here("index", "publish", index, "--redis", url)
         assert "is live" in published.stdout, published.stderr
-        (version,) = json.loads(outrider("index", "list", "--redis", url, "--json").stdout)
+        (version,) = json.loads(outrider_here("index", "list", "--redis", url, "--json").stdout)
         assert version["live"]
-        assert outrider("index", "promote", version["version"], "--redis", url).returncode == 0
-        refused = outrider("index", "rollback", "--redis", url)
+        assert outrider_here("index", "promote", version["version"], "--redis", url).returncode == 0
+        refused = outrider_here("index", "rollback", "--redis", url)
         assert refused.returncode != 0
         assert "has had no version before the live one" in refused.stderr
         assert url.split(":")[2].split("@")[0] not in refused.stderr
+
+
+def test_no_command_leaves_a_connection_open(
+    outrider_here: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[IndexStore] = []
+    closed: list[IndexStore] = []
+    monkeypatch.setattr(IndexStore, "close", lambda store: (closed.append(store), store._redis.close()))
+
+    def connect(*given: str) -> IndexStore:
+        opened.append(IndexStore(*given))
+        return opened[-1]
+
+    monkeypatch.setattr(store_module, "IndexStore", connect)
+    indexes = [str(tmp_path / name) for name in ("one", "two", "three")]
+    versions = [build(Path(folder), [folder]).version for folder in indexes]
+    with embedded_redis() as url:
+        for arguments, code in (
+            *((("publish", folder), 0) for folder in indexes[:2]), (("list",), 0), (("rollback",), 0),
+            (("promote", versions[1]), 0), (("publish", indexes[2], "--no-promote"), 0), (("delete", versions[2]), 0),
+            (("promote", versions[2]), 2), (("delete", versions[1]), 2),
+        ):  # fmt: skip
+            done = outrider_here("index", *arguments, "--redis", url)
+            assert done.returncode == code, (arguments, done.stderr)
+            assert opened == closed, arguments
+    assert len(opened) == 9
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ from tests.draft_models import draft_beside, make_broken_draft
 from tests.patience import PATIENCE_S
 from tests.trained_heads import make_useless_head
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
 BIN = Path(sys.executable).parent
 SMALL = [
@@ -156,7 +156,6 @@ def test_two_services_on_one_ray(tiny_model: Path, ray: dict[str, str]) -> None:
     stop(second, signal.SIGINT)
 
 
-@pytest.mark.alone
 def test_models_that_draft(tiny_model: Path, tmp_path: Path, ray: dict[str, str]) -> None:
     """In the drafter's process and in the verifier's; those that cannot be used stop the start in either."""
 

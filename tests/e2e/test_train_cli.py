@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.test_cli import outrider
+from tests.e2e.command_line import ONE_THREAD, outrider
+from tests.e2e.conftest import Command
 from tests.patience import PATIENCE_S
 from training.generate import UNDER_WAY
 from training.shards import read_data_manifest, read_shards
@@ -26,11 +27,11 @@ def questions(tmp_path: Path) -> Path:
     return file
 
 
-def test_data_that_were_terminated_go_on(questions: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_data_that_were_terminated_go_on(outrider_here: Command, questions: Path, tiny_model: Path, tmp_path: Path) -> None:
     out = tmp_path / "data"
     asked = [
-        "train", "data", "--prompts", str(questions), "--model", str(tiny_model), "--max-new-tokens", "48",
-        "--samples", "2", "--concurrency", "4", "--shard-sequences", "20", "--layers", "0,-1",
+        "train", "data", "--prompts", str(questions), "--model", str(tiny_model), "--max-new-tokens", "24",
+        "--samples", "2", "--concurrency", "4", "--shard-sequences", "20", "--layers", "0,-1", *ONE_THREAD,
     ]  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, "-m", "cli", *asked, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
@@ -49,10 +50,10 @@ def test_data_that_were_terminated_go_on(questions: Path, tiny_model: Path, tmp_
     assert done.returncode == 0, done.stderr
     assert "120 of 120 sequences" in done.stdout
     whole = tmp_path / "whole"
-    assert outrider(*asked, "--out", str(whole)).returncode == 0
+    assert outrider_here(*asked, "--out", str(whole)).returncode == 0
     assert read_data_manifest(out) == read_data_manifest(whole)
     assert len(read_shards(out)) == 120
-    chosen = outrider("train", "vocabulary", "--data", str(out), "--size", "64")
+    chosen = outrider_here("train", "vocabulary", "--data", str(out), "--size", "64")
     assert chosen.returncode == 0, chosen.stderr
     assert "questions" in chosen.stdout and "64 tokens" in chosen.stdout
 
@@ -68,9 +69,9 @@ def test_data_that_were_terminated_go_on(questions: Path, tiny_model: Path, tmp_
         (["vocabulary", "--data", "docs"], "docs holds no training data"),
     ],
 )
-def test_wrong_input_is_told_in_one_line(arguments: list[str], why: str, tiny_model: Path) -> None:
+def test_wrong_input_is_told_in_one_line(outrider_here: Command, arguments: list[str], why: str, tiny_model: Path) -> None:
     model = ["--model", str(tiny_model)] if arguments[0] == "data" else []
-    done = outrider("train", *arguments, *model)
+    done = outrider_here("train", *arguments, *model)
     assert done.returncode == 2, done.stderr
     assert why in done.stderr.replace("\n", " ")
     assert "Traceback" not in done.stderr

@@ -4,10 +4,11 @@ evaluation, export, loading, drafting. ``make train-smoke``."""
 from __future__ import annotations
 
 import json
+import os
 import signal
-import subprocess
-import sys
-import time
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +20,8 @@ from services.drafter.ahead_draft.stream_files import load_streams
 from services.drafter.feature_draft.canary_texts import TEXTS
 from services.drafter.feature_draft.head_files import load_head
 from services.drafter.feature_draft.source import FeatureSource
-from tests.e2e.test_cli import outrider
-from tests.patience import PATIENCE_S
+from tests.e2e.command_line import ONE_THREAD, run_here
+from tests.e2e.conftest import Command
 from training.recipe import load_recipe
 from training.shards import read_shards
 from training.tree_replay import passes_of
@@ -40,12 +41,12 @@ def data(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("made") / "data"
     questions = out.parent / "questions.jsonl"
     questions.write_text("\n".join(json.dumps({"question": f"what is {n} + {n}?"}) for n in range(60)))
-    done = outrider(
+    made = run_here(
         "train", "data", "--prompts", str(questions), "--model", str(tiny_model), "--max-new-tokens", "48", "--samples", "2",
-        "--out", str(out),
+        "--out", str(out), *ONE_THREAD,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert outrider("train", "vocabulary", "--data", str(out), "--size", "200").returncode == 0
+    assert made == 0
+    assert run_here("train", "vocabulary", "--data", str(out), "--size", "200") == 0
     return out
 
 
@@ -68,19 +69,22 @@ def _log(out: Path) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("recipe", ["fspad", "streams", "draft_model"])
-def test_a_drafter_from_nothing(recipe: str, data: Path, tiny_model: Path, tmp_path: Path) -> None:
+def test_a_drafter_from_nothing(outrider_here: Command, recipe: str, data: Path, tiny_model: Path, tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    done = outrider(*_arguments(recipe, data, tiny_model, whole))
+    done = outrider_here(*_arguments(recipe, data, tiny_model, whole))
     assert done.returncode == 0, done.stderr
     assert f"step {_STEPS} of {_STEPS}" in done.stdout
     losses = [line["loss"] for line in _log(whole)]
     assert len(losses) == _STEPS
     assert sum(losses[9:12]) < 0.9 * sum(losses[:3])
 
-    _terminate(_arguments(recipe, data, tiny_model, parts), parts)
+    with _terminated_after(3, parts):
+        done = outrider_here(*_arguments(recipe, data, tiny_model, parts))
+    assert done.returncode == 0, done.stderr
+    assert "run the same command to go on" in done.stdout
     stopped = len(_log(parts))
     assert 3 <= stopped < _STEPS
-    done = outrider(*_arguments(recipe, data, tiny_model, parts))
+    done = outrider_here(*_arguments(recipe, data, tiny_model, parts))
     assert done.returncode == 0, done.stderr
     assert f"going on from step {stopped}" in done.stderr
     assert [line["step"] for line in _log(parts)] == list(range(1, _STEPS + 1))
@@ -88,13 +92,13 @@ def test_a_drafter_from_nothing(recipe: str, data: Path, tiny_model: Path, tmp_p
         one, other = (each / (each / "latest").read_text() / file for each in (whole, parts))
         assert one.read_bytes() == other.read_bytes()
 
-    done = outrider(
+    done = outrider_here(
         "train", "evaluate", str(whole), "--data", str(data), "--model", str(tiny_model), "--trees", "4", "--positions", "2"
     )
     assert done.returncode == 0, done.stderr
     assert "questions" in done.stdout
     drafter = tmp_path / "drafter"
-    done = outrider("train", "export", str(whole), "--model", str(tiny_model), "--out", str(drafter))
+    done = outrider_here("train", "export", str(whole), "--model", str(tiny_model), "--out", str(drafter))
     assert done.returncode == 0, done.stderr
     record = json.loads((drafter / "training.json").read_text())
     measured = record["evaluation"]["domains"]["all"]
@@ -104,7 +108,7 @@ def test_a_drafter_from_nothing(recipe: str, data: Path, tiny_model: Path, tmp_p
         sequences = [each for each in read_shards(data, "validation") if each.temperature == 0][:4]
         assert all(0 < passes < 64 for passes in passes_of(source, sequences, 4))
         assert measured["tree"]["4"] >= 1.0
-        _try_with_a_canary(drafter, tiny_model)
+        _try_with_a_canary(outrider_here, drafter, tiny_model)
     elif recipe == "streams":
         assert load_streams(drafter, tiny_model).config.num_streams == 4
         # Drafts from the states inside the target were replayed, and some accepted.
@@ -116,7 +120,7 @@ def test_a_drafter_from_nothing(recipe: str, data: Path, tiny_model: Path, tmp_p
         assert (drafter / "vocabulary.safetensors").is_file()
 
 
-def _try_with_a_canary(drafter: Path, target: Path) -> None:
+def _try_with_a_canary(outrider_here: Command, drafter: Path, target: Path) -> None:
     """A head of noise has learnt nothing of its target: it is refused with what was measured, and nothing is written."""
     weights = drafter / "model.safetensors"
     noise = {
@@ -124,23 +128,33 @@ def _try_with_a_canary(drafter: Path, target: Path) -> None:
         for name, each in load_file(weights).items()
     }
     save_file(noise, weights)
-    done = outrider("train", "canary", str(drafter), "--model", str(target), "--length", "64")
+    done = outrider_here("train", "canary", str(drafter), "--model", str(target), "--length", "64")
     assert done.returncode == 2, done.stdout
     assert "tokens of its own text the target chose" in done.stderr.replace("\n", " ")
     assert not (drafter / TEXTS).exists()
 
 
-def _terminate(arguments: list[str], out: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "cli", *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    end = time.monotonic() + PATIENCE_S
-    while len(_log(out)) < 3 and time.monotonic() < end and process.poll() is None:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGTERM)
-    said, errors = process.communicate(timeout=PATIENCE_S)
-    assert process.returncode == 0, errors
-    assert "run the same command to go on" in said
+@contextmanager
+def _terminated_after(steps: int, out: Path) -> Iterator[None]:
+    """Within the block, SIGTERM comes as soon as a training run has made so many steps."""
+    over = threading.Event()
+
+    def terminate() -> None:
+        while not over.wait(0.01):
+            if len(_log(out)) >= steps:
+                os.kill(os.getpid(), signal.SIGTERM)
+                return
+
+    # Were the run over before, it would end the tests.
+    earlier = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    watching = threading.Thread(target=terminate)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
+        signal.signal(signal.SIGTERM, earlier)
 
 
 @pytest.mark.parametrize(
@@ -156,8 +170,8 @@ def _terminate(arguments: list[str], out: Path) -> None:
         (["export", "docs", "--out", "docs"], "--out docs: holds other things"),
     ],
 )
-def test_wrong_input_is_told_in_one_line(arguments: list[str], why: str) -> None:
-    done = outrider("train", *arguments)
+def test_wrong_input_is_told_in_one_line(outrider_here: Command, arguments: list[str], why: str) -> None:
+    done = outrider_here("train", *arguments)
     assert done.returncode == 2, done.stderr
     assert why in done.stderr.replace("\n", " ")
     assert "Traceback" not in done.stderr

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -74,15 +75,23 @@ def text(
     **sets: Any,
 ) -> str:
     """As ``render``, as helm prints it."""
-    profile = [CHART / "profiles" / f"{values}.yaml"] if isinstance(values, str) else []
+    profile = str(CHART / "profiles" / f"{values}.yaml") if isinstance(values, str) else None
     given: list[Mapping[str, Any]] = [*([values] if isinstance(values, Mapping) else []), *more]
     given += [_at(path.split("__"), value) for path, value in sets.items()]
+    contents = tuple(yaml.safe_dump(dict(content)) for content in given)
+    return _rendered(profile, contents, release, namespace)
+
+
+@cache
+def _rendered(profile: str | None, contents: tuple[str, ...], release: str, namespace: str) -> str:
+    """Many tests look at one rendering."""
     with tempfile.TemporaryDirectory() as folder:
-        files = list(profile)
-        for number, content in enumerate(given):
-            files.append(Path(folder) / f"{number}.yaml")
-            files[-1].write_text(yaml.safe_dump(dict(content)), encoding="utf-8")
-        flags = [flag for file in files for flag in ("--values", str(file))]
+        files = [profile] if profile is not None else []
+        for number, content in enumerate(contents):
+            file = Path(folder) / f"{number}.yaml"
+            file.write_text(content, encoding="utf-8")
+            files.append(str(file))
+        flags = [flag for file in files for flag in ("--values", file)]
         return helm("template", release, str(CHART), "--namespace", namespace, *flags)
 
 

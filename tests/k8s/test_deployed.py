@@ -31,7 +31,7 @@ from tests.k8s.profiles_here import Deployable, Mounts, deployable
 from tests.k8s.ray_of_groups import Pod, RayOfGroups
 from tests.service import pipeline
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600), needs_helm]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600), needs_helm]
 
 ROOT = Path(__file__).parents[2]
 # Nodes over which each verifier's stages lie: two verifiers on one node of four GPUs, one verifier on two such nodes.
@@ -70,9 +70,8 @@ def index_url(
     corpus = [token for number, answer in expected.items() for token in (*prompt(number), *answer)]
     build_of(folder / "index", tiny_model, corpus)
     with embedded_redis() as url:
-        store = IndexStore(url, "default")
-        store.publish(folder / "index")
-        store.close()
+        with IndexStore(url, "default") as store:
+            store.publish(folder / "index")
         yield url
 
 

@@ -57,7 +57,7 @@ NOT_MADE = {
     "musicgen_melody": "transformers makes its decoder from another configuration",
 }
 
-ANSWER = 64
+ANSWER = 32
 # Longer than every window and chunk of a tiny model; one crosses a tile of the key-value pool.
 _LENGTHS = (41, 23, 67)
 # Where the first and second most likely token are nearer, rounding in another order may choose the other one. Relative to

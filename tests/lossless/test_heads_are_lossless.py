@@ -17,11 +17,11 @@ from services.drafter.feature_draft.target_rows import TargetRows
 from services.drafter.interfaces import DraftWanted
 from speculation.types import Plan
 from tests.fakes import collect, request
+from tests.feature_sources import EAGLE, known, opening
 from tests.lossless.enumeration import VOCAB, Oracle, Output, distance, outcomes, plain
 from tests.lossless.test_enumeration import EXACT, by_rejection
 from tests.lossless.test_strategies import PROMPTS, plain_answers, plan_of, verifier
 from tests.trained_heads import AHEAD, FAMILIES, STREAM_FORMS
-from tests.unit.test_feature_source import EAGLE, known, opening
 
 MODELS = (*FAMILIES, *AHEAD)
 

@@ -10,18 +10,24 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM, PreTrainedModel
 
 pytest.importorskip("triton")
+from services.verifier import model_slice
+from services.verifier import target as target_module
+from services.verifier.arithmetic import gpu_kernels
+from services.verifier.arithmetic.kernels import Choice
+from services.verifier.arithmetic.whole_vectors import fill_vectors
 from services.verifier.attention import on_gpu
 from services.verifier.attention.calls import Call
 from services.verifier.config import TargetConfig
 from services.verifier.target import TransformersTarget
 from services.verifier.target_port import Rows
 from services.verifier.triton_kernels import pass_meta
+from services.verifier.triton_kernels.row_products import RowLinear
 from services.verifier.triton_kernels.triton_pass import TritonPass
 from services.verifier.triton_kernels.virtual_groups import GROUP, VirtualGroup, pack
-from tests.tiny import make_tiny_model
+from tests.tiny import make_tiny_model, make_tiny_tokenizer
 from tests.triton_interpreter import hopper
 
 LENGTH = 70
@@ -82,6 +88,65 @@ def _neighbours_seen(*given: Any) -> list[list[VirtualGroup]]:
         [replace(one, masks=tuple((mask | mask << 1) & (1 << GROUP) - 1 for mask in one.masks)) for one in tile]
         for tile in made
     ]
+
+
+@pytest.mark.parametrize("layout", ["llama", "gemma"])
+def test_linear_layers_norms_and_gates_by_row_kernels(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that a pass computes, as on a GPU: equal bits whatever shares it, and transformers' numbers. Then a fault."""
+    sizes = {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 160, "head_dim": 16}
+    if layout == "llama":
+        make_tiny_model(tmp_path, num_hidden_layers=1, **sizes)
+    else:
+        make_tiny_tokenizer(tmp_path)
+        torch.manual_seed(0)
+        made = GemmaForCausalLM(
+            GemmaConfig(vocab_size=320, num_hidden_layers=1, initializer_range=0.4, hidden_activation="gelu", **sizes)
+        )
+        for norm in (module for module in made.modules() if type(module).__name__ == "GemmaRMSNorm"):
+            torch.nn.init.normal_(norm.weight, std=0.3)
+        made.save_pretrained(tmp_path)
+    monkeypatch.setattr(on_gpu, "refusal", lambda *_: "")
+    monkeypatch.setattr(model_slice, "_pack", _row_kernels)
+    # The same comparison as below, in many rows.
+    monkeypatch.setattr(target_module, "check_slice", lambda *_: None)
+    config = TargetConfig(model_path=str(tmp_path), kv_cache_tokens=256, max_model_len=128)
+    with hopper():
+        target = TransformersTarget(config)
+        assert target.exact and target.kernels.min_rows == 1
+        kinds = [type(module).__name__ for module in target._part.model.modules()]
+        gates = {"llama": 1, "gemma": 0}[layout]
+        assert (kinds.count("RowNorm"), kinds.count("RowFeedForward"), kinds.count("Linear")) == (3, gates, 0)
+        text = [at * 37 % target.vocab_size for at in range(22)]
+        assert target.open("whole", 30) and target.open("tree", 30)
+        whole = target.forward([rows("whole", 0, text)])[0]
+        reference = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)(torch.tensor([text])).logits[0]
+        assert torch.allclose(whole, reference, atol=3e-4)
+        for end in (3, 18):
+            target.forward([rows("tree", 0, text[:end])])
+            branch = rows("tree", end, [text[end], text[end + 1], 7, text[end + 2]], (-1, -1, 0))
+            made_rows = target.forward([rows("whole", 22, [5]), branch])[1]
+            assert torch.equal(made_rows[[0, 1, 3]], whole[end : end + 3])
+        # Sums that are cut by the number of rows.
+        monkeypatch.setattr(RowLinear, "forward", _cut_by_rows(RowLinear.forward))
+        alone = target.forward([rows("whole", 22, [5])])[0]
+        assert not torch.equal(alone, target.forward([rows("tree", 0, text), rows("whole", 22, [5])])[1])
+        target.shutdown()
+
+
+def _row_kernels(model: PreTrainedModel, config: TargetConfig) -> Choice:
+    fill_vectors()
+    gpu_kernels.put(model, "triton", torch.device(config.device))
+    return Choice(linears="triton")
+
+
+def _cut_by_rows(forward: Any) -> Any:
+    def cut(self: RowLinear, given: torch.Tensor) -> torch.Tensor:
+        self.leaf = 128 if given.numel() // given.shape[-1] < 5 else 64
+        self.leaves = -(-self.in_features // self.leaf)
+        made: torch.Tensor = forward(self, given)
+        return made
+
+    return cut
 
 
 def a_call(size: int = 64) -> Call:

@@ -6,19 +6,16 @@ import asyncio
 
 import pytest
 
-from benchmarks.overhead import DIRECT, GRPC, HTTP, METRICS, NOTHING, TRACES, Answered, Way, measure, report
+from benchmarks.overhead import DIRECT, GRPC, HTTP, Answered, Way, measure, report
 
 # Seconds of a request, and of each token after the first.
-COSTS = {
-    NOTHING: (0.010, 0.002), METRICS: (0.010, 0.003), TRACES: (0.011, 0.004),
-    DIRECT: (0.010, 0.002), GRPC: (0.020, 0.005), HTTP: (0.030, 0.010),
-}  # fmt: skip
+COSTS = {DIRECT: (0.010, 0.002), GRPC: (0.020, 0.005), HTTP: (0.030, 0.010)}
 
 
 def way(request_s: float, token_s: float, text: str = "x") -> Way:
     async def answer(tokens: int) -> Answered:
         seconds = request_s + token_s * (tokens - 1)
-        return Answered(text=text * tokens, seconds=seconds, cpu_s=seconds / 2)
+        return Answered(text=text * tokens, seconds=seconds)
 
     return answer
 
@@ -30,8 +27,6 @@ def test_differences_are_told_apart_by_request_and_token() -> None:
     assert medians[HTTP, "per token"] == 10.0
     assert medians[f"over {DIRECT}: {GRPC}", "per request"] == 10.0
     assert medians[f"over {DIRECT}: {GRPC}", "per token"] == 3.0
-    assert medians[f"{METRICS}, over {NOTHING}", "per step"] == 1.0
-    assert medians[f"{TRACES}, over {METRICS}", "processor, per step"] == 0.5
 
 
 def test_ways_that_answer_differently_end_the_run() -> None:

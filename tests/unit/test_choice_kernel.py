@@ -24,7 +24,7 @@ from services.verifier.target_port import Sampling
 from speculation.choose import choose
 from speculation.philox import NoiseStream, uniforms
 from speculation.types import SamplingParams
-from tests.unit.test_chooser import EOS, NONE, check_all, outcomes, random_case, random_logits, random_params
+from tests.choices import EOS, NONE, check_all, outcomes, random_case, random_logits, random_params
 
 # What choose.c says; the lead that a token must have over the next is ten times as large.
 NOISE_ERROR = 1e-5

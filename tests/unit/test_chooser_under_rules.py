@@ -16,7 +16,7 @@ from services.verifier.native.library import library
 from services.verifier.target_port import NOT_CHOSEN, PackedBits, Rows, Sampling
 from speculation.errors import Internal
 from speculation.types import SamplingParams
-from tests.unit.test_chooser import MODEL, NONE, Case, outcomes, random_case
+from tests.choices import MODEL, NONE, Case, outcomes, random_case
 
 
 class AnyRule:

@@ -118,7 +118,7 @@ def test_look_ups_agree_with_a_plain_search(tmp_path: Path) -> None:
 
 def test_the_filter_keeps_what_the_target_finds_likely(tmp_path: Path) -> None:
     texts = ["aaaaaaaaaa", "abababababab", "abcdefghijklmnop"]
-    manifest = build(tmp_path / "i", texts, keep=0.34)
+    manifest = build(tmp_path / "i", texts, keep=0.34, histogram=True)
     assert (manifest.documents, manifest.kept) == (3, 2)
     assert manifest.perplexity_limit == pytest.approx(2.0)
     assert ask(tmp_path / "i", "abcd").continuations == ()

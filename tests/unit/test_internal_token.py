@@ -34,6 +34,12 @@ def test_it_stays_the_same_on_one_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="list of processes"):
         load(flags=["internal_token=a token of sixteen"], environ={})
+    with pytest.raises(ConfigurationError, match=r"internal_token is hidden: String should have at least 16 characters"):
+        load(environ={"OUTRIDER_INTERNAL_TOKEN": "too short"})
+    with pytest.raises(ConfigurationError, match=r"--set retrieval\.redis_password: .* list of processes"):
+        load(flags=["retrieval.redis_password=x"], environ={})
+    with pytest.raises(ConfigurationError, match=r"but not retrieval\.redis_url: set both or neither"):
+        load(environ={"OUTRIDER_RETRIEVAL__REDIS_PASSWORD": "x"}).retrieval.check_place()
     (tmp_path / "short").write_text("short")
     for environ, message in (
         ({"OUTRIDER_INTERNAL_TOKEN_FILE": str(tmp_path / "none")}, "cannot read internal_token_file"),

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 import redis
@@ -22,11 +24,28 @@ from tests.patience import PATIENCE_S
 from tests.ports import free_port
 from tests.redis_servers import KINDS, server, started
 
+# Opens the store of a URL, and of a name.
+Connect = Callable[..., IndexStore]
+
 
 @pytest.fixture(params=KINDS)
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
     with server(request.param, tmp_path) as found:
         yield found
+
+
+@pytest.fixture
+def connect() -> Iterator[Connect]:
+    """Opens stores, which are closed when the test ends."""
+    with ExitStack() as stores:
+        yield lambda url, name="i": stores.enter_context(IndexStore(url, name))
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[redis.Redis]:
+    """Another one than the store's."""
+    with redis.Redis.from_url(url) as connected:
+        yield connected
 
 
 @pytest.fixture
@@ -38,9 +57,11 @@ def indexes(tmp_path: Path) -> list[Path]:
     return folders
 
 
-def test_versions_come_and_go(url: str, indexes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_versions_come_and_go(
+    url: str, indexes: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, connect: Connect, client: redis.Redis
+) -> None:
     monkeypatch.setattr(store_module, "_PIECE", 100)
-    store = IndexStore(url, "i")
+    store = connect(url)
     assert store.live() is None
     assert store.versions() == []
     one, two, three = (read_manifest(folder).version for folder in indexes)
@@ -64,17 +85,31 @@ def test_versions_come_and_go(url: str, indexes: list[Path], tmp_path: Path, mon
         store.fetch(two, tmp_path / "cache")
     with pytest.raises(ConfigurationError, match="no version x"):
         store.promote("x")
-    assert not [key for key in redis.Redis.from_url(url).scan_iter() if two.encode() in key]
+    assert not [key for key in client.scan_iter() if two.encode() in key]
     assert not list((tmp_path / "cache").glob("*.partial"))
 
 
-def test_a_version_that_is_not_live_can_be_deleted(url: str, indexes: list[Path]) -> None:
-    store = IndexStore(url, "i")
+def test_a_password_beside_the_url(url: str, indexes: list[Path]) -> None:
+    parts = urlsplit(url)
+    bare = f"redis://{parts.hostname}:{parts.port}"
+    with IndexStore(bare, "i", parts.password) as store:
+        store.publish(indexes[0])
+        assert store.live() == read_manifest(indexes[0]).version
+    for wrong in (None, "wrong"):
+        with IndexStore(bare, "i", wrong) as store, pytest.raises(Unavailable) as refused:
+            store.live()
+        assert "wrong" not in str(refused.value)
+
+
+def test_a_version_that_is_not_live_can_be_deleted(
+    url: str, indexes: list[Path], connect: Connect, client: redis.Redis
+) -> None:
+    store = connect(url)
     one = store.publish(indexes[0])
     two = store.publish(indexes[1], promote=False)
     store.delete(two)
     assert [each.version for each in store.versions()] == [one]
-    assert not [key for key in redis.Redis.from_url(url).scan_iter() if two.encode() in key]
+    assert not [key for key in client.scan_iter() if two.encode() in key]
     with pytest.raises(ConfigurationError, match=f"version {one} of i is live: promote another one first"):
         store.delete(one)
     with pytest.raises(ConfigurationError, match=f"no version {two}"):
@@ -86,18 +121,19 @@ def test_a_version_that_is_not_live_can_be_deleted(url: str, indexes: list[Path]
         store.rollback()
 
 
-def test_names_are_apart(url: str, indexes: list[Path]) -> None:
-    IndexStore(url, "a").publish(indexes[0])
-    assert IndexStore(url, "b").live() is None
+def test_names_are_apart(url: str, indexes: list[Path], connect: Connect) -> None:
+    connect(url, "a").publish(indexes[0])
+    assert connect(url, "b").live() is None
     with pytest.raises(ConfigurationError, match="no version before"):
-        IndexStore(url, "a").rollback()
+        connect(url, "a").rollback()
 
 
 @pytest.mark.parametrize("what", ["part", "short", "missing", "manifest"])
-def test_what_was_altered_in_redis_is_refused(url: str, indexes: list[Path], tmp_path: Path, what: str) -> None:
-    store = IndexStore(url, "i")
+def test_what_was_altered_in_redis_is_refused(
+    url: str, indexes: list[Path], tmp_path: Path, what: str, connect: Connect, client: redis.Redis
+) -> None:
+    store = connect(url)
     version = store.publish(indexes[0])
-    client = redis.Redis.from_url(url)
     part = f"outrider:{{i}}:part:{version}:ngrams.marisa:0"
     content = client.get(part)
     assert isinstance(content, bytes)
@@ -114,16 +150,18 @@ def test_what_was_altered_in_redis_is_refused(url: str, indexes: list[Path], tmp
     assert not list((tmp_path / "cache").glob("*")) if (tmp_path / "cache").exists() else True
 
 
-def test_a_damaged_index_is_not_published(url: str, indexes: list[Path]) -> None:
+def test_a_damaged_index_is_not_published(url: str, indexes: list[Path], connect: Connect) -> None:
     (indexes[0] / "counts.bin").write_bytes(b"x")
     with pytest.raises(ConfigurationError, match=r"counts\.bin"):
-        IndexStore(url, "i").publish(indexes[0])
-    assert IndexStore(url, "i").live() is None
+        connect(url).publish(indexes[0])
+    assert connect(url).live() is None
 
 
-def test_two_publishers_wait_for_each_other(url: str, indexes: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_publishers_wait_for_each_other(
+    url: str, indexes: list[Path], monkeypatch: pytest.MonkeyPatch, connect: Connect
+) -> None:
     monkeypatch.setattr(store_module, "_PIECE", 100)
-    slow = IndexStore(url, "i")
+    slow = connect(url)
     began, refused = threading.Event(), threading.Event()
 
     def dawdle(part: str, done: int, total: int) -> None:
@@ -134,19 +172,20 @@ def test_two_publishers_wait_for_each_other(url: str, indexes: list[Path], monke
     first.start()
     began.wait()
     with pytest.raises(Unavailable, match="another publisher has been at work"):
-        IndexStore(url, "i").publish(indexes[1], patience_s=0.0)
+        connect(url).publish(indexes[1], patience_s=0.0)
     refused.set()
-    second = IndexStore(url, "i").publish(indexes[1])
+    second = connect(url).publish(indexes[1])
     first.join()
-    store = IndexStore(url, "i")
+    store = connect(url)
     assert store.live() == second
     assert len(store.versions()) == 2
 
 
-def test_a_publisher_that_lost_its_turn_leaves_the_live_index_alone(url: str, indexes: list[Path]) -> None:
-    store = IndexStore(url, "i")
+def test_a_publisher_that_lost_its_turn_leaves_the_live_index_alone(
+    url: str, indexes: list[Path], connect: Connect, client: redis.Redis
+) -> None:
+    store = connect(url)
     live = store.publish(indexes[0])
-    client = redis.Redis.from_url(url)
 
     def steal(part: str, done: int, total: int) -> None:
         client.set("outrider:{i}:publisher", "somebody else")
@@ -156,16 +195,16 @@ def test_a_publisher_that_lost_its_turn_leaves_the_live_index_alone(url: str, in
     assert store.live() == live
 
 
-def test_no_redis_a_wrong_password_a_wrong_url(indexes: list[Path], tmp_path: Path) -> None:
+def test_no_redis_a_wrong_password_a_wrong_url(indexes: list[Path], tmp_path: Path, connect: Connect) -> None:
     with pytest.raises(Unavailable, match="redis://127"):
-        IndexStore(f"redis://127.0.0.1:{free_port()}", "i").publish(indexes[0])
+        connect(f"redis://127.0.0.1:{free_port()}").publish(indexes[0])
     with server("embedded", tmp_path) as url:
         wrong = url.replace(url.split(":")[2].split("@")[0], "wrong")
         with pytest.raises(Unavailable, match="refuses the user or the password") as error:
-            IndexStore(wrong, "i").live()
+            connect(wrong).live()
         assert "wrong" not in str(error.value).replace("WRONGPASS", "")
     with pytest.raises(ConfigurationError, match="not a Redis URL"):
-        IndexStore("http://x", "i")
+        connect("http://x")
     for shown, given in (
         ("rediss://***@h:1/0", "rediss://me:secret@h:1/0?password=secret"),
         ("redis://h:1", "redis://h:1"),
@@ -175,26 +214,28 @@ def test_no_redis_a_wrong_password_a_wrong_url(indexes: list[Path], tmp_path: Pa
     for odd in ("redis://:secret/x@h:1", "redis://:secret#x@h:1", "redis://:secret[x@h:1", "redis://h:secret"):
         assert "secret" not in without_password(odd)
         with pytest.raises((ConfigurationError, Unavailable)) as refused:
-            IndexStore(odd, "i").live()
+            connect(odd).live()
         assert "secret" not in str(refused.value)
 
 
-def test_an_unknown_option_of_the_url_is_said() -> None:
+def test_an_unknown_option_of_the_url_is_said(connect: Connect) -> None:
     with pytest.raises(ConfigurationError, match="an option of the URL is unknown"):
-        IndexStore("redis://127.0.0.1:1?sssl=1", "i").live()
+        connect("redis://127.0.0.1:1?sssl=1").live()
 
 
-def test_the_embedded_server_keeps_its_data_where_it_is_told_to(indexes: list[Path], tmp_path: Path) -> None:
+def test_the_embedded_server_keeps_its_data_where_it_is_told_to(
+    indexes: list[Path], tmp_path: Path, connect: Connect
+) -> None:
     folder = tmp_path / "redis"
     folder.mkdir()
     with embedded_redis(folder) as url:
-        version = IndexStore(url, "i").publish(indexes[0])
+        version = connect(url).publish(indexes[0])
     with embedded_redis(folder) as url:
-        assert IndexStore(url, "i").live() == version
+        assert connect(url).live() == version
 
 
-def test_a_damaged_copy_is_fetched_again(url: str, indexes: list[Path], tmp_path: Path) -> None:
-    store = IndexStore(url, "i")
+def test_a_damaged_copy_is_fetched_again(url: str, indexes: list[Path], tmp_path: Path, connect: Connect) -> None:
+    store = connect(url)
     version = store.publish(indexes[0])
     folder = store.fetch(version, tmp_path / "cache")
     (folder / "counts.bin").write_bytes(b"x")
@@ -203,15 +244,16 @@ def test_a_damaged_copy_is_fetched_again(url: str, indexes: list[Path], tmp_path
     assert open_index(store.fetch(version, tmp_path / "cache"))
 
 
-def test_what_an_interrupted_publisher_left_is_swept(url: str, indexes: list[Path]) -> None:
-    client = redis.Redis.from_url(url)
+def test_what_an_interrupted_publisher_left_is_swept(
+    url: str, indexes: list[Path], connect: Connect, client: redis.Redis
+) -> None:
     client.set("outrider:{i}:part:0123456789abcdef:ngrams.marisa:0", b"left")
-    IndexStore(url, "i").publish(indexes[0])
+    connect(url).publish(indexes[0])
     assert not client.exists("outrider:{i}:part:0123456789abcdef:ngrams.marisa:0")
 
 
-def test_what_is_deleted_meanwhile_does_not_become_live(url: str, indexes: list[Path]) -> None:
-    store = IndexStore(url, "i")
+def test_what_is_deleted_meanwhile_does_not_become_live(url: str, indexes: list[Path], connect: Connect) -> None:
+    store = connect(url)
     versions = [store.publish(folder) for folder in indexes]
     with pytest.raises(ConfigurationError, match="no version"):
         store.promote(versions[0])
@@ -219,7 +261,7 @@ def test_what_is_deleted_meanwhile_does_not_become_live(url: str, indexes: list[
     assert store.rollback() == versions[1]
 
 
-def test_a_user_with_few_rights(indexes: list[Path], tmp_path: Path) -> None:
+def test_a_user_with_few_rights(indexes: list[Path], tmp_path: Path, connect: Connect) -> None:
     port = free_port()
     acl = tmp_path / "users.acl"
     acl.write_text(
@@ -229,7 +271,7 @@ def test_a_user_with_few_rights(indexes: list[Path], tmp_path: Path) -> None:
     )
     url = f"redis://writer:w@127.0.0.1:{port}"
     with started(tmp_path, url, "--port", str(port), "--aclfile", str(acl)):
-        writer, reader = (IndexStore(f"redis://{user}@127.0.0.1:{port}", "i") for user in ("writer:w", "reader:r"))
+        writer, reader = (connect(f"redis://{user}@127.0.0.1:{port}") for user in ("writer:w", "reader:r"))
         version = writer.publish(indexes[0])
         assert reader.live() == version
         assert open_index(reader.fetch(version, tmp_path / "cache"))
@@ -239,7 +281,7 @@ def test_a_user_with_few_rights(indexes: list[Path], tmp_path: Path) -> None:
         assert reader.live() == version
 
 
-def test_tls(indexes: list[Path], tmp_path: Path) -> None:
+def test_tls(indexes: list[Path], tmp_path: Path, connect: Connect) -> None:
     authority = trustme.CA()
     certificate = authority.issue_cert("127.0.0.1")
     for name, blob in (
@@ -253,6 +295,6 @@ def test_tls(indexes: list[Path], tmp_path: Path) -> None:
     files = [word for name in ("cert", "key") for word in (f"--tls-{name}-file", str(tmp_path / f"{name}.pem"))]
     options = ["--port", "0", "--tls-port", str(port), *files, "--tls-ca-cert-file", str(tmp_path / "ca.pem")]
     with started(tmp_path, url, *options, "--tls-auth-clients", "no", "--requirepass", "secret"):
-        assert IndexStore(url, "i").publish(indexes[0]) == IndexStore(url, "i").live()
+        assert connect(url).publish(indexes[0]) == connect(url).live()
         with pytest.raises(Unavailable, match="certificate verify failed"):
-            IndexStore(url.partition("?")[0], "i").live()
+            connect(url.partition("?")[0]).live()

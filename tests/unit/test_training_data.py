@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import hashlib
 import json
 import shutil
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,18 +17,15 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.router.tokens import Tokens
-from services.verifier.config import TargetConfig
 from speculation.errors import ConfigurationError
 from speculation.messages import GenerationRequest, Progress
 from speculation.types import Features, Plan, SamplingParams
+from tests.data_runs import OPTIONS, TASKS, config_of, digests, make, make_model, write_prompts
 from tests.tiny import make_tiny_model
-from training import generate, own_prompts, shards
+from training import generate, shards
 from training.data_folder import DataOptions, encode_prompts
-from training.generate import UNDER_WAY, DataProgress
-from training.interruption import Interruption
-from training.make_data import make_data
-from training.observed_target import ObservedTarget, _as_float16, load_target, plain_decoding
-from training.own_prompts import turn_frame
+from training.generate import UNDER_WAY
+from training.observed_target import _as_float16, load_target, plain_decoding
 from training.prompt_files import read_prompts
 from training.shards import FILE, Shards, read_data_manifest, read_shards
 from training.tasks import tasks_of
@@ -38,67 +33,15 @@ from training.tasks import tasks_of
 # One process, since the model and the data are shared.
 pytestmark = pytest.mark.xdist_group("training data")
 
-OPTIONS = DataOptions(
-    layers=(0, -1), max_new_tokens=24, samples=3, max_prompt_tokens=64, shard_sequences=5, concurrency=4, seed=7
-)
-LINES = {
-    "math": [{"question": f"what is {n} + {n}?", "answer": "no"} for n in range(4)],
-    "code": [{"text": f"sort {n} numbers", "code": "no"} for n in range(3)],
-    "chat": [
-        {"messages": [{"role": "user", "content": f"hello {n}"}, {"role": "assistant", "content": "hi"}]} for n in range(2)
-    ],
-}
-TASKS = 3 * (4 + 3 + 2)
-
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    # Small weights: the texts of larger ones run in circles.
-    return make_tiny_model(tmp_path_factory.mktemp("model"), initializer_range=0.15)
+    return make_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    folder = tmp_path_factory.mktemp("prompts")
-    for name, lines in LINES.items():
-        (folder / f"{name}.jsonl").write_text("\n".join(json.dumps(line) for line in lines))
-    return [folder / f"{name}.jsonl" for name in LINES]
-
-
-def config_of(model: Path) -> TargetConfig:
-    return TargetConfig(model_path=str(model), threads=1)
-
-
-async def make(
-    out: Path,
-    model: Path,
-    files: list[Path],
-    options: DataOptions = OPTIONS,
-    stop_at: int | None = None,
-    said: Callable[[str], None] = lambda text: None,
-) -> DataProgress:
-    """Make data, interrupted as soon as ``stop_at`` tokens have been made in a stage."""
-    interruption = Interruption()
-
-    @asynccontextmanager
-    async def show(progress: DataProgress, target: ObservedTarget) -> AsyncIterator[None]:
-        async def watch() -> None:
-            while stop_at is None or progress.tokens < stop_at:
-                await asyncio.sleep(0)
-            interruption.stop()
-
-        task = asyncio.create_task(watch())
-        yield
-        task.cancel()
-        with suppress(asyncio.CancelledError):
-            await task
-
-    return await make_data(out, files, options, "tiny", config_of(model), interruption, show, said)
-
-
-def digests(folder: Path) -> dict[str, str]:
-    """Of everything but the tokens under way."""
-    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir() if file.name != UNDER_WAY}
+    return write_prompts(tmp_path_factory.mktemp("prompts"))
 
 
 @pytest.fixture(scope="module")
@@ -284,128 +227,11 @@ async def test_a_layer_that_does_not_exist_is_refused(model: Path, files: list[P
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize("field", ["max_new_tokens", "samples", "max_prompt_tokens", "shard_sequences", "seed"])
-def test_options_out_of_range_are_refused(field: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"--{field.replace('_', '-')} -1: must be from"):
-        DataOptions(**{field: -1})
-
-
-def test_tasks_are_a_balanced_mix_from_the_beginning(model: Path, files: list[Path]) -> None:
-    prompts = encode_prompts(read_prompts(files), Tokens(str(model)))
-    tasks = tasks_of(prompts, 3, 0)
-    assert [task.prompt.domain for task in tasks[:6]] == ["math", "code", "chat"] * 2
-    assert len({task.id for task in tasks}) == TASKS
-    assert len({task.seed(0) for task in tasks}) == TASKS
-    for prompt in prompts:
-        # One greedy answer, among the first two.
-        temperatures = [task.temperature for task in tasks if task.prompt == prompt]
-        assert sorted(temperatures[:2]) == [0, 1] and temperatures[2] == 1
-    assert [task.id for task in tasks_of(prompts, 3, 1)] != [task.id for task in tasks]
-
-
-async def test_the_target_makes_its_own_prompts(model: Path, tmp_path: Path) -> None:
-    options = replace(OPTIONS, own_prompts=8, samples=1, max_prompt_tokens=200)
-    stopped = await make(tmp_path / "one", model, [], options, stop_at=30)
-    assert stopped.stage == "own prompts" and stopped.done < stopped.total
-    await make(tmp_path / "one", model, [], options)
-    await make(tmp_path / "two", model, [], options)
-    found = read_shards(tmp_path / "one")
-    assert 2 <= len(found) <= 8
-    assert [s.tokens.tolist() for s in found] == [s.tokens.tolist() for s in read_shards(tmp_path / "two")]
-    assert found.manifest.shards == read_data_manifest(tmp_path / "two").shards
-    frame = turn_frame(Tokens(str(model)))
-    for sequence in found:
-        prompt = tuple(sequence.tokens[: sequence.prompt_length].tolist())
-        assert prompt[: len(frame.before)] == frame.before
-        assert prompt[-len(frame.after) :] == frame.after
-        assert len(prompt) > len(frame.before) + len(frame.after)
-
-
-async def test_messages_that_do_not_end_are_no_prompts(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_prompts, "_MOST_TOKENS", 1)
-    with pytest.raises(ConfigurationError, match="none of the 5 messages that the model wrote ended by itself"):
-        await make(tmp_path / "data", model, [], replace(OPTIONS, own_prompts=5))
-
-
-async def test_without_a_chat_template_prompts_are_needed(model: Path, files: list[Path], tmp_path: Path) -> None:
-    bare = Path(shutil.copytree(model, tmp_path / "bare"))
-    (bare / "chat_template.jinja").unlink()
-    with pytest.raises(ConfigurationError, match="--prompts is missing: this model has no chat template"):
-        await make(tmp_path / "data", bare, [], replace(OPTIONS, own_prompts=3))
-    progress = await make(tmp_path / "data", bare, files, replace(OPTIONS, sequences=3))
-    assert progress.done == 3
-
-
-async def test_prompts_that_are_too_long_are_left_out(model: Path, files: list[Path], tmp_path: Path) -> None:
-    long = write(tmp_path, json.dumps({"text": "so " * 200}))
-    said: list[str] = []
-    await make(tmp_path / "data", model, [*files, long], replace(OPTIONS, sequences=3), said=said.append)
-    assert said == ["1 of 10 prompts are left out: they are too long"]
-    with pytest.raises(ConfigurationError, match="no prompt has at most 12 tokens: raise --max-prompt-tokens, or"):
-        await make(tmp_path / "none", model, [long], replace(OPTIONS, max_prompt_tokens=300, max_new_tokens=500))
-
-
-async def test_conversations_that_the_template_refuses_are_named(model: Path, files: list[Path], tmp_path: Path) -> None:
-    wizard = write(tmp_path, '{"messages": [{"role": "wizard", "content": "a"}, {"role": "user", "content": "b"}]}')
-    with pytest.raises(ConfigurationError, match=r"asked.jsonl, line 1: .*unknown role wizard"):
-        await make(tmp_path / "data", model, [wizard])
-
-
 def test_bfloat16_states_become_the_nearest_float16() -> None:
     numbers = torch.tensor([[0.1, -3.0], [1e30, -1e30]], dtype=torch.bfloat16)
     data = numbers.view(torch.int16).numpy().tobytes()
     found = _as_float16(Features(data=data, rows=2, width=2, dtype="bfloat16"))
     assert found.tolist() == numbers.float().clamp(-65504, 65504).half().tolist()
-
-
-def write(folder: Path, text: str) -> Path:
-    file = folder / "asked.jsonl"
-    file.write_text(text)
-    return file
-
-
-def test_prompt_files_have_many_forms(tmp_path: Path) -> None:
-    turns = [("system", "be brief"), ("user", "one"), ("assistant", "1"), ("user", "two"), ("assistant", "2")]
-    messages = [{"role": role, "content": content} for role, content in turns]
-    lines: list[dict[str, Any]] = [
-        {"prompt": "p"}, {"question": "q"}, {"text": "t"}, {"messages": messages, "text": "ignored"}, {"text": "q"},
-    ]  # fmt: skip
-    found = read_prompts([write(tmp_path, "\n\n".join(map(json.dumps, lines)))])
-    assert [[(m.role, m.content) for m in prompt.messages] for prompt in found] == [
-        [("user", "p")], [("user", "q")], [("user", "t")], turns[:4],
-    ]  # fmt: skip
-    assert {prompt.domain for prompt in found} == {"asked"}
-
-
-@pytest.mark.parametrize(
-    ("text", "named"),
-    [
-        ('{"text": "a"}\n{"text"', "asked.jsonl, line 2: is not JSON"),
-        ('"text"', "line 1: must be an object with one of messages, prompt, question, text"),
-        ('{"code": "a", "answer": "b"}', "line 1: has the fields answer, code; must have one of messages"),
-        ("{}", "line 1: has the fields none"),
-        ('{"text": 3}', "line 1: text is 3: must be a text"),
-        ('{"question": " "}', r'line 1: question is " ": must be a text that is not empty'),
-        ('{"messages": "hello"}', "line 1: messages must be a list"),
-        ('{"messages": ["hello"]}', r"line 1: messages\[0\] must be an object"),
-        ('{"messages": [{"role": "user"}]}', r"line 1: messages\[0\].content is null"),
-        ('{"messages": [{"role": "assistant", "content": "a"}]}', "line 1: messages has no message whose role is user"),
-        ("", "asked.jsonl: holds no prompt"),
-    ],
-)
-def test_wrong_prompt_files_are_named_with_line_and_field(text: str, named: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=named):
-        read_prompts([write(tmp_path, text)])
-
-
-def test_unreadable_prompt_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"nowhere.jsonl: cannot be read"):
-        read_prompts([tmp_path / "nowhere.jsonl"])
-    (tmp_path / "asked.jsonl").write_bytes(b'{"text": "\xff"}')
-    with pytest.raises(ConfigurationError, match="is not UTF-8 at byte 10"):
-        read_prompts([tmp_path / "asked.jsonl"])
-    with pytest.raises(ConfigurationError, match="one name"):
-        read_prompts([tmp_path / "asked.jsonl", tmp_path / "deeper" / "asked.jsonl"])
 
 
 async def test_tokens_under_way_are_written_now_and_then(

@@ -176,10 +176,10 @@ securityContext:
 - name: OUTRIDER_RETRIEVAL__REDIS_URL
   valueFrom: {secretKeyRef: {name: {{ $root.Values.indexRedis.urlSecretName }}, key: {{ $root.Values.indexRedis.urlSecretKey }}}}
 {{- else if $root.Values.redis.index }}
-- name: REDIS_PASSWORD
+- name: OUTRIDER_RETRIEVAL__REDIS_PASSWORD
   valueFrom: {secretKeyRef: {name: {{ $root.Values.redis.passwordSecretName }}, key: {{ $root.Values.redis.passwordSecretKey }}}}
 - name: OUTRIDER_RETRIEVAL__REDIS_URL
-  value: redis://:$(REDIS_PASSWORD)@{{ include "outrider.name" $root }}-redis:6379
+  value: redis://{{ include "outrider.name" $root }}-redis:6379
 {{- end }}
 {{- end }}
 {{- end -}}

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from services.drafter.feature_draft.head_config import TargetShape
 from services.drafter.feature_draft.head_fields import HeadFields, Shapes
-from services.drafter.feature_draft.layouts import DRAFT_OFFSETS, DRAFTED
+from services.drafter.feature_draft.layouts import DRAFT_IDS, DRAFT_OFFSETS, DRAFTED
 from speculation.errors import ConfigurationError
 
 
@@ -21,12 +23,15 @@ def check_tensors(shapes: Shapes, wanted: Shapes, where: str) -> None:
         if shapes[name] != shape:
             raise ConfigurationError(f"{refused} {name} is {list(shapes[name])}: must be {list(shape)}, by the target")
     for name in shapes:
-        if name not in wanted and name not in (DRAFT_OFFSETS, DRAFTED):
+        if name not in wanted and name not in (DRAFT_OFFSETS, DRAFT_IDS, DRAFTED):
             raise ConfigurationError(f"{refused} {name} is unknown: there is no place for it")
 
 
-def check_sizes(fields: HeadFields, target: TargetShape) -> None:
+def check_sizes(fields: HeadFields, target: TargetShape, without: Collection[str] = ()) -> None:
     """Check the sizes of the target that a checkpoint says it was made for.
+
+    Args:
+        without: fields that mean something else here.
 
     Raises:
         ConfigurationError: they are another target's; names the field.
@@ -35,5 +40,5 @@ def check_sizes(fields: HeadFields, target: TargetShape) -> None:
         "hidden_size": target.hidden_size, "vocab_size": target.vocab_size, "num_hidden_layers": target.num_layers
     }  # fmt: skip
     for name, size in sizes.items():
-        if fields.number(name, size) != size:
+        if name not in without and fields.number(name, size) != size:
             raise fields.refuse(name, fields.fields[name], f"{size}, the target's: it is another target's")

@@ -19,9 +19,9 @@ from services.drafter.feature_draft.shared_output import SharedOutput
 class ResBlock(nn.Module):
     """x + SiLU(W x + b)."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, bias: bool) -> None:
         super().__init__()
-        self.linear = nn.Linear(size, size)
+        self.linear = nn.Linear(size, size, bias=bias)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., h] to [..., h]."""
@@ -36,9 +36,9 @@ class MedusaHeads(nn.Module):
         size = config.hidden_size
         self.config = config
         self.heads = nn.ModuleList(
-            nn.Sequential(*(ResBlock(size) for _ in range(config.num_blocks))) for _ in range(config.num_heads)
+            nn.Sequential(*(ResBlock(size, config.bias) for _ in range(config.num_blocks))) for _ in range(config.num_heads)
         )
-        own = [nn.Linear(size, config.draft_vocab_size, bias=False) for _ in range(config.num_heads * config.own_output)]
+        own = [nn.Linear(size, config.draft_vocab_size, bias=False) for _ in range(config.num_outputs)]
         self.outputs = nn.ModuleList(own) if own else None
         self.output = output
 
@@ -63,5 +63,8 @@ class MedusaHeads(nn.Module):
         """[n * heads, h], in the heads' order, to [n * heads, V_d]."""
         if self.outputs is None:
             return self.output.logits(hidden, vocabulary)
+        if len(self.outputs) == 1:
+            shared: torch.Tensor = self.outputs[0](hidden)
+            return shared
         by_head = hidden.view(-1, len(self.outputs), hidden.shape[-1])
         return torch.stack([output(by_head[:, head]) for head, output in enumerate(self.outputs)], dim=1).flatten(0, 1)

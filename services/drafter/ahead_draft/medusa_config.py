@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from services.drafter.ahead_draft.ahead_fields import check_sizes, check_tensors
+from services.drafter.ahead_draft.medusa_names import BLOCK, is_output
 from services.drafter.feature_draft.head_config import TargetShape
 from services.drafter.feature_draft.head_fields import HeadFields, Shapes, draft_vocab_size
 
-_BLOCK = re.compile(r"^(\d+)\.(\d+)\.linear\.(weight|bias)$")
-# Under which some save the heads.
-_PREFIXES = ("medusa_head.", "medusa_heads.")
 _MOST_HEADS = 16
 
 
@@ -24,7 +21,8 @@ class MedusaConfig:
     Attributes:
         num_heads: tokens ahead.
         num_blocks: residual blocks of a head.
-        own_output: every head has an output layer of its own; otherwise all share the target's.
+        num_outputs: output layers that come with them: one for each head, or one for all; 0: they share the target's.
+        bias: whether blocks add a bias.
     """
 
     hidden_size: int
@@ -32,31 +30,30 @@ class MedusaConfig:
     draft_vocab_size: int
     num_heads: int
     num_blocks: int = 1
-    own_output: bool = False
-
-
-def is_medusa(names: Iterable[str]) -> bool:
-    """Whether tensors of these names are Medusa's heads."""
-    return any(_BLOCK.match(short_name(name)) for name in names)
+    num_outputs: int = 0
+    bias: bool = True
 
 
 def parse_medusa(config: Mapping[str, Any], shapes: Shapes, target: TargetShape, where: str) -> MedusaConfig:
     """What heads compute.
 
     Args:
-        shapes: of their tensors, without prefixes.
+        shapes: of their tensors, see ``named_by_authors``.
         where: the checkpoint, for errors.
 
     Raises:
         ConfigurationError: they cannot draft for the target; names the field or tensor, its value and what is allowed.
     """
     fields = HeadFields.of(config, where)
-    # Public ones have the fields of their base model, if any.
-    check_sizes(fields, target)
-    found = [match for name in shapes if (match := _BLOCK.match(name))]
+    of_vllm = fields.fields.get("num_heads") is not None
+    # The authors' have the fields of their base model, if any; vLLM counts a head's blocks as layers.
+    check_sizes(fields, target, without=("num_hidden_layers",) if of_vllm else ())
+    found = [match for name in shapes if (match := BLOCK.match(name))]
     heads, blocks = (1 + max(int(match[group]) for match in found) for group in (1, 2))
     if heads > _MOST_HEADS:
         raise fields.refuse("the number of heads", heads, f"from 1 to {_MOST_HEADS}")
+    if of_vllm:
+        _check_vllm(fields, heads, blocks)
     width = shapes.get("0.0.linear.weight", (0,))[0]
     if width != target.hidden_size:
         raise fields.refuse("the width of 0.0.linear.weight", width, f"{target.hidden_size}, the target's hidden size")
@@ -66,21 +63,30 @@ def parse_medusa(config: Mapping[str, Any], shapes: Shapes, target: TargetShape,
         draft_vocab_size=draft_vocab_size(fields, shapes, target),
         num_heads=heads,
         num_blocks=blocks,
-        own_output=f"0.{blocks}.weight" in shapes,
+        num_outputs=_outputs(fields, shapes, heads, blocks),
+        bias=fields.shown_by("0.0.linear.bias", shapes, "medusa_fc_bias"),
     )
-    check_tensors(shapes, _shapes(made), where)
+    # Output layers that score all tokens are cut to the draft vocabulary.
+    cut = {
+        name: (made.draft_vocab_size, *shape[1:]) if is_output(name) and shape[0] == made.vocab_size else shape
+        for name, shape in shapes.items()
+    }
+    check_tensors(cut, _shapes(made), where)
     return made
 
 
-def short_names(shapes: Shapes) -> dict[str, tuple[int, ...]]:
-    """``shapes`` by names without prefixes."""
-    return {short_name(name): shape for name, shape in shapes.items()}
+def _check_vllm(fields: HeadFields, heads: int, blocks: int) -> None:
+    for name, there in (("num_heads", heads), ("num_hidden_layers", blocks)):
+        if fields.number(name, there) != there:
+            raise fields.refuse(name, fields.fields[name], f"{there}, as the tensors say")
+    if (scale := fields.fields.get("logit_scale")) not in (None, 1, 1.0):
+        raise fields.refuse("logit_scale", scale, "1.0: logits are not scaled here")
 
 
-def short_name(name: str) -> str:
-    for prefix in _PREFIXES:
-        name = name.removeprefix(prefix)
-    return name
+def _outputs(fields: HeadFields, shapes: Shapes, heads: int, blocks: int) -> int:
+    if f"0.{blocks}.weight" not in shapes:
+        return 0
+    return 1 if fields.flag("original_lm_head") else heads
 
 
 def parameter_names(config: MedusaConfig) -> dict[str, str]:
@@ -89,11 +95,9 @@ def parameter_names(config: MedusaConfig) -> dict[str, str]:
         f"heads.{head}.{block}.linear.{part}": f"{head}.{block}.linear.{part}"
         for head in range(config.num_heads)
         for block in range(config.num_blocks)
-        for part in ("weight", "bias")
+        for part in (("weight", "bias") if config.bias else ("weight",))
     }
-    if config.own_output:
-        found |= {f"outputs.{head}.weight": f"{head}.{config.num_blocks}.weight" for head in range(config.num_heads)}
-    return found
+    return found | {f"outputs.{head}.weight": f"{head}.{config.num_blocks}.weight" for head in range(config.num_outputs)}
 
 
 def _shapes(config: MedusaConfig) -> dict[str, tuple[int, ...]]:

@@ -1,8 +1,7 @@
-"""Checkpoints of Medusa's heads, in their authors' layout, as safetensors.
+"""Checkpoints of Medusa's heads, in their authors' layout or vLLM's (``medusa_names``), as safetensors.
 
-``{i}.{j}.linear.{weight,bias}`` of block j of head i, and ``{i}.{blocks}.weight`` of its output layer. Without these the
-target's is shared, and ``d2t`` and ``t2d`` may cut it to a draft vocabulary, as in EAGLE-3. What counts is the tensors:
-published ``config.json`` say two heads where there are five.
+Without output layers of their own the target's is shared, and ``d2t`` and ``t2d`` may cut it to a draft vocabulary, as in
+EAGLE-3. What counts is the tensors: published ``config.json`` say two heads where there are five.
 """
 
 from __future__ import annotations
@@ -15,7 +14,8 @@ import torch
 
 from services.drafter.ahead_draft.ahead_files import Tensors, check_numbers, read_tensors, take_output, write_checkpoint
 from services.drafter.ahead_draft.medusa import MedusaHeads
-from services.drafter.ahead_draft.medusa_config import is_medusa, parameter_names, parse_medusa, short_name
+from services.drafter.ahead_draft.medusa_config import parameter_names, parse_medusa
+from services.drafter.ahead_draft.medusa_names import authors_names, is_medusa, is_output, named_by_authors
 from services.drafter.feature_draft.head_files import CONFIG
 from services.drafter.feature_draft.target_rows import TargetRows, read_target_rows, read_target_shape
 from services.model_folder import read_json
@@ -39,18 +39,28 @@ def load_medusa(
         ConfigurationError: as ``parse_medusa``; or a tensor is no finite numbers.
     """
     where, shape = str(folder), read_target_shape(target)
-    tensors: Tensors = {short_name(name): tensor for name, tensor in read_tensors(folder, target).items()}
-    if not is_medusa(tensors):
+    read = read_tensors(folder, target)
+    names = authors_names(read)
+    if not is_medusa(names.values()):
         raise ConfigurationError(f"cannot load the head at {where} as medusa: it holds no 0.0.linear.weight")
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    shapes = named_by_authors({name: tuple(tensor.shape) for name, tensor in read.items()})
     config = parse_medusa(read_json(folder / CONFIG, of="head"), shapes, shape, where)
     rows = read_target_rows(target, device=device, dtype=dtype) if rows is None else rows
+    tensors: Tensors = {names[name]: tensor for name, tensor in read.items()}
     output = take_output(tensors, rows, shape, where)
+    _cut_outputs(tensors, output.ids, shape.vocab_size)
     check_numbers(tensors, where)
     with torch.device("meta"):
         heads = MedusaHeads(config, output)
     heads.load_state_dict({name: tensors[public] for name, public in parameter_names(config).items()}, assign=True)
     return heads.to(device, dtype).requires_grad_(False).eval()
+
+
+def _cut_outputs(tensors: Tensors, ids: torch.Tensor, vocab_size: int) -> None:
+    """Leave of output layers that score all tokens the rows of the draft vocabulary, [V_d] ``ids``."""
+    for name in filter(is_output, tensors):
+        if len(tensors[name]) == vocab_size:
+            tensors[name] = tensors[name][ids.cpu()]
 
 
 def save_medusa(
@@ -78,6 +88,8 @@ def save_medusa(
         "hidden_size": config.hidden_size,
         "vocab_size": config.vocab_size,
         "draft_vocab_size": config.draft_vocab_size,
+        "medusa_fc_bias": config.bias,
+        "original_lm_head": config.num_outputs == 1,
     }
     state, names = heads.state_dict(), parameter_names(config)
     tensors = {public: state[name].detach().to("cpu", dtype).contiguous() for name, public in names.items()}

@@ -16,8 +16,8 @@ from typing import Any, Literal
 import torch
 from safetensors.torch import save
 
-from services.drafter.ahead_draft.medusa_config import is_medusa
 from services.drafter.ahead_draft.medusa_files import load_medusa
+from services.drafter.ahead_draft.medusa_names import is_medusa
 from services.drafter.feature_draft.head_files import CONFIG, TRAINING, load_head
 from services.drafter.feature_draft.pickled import PICKLED
 from services.model_folder import one_line, read_json, tokenizer_digest

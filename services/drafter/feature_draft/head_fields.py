@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from services.drafter.feature_draft.head_config import ACTIVATION_NAMES, FINAL, FIXED, HeadConfig, TargetShape, rope_of
-from services.drafter.feature_draft.layouts import DRAFT_OFFSETS, HeadLayout
+from services.drafter.feature_draft.layouts import DRAFT_IDS, DRAFT_OFFSETS, HeadLayout
 from speculation.errors import ConfigurationError
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -222,11 +222,11 @@ def draft_vocab_size(fields: HeadFields, shapes: Shapes, target: TargetShape) ->
     Raises:
         ConfigurationError: config.json and the tensors disagree.
     """
-    mapped = [shapes[DRAFT_OFFSETS][0]] if DRAFT_OFFSETS in shapes else []
+    mapped = [shapes[name][0] for name in (DRAFT_OFFSETS, DRAFT_IDS) if name in shapes]
     name = "draft_vocab_size" if fields.fields.get("draft_vocab_size") is not None else "truncated_vocab_size"
     size = fields.number(name, mapped[0] if mapped else target.vocab_size)
     if mapped and mapped[0] != size:
-        raise fields.refuse(name, size, f"{mapped[0]}, the number of tokens in d2t")
+        raise fields.refuse(name, size, f"{mapped[0]}, the number of tokens that are drafted")
     if not mapped and size != target.vocab_size:
         raise fields.refuse(name, size, f"{target.vocab_size}, the target's vocab_size, since there is no d2t")
     return size

@@ -107,6 +107,7 @@ SPECULATORS_EAGLE = HeadLayout(
 LAYOUTS = {each.name: each for each in (EAGLE, FSPAD, EAGLE3, SPECULATORS_EAGLE3, SPECULATORS_EAGLE)}
 
 _NOT_YET = "drafters of this kind are not supported yet; use an EAGLE-1, EAGLE-2, EAGLE-3, HASS or FSPAD head"
+_ODD_MEDUSA = "its tensors must be named as its authors (0.0.linear.weight) or vLLM (blocks.0.layers.0.weight) name them"
 # Configurations of other drafters: field, and what it means.
 _OTHERS = {
     "dflash_config": "DFlash",
@@ -150,7 +151,7 @@ def detect(names: Iterable[str], config: Mapping[str, Any], where: str) -> HeadL
     if held & {"fc.weight", "fusion_fc.weight"} and any(name.startswith("layers.0.") for name in held):
         return EAGLE
     if any(name.startswith(("blocks.", "medusa_heads.")) or name.endswith(".0.linear.weight") for name in held):
-        raise ConfigurationError(f"{where} is a Medusa checkpoint: {_NOT_YET}")
+        raise ConfigurationError(f"{where} is a Medusa checkpoint: {_ODD_MEDUSA}")
     if any(name.startswith("layers.0.self_attn.") for name in held):
         raise ConfigurationError(
             f"{where} has no fc.weight: it is a language model, not a head of hidden states; name it as draft_model"
@@ -173,7 +174,7 @@ def refuse_others(config: Mapping[str, Any], where: str) -> None:
         architectures = " ".join(map(str, config.get("architectures") or ())).lower()
         found = next((kind for word, kind in _NAMED.items() if word in architectures and word not in ("mlp", "mtp")), None)
     if found is not None:
-        raise ConfigurationError(f"{where} is a {found} checkpoint: {_NOT_YET}")
+        raise ConfigurationError(f"{where} is a {found} checkpoint: {_ODD_MEDUSA if found == 'Medusa' else _NOT_YET}")
 
 
 def stripped(name: str) -> str:

@@ -43,7 +43,7 @@ _REPEATS = 5
 # The time of a layer is proportional to its size, so only a part of a larger one is timed.
 _MOST_WEIGHTS = 2**22
 _FORMAT = 1
-_CLEARLY = 0.8
+CLEARLY = 0.8
 # Smaller models are so fast that timing is not worth it.
 _TOO_SMALL = 2**22
 
@@ -53,7 +53,7 @@ class Choice:
     """What computes the linear layers, and why.
 
     Attributes:
-        linears: ``native`` (our own kernels), ``onednn`` or ``torch``.
+        linears: ``native`` (our own kernels), ``onednn`` or ``torch``; on a GPU ``triton``, ``cublaslt`` or ``torch``.
         instructions: instruction set of our kernels, which also compute attention: avx512, avx2, neon, or empty.
         weights: ``float32`` or ``as_stored``.
         digest: identifies the compiled kernels; cost tables measured with others do not apply.
@@ -77,7 +77,7 @@ class Choice:
     def min_rows(self) -> int:
         """The smallest number of rows that a layer may get."""
         # For a single row, oneDNN and torch use another kernel, which rounds differently.
-        return 1 if self.linears == "native" else 2
+        return 1 if self.linears in ("native", "triton", "cublaslt") else 2
 
 
 def choose_kernels(model: nn.Module, config: TargetConfig) -> Choice:
@@ -198,7 +198,7 @@ def _measured(candidates: Sequence[Choice], shapes: Shapes) -> Choice:
     # Machines of a cluster should choose alike, so the first candidate stays unless another is clearly faster.
     best = exact[0]
     for other in exact[1:]:
-        if _score(totals[_name(other)]) < _CLEARLY * _score(totals[_name(best)]):
+        if score(totals[_name(other)]) < CLEARLY * score(totals[_name(best)]):
             best = other
     figures = {name: [round(value, 2) for value in values] for name, values in totals.items()}
     listed = "; ".join(f"{name} {'/'.join(f'{value:.1f}' for value in values)}" for name, values in figures.items())
@@ -207,7 +207,7 @@ def _measured(candidates: Sequence[Choice], shapes: Shapes) -> Choice:
     return Choice(**{**asdict(best), "milliseconds": figures, "reason": reason})
 
 
-def _score(milliseconds: Sequence[float]) -> float:
+def score(milliseconds: Sequence[float]) -> float:
     """Geometric mean, in which every number of rows has the same weight."""
     return math.prod(milliseconds) ** (1 / len(milliseconds))
 

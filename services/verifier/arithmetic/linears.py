@@ -9,7 +9,7 @@ Layers that are called one after the other with the same input (query, key and v
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TypeGuard
 
 import torch
@@ -17,6 +17,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from services.verifier.arithmetic.exact_weights import PackedLinear
+from services.verifier.arithmetic.shared_products import SIBLINGS, joint_bias, replace_by
 from services.weights.stored_blocks import StoredBlocks, StoredLinear, Weight, alike, joined
 from speculation.errors import ConfigurationError
 
@@ -28,9 +29,6 @@ Linear = nn.Linear | StoredLinear
 
 # Number of rows for which the packed layout is optimised; any number works.
 _TYPICAL_ROWS = 16
-
-# Children of one module that are called in this order with the same input.
-_SIBLINGS = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))
 
 
 def as_float(weight: Weight) -> torch.Tensor:
@@ -54,39 +52,6 @@ class OneDnnLinear(PackedLinear):
         """[..., in_features] to [..., out_features]."""
         result: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self._weight, self._bias, "none", [], "")
         return result
-
-
-class Shared:
-    """One product for several layers. Its result is kept from the call of the first layer to that of the last."""
-
-    def __init__(self, sizes: Sequence[int], packed: nn.Module) -> None:
-        self.sizes = list(sizes)
-        self.packed = packed
-        self._input: torch.Tensor | None = None
-        self._results: tuple[torch.Tensor, ...] = ()
-
-    def result(self, rows: torch.Tensor, index: int) -> torch.Tensor:
-        """Layer ``index``'s part of the product."""
-        if self._input is not rows:
-            self._input, self._results = rows, self.packed(rows).split(self.sizes, dim=-1)
-        result = self._results[index]
-        if index == len(self.sizes) - 1:
-            self._input, self._results = None, ()
-        return result
-
-
-class SharedLinear(nn.Module):
-    """Replaces one of several ``nn.Linear`` layers that get the same input."""
-
-    def __init__(self, shared: Shared, index: int, in_features: int) -> None:
-        super().__init__()
-        self.in_features, self.out_features = in_features, shared.sizes[index]
-        self.shared = shared
-        self._index = index
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
-        """[..., in_features] to [..., out_features]."""
-        return self.shared.result(rows, self._index)
 
 
 def quantize(model: nn.Module) -> None:
@@ -118,13 +83,8 @@ def pack_linears(model: nn.Module, make: MakeLinear) -> int:
     replaced = 0
     for parent, layers in list(products(model)):
         linears = list(layers.values())
-        packed = make(joined([linear.weight for linear in linears]), _joint_bias(linears))
-        if len(linears) == 1:
-            setattr(parent, next(iter(layers)), packed)
-        else:
-            shared = Shared([linear.out_features for linear in linears], packed)
-            for index, (name, linear) in enumerate(layers.items()):
-                setattr(parent, name, SharedLinear(shared, index, linear.in_features))
+        packed = make(joined([linear.weight for linear in linears]), joint_bias(linears))
+        replace_by(packed, parent, layers)
         replaced += len(linears)
     return replaced
 
@@ -133,7 +93,7 @@ def products(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Linear]]]:
     """Groups of linear layers in ``model`` that can share a product, most of them of one layer: (parent, layers by name)."""
     for parent in model.modules():
         children = {name: child for name, child in parent.named_children() if _is_linear(child)}
-        for names in _SIBLINGS:
+        for names in SIBLINGS:
             if children.keys() >= set(names) and alike([children[name].weight for name in names]):
                 yield parent, {name: children.pop(name) for name in names}
         for name, child in children.items():
@@ -142,9 +102,3 @@ def products(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Linear]]]:
 
 def _is_linear(module: nn.Module) -> TypeGuard[Linear]:
     return type(module) in (nn.Linear, StoredLinear)
-
-
-def _joint_bias(linears: Sequence[Linear]) -> torch.Tensor | None:
-    if all(linear.bias is None for linear in linears):
-        return None
-    return torch.cat([torch.zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears])

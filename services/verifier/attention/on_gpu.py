@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from services.verifier.attention.calls import Call
+from services.verifier.config import AttentionBackend
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.target_port import Rows
+from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from services.verifier.triton_kernels.triton_pass import TritonBuckets
@@ -36,14 +38,23 @@ def refusal(calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> 
 
 
 def pool_and_buckets(
-    calls: Sequence[Call], rows: int, dtype: torch.dtype, device: torch.device
+    calls: Sequence[Call], rows: int, dtype: torch.dtype, device: torch.device, wanted: AttentionBackend = "auto"
 ) -> tuple[KVPool, TritonBuckets | None]:
     """The KV cache in the layout that the device's attention reads, and how passes are laid out for Triton if it is used.
 
     Args:
         rows: of the cache.
+        wanted: the setting ``attention_backend``.
+
+    Raises:
+        ConfigurationError: Triton is wanted, but does not take the model or does not run here; says why.
     """
-    reason = refusal(calls, dtype, device) or _trial(calls, dtype, device)
+    if wanted == "torch":
+        reason = "verifier.attention_backend is torch"
+    else:
+        reason = refusal(calls, dtype, device) or _trial(calls, dtype, device)
+    if reason and wanted == "triton":
+        raise ConfigurationError(f"verifier.attention_backend is triton: {reason}; use auto or torch")
     pool = KVPool(calls, rows=rows, dtype=dtype, device=device, ones=bool(reason))
     if reason:
         if device.type == "cuda":

@@ -19,13 +19,13 @@ from speculation.types import SamplingParams
 # Rows of logits folded into columns of this length; the maxima of columns tell where the greatest logits are.
 _DEPTH = 64
 # Relative error of a float32 operation, divided by four: sums run in four lanes or more.
-_LANE_ERROR = 2.0**-26
+LANE_ERROR = 2.0**-26
 # Largest difference between a probability computed here and transformers', apart from the error of its sum.
-_ERROR = 3e-6
+ERROR = 3e-6
 # The same for the ratio of two probabilities; generous, since it costs only a slower way.
-_RATIO_ERROR = 1e-5
+RATIO_ERROR = 1e-5
 # Below this min_p, a product of probabilities may lose digits.
-_LEAST_MIN_P = 1e-30
+LEAST_MIN_P = 1e-30
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ def narrow(logits: torch.Tensor, params: Sequence[SamplingParams]) -> list[Candi
     """What truncation leaves of each row; None if rounding could decide, or the greatest logit is not finite.
 
     Args:
-        logits: [rows, vocabulary], float32, divided by the temperature; on any device.
+        logits: [rows, vocabulary], float32, divided by the temperature; on the host.
         params: [rows], each of which truncates.
     """
     vocabulary = logits.shape[1]
@@ -84,7 +84,7 @@ def narrow(logits: torch.Tensor, params: Sequence[SamplingParams]) -> list[Candi
             bounds[row] = _least_of(logits[row], params[row].top_k)
         else:
             bounds[row] = _bound(params[row], tops[row], totals[row], vocabulary)
-    found = at_least(logits, bounds, logits)
+    found = _at_least(logits, bounds)
     return [
         _cut(ids, values, own, top, total, row) if math.isfinite(top) else None
         for (ids, values), own, top, total, row in zip(found, params, tops, totals, logits, strict=True)
@@ -93,28 +93,18 @@ def narrow(logits: torch.Tensor, params: Sequence[SamplingParams]) -> list[Candi
 
 def _tops(logits: torch.Tensor) -> list[float]:
     """The greatest logit of each row."""
-    if on_host(logits):
-        return [float(row.max()) for row in logits.numpy()]
-    tops: list[float] = logits.amax(-1).tolist()
-    return tops
+    return [float(row.max()) for row in logits.numpy()]
 
 
 def _totals(logits: torch.Tensor, tops: Sequence[float], rows: list[int]) -> list[float]:
-    """Sum of exp(logit - greatest logit) of each of ``rows``; relative error below ``_ERROR``."""
-    if not rows:
-        return []
-    if on_host(logits):
-        # Row by row, so that the data stays in the CPU's cache; numpy adds pairwise.
-        own, scratch = logits.numpy(), np.empty(logits.shape[1], dtype=np.float32)
-        sums = []
-        for row in rows:
-            np.subtract(own[row], np.float32(tops[row]), out=scratch)
-            sums.append(float(np.exp(scratch, out=scratch).sum()))
-        return sums
-    probabilities = logits[rows].softmax(-1)
-    # The softmax's own sum is less exact than one of its results.
-    found: list[float] = (probabilities.sum(-1) / probabilities.amax(-1)).tolist()
-    return found
+    """Sum of exp(logit - greatest logit) of each of ``rows``; relative error below ``ERROR``."""
+    # Row by row, so that the data stays in the CPU's cache; numpy adds pairwise.
+    own, scratch = logits.numpy(), np.empty(logits.shape[1], dtype=np.float32)
+    sums = []
+    for row in rows:
+        np.subtract(own[row], np.float32(tops[row]), out=scratch)
+        sums.append(float(np.exp(scratch, out=scratch).sum()))
+    return sums
 
 
 def _least_of(row: torch.Tensor, k: int) -> float:
@@ -123,10 +113,8 @@ def _least_of(row: torch.Tensor, k: int) -> float:
     if vocabulary % _DEPTH or vocabulary // _DEPTH < k:
         return float(torch.topk(row, k).values[-1])
     # The ``k`` greatest maxima are ``k`` different logits.
-    if on_host(row):
-        maxima = row.numpy().reshape(_DEPTH, -1).max(0)
-        return float(np.partition(maxima, len(maxima) - k)[len(maxima) - k])
-    return float(row.view(_DEPTH, -1).amax(0).topk(k).values[-1])
+    maxima = row.numpy().reshape(_DEPTH, -1).max(0)
+    return float(np.partition(maxima, len(maxima) - k)[len(maxima) - k])
 
 
 def _bound(params: SamplingParams, top: float, total: float | None, vocabulary: int) -> float:
@@ -138,25 +126,13 @@ def _bound(params: SamplingParams, top: float, total: float | None, vocabulary: 
     return bound - 1e-3 - 1e-6 * abs(bound)
 
 
-def at_least(
-    values: torch.Tensor, bounds: Sequence[float], logits: torch.Tensor
-) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
-    """For each row, the ids whose values reach its bound, ascending, and their logits; both on the host.
-
-    Args:
-        values, logits: [rows, vocabulary], on one device; the bounds are rounded to the values' dtype.
-    """
-    if on_host(values):
-        found = []
-        for row, own, bound in zip(values.numpy(), logits.numpy(), bounds, strict=True):
-            ids = np.flatnonzero(row >= bound)
-            found.append((ids, own[ids]))
-        return found
-    limits = torch.tensor(bounds, dtype=values.dtype, device=values.device)
-    rows, columns = torch.nonzero(values >= limits[:, None], as_tuple=True)
-    chosen = logits[rows, columns].cpu().numpy()
-    ends = np.cumsum(torch.bincount(rows, minlength=len(bounds)).cpu().numpy())[:-1]
-    return list(zip(np.split(columns.cpu().numpy(), ends), np.split(chosen, ends), strict=True))
+def _at_least(logits: torch.Tensor, bounds: Sequence[float]) -> list[tuple[NDArray[np.int64], NDArray[np.float32]]]:
+    """For each row, the ids whose logits reach its bound, ascending, and these logits."""
+    found = []
+    for row, bound in zip(logits.numpy(), bounds, strict=True):
+        ids = np.flatnonzero(row >= bound)
+        found.append((ids, row[ids]))
+    return found
 
 
 def _cut(
@@ -187,15 +163,15 @@ def _cut(
         if least_below is not None:
             chosen = below_top >= least_below
         else:
-            least = _nucleus_by_sorting(row.cpu().numpy() if total is not None else values, params, vocabulary)
+            least = _nucleus_by_sorting(row.numpy() if total is not None else values, params, vocabulary)
             if least is None:
                 return None
             chosen = values >= least
     if params.min_p:
         limit = float(np.float32(params.min_p))
         ratio = np.exp(below_top.astype(np.float64))
-        near = (np.abs(ratio - limit) <= _RATIO_ERROR * limit) & (below_top < 0)
-        if limit < _LEAST_MIN_P or bool((near & chosen).any()):
+        near = (np.abs(ratio - limit) <= RATIO_ERROR * limit) & (below_top < 0)
+        if limit < LEAST_MIN_P or bool((near & chosen).any()):
             return None
         chosen &= ratio >= limit
     return Candidates(ids=ids[chosen], weights=values[chosen].astype(np.float64))
@@ -219,7 +195,7 @@ def _nucleus(
     size = max(1, int(np.searchsorted(before, 1 - outside)))
     # The error of a sum of ascending numbers grows with its partial sums, which are small until the likely tokens come.
     tail = max(0.0, 1 - held / total)
-    error = _ERROR + outside * _LANE_ERROR * (vocabulary * tail + len(shares))
+    error = ERROR + outside * LANE_ERROR * (vocabulary * tail + len(shares))
     if size > 1 and before[size - 1] > 1 - outside - error:
         return None
     if size < len(shares):

@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from services.generation_config import ModelProcessors
 from services.verifier.choosing.barring import bar_rows
 from services.verifier.choosing.candidates import likeliest, on_host
+from services.verifier.choosing.chosen_logprobs import ChosenLogprobs
 from services.verifier.choosing.penalties import Changes
 from services.verifier.choosing.picks import argmax, by_law, sample, truncated, unchanged
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError, Walk
 from services.verifier.native.choice_kernel import UNDECIDED, ChoiceKernel
 from services.verifier.native.library import Library
 from services.verifier.target_port import NOT_CHOSEN, Outcome, PackedBits, Rows, Sampling
-from speculation.choose import choose, log_probabilities
+from speculation.choose import choose
 from speculation.types import SamplingParams, TokenLogprobs
 
 _COPIED_ROWS = 16
@@ -98,16 +99,18 @@ class Chooser:
             walks.append(Walk(rows, request, end, [NOT_CHOSEN] * rows.logits))
             end += rows.logits
         self._walk([walk for walk in walks if walk.rows.logits and not walk.rows.distributions], logits)
-        top_ids = self._likeliest(walks, logits)
-        return [self._outcome(walk, logits, tops) for walk, tops in zip(walks, top_ids, strict=True)]
+        top_ids, made = self._likeliest(walks, logits), ChosenLogprobs(walks, logits)
+        return [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
 
-    def _outcome(self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...]) -> Outcome:
+    def _outcome(
+        self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...], made: ChosenLogprobs
+    ) -> Outcome:
         choices, top = tuple(walk.choices), walk.request.params.logprobs
         if top is None and not walk.rows.distributions:
             return Outcome(choices=choices, top_ids=top_ids, error=walk.error)
 
         def logprobs(row: int, token: int) -> TokenLogprobs:
-            return log_probabilities(logits[walk.first_row + row], token, top or 0)
+            return made.of(walk, row, token)
 
         def distribution(row: int) -> NDArray[np.float64]:
             return self._distribution(walk.point(row), logits)

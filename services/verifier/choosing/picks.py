@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.verifier.choosing.candidates import Candidates, narrow, on_host, truncates
-from services.verifier.choosing.noise import likely_winners
+from services.verifier.choosing.device_choice import drawn, likeliest_of
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError
 from services.verifier.target_port import NOT_CHOSEN
 from speculation.choose import choose
@@ -40,7 +40,8 @@ def by_law(
 def unchanged(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
     """The greatest logit at each point of [rows, vocabulary], for requests that change no logits."""
     if not on_host(logits):
-        return argmax(logits[[point.row for point in points]], points)
+        rows = [point.row for point in points]
+        return argmax(logits if rows == list(range(len(logits))) else logits[rows], points)
     # As the law, without an array for every row.
     own, choices = logits.numpy(), []
     for point in points:
@@ -55,18 +56,20 @@ def argmax(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrE
     """The greatest logit of each row, the first of equals."""
     if on_host(logits):
         return [by_law(point, row.cpu) for row, point in zip(logits, points, strict=True)]
-    tops = logits.amax(-1, keepdim=True)
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    first = torch.where(logits == tops, ids, len(ids)).amin(-1)
-    finite = torch.isfinite(tops[:, 0])
     return [
-        token if usable else by_law(point, row.cpu)
-        for token, usable, row, point in zip(first.tolist(), finite.tolist(), logits, points, strict=True)
+        by_law(point, row.cpu) if token == NOT_CHOSEN else token
+        for token, row, point in zip(likeliest_of(logits), logits, points, strict=True)
     ]
 
 
 def sample(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
-    """Gumbel-max over the few tokens of each row that can win."""
+    """Gumbel-max over the tokens of each row that can win."""
+    if not on_host(logits):
+        tokens = drawn(logits, [point.request.params for point in points], [point.position for point in points])
+        return [
+            by_law(point, truncated, row, point.request) if token == NOT_CHOSEN else token
+            for token, row, point in zip(tokens, logits, points, strict=True)
+        ]
     candidates = _candidates(logits, points, [point.request.params for point in points])
     choices: list[TokenOrError] = []
     narrowed = []
@@ -89,17 +92,11 @@ def sample(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrE
 def _candidates(
     scaled: torch.Tensor, points: Sequence[ChoicePoint], params: Sequence[SamplingParams]
 ) -> list[Candidates | None]:
-    """For each row, the tokens that can win; None if the law must be asked."""
+    """For each row, the tokens that truncation leaves; None if the law must be asked, as for rows that nothing truncates."""
     found: list[Candidates | None] = [None] * len(points)
     cut = [at for at, own in enumerate(params) if truncates(own, scaled.shape[1])]
-    whole = [at for at in range(len(points)) if at not in set(cut)]
     for at, own in zip(cut, narrow(_some(scaled, cut), [params[at] for at in cut]) if cut else (), strict=True):
         found[at] = own
-    # On a CPU the law itself is as fast as a search for the tokens that can win.
-    if whole and not on_host(scaled):
-        seeds, positions = [params[at].seed for at in whole], [points[at].position for at in whole]
-        for at, own in zip(whole, likely_winners(_some(scaled, whole), seeds, positions), strict=True):
-            found[at] = own
     return found
 
 

@@ -143,8 +143,9 @@ def check_memory(config: TargetConfig) -> None:
         ConfigurationError: it does not; says what would fit.
     """
     free = available_bytes(torch.device(config.device))
-    # Stages connected over loopback share this machine.
-    here = config.stages if ipaddress.ip_address(config.stage_host).is_loopback else 1
+    # Stages connected over loopback share this machine, though not a GPU.
+    shared = config.device == "cpu" and ipaddress.ip_address(config.stage_host).is_loopback
+    here = config.stages if shared else 1
     check_fits(config, shape_of(config), free / here)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.verifier.arithmetic.linears import SharedLinear
+from services.verifier.arithmetic.shared_products import SharedLinear
 from services.verifier.attention.calls import Call, Calls, Running, answering, asked
 from services.verifier.native.attention_kernel import AttentionLayer, NativePass
 from services.verifier.native.library import Library

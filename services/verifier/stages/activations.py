@@ -40,13 +40,16 @@ class Health(IntEnum):
 def send_activations(exchange: Exchange, health: Health, made: Activations) -> None:
     """Hand a pass on to the next stage; only the header if it has failed.
 
+    Args:
+        made: as ``Exchange.ready`` gives them.
+
     Raises:
         TargetLost: the next stage is gone.
     """
     exchange.send(torch.tensor([health, 0 if made.hidden is None else len(made.hidden)]), exchange.rank + 1).wait()
     for tensor in made:
         if tensor is not None:
-            exchange.send(tensor.cpu().contiguous(), exchange.rank + 1).wait()
+            exchange.send_activation(tensor, exchange.rank + 1).wait()
 
 
 def receive_beat(exchange: Exchange, within_s: float | None = None) -> None:
@@ -79,11 +82,9 @@ def receive_activations(exchange: Exchange, part: ModelSlice, batch: Sequence[Ro
     rows = sum(len(own.tokens) for own in batch)
     if health is Health.DISAGREES or count != rows:
         raise TargetLost("the stages of the target disagree on what was committed")
-    hidden = torch.empty(rows, part.hidden_size, dtype=part.dtype)
-    exchange.receive(hidden, exchange.rank - 1)
+    hidden = exchange.receive_activation((rows, part.hidden_size), part.dtype, exchange.rank - 1)
     layers, asked = part.hidden_states.expected(batch)
     if not layers:
         return Activations(hidden)
-    kept = torch.empty(layers, asked, part.hidden_size, dtype=part.dtype)
-    exchange.receive(kept, exchange.rank - 1)
+    kept = exchange.receive_activation((layers, asked, part.hidden_size), part.dtype, exchange.rank - 1)
     return Activations(hidden, kept)

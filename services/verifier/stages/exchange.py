@@ -1,4 +1,4 @@
-"""Sends tensors between pipeline stages: torch.distributed's gloo, point to point, in a group of its own.
+"""Sends tensors between pipeline stages: torch.distributed, point to point, in groups of their own.
 
 Nothing is unpickled: only tensors of known type and size travel. Anyone who can reach the address can join the group, so it
 binds to one interface, loopback unless configured otherwise (SECURITY.md).
@@ -7,10 +7,11 @@ binds to one interface, loopback unless configured otherwise (SECURITY.md).
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -18,13 +19,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not exported in their types
 
+from services.verifier.stages.ways import GLOO, NCCL, GlooWay, NcclWay, Way, identity, way_of
 from speculation.errors import ConfigurationError, TargetLost
+
+log = logging.getLogger(__name__)
 
 # A stage other than the verifier's waits for orders as long as there are no requests. If the verifier or another stage dies,
 # it notices at once; if one hangs, the verifier ends all of them.
 _IDLE_TIMEOUT = timedelta(days=365)
 _JOIN_TIMEOUT = timedelta(seconds=60)
 _POLL_S = 0.05
+_CPU = torch.device("cpu")
 
 
 class Sent:
@@ -46,13 +51,23 @@ class Sent:
 
 
 class Exchange:
-    """A member of a group of ``size`` stages. Rank 0 is the first stage; the last one is the verifier itself."""
+    """A member of a group of ``size`` stages. Rank 0 is the first stage; the last one is the verifier itself.
 
-    def __init__(self, store: TCPStore, rank: int, size: int, timeout: timedelta) -> None:
+    Args:
+        timeout: longest wait for another stage during a pass.
+        way: by which activations travel, ``GLOO`` or ``NCCL``.
+        device: where this stage computes.
+    """
+
+    def __init__(
+        self, store: TCPStore, rank: int, size: int, timeout: timedelta, way: str = GLOO, device: torch.device = _CPU
+    ) -> None:
         self.rank, self.size = rank, size
         self._timeout = timeout
         # Its own methods are missing in torch's types.
-        self._group: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+        group: Any = dist.ProcessGroupGloo(store, rank, size, timeout)
+        self._orders = GlooWay(group)
+        self._activations: Way = NcclWay(store, rank, size, device) if way == NCCL else self._orders
 
     def send(self, tensor: torch.Tensor, rank: int) -> Sent:
         """Start to send a contiguous CPU tensor; it leaves when the other side receives.
@@ -60,13 +75,10 @@ class Exchange:
         Raises:
             TargetLost: the other side is gone.
         """
-        try:
-            return Sent(self._group.send([tensor], rank, 0), tensor, rank)
-        except RuntimeError as error:
-            raise TargetLost(f"stage {rank} cannot be reached") from error
+        return self._sent(self._orders, tensor, rank)
 
     def receive(self, tensor: torch.Tensor, rank: int, within_s: float | None = None) -> None:
-        """Fill ``tensor`` with the next one from ``rank``.
+        """Fill ``tensor``, on the CPU, with the next one from ``rank``.
 
         Args:
             within_s: longest wait; None: as long as a pass may take.
@@ -74,10 +86,43 @@ class Exchange:
         Raises:
             TargetLost: the other side is gone, or takes longer.
         """
+        self._receive(self._orders, tensor, rank, within_s)
+
+    def ready(self, made: torch.Tensor | None) -> torch.Tensor | None:
+        """An activation as it travels. Has been computed when this returns, so a failure on a GPU shows here."""
+        if made is None:
+            return None
+        moved = made.to(self._activations.device).contiguous()
+        if moved.device.type == "cuda":
+            torch.cuda.current_stream(moved.device).synchronize()
+        return moved
+
+    def send_activation(self, made: torch.Tensor, rank: int) -> Sent:
+        """As ``send``, for what ``ready`` returned."""
+        return self._sent(self._activations, made, rank)
+
+    def receive_activation(self, shape: Sequence[int], dtype: torch.dtype, rank: int) -> torch.Tensor:
+        """The next activation from ``rank``, where the way brings it.
+
+        Raises:
+            TargetLost: the other side is gone, or takes longer than a pass may.
+        """
+        made = torch.empty(*shape, dtype=dtype, device=self._activations.device)
+        self._receive(self._activations, made, rank, None)
+        return made
+
+    @staticmethod
+    def _sent(way: Way, tensor: torch.Tensor, rank: int) -> Sent:
+        try:
+            return Sent(way.send(tensor, rank), tensor, rank)
+        except RuntimeError as error:
+            raise TargetLost(f"stage {rank} cannot be reached") from error
+
+    def _receive(self, way: Way, tensor: torch.Tensor, rank: int, within_s: float | None) -> None:
         start = time.monotonic()
         timeout = self._timeout if within_s is None else timedelta(seconds=within_s)
         try:
-            self._group.recv([tensor], rank, 0).wait(timeout)
+            way.receive(tensor, rank, timeout)
         except RuntimeError as error:
             waited = timedelta(seconds=time.monotonic() - start)
             setting = " (pass_timeout_s)" if within_s is None else ""
@@ -95,15 +140,16 @@ class Meeting:
             host, self.port, None, True, _JOIN_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
         )
 
-    def join(self, size: int, alive: Callable[[int], bool], timeout_s: float) -> Exchange:
+    def join(self, size: int, alive: Callable[[int], bool], timeout_s: float, device: torch.device = _CPU) -> Exchange:
         """Wait, without a limit, until every stage has loaded its layers.
 
         Args:
             alive: whether a stage's process still runs.
             timeout_s: longest wait for a stage during a pass, in seconds; after that the stage counts as lost.
+            device: where the last stage computes.
 
         Raises:
-            ConfigurationError: a stage cannot serve; gives its reason.
+            ConfigurationError: a stage cannot serve, or two are on one GPU; gives the reason.
             TargetLost: a stage has died.
         """
         try:
@@ -114,25 +160,52 @@ class Meeting:
                     time.sleep(_POLL_S)
                 if reason := self._store.get(f"ready/{rank}").decode():
                     raise ConfigurationError(f"stage {rank}: {reason}")
+            way = self._way([self._store.get(f"gpu/{rank}").decode() for rank in range(size - 1)] + [identity(device)])
+            log.info("activations travel between %d stages by %s", size, way)
             _choose_interface(self.host, self.port)
-            return Exchange(self._store, size - 1, size, timedelta(seconds=timeout_s))
+            return Exchange(self._store, size - 1, size, timedelta(seconds=timeout_s), way, device)
         except RuntimeError as error:
             raise TargetLost("a stage has died while the stages were connecting") from error
 
+    def _way(self, identities: Sequence[str]) -> str:
+        """What every stage is told about how activations travel.
 
-def attend_meeting(host: str, port: int, rank: int, size: int, refusal: str = "") -> Exchange | None:
-    """A stage's side of ``Meeting.join``. With a ``refusal``, it only tells the verifier why it cannot serve.
+        Raises:
+            ConfigurationError: see ``way_of``; the stages are told to end.
+        """
+        way = ""
+        try:
+            way = way_of(identities)
+        finally:
+            self._store.set("way", way)
+        return way
+
+
+def attend_meeting(
+    host: str, port: int, rank: int, size: int, device: torch.device = _CPU, refusal: str = ""
+) -> Exchange | None:
+    """A stage's side of ``Meeting.join``; None if the stages cannot serve together.
+
+    With a ``refusal``, it only tells the verifier why it cannot serve.
+
+    Args:
+        device: where the stage computes.
 
     Raises:
         TargetLost: the verifier cannot be reached.
     """
     try:
         store = TCPStore(host, port, None, False, _JOIN_TIMEOUT)
+        store.set(f"gpu/{rank}", "" if refusal else identity(device))
         store.set(f"ready/{rank}", refusal)
         if refusal:
             return None
+        # Until all others have loaded their layers.
+        store.wait(["way"], _IDLE_TIMEOUT)
+        if not (way := store.get("way").decode()):
+            return None
         _choose_interface(host, port)
-        return Exchange(store, rank, size, _IDLE_TIMEOUT)
+        return Exchange(store, rank, size, _IDLE_TIMEOUT, way, device)
     except RuntimeError as error:
         raise TargetLost(f"no verifier at {host}:{port}") from error
 
@@ -156,9 +229,9 @@ def _listen(host: str) -> socket.socket:
 
 
 def _choose_interface(host: str, port: int) -> None:
-    """Make gloo listen on the interface that leads to ``host``, not on the one that this machine's name resolves to.
+    """Make gloo and NCCL listen on the interface that leads to ``host``, not on one of their own choice.
 
-    Gloo reads the environment variable when a group is made.
+    They read the environment variables when a group is made. One that is already named for NCCL stays.
     """
     # Imported here, so that a target of one stage needs only torch and transformers (benchmarks/step_cost.py).
     import psutil
@@ -171,4 +244,5 @@ def _choose_interface(host: str, port: int) -> None:
     for name, addresses in psutil.net_if_addrs().items():
         if any(address.address.partition("%")[0] == own for address in addresses):
             os.environ["GLOO_SOCKET_IFNAME"] = name
+            os.environ.setdefault("NCCL_SOCKET_IFNAME", f"={name}")
             return

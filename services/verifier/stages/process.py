@@ -86,7 +86,8 @@ class Stage:
             for rows in batch:
                 if self._lengths.get(rows.session_id) != rows.context:
                     raise TargetLost(f"{self._lengths.get(rows.session_id)} tokens committed here, {rows.context} there")
-            made = Activations(self._part.run(batch, *entering), self._part.hidden_states.handed_on(batch))
+            hidden, kept = self._part.run(batch, *entering), self._part.hidden_states.handed_on(batch)
+            made = Activations(self._exchange.ready(hidden), self._exchange.ready(kept))
         except TargetLost as error:
             log.error("stage %d disagrees: %s", self._exchange.rank, error)
             health = Health.DISAGREES
@@ -113,9 +114,9 @@ def serve(spec: StageSpec) -> None:
             log.exception("stage %d cannot load its layers", spec.stage)
         attend_meeting(spec.host, spec.port, spec.stage, config.stages, refusal=str(error) or type(error).__name__)
         return
-    exchange = attend_meeting(spec.host, spec.port, spec.stage, config.stages)
-    assert exchange is not None
-    Stage(part, exchange).run()
+    exchange = attend_meeting(spec.host, spec.port, spec.stage, config.stages, part.device)
+    if exchange is not None:
+        Stage(part, exchange).run()
 
 
 def spec_to_json(spec: StageSpec) -> str:

@@ -55,11 +55,14 @@ Launch = Callable[[StageSpec], StageHandle]
 class EarlierStages(Protocol):
     """The pipeline stages before the last one, as the last one sees them; sessions and rows as in ``Target``."""
 
-    def join(self) -> None:
+    def join(self, device: torch.device) -> None:
         """Wait until every stage is loaded.
 
+        Args:
+            device: of the last stage.
+
         Raises:
-            ConfigurationError: a stage cannot serve; gives its reason.
+            ConfigurationError: a stage cannot serve, or two are on one GPU; gives the reason.
             TargetLost: a stage has died.
         """
         ...
@@ -109,7 +112,7 @@ class EarlierStages(Protocol):
 class NoStages:
     """Implements ``EarlierStages`` for a target of a single stage: there is nobody to tell, and tokens enter the model."""
 
-    def join(self) -> None: ...
+    def join(self, device: torch.device) -> None: ...
 
     def open(self, session_id: str, shared: int, tiles: Sequence[int]) -> None: ...
 
@@ -154,8 +157,8 @@ class Upstream:
             self.stop()
             raise
 
-    def join(self) -> None:
-        self._exchange = self._meeting.join(self._size, lambda stage: self._stages[stage].alive(), self._timeout_s)
+    def join(self, device: torch.device) -> None:
+        self._exchange = self._meeting.join(self._size, lambda stage: self._stages[stage].alive(), self._timeout_s, device)
 
     def open(self, session_id: str, shared: int, tiles: Sequence[int]) -> None:
         self._orders.open(session_id, shared, tiles)

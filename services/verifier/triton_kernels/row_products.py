@@ -61,16 +61,20 @@ class RowLinear(nn.Module):
 
 
 def normalise(
-    rows: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float
+    rows: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, eps: float, rounded: bool = True
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """RMS normalisation of ``rows`` + ``residual``, [..., width] (arXiv:1910.07467); returns the sum too."""
+    """RMS normalisation of ``rows`` + ``residual``, [..., width] (arXiv:1910.07467); returns the sum too.
+
+    Args:
+        rounded: whether a normalised row is rounded to its own type before it is multiplied by the weight.
+    """
     rows = rows.contiguous()
     made = torch.empty_like(rows)
     summed = rows if residual is None else torch.empty_like(rows)
     width = rows.shape[-1]
     add_and_normalise[(rows.numel() // width,)](
         rows, rows if residual is None else residual.contiguous(), weight, summed, made, width, eps, BLOCK=_LANES,
-        RESIDUAL=residual is not None,
+        RESIDUAL=residual is not None, ROUNDED=rounded,
     )  # fmt: skip
     return made, summed
 

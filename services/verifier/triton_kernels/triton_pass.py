@@ -29,6 +29,14 @@ _SIZES = range(16, 257)
 OLDEST = (8, 0)
 
 
+def too_old(capability: tuple[int, int]) -> str:
+    """Why a GPU of this compute capability has no matrix units for bfloat16; empty if it has."""
+    if capability >= OLDEST:
+        return ""
+    wanted, found = (".".join(map(str, each)) for each in (OLDEST, capability))
+    return f"the GPU's compute capability is {found}: needs {wanted} or later (Ampere)"
+
+
 def refusal(calls: Sequence[Call], dtype: torch.dtype, capability: tuple[int, int] | None) -> str:
     """Why the kernels cannot compute these calls; empty if they can.
 
@@ -36,9 +44,8 @@ def refusal(calls: Sequence[Call], dtype: torch.dtype, capability: tuple[int, in
         dtype: of keys and values.
         capability: the GPU's compute capability; None: Triton's interpreter runs them.
     """
-    if capability is not None and capability < OLDEST:
-        wanted, found = (".".join(map(str, each)) for each in (OLDEST, capability))
-        return f"the GPU's compute capability is {found}: needs {wanted} or later (Ampere)"
+    if capability is not None and (old := too_old(capability)):
+        return old
     if capability is not None and dtype not in (torch.bfloat16, torch.float16):
         return f"keys and values are {str(dtype).removeprefix('torch.')}: must be bfloat16 or float16"
     for call in calls:

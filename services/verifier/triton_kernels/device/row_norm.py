@@ -8,10 +8,14 @@ import triton.language as tl
 
 
 @triton.jit
-def add_and_normalise(rows, residual, weight, summed, made, width, eps, BLOCK: tl.constexpr, RESIDUAL: tl.constexpr):
+def add_and_normalise(
+    rows, residual, weight, summed, made, width, eps,
+    BLOCK: tl.constexpr, RESIDUAL: tl.constexpr, ROUNDED: tl.constexpr,
+):  # fmt: skip
     """RMS normalisation of one row of ``rows`` + ``residual``, both [rows, width]; the sum itself goes to ``summed``.
 
-    Squares are summed in BLOCK lanes, then over the lanes: the same order for every row.
+    Squares are summed in BLOCK lanes, then over the lanes: the same order for every row. If ROUNDED, the row is rounded
+    before it is multiplied by ``weight``.
     """
     start = tl.program_id(0).to(tl.int64) * width
     lanes = tl.arange(0, BLOCK)
@@ -30,7 +34,9 @@ def add_and_normalise(rows, residual, weight, summed, made, width, eps, BLOCK: t
     for begin in range(0, width, BLOCK):
         here = begin + lanes < width
         row = tl.load(source + start + begin + lanes, mask=here, other=0.0).to(tl.float32)
-        scaled = (row * factor).to(made.dtype.element_ty).to(tl.float32)
+        scaled = row * factor
+        if ROUNDED:
+            scaled = scaled.to(made.dtype.element_ty).to(tl.float32)
         scaled *= tl.load(weight + begin + lanes, mask=here, other=0.0).to(tl.float32)
         tl.store(made + start + begin + lanes, scaled.to(made.dtype.element_ty), mask=here)
 

@@ -1,0 +1,150 @@
+"""Activations that travel apart from orders, as over NCCL: the same bits; what hangs, dies or disagrees is noticed.
+
+NCCL needs GPUs. In its place a group of gloo's carries the activations between two processes; all else is what runs there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from services.verifier.config import TargetConfig
+from services.verifier.stages import exchange, upstream, ways
+from services.verifier.stages.ways import GLOO, NCCL, device_of_stage, way_of
+from services.verifier.target import TransformersTarget
+from services.verifier.target_port import Rows
+from speculation.errors import ConfigurationError, Internal, TargetLost
+from tests.lossless.test_stages import passes
+from tests.threaded_group import Child, ThreadedGroup, as_nccl
+from tests.tiny import make_tiny_model
+
+pytestmark = pytest.mark.xdist_group("stages")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_tiny_model(tmp_path_factory.mktemp("model"), num_hidden_layers=2)
+
+
+def config(model: Path, stages: int) -> TargetConfig:
+    return TargetConfig(
+        model_path=str(model), kv_cache_tokens=1024, max_model_len=512, threads=1, stages=stages, pass_timeout_s=3.0
+    )
+
+
+@pytest.fixture
+def over_nccl(monkeypatch: pytest.MonkeyPatch) -> None:
+    # What ``as_nccl`` replaces is put back.
+    for module, name in ((ways, "identity"), (exchange, "identity"), (ways, "nccl_group")):
+        monkeypatch.setattr(module, name, getattr(module, name))
+    as_nccl()
+
+
+@pytest.fixture
+def target(model: Path, over_nccl: None) -> Iterator[TransformersTarget]:
+    made = TransformersTarget(config(model, 2), Child)
+    yield made
+    made.shutdown()
+
+
+def children() -> list[psutil.Process]:
+    alive = [child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in alive if "tests.threaded_group" in child.cmdline()]
+
+
+def group_of(target: TransformersTarget) -> ThreadedGroup:
+    earlier = target._earlier
+    assert isinstance(earlier, upstream.Upstream) and earlier._exchange is not None
+    way = earlier._exchange._activations
+    assert isinstance(way, ways.NcclWay) and isinstance(way._group, ThreadedGroup)
+    return way._group
+
+
+@pytest.mark.slow
+def test_two_processes_say_what_one_does_and_faults_are_noticed(model: Path, target: TransformersTarget) -> None:
+    whole = passes(TransformersTarget(config(model, 1)))
+    assert not group_of(target).aborted
+    assert torch.equal(passes(target), whole)
+    # Hidden states of an earlier stage's layer travel the same way.
+    assert target.open("a", 100)
+    target.forward([Rows(session_id="a", context=0, tokens=(1, 2, 3), logits=1, layers=(0, 1))])
+    assert target.features("a", [0, 1, 2]).rows == 3
+    # A pass that fails there fails alone.
+    target.close("a")
+    assert target.open("a", 100)
+    with pytest.raises(Internal, match="its log says why"):
+        target.forward([Rows(session_id="a", context=0, tokens=(10**6,), logits=1)])
+    target.close("a")
+    # One that disagrees.
+    assert target.open("a", 100)
+    target.forward([Rows(session_id="a", context=0, tokens=(1, 2, 3), logits=1)])
+    target.keep("a", 0, [0, 1])
+    with pytest.raises(TargetLost, match="disagree"):
+        target.forward([Rows(session_id="a", context=3, tokens=(4,), logits=1)])
+    target.recover()
+    assert torch.equal(passes(target), whole)
+    # One that hangs, and one that is gone.
+    for fault, said in (
+        (signal.SIGSTOP, r"stage 0 has not answered for 3 s \(pass_timeout_s\)"),
+        (signal.SIGKILL, "stage 0"),
+    ):
+        assert target.open("a", 100)
+        os.kill(children()[-1].pid, fault)
+        target.begin([Rows(session_id="a", context=0, tokens=(4,), logits=1)])
+        with pytest.raises(TargetLost, match=said):
+            target.finish()
+        target.recover()
+    assert torch.equal(passes(target), whole)
+
+
+@pytest.mark.slow
+def test_activations_that_never_come_are_given_up(target: TransformersTarget, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The header has come, what it announces does not: NCCL would wait for ever."""
+    group = group_of(target)
+    monkeypatch.setattr(exchange.Exchange, "receive_activation", _taken_away(exchange.Exchange.receive_activation))
+    assert target.open("a", 100)
+    target.begin([Rows(session_id="a", context=0, tokens=(4,), logits=1)])
+    with pytest.raises(TargetLost, match="stage 0 has not answered for 3 s"):
+        target.finish()
+    assert group.aborted
+
+
+def _taken_away(receive: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Takes what was sent, so that nothing is left to come."""
+
+    def twice(self: exchange.Exchange, *given: Any) -> torch.Tensor:
+        receive(self, *given)
+        return receive(self, *given)
+
+    return twice
+
+
+def test_who_travels_how() -> None:
+    assert way_of(["", ""]) == GLOO and way_of(["a", ""]) == GLOO and way_of(["a", "b", "c"]) == NCCL
+    with pytest.raises(
+        ConfigurationError, match=r"verifier.stages is 3: stages 0 and 2 are on one GPU \(a\), which makes no"
+    ):
+        way_of(["a", "b", "a"])
+
+
+def test_each_stage_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert [device_of_stage("cuda", stage, 4) for stage in range(4)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    assert device_of_stage("cuda", 1, 5) == "cuda" and device_of_stage("cuda", 0, 1) == "cuda"
+    assert device_of_stage("cuda:2", 1, 2) == "cuda:2" and device_of_stage("cpu", 1, 2) == "cpu"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("over_nccl")
+def test_two_stages_on_one_gpu_do_not_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "way_of", lambda identities: way_of(["one"] * len(identities)))
+    with pytest.raises(ConfigurationError, match="stages 0 and 1 are on one GPU"):
+        TransformersTarget(config(model, 2), Child)
+    assert not children()

@@ -1,0 +1,82 @@
+"""A group of gloo's that behaves as NCCL's does: nothing but ``is_completed`` says that something has arrived."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from cluster.stage_actors import _Child
+from services.verifier.stages import exchange, process, ways
+from services.verifier.stages.upstream import StageSpec
+
+
+class Receiving:
+    """What NCCL's ``recv`` returns: ``wait`` comes back at once, only the GPU would wait."""
+
+    def __init__(self, work: Any) -> None:
+        self._failed: list[BaseException] = []
+        self._thread = threading.Thread(target=self._wait, args=[work], daemon=True)
+        self._thread.start()
+
+    def _wait(self, work: Any) -> None:
+        try:
+            work.wait(timedelta(days=1))
+        except RuntimeError as error:
+            self._failed.append(error)
+
+    def is_completed(self) -> bool:
+        return not self._thread.is_alive() and not self._failed
+
+    def wait(self) -> None:
+        pass
+
+
+class ThreadedGroup:
+    """Takes the place of ``ProcessGroupNCCL``; the tensors are on the CPU."""
+
+    def __init__(self, store: Store, rank: int, size: int) -> None:
+        self._group: Any = dist.ProcessGroupGloo(store, rank, size, timedelta(days=1))
+        self.aborted = False
+
+    def send(self, tensors: list[torch.Tensor], rank: int, tag: int) -> dist.Work:
+        work: dist.Work = self._group.send(tensors, rank, tag)
+        return work
+
+    def recv(self, tensors: list[torch.Tensor], rank: int, tag: int) -> Receiving:
+        return Receiving(self._group.recv(tensors, rank, tag))
+
+    def abort(self) -> None:
+        self.aborted = True
+
+
+def as_nccl() -> None:
+    """Let every device be a GPU of its own in this process, and gloo carry what NCCL would."""
+    exchange.identity = ways.identity = lambda device: f"GPU of {os.getpid()}"
+    ways.nccl_group = ThreadedGroup
+
+
+class Child(_Child):
+    """A stage's process in which ``as_nccl`` holds."""
+
+    def __init__(self, spec: StageSpec) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", __name__, process.spec_to_json(spec)], start_new_session=True
+        )
+
+
+def main() -> None:
+    """Run the stage that the command line specifies."""
+    as_nccl()
+    process.main()
+
+
+if __name__ == "__main__":
+    main()

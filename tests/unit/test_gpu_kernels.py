@@ -1,0 +1,194 @@
+"""Kernels for a GPU are chosen among the exact ones by what they take, put into the model, and refused by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+pytest.importorskip("triton")
+from services.verifier.arithmetic import gpu_kernels
+from services.verifier.arithmetic.gpu_kernels import choose_gpu_kernels, is_exact_layer, use_gpu_kernels
+from services.verifier.arithmetic.padded_linear import PaddedLinear
+from services.verifier.attention import on_gpu
+from services.verifier.attention.calls import Call
+from services.verifier.config import AttentionBackend, Kernels, TargetConfig, check_backends
+from services.verifier.target import TransformersTarget
+from speculation.errors import ConfigurationError
+from tests.tiny import make_tiny_model
+
+CPU = torch.device("cpu")
+# As on a GPU; what is computed here is computed on the CPU.
+ON_GPU = TargetConfig(model_path="of the test", device="cuda", dtype="bfloat16")
+
+
+class Split(nn.Module):
+    """Sums that are cut where there are many rows: a planted fault."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        flat, half = rows.float(), rows.shape[-1] // 2
+        if len(rows) <= 16:
+            return functional.linear(flat, self.weight.float())
+        return functional.linear(flat[..., :half], self.weight[:, :half].float()) + functional.linear(
+            flat[..., half:], self.weight[:, half:].float()
+        )
+
+
+class OneByOne(nn.Module):
+    """Exact: each row by itself."""
+
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.weight = weight.float()
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.stack([(self.weight * row).sum(-1) for row in rows.float()])
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Candidates are compared on the CPU, and Triton is there."""
+    monkeypatch.setattr(gpu_kernels, "triton_refusal", lambda device: "")
+    monkeypatch.setattr(gpu_kernels, "forbid_split_sums", lambda: None)
+    monkeypatch.setattr(gpu_kernels, "_BEYOND_CACHE", 0)
+
+
+def candidates(
+    monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], **makers: Callable[..., nn.Module]
+) -> Callable[[Callable[[], object]], float]:
+    """Let these be the candidates; returns a timer that says what each one takes."""
+    now = [""]
+
+    def maker_of(name: str) -> gpu_kernels.MakeLayer:
+        now[0] = name
+        return makers.get(name, OneByOne)
+
+    monkeypatch.setattr(gpu_kernels, "maker_of", maker_of)
+    return lambda run: seconds[now[0]]
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(96, 32, bias=False, dtype=torch.bfloat16))
+
+
+@pytest.mark.usefixtures("here")
+def test_the_fastest_exact_one_is_taken_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(ON_GPU, device="cpu", kernels_dir=tmp_path)
+    timer = candidates(monkeypatch, {"cublaslt": 2.0, "triton": 1.0, "torch": 0.5})
+    chosen = choose_gpu_kernels(model(), config, timer)
+    assert chosen.linears == "triton" and chosen.min_rows == 1
+    assert chosen.reason == "ms over 1/16/64/256 rows: " + "; ".join(
+        f"{name} {'/'.join([figure] * 4)}" for name, figure in (("cublaslt", "2.00"), ("triton", "1.00"), ("torch", "0.50"))
+    )
+    monkeypatch.setattr(gpu_kernels, "_measured", lambda *_: 1 / 0)
+    assert choose_gpu_kernels(model(), config, timer).linears == "triton"
+
+
+@pytest.mark.usefixtures("here")
+def test_one_that_is_not_exact_is_not_taken_however_fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(ON_GPU, device="cpu")
+    timer = candidates(monkeypatch, {"cublaslt": 2.0, "triton": 1.0, "torch": 0.5}, triton=Split)
+    chosen = choose_gpu_kernels(model(), config, timer)
+    assert chosen.linears == "cublaslt" and chosen.reason.endswith("not exact here: triton")
+    timer = candidates(monkeypatch, {"cublaslt": 2.0, "triton": 1.0, "torch": 0.5}, triton=Split, cublaslt=Split)
+    assert choose_gpu_kernels(model(), config, timer).linears == "torch"
+    with pytest.raises(ConfigurationError, match=r"verifier.kernels is triton: .*not exact here: triton; use auto or torch"):
+        choose_gpu_kernels(model(), replace(config, kernels="triton"), timer)
+
+
+def test_a_split_sum_shows_and_padding_changes_no_number() -> None:
+    weight = torch.randn(32, 200).bfloat16()
+    assert is_exact_layer(OneByOne(weight, None), 200, CPU)
+    assert not is_exact_layer(Split(weight, None), 200, CPU)
+    padded, rows, bias = PaddedLinear(weight, weight[:, 0]), torch.randn(2, 3, 200).bfloat16(), weight[:, 0]
+    assert padded(rows).shape == (2, 3, 32)
+    assert torch.allclose(padded(rows).float(), functional.linear(rows, weight, bias).float(), atol=0.3)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "dtype", "said"),
+    [
+        ("triton", "float32", "verifier.kernels is triton: verifier.dtype is float32: must be bfloat16; use auto or torch"),
+        ("cublaslt", "float32", "verifier.kernels is cublaslt: verifier.dtype is float32: must be bfloat16"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused_by_name(kernels: Kernels, dtype: str, said: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        use_gpu_kernels(model(), replace(ON_GPU, kernels=kernels, dtype=dtype))  # type: ignore[arg-type]
+    assert said in str(caught.value)
+    assert use_gpu_kernels(model(), replace(ON_GPU, dtype="float32")).linears == "torch"
+
+
+def test_triton_is_refused_without_it_and_on_old_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
+    with pytest.raises(ConfigurationError, match=r"verifier.kernels is triton: the GPU's compute capability is 7.5"):
+        choose_gpu_kernels(model(), replace(ON_GPU, kernels="triton"), lambda run: 0.0)
+    monkeypatch.setattr(gpu_kernels, "find_spec", lambda _: None)
+    with pytest.raises(ConfigurationError, match=r"verifier.kernels is triton: triton is not installed"):
+        choose_gpu_kernels(model(), replace(ON_GPU, kernels="triton"), lambda run: 0.0)
+
+
+@pytest.mark.parametrize(
+    ("device", "kernels", "attention", "said"),
+    [
+        (
+            "cpu",
+            "triton",
+            "auto",
+            "verifier.kernels is triton, which is for a GPU, and verifier.device is cpu: must be one of",
+        ),
+        ("cuda:1", "avx2", "auto", "verifier.kernels is avx2, which is for a CPU, and verifier.device is cuda:1"),
+        ("cpu", "auto", "triton", "verifier.attention_backend is triton, which needs a GPU, and verifier.device is cpu"),
+    ],
+)
+def test_settings_that_are_not_for_the_device(device: str, kernels: Kernels, attention: AttentionBackend, said: str) -> None:
+    config = TargetConfig(model_path="nowhere", device=device, kernels=kernels, attention_backend=attention)
+    for check in (check_backends, TransformersTarget):
+        with pytest.raises(ConfigurationError) as caught:
+            check(config)
+        assert str(caught.value).startswith(said)
+
+
+def test_attention_that_is_named_is_used_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def pool(size: int, wanted: AttentionBackend) -> bool:
+        call = Call(entry=0, heads=2, kv_heads=1, key_size=size, value_size=size, scale=0.1)
+        return on_gpu.pool_and_buckets([call], 64, torch.bfloat16, torch.device("cuda"), wanted)[1] is not None
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    monkeypatch.setattr(on_gpu, "_trial", lambda *_: "RuntimeError: no C compiler")
+    monkeypatch.setattr(on_gpu, "KVPool", lambda *_, **__: None)
+    assert not pool(64, "torch") and not pool(8, "auto")
+    for size, reason in ((8, "heads are 8 wide: must be from 16 to 256"), (64, "RuntimeError: no C compiler")):
+        with pytest.raises(ConfigurationError, match=f"verifier.attention_backend is triton: {reason}; use auto or torch"):
+            pool(size, "triton")
+    monkeypatch.setattr(on_gpu, "_trial", lambda *_: "")
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
+    with pytest.raises(ConfigurationError, match=r"compute capability is 7.0: needs 8.0 or later"):
+        pool(64, "triton")
+
+
+def test_attention_by_torch_on_a_cpu(tmp_path: Path) -> None:
+    """Named, it computes what our compiled kernel does, and the whole layers that the kernel would run stay apart."""
+    make_tiny_model(tmp_path, num_hidden_layers=1, hidden_size=64, num_attention_heads=4)
+    made = []
+    for wanted in ("auto", "torch"):
+        config = TargetConfig(
+            model_path=str(tmp_path), kv_cache_tokens=256, max_model_len=128, attention_backend=wanted  # type: ignore[arg-type]
+        )  # fmt: skip
+        target = TransformersTarget(config)
+        assert target.exact and (wanted == "auto" or target._part._kernel is None)
+        assert target.open("one", 20)
+        from services.verifier.target_port import Rows
+
+        made += target.forward([Rows(session_id="one", context=0, tokens=tuple(range(9)), logits=9)])
+        target.shutdown()
+    assert torch.allclose(*made, atol=1e-4)

@@ -1,0 +1,148 @@
+"""Prompts of training data: files in many forms, the target's own, those that are refused or left out, and the tasks made of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.router.tokens import Tokens
+from speculation.errors import ConfigurationError
+from tests.data_runs import OPTIONS, TASKS, make, make_model, write_prompts
+from training import own_prompts
+from training.data_folder import DataOptions, encode_prompts
+from training.own_prompts import turn_frame
+from training.prompt_files import read_prompts
+from training.shards import read_data_manifest, read_shards
+from training.tasks import tasks_of
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return write_prompts(tmp_path_factory.mktemp("prompts"))
+
+
+@pytest.mark.parametrize("field", ["max_new_tokens", "samples", "max_prompt_tokens", "shard_sequences", "seed"])
+def test_options_out_of_range_are_refused(field: str) -> None:
+    with pytest.raises(ConfigurationError, match=f"--{field.replace('_', '-')} -1: must be from"):
+        DataOptions(**{field: -1})
+
+
+def test_tasks_are_a_balanced_mix_from_the_beginning(model: Path, files: list[Path]) -> None:
+    prompts = encode_prompts(read_prompts(files), Tokens(str(model)))
+    tasks = tasks_of(prompts, 3, 0)
+    assert [task.prompt.domain for task in tasks[:6]] == ["math", "code", "chat"] * 2
+    assert len({task.id for task in tasks}) == TASKS
+    assert len({task.seed(0) for task in tasks}) == TASKS
+    for prompt in prompts:
+        # One greedy answer, among the first two.
+        temperatures = [task.temperature for task in tasks if task.prompt == prompt]
+        assert sorted(temperatures[:2]) == [0, 1] and temperatures[2] == 1
+    assert [task.id for task in tasks_of(prompts, 3, 1)] != [task.id for task in tasks]
+
+
+async def test_the_target_makes_its_own_prompts(model: Path, tmp_path: Path) -> None:
+    options = replace(OPTIONS, own_prompts=8, samples=1, max_prompt_tokens=200)
+    stopped = await make(tmp_path / "one", model, [], options, stop_at=30)
+    assert stopped.stage == "own prompts" and stopped.done < stopped.total
+    await make(tmp_path / "one", model, [], options)
+    await make(tmp_path / "two", model, [], options)
+    found = read_shards(tmp_path / "one")
+    assert 2 <= len(found) <= 8
+    assert [s.tokens.tolist() for s in found] == [s.tokens.tolist() for s in read_shards(tmp_path / "two")]
+    assert found.manifest.shards == read_data_manifest(tmp_path / "two").shards
+    frame = turn_frame(Tokens(str(model)))
+    for sequence in found:
+        prompt = tuple(sequence.tokens[: sequence.prompt_length].tolist())
+        assert prompt[: len(frame.before)] == frame.before
+        assert prompt[-len(frame.after) :] == frame.after
+        assert len(prompt) > len(frame.before) + len(frame.after)
+
+
+async def test_messages_that_do_not_end_are_no_prompts(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_prompts, "_MOST_TOKENS", 1)
+    with pytest.raises(ConfigurationError, match="none of the 5 messages that the model wrote ended by itself"):
+        await make(tmp_path / "data", model, [], replace(OPTIONS, own_prompts=5))
+
+
+async def test_without_a_chat_template_prompts_are_needed(model: Path, files: list[Path], tmp_path: Path) -> None:
+    bare = Path(shutil.copytree(model, tmp_path / "bare"))
+    (bare / "chat_template.jinja").unlink()
+    with pytest.raises(ConfigurationError, match="--prompts is missing: this model has no chat template"):
+        await make(tmp_path / "data", bare, [], replace(OPTIONS, own_prompts=3))
+    progress = await make(tmp_path / "data", bare, files, replace(OPTIONS, sequences=3))
+    assert progress.done == 3
+
+
+async def test_prompts_that_are_too_long_are_left_out(model: Path, files: list[Path], tmp_path: Path) -> None:
+    long = write(tmp_path, json.dumps({"text": "so " * 200}))
+    said: list[str] = []
+    await make(tmp_path / "data", model, [*files, long], replace(OPTIONS, sequences=3), said=said.append)
+    assert said == ["1 of 10 prompts are left out: they are too long"]
+    with pytest.raises(ConfigurationError, match="no prompt has at most 12 tokens: raise --max-prompt-tokens, or"):
+        await make(tmp_path / "none", model, [long], replace(OPTIONS, max_prompt_tokens=300, max_new_tokens=500))
+
+
+async def test_conversations_that_the_template_refuses_are_named(model: Path, files: list[Path], tmp_path: Path) -> None:
+    wizard = write(tmp_path, '{"messages": [{"role": "wizard", "content": "a"}, {"role": "user", "content": "b"}]}')
+    with pytest.raises(ConfigurationError, match=r"asked.jsonl, line 1: .*unknown role wizard"):
+        await make(tmp_path / "data", model, [wizard])
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "asked.jsonl"
+    file.write_text(text)
+    return file
+
+
+def test_prompt_files_have_many_forms(tmp_path: Path) -> None:
+    turns = [("system", "be brief"), ("user", "one"), ("assistant", "1"), ("user", "two"), ("assistant", "2")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    lines: list[dict[str, Any]] = [
+        {"prompt": "p"}, {"question": "q"}, {"text": "t"}, {"messages": messages, "text": "ignored"}, {"text": "q"},
+    ]  # fmt: skip
+    found = read_prompts([write(tmp_path, "\n\n".join(map(json.dumps, lines)))])
+    assert [[(m.role, m.content) for m in prompt.messages] for prompt in found] == [
+        [("user", "p")], [("user", "q")], [("user", "t")], turns[:4],
+    ]  # fmt: skip
+    assert {prompt.domain for prompt in found} == {"asked"}
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"text": "a"}\n{"text"', "asked.jsonl, line 2: is not JSON"),
+        ('"text"', "line 1: must be an object with one of messages, prompt, question, text"),
+        ('{"code": "a", "answer": "b"}', "line 1: has the fields answer, code; must have one of messages"),
+        ("{}", "line 1: has the fields none"),
+        ('{"text": 3}', "line 1: text is 3: must be a text"),
+        ('{"question": " "}', r'line 1: question is " ": must be a text that is not empty'),
+        ('{"messages": "hello"}', "line 1: messages must be a list"),
+        ('{"messages": ["hello"]}', r"line 1: messages\[0\] must be an object"),
+        ('{"messages": [{"role": "user"}]}', r"line 1: messages\[0\].content is null"),
+        ('{"messages": [{"role": "assistant", "content": "a"}]}', "line 1: messages has no message whose role is user"),
+        ("", "asked.jsonl: holds no prompt"),
+    ],
+)
+def test_wrong_prompt_files_are_named_with_line_and_field(text: str, named: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=named):
+        read_prompts([write(tmp_path, text)])
+
+
+def test_unreadable_prompt_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"nowhere.jsonl: cannot be read"):
+        read_prompts([tmp_path / "nowhere.jsonl"])
+    (tmp_path / "asked.jsonl").write_bytes(b'{"text": "\xff"}')
+    with pytest.raises(ConfigurationError, match="is not UTF-8 at byte 10"):
+        read_prompts([tmp_path / "asked.jsonl"])
+    with pytest.raises(ConfigurationError, match="one name"):
+        read_prompts([tmp_path / "asked.jsonl", tmp_path / "deeper" / "asked.jsonl"])
