@@ -258,7 +258,7 @@ def test_the_last_stage_computes_them(model: Path, folder: Path) -> None:
             rows = batch[0]
             for target in (split, alone):
                 assert target.open(rows.session_id, 200)
-                target.forward([replace(rows, context=0)])
+                target.forward([replace(rows, context=0, layers=IN_PASS)])
             data = [target.features(rows.session_id, rows.ends[:1]) for target in (split, alone)]
             assert data[0] == data[1]
             for target in (split, alone):
