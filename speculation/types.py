@@ -201,8 +201,8 @@ class Features:
     Attributes:
         dtype: "float32", "float16" or "bfloat16".
         start: position of the first row, counted from the start of the prompt; the others follow.
-        layers: the decoder layers whose outputs are concatenated in a row; negative ones count from the end, except -1,
-            which is the input of the output layer, after the final norm.
+        layers: the decoder layers whose outputs are concatenated in a row; negative ones count from the end, except -1, the
+            input of the output layer. From the number of layers on: what it reads of the row's streams; 0: not computed.
     """
 
     data: bytes

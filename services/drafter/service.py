@@ -157,10 +157,9 @@ class DrafterService:
                         return
                 # Not before: a new step may end this, and takes over what has not been sent.
                 del pending[answer]
-                # An empty draft for the present prefix is sent too, so that nobody waits for it.
-                if tree is not None or whose is prefix:
-                    more = any(other is whose for _, other in pending.values())
-                    yield session.draft(whose, group, tree or EMPTY_TREE, more=more, unready=tree is None)
+                # An empty draft is sent, too, so that nobody waits for it, or keeps from asking for another.
+                more = any(other is whose for _, other in pending.values())
+                yield session.draft(whose, group, tree or EMPTY_TREE, more=more, unready=tree is None)
         if session.text is None:
             return
         if self._config.draft_ahead:

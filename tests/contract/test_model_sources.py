@@ -8,8 +8,10 @@ from collections.abc import Callable
 import pytest
 
 from services.drafter.config import DrafterConfig
+from services.drafter.interfaces import DraftWanted
 from services.drafter.service import DrafterService
 from speculation.messages import Draft, FeatureChunk, ForgetTenant, Forgotten
+from speculation.types import TokenTree
 from tests.contract.test_draft_links import TEXT, in_process, opening, over_grpc, report
 from tests.drafter_sessions import row, rows
 from tests.model_source import NAME, ModelDouble, register
@@ -78,3 +80,28 @@ async def test_requests_that_only_a_model_drafts_for(
         # That there will be nothing is worth saying: nobody waits then.
         second = await recorder.replies.get()
         assert (second.group, second.more, len(second.tree), second.base_length) == (NAME, False, 0, len(TEXT) + 1)
+
+
+@pytest.mark.parametrize("connect", [in_process, over_grpc], ids=["in_process", "grpc"])
+async def test_a_model_that_could_not_draft_in_time_says_so(
+    connect: Callable[..., object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request has gone on meanwhile. Unanswered, nobody would ask for another draft."""
+
+    class Reading(ModelDouble):
+        def _draft(self, wanted: DraftWanted) -> TokenTree | None:  # type: ignore[override]
+            return super()._draft(wanted) if len(self.batches) > 1 else None
+
+    double = register(monkeypatch, Reading(answer=(7, 8)))
+    double.stuck.set()
+    async with connect(DrafterService(DrafterConfig())) as (link, recorder), asyncio.timeout(PATIENCE_S):  # type: ignore[attr-defined]
+        link.open(opening("a", TEXT, (NAME,)))
+        await until(lambda: double.batches)
+        link.step(report("a", TEXT, (4,)))
+        await asyncio.sleep(0.05)
+        double.stuck.clear()
+        replies = [await recorder.replies.get() for _ in range(2)]
+        assert [(each.base_length - len(TEXT), each.unready, len(each.tree)) for each in replies] == [
+            (0, True, 0),
+            (1, False, 2),
+        ]

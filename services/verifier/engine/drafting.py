@@ -304,7 +304,7 @@ class Drafting:
             return
         if (origin.name, draft.group) not in self._experience and len(self._experience) >= _GROUPS * len(self._origins):
             draft = replace(draft, group="")
-        if live.in_pass or len(live.tokens) > draft.base_length + len(draft.assumed):
+        if not draft.unready and (live.in_pass or len(live.tokens) > draft.base_length + len(draft.assumed)):
             self._stats.drafts_late += 1
         mailbox.add(draft, live.tokens, live.most_credited, now())
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.verifier.engine.asking import Prices, prices_of
+from services.verifier.engine.asking import prices_of
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import StepTimes
 from services.verifier.engine.verify import verify, with_features
@@ -76,8 +76,7 @@ def plan_parts(
     for session in verified:
         if session.id in chosen:
             session.note_choice(len(trees[session.id]), len(chosen[session.id]))
-    prices = prices_of(decoding, budget) if verified else None
-    ends = {live.id: _ends(live, chosen.get(live.id, EMPTY_TREE), budget, prices) for live in verified}
+    ends = _ends({live: chosen[live.id] for live in verified if live.id in chosen}, budget, decoding)
     lost = {session.id for session, _ in failed}
     parts = [
         _part(session, chain, chosen.get(session.id, EMPTY_TREE), ends.get(session.id, ()))
@@ -107,12 +106,17 @@ def _choose(trees: list[TokenTree], budget: Budget, load: Load, decoding: Load) 
         return [EMPTY_TREE] * len(trees)
 
 
-def _ends(session: LiveRequest, tree: TokenTree, budget: Budget, prices: Prices | None) -> tuple[int, ...]:
+def _ends(trees: Mapping[LiveRequest, TokenTree], budget: Budget, decoding: Load) -> dict[str, tuple[int, ...]]:
+    """Which rows of requests have streams, by request id. Errors cost speed, and nothing else."""
+    streaming = {live: tree for live, tree in trees.items() if live.streams is not None}
+    if not streaming:
+        return {}
     try:
-        return session.take_ends(tree, budget, prices)
+        prices = prices_of(decoding, budget)
+        return {live.id: live.take_ends(tree, budget, prices) for live, tree in streaming.items()}
     except Exception:
         log.exception("choosing rows for streams failed; the pass has none")
-        return ()
+        return {}
 
 
 def decoding_load(sessions: Iterable[LiveRequest]) -> Load:
