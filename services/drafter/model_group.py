@@ -63,9 +63,9 @@ class ModelGroup:
     def draft(
         self, session_id: str, max_nodes: int, min_probability: float, states: KnownStates
     ) -> asyncio.Future[TokenTree | None]:
-        """Ask for a draft. The result is None if the model cannot draft yet, or a newer request replaced this one."""
+        """Ask for a draft. The result is None if the model cannot draft yet; a newer request of the session cancels it."""
         if (earlier := self._waiting.pop(session_id, None)) is not None:
-            _answer(earlier.answer, None)
+            earlier.answer.cancel()
         asked = _Asked(
             session_id=session_id,
             max_nodes=max_nodes,

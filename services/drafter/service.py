@@ -149,6 +149,10 @@ class DrafterService:
                 if session.prefix is not prefix:
                     return
                 group, whose = pending[answer]
+                if answer.cancelled():
+                    # A newer request stands for this one.
+                    del pending[answer]
+                    continue
                 tree = answer.result()
                 # A tree drawn from q must stay as it is.
                 if tree and not tree.proposals and whose is prefix and session.text is not None:
