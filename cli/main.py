@@ -277,6 +277,10 @@ def _client(
         # Only this process may reach the server, so the settings of the public server are ignored.
         private = loaded.model_copy(update={"server": ServerSettings(port=0, http_port=None, ops_port=None)})
         _check_request(private, source, options)
+        if options.get("strategy"):
+            # So that its model is there before the request.
+            router = private.router.model_copy(update={"strategy": options["strategy"]})
+            private = private.model_copy(update={"router": router})
         service: Any = _private(private, verbose=verbose)
         credentials = {}
     else:

@@ -96,9 +96,14 @@ def trained_config(settings: Settings) -> TrainedConfig:
 
 
 def with_checkpoints(config: TrainedConfig, settings: Settings, found: Mapping[str, Checkpoint]) -> TrainedConfig:
-    """``config`` with the models ``found``, and whether somebody named them."""
+    """``config`` with the models ``found``, and which of them are wanted from the start."""
     folders = {name: each.folder for name, each in found.items()}
-    return replace(config, checkpoints=folders, asked_for=settings.drafter.models is not None)
+    return replace(
+        config,
+        checkpoints=folders,
+        asked_for=settings.drafter.models is not None,
+        default_strategy=settings.router.strategy,
+    )
 
 
 def memory_here(settings: Settings, model: ResolvedModel) -> int:

@@ -193,6 +193,7 @@ class TrainedConfig:
     Attributes:
         checkpoints: the folder of each one's weights, by the source's name.
         asked_for: whether somebody named these weights. Useless ones are then refused; others only warned of.
+        default_strategy: of requests that name none.
         target: the target's folder: configuration, weights and tokenizer; None if there are no such sources.
         device: of their weights and caches, as torch names it.
         dtype: of their weights and sums.
@@ -205,6 +206,7 @@ class TrainedConfig:
 
     checkpoints: Mapping[str, Path] = field(default_factory=dict)
     asked_for: bool = True
+    default_strategy: str = AUTO
     target: Path | None = None
     device: Annotated[str, Setting(name="device", about="where draft models compute: cpu, cuda, cuda:1")] = "cpu"
     dtype: Annotated[
@@ -230,10 +232,11 @@ class TrainedConfig:
     @property
     def at_start(self) -> tuple[str, ...]:
         """The sources whose models are loaded at start: all that somebody named; of those that come along, the one that a
-        blend uses. The others are loaded when a request first names them."""
+        blend uses, and that of the default strategy. The others are loaded when a request first names them."""
         if self.asked_for:
             return tuple(self.checkpoints)
-        return tuple(name for name in WHERE_TRAINED[AUTO] if name in self.checkpoints)[:1]
+        blended = [name for name in WHERE_TRAINED[AUTO] if name in self.checkpoints][:1]
+        return tuple(name for name in self.checkpoints if name in (*blended, self.default_strategy))
 
     def weights_of(self, source: str) -> tuple[Path, Path]:
         """The folders of the source's weights and of the target.

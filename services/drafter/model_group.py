@@ -52,6 +52,10 @@ class ModelGroup:
         """Make the model now; the result is its exception if it cannot be made."""
         return self._thread.run(self._load)
 
+    def ended(self) -> asyncio.Future[None]:
+        """Done when all that has been asked of the model so far is."""
+        return self._thread.run(_nothing)
+
     def open(self, message: OpenSession) -> None:
         """Start a session, anew if it exists."""
         self._thread.run(self._open, message)
@@ -176,6 +180,10 @@ class ModelGroup:
         for asked in batch:
             trees |= self._draft([asked])
         return trees
+
+
+def _nothing() -> None:
+    """The last of the calls that are waited for."""
 
 
 def _answer(answer: asyncio.Future[TokenTree | None], tree: TokenTree | None) -> None:

@@ -44,6 +44,8 @@ _Result = TypeVar("_Result")
 
 # Longest wait, in seconds, until the sources have forgotten a tenant; the caller is blocked meanwhile.
 _FORGET_S = 2.0
+# How long models are waited for at the end.
+_STOP_S = 10.0
 # The calibrators' weights are saved each time so many requests have ended.
 _SAVE_EVERY = 16
 
@@ -236,8 +238,14 @@ class DrafterService:
             await self._model(name).load()
 
     async def stop(self) -> None:
-        """Save what was learnt about the sources."""
+        """Save what was learnt about the sources, and let models end what they are at, unless one hangs.
+
+        A process that ends while a thread of its own is inside torch is aborted.
+        """
+        ended = [group.ended() for group in self._models.values()]
         await self._thread.run(self._text.save)
+        if ended:
+            await asyncio.wait(ended, timeout=_STOP_S)
 
     def _model(self, name: str) -> ModelGroup:
         if name not in self._models:

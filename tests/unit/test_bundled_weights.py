@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import tomllib
 from dataclasses import replace
 from fnmatch import fnmatch
@@ -24,6 +26,7 @@ from services.router.strategies import StrategyConfig, make_plan, served
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 from tests.model_source import ModelDouble
+from tests.patience import PATIENCE_S
 from tests.tiny import make_tiny_model
 from training.recipe import parse_recipe
 
@@ -104,6 +107,9 @@ def test_a_default_server_loads_what_its_blend_uses() -> None:
     )
     assert trained.at_start == ("fspad",) == tuple(name for name in blend.sources if name in found)
     assert draft_models.memory_here(settings, model) == found["fspad"].bytes_in("float32")
+    # So is the model of the default strategy.
+    default = load(flags=["router.strategy=medusa"], environ={})
+    assert set(build.drafter_config(default, model).trained.at_start) == {"fspad", "medusa"}
     # What somebody names, is wanted.
     folders = ", ".join(str(each.folder) for each in found.values())
     named = load(flags=[f"drafter.models=[{folders}]"], environ={})
@@ -139,3 +145,25 @@ def test_another_target_of_that_name_is_told_apart(tmp_path: Path) -> None:
     named = load(flags=[f"drafter.models=[{_ALL / BUILT_IN / 'fspad'}]"], environ={})
     with pytest.raises(ConfigurationError, match="hidden_size is 576"):
         draft_models.draft_models(named, ResolvedModel(name=BUILT_IN, path=tmp_path))
+
+
+async def test_a_model_at_work_is_waited_for_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that ends while a thread of its own loads weights would be aborted."""
+    begun, go_on, loaded = threading.Event(), threading.Event(), []
+
+    def make(name: str, config: DrafterConfig) -> ModelDouble:
+        begun.set()
+        go_on.wait(PATIENCE_S)
+        loaded.append(name)
+        return ModelDouble()
+
+    monkeypatch.setattr(service, "make_source", make)
+    drafter = DrafterService(replace(DrafterConfig(), trained=TrainedConfig(checkpoints={}, asked_for=False)))
+    await drafter.open(OpenSession(session_id="s", tokens=(1, 2), prompt_length=2, sources=("medusa",), max_nodes=4))
+    await asyncio.to_thread(begun.wait, PATIENCE_S)
+    stopping = asyncio.create_task(drafter.stop())
+    await asyncio.sleep(0.05)
+    assert not stopping.done()
+    go_on.set()
+    await stopping
+    assert loaded == ["medusa"]
