@@ -9,6 +9,7 @@ import queue
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ _WORKER = Path(__file__).with_name("peers") / "worker.py"
 # Loading may compile kernels, which takes vLLM minutes on a small CPU.
 _LOAD_TIMEOUT_S = 900.0
 _CLOSE_TIMEOUT_S = 20.0
+_EXEC_TIMEOUT_S = 5.0
 
 
 class WorkerProcess:
@@ -182,7 +184,13 @@ def _group(leader: int) -> Iterator[psutil.Process]:
 
 def _is_tracker(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.Error):
-        return any("multiprocessing.resource_tracker" in argument for argument in process.cmdline())
+        deadline = time.monotonic() + _EXEC_TIMEOUT_S
+        # A process that a loaded machine has not let run its program yet shows no arguments.
+        while not (arguments := process.cmdline()) and time.monotonic() < deadline:
+            if process.status() == psutil.STATUS_ZOMBIE:
+                return False
+            time.sleep(0.01)
+        return any("multiprocessing.resource_tracker" in argument for argument in arguments)
     return False
 
 

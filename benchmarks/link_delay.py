@@ -17,7 +17,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
@@ -26,6 +25,7 @@ from cluster import build
 from cluster.config import load
 from cluster.models import ResolvedModel, resolve
 from cluster.stage_actors import launch_child
+from cluster.terminal import stderr, stdout
 from services.client_api import ChatMessage, ClientRequest, RequestedSampling, TextChunk
 from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink, InProcessVerifierLink
@@ -132,7 +132,7 @@ async def run(arguments: argparse.Namespace) -> dict[str, list[Measured]]:
             ahead: await stack.enter_async_context(service(model, arguments.delay_ms / 1e3, ahead))
             for ahead in arguments.ahead
         }
-        for _ in track(range(arguments.repeats), "Measuring", console=Console(stderr=True)):
+        for _ in track(range(arguments.repeats), "Measuring", console=stderr()):
             for ahead, (router, stats) in running.items():
                 for strategy in (PLAIN, STRATEGY):
                     if strategy == STRATEGY or ahead == arguments.ahead[0]:
@@ -161,7 +161,7 @@ def show(results: dict[str, list[Measured]], delay_ms: float) -> None:
             f"{middle['ahead']:.0%}",
             same,
         )
-    Console().print(table)
+    stdout().print(table)
 
 
 def main() -> None:

@@ -26,7 +26,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from opentelemetry.trace import Tracer
-from rich.console import Console
 from rich.table import Table
 
 from benchmarks.environment import describe
@@ -35,6 +34,7 @@ from benchmarks.span_sink import span_sink
 from cluster.build import in_process
 from cluster.config import load
 from cluster.models import resolve
+from cluster.terminal import stdout
 from services.client_api import ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk, Timing
 from services.metrics.observed_router import ObservedRouter
 from services.metrics.prometheus_sink import PrometheusSink
@@ -213,7 +213,7 @@ def show(costs: dict[str, Cost], step: float) -> None:
         )
         for name, cost in {**{f"{kind}: {name}": cost for name, cost in of_kind.items()}, kind: together}.items():
             table.add_row(name, f"{cost.per_step:.2f}", f"{cost.per_step / step / 10:.3f} %", f"{cost.per_request:.1f}")
-    Console().print(table)
+    stdout().print(table)
 
 
 def main() -> None:

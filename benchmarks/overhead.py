@@ -30,7 +30,6 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 import outrider
@@ -39,6 +38,7 @@ from cluster.build import in_process
 from cluster.config import load
 from cluster.models import resolve
 from cluster.public_entry import open_entry
+from cluster.terminal import stdout
 from services.client_api import ClientRequest, RequestedSampling, RouterPort, TextChunk
 
 PROMPT = "Explain in three sentences why the sky is blue."
@@ -210,7 +210,7 @@ def show(found: dict[str, dict[str, Quartiles]], tokens: int, repeats: int) -> N
     table = Table("", "per request", "per token", title=title, title_justify="left")
     for name, row in found.items():
         table.add_row(name, *map(str, row.values()))
-    Console().print(table)
+    stdout().print(table)
 
 
 async def run(arguments: argparse.Namespace) -> dict[str, list[Turn]]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from benchmarks.json_lines import read_recorded
 from benchmarks.results import TRACES
 from benchmarks.tables import Table
 from services.drafter.config import DrafterConfig
@@ -69,14 +70,7 @@ def read_traces(path: Path) -> list[Trace]:
         ConfigurationError: the file cannot be read or holds no trace, or a line is malformed; names the line.
     """
     file = path / TRACES if path.is_dir() else path
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read {file}: {error}; outrider bench records {TRACES}") from error
-    traces = [_read_line(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    if not traces:
-        raise ConfigurationError(f"{file}: there is no trace in it")
-    return traces
+    return read_recorded(file, _read_line, what="trace", made_by=f"outrider bench records {TRACES}")
 
 
 def _read_line(file: Path, number: int, line: str) -> Trace:

@@ -23,12 +23,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 import outrider
 from cluster.config import Settings, load
 from cluster.models import resolve
+from cluster.terminal import stdout
 
 STRATEGIES = ("autoregressive", "prompt_lookup")
 SAMPLINGS: dict[str, dict[str, float]] = {
@@ -171,7 +171,7 @@ def show(results: dict[str, dict[str, Row]], together: Sequence[int]) -> None:
             table.add_row(part, *(f"{row[part]:.2f}" for row in rows))
         table.add_section()
         table.add_row("all but forward", *(f"{sum(row.values()) - row['forward']:.2f}" for row in rows))
-        Console().print(table)
+        stdout().print(table)
 
 
 def main() -> None:

@@ -27,6 +27,7 @@ from services.machine import cache_folder
 from services.verifier.attention.calls import MAX_NODES
 from services.verifier.config import Kernels, TargetConfig, Weights
 from services.verifier.loading.load_model import shape_of
+from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.target import TransformersTarget
 from services.verifier.target_port import Rows
 
@@ -53,8 +54,8 @@ def ours(config: TargetConfig, context: int) -> Pass:
 
 def theirs(config: TargetConfig, context: int) -> Pass:
     """A pass through transformers' modules and cache."""
-    # Without further packages transformers has no int8; it runs in float32 instead.
-    dtype = torch.float32 if config.dtype == "int8" else getattr(torch, config.dtype)
+    # Without further packages transformers has neither int8 nor fp8; it runs in the type of our arithmetic instead.
+    dtype = arithmetic_dtype(config)
     plain = as_float32(Path(config.model_path))
     model = AutoModelForCausalLM.from_pretrained(plain, dtype=dtype).to(config.device).eval()
     cache = DynamicCache(config=model.config)
@@ -126,7 +127,7 @@ def main() -> None:
     )
     parser.add_argument("--context", type=int, default=256, help="committed tokens before the rows")
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "int8"))
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "int8", "fp8"))
     parser.add_argument("--kernels", default="auto", choices=get_args(Kernels), help="as verifier.kernels")
     parser.add_argument("--weights", default="auto", choices=get_args(Weights), help="as verifier.weights")
     parser.add_argument("--threads", type=int, help="of torch; default: every core")

@@ -10,6 +10,7 @@ from benchmarks.conversation import make_requests
 from benchmarks.prompts import read_prompts
 from benchmarks.records import Request, TimedAnswer
 from benchmarks.stopping import PLAIN, ChainDecoder, ChainRun, StopContestant
+from cluster.draft_models import by_kernels
 from services.drafter.config import DrafterConfig, StopConfig, TrainedConfig
 from services.drafter.draft_model.draft_model_source import NAME, make
 from services.drafter.stopping.classifier import Disco, check_models, read_classifier
@@ -66,6 +67,7 @@ class StoppingBench:
             device=config.target.device,
             # The chain alone: siblings would cost rows and tell nothing about when to stop.
             eagle_topk=1,
+            draft_kernels=by_kernels,
         )
         drafts = make(DrafterConfig(trained=trained))
         self.target = TransformersTarget(config.target)

@@ -18,7 +18,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import jsonschema
-from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
@@ -26,6 +25,7 @@ from benchmarks.schema_maker import Schema, make_schema
 from cluster.build import in_process
 from cluster.config import load
 from cluster.models import resolve
+from cluster.terminal import stderr, stdout
 from services.client_api import ChatMessage, ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk
 from speculation.errors import Internal
 from speculation.types import FinishReason, StructuredOutputs
@@ -127,7 +127,7 @@ async def run(arguments: argparse.Namespace) -> list[Pair]:
         for strategy in (PLAIN, arguments.strategy):
             await ask(running.router, make_schema(-1), strategy, 24, 0.0)
         began = time.perf_counter()
-        for number in track(range(arguments.schemas), "Asking", console=Console(stderr=True)):
+        for number in track(range(arguments.schemas), "Asking", console=stderr()):
             if time.perf_counter() - began > 60 * arguments.minutes:
                 break
             schema, held = make_schema(number), dict[str, Held]()
@@ -156,7 +156,7 @@ def show(pairs: list[Pair], strategy: str) -> None:
             str(sum(one.valid is True for one in complete)),
             f"{sum(one.by_grammar for one in side) / tokens:.0%}",
         )
-    console = Console()
+    console = stdout()
     console.print(table)
     ratios = sorted(pair.ratio for pair in pairs)
     whole = sum(pair.plain.seconds for pair in pairs) / sum(pair.drafted.seconds for pair in pairs)

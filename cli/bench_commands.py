@@ -12,6 +12,7 @@ import typer
 
 from benchmarks.measures import FORMULAS
 from cli.fleet_commands import autoscale, fleet
+from cluster.terminal import stderr, stdout
 from speculation.errors import ConfigurationError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ def compare(
     from benchmarks.tables import render
 
     for table in compare_results(read_results(a), read_results(b)):
-        wide_console().print(render(table))
+        stdout().print(render(table))
 
 
 def replay(
@@ -128,7 +129,6 @@ def replay(
     settings: Annotated[list[str] | None, typer.Option("--set", help="One setting, section.key=value. Repeatable.")] = None,
 ) -> None:
     """Try drafters on recorded answers, without a model: tokens per pass for every strategy and budget, in seconds."""
-    from rich.console import Console
     from rich.progress import track
 
     from benchmarks.contestants import check_names
@@ -151,9 +151,9 @@ def replay(
     drafter = drafter_config(loaded, ResolvedModel(name=loaded.model, path=Path(loaded.model)))
     grid = [(name, budget) for name in names for budget in _numbers("--budgets", budgets, most=512)]
     results = {}
-    for name, budget in track(grid, "Replaying", console=Console(stderr=True), transient=True):
+    for name, budget in track(grid, "Replaying", console=stderr(), transient=True):
         results[name, budget] = replay_traces(recorded, STRATEGIES[name], budget, drafter)
-    wide_console().print(render(table(results)))
+    stdout().print(render(table(results)))
 
 
 def _run(
@@ -179,7 +179,7 @@ def _run(
     if lineup_config.on_ray:
         _check_ray(settings)
     _check_new(folder)
-    console = wide_console()
+    console = stdout()
     resolved, lineup_config = _models(settings, lineup_config, console)
     settings = _with_room(settings, max(schedule.concurrency))
     _make(folder)
@@ -228,14 +228,6 @@ def _write(bench: Bench, folder: Path, console: Console, *, partial: bool) -> No
         console.print("[bold red]NOT LOSSLESS: a strategy changed tokens; see 'Answers that differ'[/bold red]")
     elif not bench.lossless:
         console.print("Some answers differ, as is allowed: equal tokens are promised only in float32 with acceptance: walk")
-
-
-def wide_console() -> Console:
-    """The terminal at its own width; for a file or a pipe, lines wide enough for all tables."""
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=160)
 
 
 def _models(settings: Settings, lineup: LineupConfig, console: Console) -> tuple[ResolvedModel, LineupConfig]:

@@ -28,6 +28,12 @@ def disco(
         Literal["chains", "judged"],
         typer.Option(help="chains: also tokens drafted behind wrong ones; judged: as in the paper, without."),
     ] = "chains",
+    labels: Annotated[
+        Literal["hard", "soft"],
+        typer.Option(
+            help="hard: whether the target took a token; soft: how likely it takes one (1 - TV), above temperature 0."
+        ),
+    ] = "hard",
     longest: Annotated[int, typer.Option(min=2, max=256, help="Most tokens of a draft while examples are made.")] = 48,
     beyond: Annotated[int, typer.Option(min=0, max=64, help="Tokens drafted behind the first wrong one.")] = 6,
     steps: Annotated[int, typer.Option(min=1, help="Optimiser steps.")] = 600,
@@ -42,28 +48,38 @@ def disco(
     """
     from cluster.build import verifier_config
     from cluster.config import load
+    from cluster.draft_models import by_kernels
     from cluster.host import check_device
     from cluster.models import resolve
     from services.drafter.config import DrafterConfig, TrainedConfig
     from services.drafter.draft_model.draft_model_source import NAME, make
+    from services.drafter.feature_draft.target_rows import read_target_rows
     from training.disco import DiscoRecipe
-    from training.make_disco import DiscoOptions, known_answers, make_disco, measured_cost
+    from training.make_disco import DiscoOptions, check_labels, known_answers, make_disco, measured_cost
+    from training.open_run import output_of
+    from training.soft_labels import SoftLabels
 
     if out.suffix != ".safetensors":
         raise ConfigurationError(f"--out is {out}: must end in .safetensors")
     if out.exists() or out.with_suffix(".json").exists():
         raise ConfigurationError(f"--out is {out}: it or its .json file exists; name a new file")
+    check_labels(labels, temperature)
     check_device(device)
     loaded = load(flags=[*(settings or []), *([f"model={model}"] if model else [])])
     resolved = resolve(loaded.model, loaded.cache_dir, say=stderr().print)
     # The chain alone, as it is stopped.
-    trained = TrainedConfig(checkpoints={NAME: draft}, target=resolved.path, device=device, eagle_topk=1)
+    trained = TrainedConfig(
+        checkpoints={NAME: draft}, target=resolved.path, device=device, eagle_topk=1, draft_kernels=by_kernels
+    )
     source = make(DrafterConfig(trained=trained))
     options = DiscoOptions(
         data=data, draft=draft, target=resolved.path, most=answers, temperature=temperature, longest=longest,
-        beyond=beyond, examples=examples, recipe=DiscoRecipe(steps=steps, seed=seed),
+        beyond=beyond, examples=examples, labels=labels, recipe=DiscoRecipe(steps=steps, seed=seed),
     )  # fmt: skip
-    known = known_answers(options)
+    soft = None
+    if labels == "soft":
+        soft = SoftLabels(source, output_of(read_target_rows(resolved.path, device="cpu", whole=True)), temperature)
+    known = known_answers(options, soft)
     c = cost_ratio
     if c is None:
         c = measured_cost(verifier_config(loaded, resolved).target, source.with_stop, NAME, known["validation"])

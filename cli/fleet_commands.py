@@ -53,9 +53,8 @@ def autoscale(
     from benchmarks.fleet.traffic import TrafficConfig
     from benchmarks.plots import check_installed
     from benchmarks.tables import render
-    from cli.bench_commands import wide_console
     from cluster.placement import Autoscaling
-    from cluster.terminal import stderr
+    from cluster.terminal import stderr, stdout
 
     if least > most:
         raise ConfigurationError(f"--min is {least}: must be at most --max, {most}")
@@ -79,11 +78,11 @@ def autoscale(
     )
     compared = compare_fleets(config, told=lambda name: stderr().print(f"Simulating: {name}"))
     for table in tables_of(compared):
-        wide_console().print(render(table))
+        stdout().print(render(table))
     if out is not None:
         out.mkdir(parents=True)
         write_fleet_report(compared, out)
-        wide_console().print(f"Report: {out / 'report.html'}", highlight=False, soft_wrap=True)
+        stdout().print(f"Report: {out / 'report.html'}", highlight=False, soft_wrap=True)
     if compared.outcomes[0].lost:
         raise typer.Exit(1)
 
@@ -100,7 +99,7 @@ def fleet(
     from benchmarks.fleet.cost_tables import hardware_of
     from benchmarks.fleet.fleet_plan import MEASURED, plan_fleet, plan_tables, read_component_costs
     from benchmarks.tables import render
-    from cli.bench_commands import wide_console
+    from cluster.terminal import stdout
 
     hardware, measured = hardware_of(costs), read_component_costs(components or MEASURED)
     plans = [
@@ -108,8 +107,8 @@ def fleet(
         for count in _sizes("--gpus", gpus)
     ]
     for table in plan_tables(plans, hardware, price):
-        wide_console().print(render(table))
-    wide_console().print(f"the other components, per request, piece, draft and replica: measured on {measured.machine}")
+        stdout().print(render(table))
+    stdout().print(f"the other components, per request, piece, draft and replica: measured on {measured.machine}")
 
 
 def _sizes(option: str, text: str) -> tuple[int, ...]:

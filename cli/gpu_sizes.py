@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from cluster import build
@@ -30,8 +30,8 @@ def sized(settings: Settings, gpus: str) -> tuple[GpuPlan, int, str]:
     from services.verifier.loading.load_model import shape_of
 
     model = ResolvedModel(name=settings.model, path=folder)
-    build.check_stages(count, folder)
-    config = replace(build.verifier_config(settings, model).target, device="cuda", stages=count)
+    verifier = settings.verifier.model_copy(update={"device": "cuda", "stages": count})
+    config = build.verifier_config(settings.model_copy(update={"verifier": verifier}), model).target
     trained = trained_config(settings)
     beside = settings.drafter.models_in != "drafter" and trained.device != "cpu"
     found = draft_models(settings, model).values() if beside else ()

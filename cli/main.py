@@ -115,9 +115,9 @@ def serve(
     """Serve a model over gRPC and HTTP until interrupted: router, drafter and verifier on Ray Serve, or in one process."""
     from cluster.public_entry import how_to_try
     from cluster.service import serving, wait_for_interrupt
-    from cluster.signals import stop_on_signals
+    from cluster.signals import STOPPED_AT_ONCE, stop_on_signals
 
-    stop_on_signals()
+    stop_on_signals(STOPPED_AT_ONCE)
     named = {"model": model, "server.host": host, "server.port": port, "cluster.name": name}
     loaded = _load(config, settings, **named)
     with serving(loaded, in_process=in_process, verbose=verbose) as addresses:

@@ -41,12 +41,11 @@ def stopping(
     from benchmarks.stopping_lineup import StoppingBench, StoppingConfig, fastest_length, with_room
     from benchmarks.stopping_report import comparison_object, length_table, policy_table, summaries
     from benchmarks.tables import render
-    from cli.bench_commands import wide_console
     from cluster.build import verifier_config
     from cluster.config import load
     from cluster.draft_models import trained_config
     from cluster.models import resolve
-    from cluster.terminal import stderr
+    from cluster.terminal import stderr, stdout
     from speculation.files import write_whole
     from speculation.types import SamplingParams
 
@@ -74,7 +73,7 @@ def stopping(
             found = compare_policies(bench.decoder, bench.requests, contestants, repeats, longest, advance)
     finally:
         bench.target.shutdown()
-    several, console = summaries(found), wide_console()
+    several, console = summaries(found), stdout()
     swept = summaries(Comparison(runs=tuple(tried), oracle={}, changed=()))
     for table in (
         policy_table(swept, "Static lengths, on the prompts for tuning"),

@@ -191,8 +191,8 @@ def evaluate(
     with stderr().status(f"measuring {snapshot}"):
         opened.learner.module.eval()
         found = dict(measure(opened.learner, islice(held_out, sequences), positions, opened.output))
-        source = opened.source()
-        if source is not None and (sizes := _sizes(trees)):
+        if sizes := _sizes(trees):
+            source = opened.source()
             served = map(opened.as_served, held_out)
             for domain, (greedy, sampled) in tree_taus(source, served, sizes, tree_sequences, opened.layers).items():
                 found[domain] = replace(found[domain], tree=greedy, tree_sampled=sampled)
@@ -254,12 +254,22 @@ def export(
     run_folder: Run,
     out: Annotated[Path, typer.Option("--out", help="New folder for the drafter.")],
     model: Model = None,
-    dtype: Annotated[Literal["bfloat16", "float16", "float32"], typer.Option(help="Of the weights written.")] = "bfloat16",
+    dtype: Annotated[
+        Literal["bfloat16", "float16", "float32", "int8"],
+        typer.Option(help="Of the weights written. int8: half of bfloat16, in blocks that only Outrider reads."),
+    ] = "bfloat16",
+    own_weights: Annotated[
+        bool,
+        typer.Option(
+            "--own-weights",
+            help="Of a draft model: leave out what is the target's own. Only Outrider reads it, with the target.",
+        ),
+    ] = False,
 ) -> None:
     """Write a trained drafter: safetensors and config.json as EAGLE and transformers have them, and training.json."""
     from training.export import export_run
 
-    snapshot = export_run(run_folder, _target(model), out, dtype)
+    snapshot = export_run(run_folder, _target(model), out, dtype, own_weights=own_weights)
     stdout().print(f"{out}: {snapshot.name} of {snapshot.parent}", soft_wrap=True)
 
 

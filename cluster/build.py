@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.config import Settings
-from cluster.draft_models import draft_models, stream_weights, with_checkpoints
+from cluster.draft_models import by_kernels, draft_models, observed_layers, stream_weights, with_checkpoints
 from cluster.models import ResolvedModel
 from services.drafter.config import DrafterConfig
 from services.links.config import PublicServerConfig, TlsFiles
@@ -156,9 +156,10 @@ def _drafter_config(settings: Settings, model: ResolvedModel, *, models: bool) -
         )
     kept = settings.cache_dir / "drafting" / _as_name(settings.model)
     found = draft_models(settings, model) if models else {}
+    trained = replace(config.trained, target=model.path, draft_kernels=by_kernels)
     return replace(
         config,
-        trained=with_checkpoints(replace(config.trained, target=model.path), settings, found),
+        trained=with_checkpoints(trained, settings, found),
         recycling=replace(config.recycling, snapshot=_snapshot(config.recycling.snapshot, settings.retrieval.index)),
         calibration=kept if settings.drafter.keep_calibration else None,
     )
@@ -274,6 +275,9 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
             enable_prefix_caching=verifier.enable_prefix_caching,
             stages=verifier.stages,
             stage_host=verifier.stage_host,
+            pass_rows=verifier.max_num_seqs * (1 + verifier.max_nodes) + verifier.max_batched_tokens,
+            pass_requests=verifier.max_num_seqs,
+            observed_layers=observed_layers(settings, model) if verifier.device != "cpu" else (),
             pass_timeout_s=verifier.pass_timeout_s,
             generation_config=verifier.generation_config,
             override_generation_config=verifier.override_generation_config,

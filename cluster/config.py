@@ -185,6 +185,13 @@ class DrafterSettings(_OfSources):
         description="where speculative streams are computed: by the drafter, from the row that ended a step; in the "
         "target's own pass, for the rows that are likely to end it; or there where it costs less, and else by the drafter",
     )
+    streaming_prune_below: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="in the target's own pass, rows behind an edge of the tree that the streams' early exit gives less "
+        "probability have no streams; 0: it is not asked",
+    )
     host: str = Field("127.0.0.1", description="interface on which the drafter serves the verifier")
 
 

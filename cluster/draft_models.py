@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +18,7 @@ from services.settings import filled
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
+    from services.drafter.draft_model.language_model import LanguageModel
     from services.verifier.late_rows import StreamWeights
 
 log = logging.getLogger(__name__)
@@ -31,7 +32,8 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
 
     Raises:
         ConfigurationError: a folder of ``drafter.models`` cannot be used, two hold weights of the same source, or
-            drafter.streaming_form is not two_steps, and there are no streams.
+            drafter.streaming_form is not two_steps, and there are no streams; or drafter.streaming_prune_below does not go
+            with it.
     """
     named = settings.drafter.models
     target = model.path if (model.path / "config.json").is_file() else None
@@ -50,12 +52,28 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
                 f"drafter.models names {other.folder} and {folder}: both are weights of {checkpoint.source}; name one"
             )
         found[checkpoint.source] = checkpoint
-    if (form := settings.drafter.streaming_form) != "two_steps":
+    form, below = settings.drafter.streaming_form, settings.drafter.streaming_prune_below
+    if below and form == "two_steps":
+        raise ConfigurationError(
+            f"drafter.streaming_prune_below is {below}, but drafter.streaming_form is two_steps, where no pass holds "
+            "streams: use one_pass or cheaper, or leave it 0"
+        )
+    if form != "two_steps":
         if (streams := found.get(_STREAMING)) is None:
             raise ConfigurationError(f"drafter.streaming_form is {form}, but there are no weights of streaming")
         own = streams.layers if form == "cheaper" else ()
         found[_STREAMING] = replace(streams, layers=(*own, *streams.layers_in_pass))
     return found
+
+
+def observed_layers(settings: Settings, model: ResolvedModel) -> tuple[int, ...]:
+    """The layers whose hidden states the sources of this configuration ask for.
+
+    Raises:
+        ConfigurationError: as ``draft_models``.
+    """
+    found = {layer for each in draft_models(settings, model).values() for layer in each.layers}
+    return tuple(sorted(found | ({-1} if settings.retrieval.semantic else set())))
 
 
 def stream_weights(settings: Settings, model: ResolvedModel) -> StreamWeights | None:
@@ -66,28 +84,51 @@ def stream_weights(settings: Settings, model: ResolvedModel) -> StreamWeights | 
     """
     if settings.drafter.streaming_form == "two_steps":
         return None
-    return read_stream_weights(draft_models(settings, model)[_STREAMING].folder, model.path)
+    folder = draft_models(settings, model)[_STREAMING].folder
+    return read_stream_weights(folder, model.path, settings.drafter.streaming_prune_below)
 
 
-def read_stream_weights(folder: Path, target: Path) -> StreamWeights:
+def read_stream_weights(folder: Path, target: Path, prune_below: float = 0.0) -> StreamWeights:
     """The streams of a checkpoint, as the target in ``target`` computes them in its own passes.
 
+    Args:
+        prune_below: see ``Pruning.below``; 0: nothing is pruned.
+
     Raises:
-        ConfigurationError: they cannot be read, or are another target's.
+        ConfigurationError: they cannot be read, are another target's, or have no early exit to prune by.
     """
     # They import torch, which commands that only read settings do without.
     from services.drafter.ahead_draft.stream_files import read_streams
+    from services.verifier.early_exit import Pruning
     from services.verifier.late_rows import StreamWeights
     from services.verifier.native.layer_kernel import LowRank
 
     stored = read_streams(folder, target)
+    early = stored.pruning
+    if prune_below and early is None:
+        raise ConfigurationError(
+            f"drafter.streaming_prune_below is {prune_below}, but the streams at {folder} have no early exit: train them "
+            "with pruning_rank, or leave it 0"
+        )
     return StreamWeights(
         where=str(folder),
         embeddings=stored.embeddings,
         adapters=tuple(
             {name: LowRank(down=down, up=up) for name, (down, up) in layer.items()} for layer in stored.adapters()
         ),
+        pruning=Pruning(adapter=LowRank(down=early[0], up=early[1]), below=prune_below) if prune_below and early else None,
     )
+
+
+def by_kernels(folder: Path, target: Path, kept: Sequence[int] | None) -> LanguageModel:
+    """The draft model in ``folder`` for ``target`` over the target's kernels, for ``TrainedConfig.draft_kernels``.
+
+    Raises:
+        ConfigurationError: they do not compute it; says why.
+    """
+    from cluster.draft_kernels import KernelLM
+
+    return KernelLM(folder, target, kept)
 
 
 def trained_config(settings: Settings) -> TrainedConfig:

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from services.verifier.loading.memory import Shape
 
 _GB, _GIB = 1e9, 2**30
-# What CUDA's context and its libraries take, and captured graphs: intermediate results, descriptions of passes, and sums of
-# attention's segments, of which there are at most 0.25 GiB (services.verifier.triton_kernels.triton_pass).
-_CONTEXT_BYTES, _GRAPH_BYTES = 1.0 * _GIB, 1.0 * _GIB
+# What CUDA's context and its libraries take.
+_CONTEXT_BYTES = 1.0 * _GIB
+# torchao's int8 layers read a byte for each weight, and write and read it as bfloat16, in every pass.
+_MOVED_BY_INT8 = 1 + 2 + 2
 MANY_ROWS = 64
 
 
@@ -30,15 +31,17 @@ class GpuKind:
         memory: bytes.
         bandwidth: of the memory, bytes per second, by datasheet.
         arithmetic: of dense products in bfloat16, operations per second; seen on large products, not the datasheet's.
+        fp8: whether it multiplies in fp8, at twice that rate by datasheet.
     """
 
     memory: float
     bandwidth: float
     arithmetic: float
+    fp8: bool = True
 
 
 GPUS = {
-    "A100": GpuKind(memory=80 * _GB, bandwidth=2.04e12, arithmetic=2.5e14),
+    "A100": GpuKind(memory=80 * _GB, bandwidth=2.04e12, arithmetic=2.5e14, fp8=False),
     "H100": GpuKind(memory=80 * _GB, bandwidth=3.35e12, arithmetic=7.0e14),
     "H200": GpuKind(memory=141 * _GB, bandwidth=4.8e12, arithmetic=7.9e14),
 }
@@ -85,23 +88,25 @@ def size_up(config: TargetConfig, shape: Shape, kind: GpuKind, drafters: float =
     Raises:
         ConfigurationError: it does not fit; says what would.
     """
-    from services.verifier.loading.memory import check_fits
+    from services.verifier.loading.memory import check_fits, graph_bytes
 
-    graphs = _CONTEXT_BYTES + _GRAPH_BYTES
-    available = kind.memory - graphs - drafters
-    check_fits(config, shape, available)
-    weights, cache = shape.weights(config), shape.cache(config)
-    read = shape.read_per_pass(config)
+    if config.dtype == "fp8" and not kind.fp8:
+        able = ", ".join(name for name, other in GPUS.items() if other.fp8)
+        raise ConfigurationError(f"verifier.dtype is fp8: with --gpus it needs one of {able}; use bfloat16 or int8")
+    available = kind.memory - _CONTEXT_BYTES - drafters
+    check_fits(config, shape, available, fp8=kind.fp8)
+    weights, cache, graphs = shape.weights(config), shape.cache(config), graph_bytes(config, shape)
+    moved = shape.read_per_pass(config) * (_MOVED_BY_INT8 if config.dtype == "int8" else 1)
     parameters = shape.per_layer * shape.layers + shape.others - shape.embeddings
-    reading = read / kind.bandwidth
+    reading = moved / kind.bandwidth
     return GpuPlan(
         weights=weights,
         cache=cache,
         drafters=drafters,
-        graphs=graphs,
-        free=available - weights - cache,
+        graphs=_CONTEXT_BYTES + graphs,
+        free=available - weights - cache - graphs,
         step_s=reading,
-        many_s=max(reading, 2 * parameters * MANY_ROWS / kind.arithmetic),
+        many_s=max(reading, 2 * parameters * MANY_ROWS / (kind.arithmetic * (2 if config.dtype == "fp8" else 1))),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 
+from cluster.disconnecting import disconnect
 from cluster.ray_address import check_ray_answers, foreign_ray
 from speculation.errors import ConfigurationError
 
@@ -43,5 +44,5 @@ def leave(name: str, node_ip: str | None = None, timeout_s: float | None = None)
         except RayServeException as error:
             raise ConfigurationError(f"cluster.name is {name}: no such service runs on this Ray") from error
     finally:
-        ray.shutdown()
+        disconnect()
     return sum(answer is True for answer in answers)

@@ -13,7 +13,7 @@ from services.weights.headers import Tensor
 from speculation.errors import ConfigurationError
 
 _GIB = 2**30
-_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1}
+_BYTES = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1}
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
 
 

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from cluster.config import Settings
+from cluster.disconnecting import disconnect
 from cluster.internal_token import with_token
 from cluster.logs import take_over
 from cluster.models import ResolvedModel
@@ -145,7 +146,7 @@ def _connected(own: dict[str, float], *, verbose: bool, shown: bool, bare: bool)
         with watching_ray(lambda: ray_answers(gcs), local=address is None):
             yield
     finally:
-        ray.shutdown()
+        disconnect()
 
 
 def _level(verbose: bool) -> int:

@@ -70,6 +70,8 @@ def check_settings(settings: Settings, *, here: bool) -> None:
     build.verifier_config(settings, named)
     settings.retrieval.check_place()
     host.check_folder("cache_dir", settings.cache_dir)
+    _check_ops_port(settings)
+    _check_stop(settings)
     if not here:
         return
     check_server(server, first=True)
@@ -83,6 +85,22 @@ def check_settings(settings: Settings, *, here: bool) -> None:
         host.check_interface("retrieval.host", settings.retrieval.host)
     host.check_device(settings.verifier.device)
     host.check_device(trained_config(settings).device, "drafter.device")
+
+
+def _check_ops_port(settings: Settings) -> None:
+    public = {"server.port": settings.server.port, "server.http_port": settings.server.http}
+    port = settings.server.ops
+    if port and (same := [name for name, number in public.items() if number == port]):
+        raise ConfigurationError(f"server.ops_port is {port}, as {same[0]}: must be another one, 0 or null")
+
+
+def _check_stop(settings: Settings) -> None:
+    stop = trained_config(settings).stop
+    if stop.policy == "disco" or stop.disco is not None:
+        # It imports numpy, which commands that only read settings do without.
+        from services.drafter.stopping.policies import check_stop
+
+        check_stop(stop)
 
 
 def model_folder(settings: Settings) -> Path | None:

@@ -15,6 +15,8 @@ from ray.serve.handle import DeploymentHandle
 
 from cluster.broadcast import tell_all
 from cluster.callers import BEAT_S
+from cluster.open_streams import OPEN_STREAMS
+from cluster.sticky_router import named
 from cluster.verifier_choice import session_of
 from services.links import serialised
 from services.not_begun import NodeTaken, NotBegun
@@ -66,19 +68,23 @@ class ServeVerifierLink:
 
     async def _generate(self, request: GenerationRequest, attempt: int) -> AsyncGenerator[Progress | Finished, None]:
         session = session_of(request.tenant, request.prompt, attempt)
-        verifier = self._handle.options(stream=True, session_id=session)
-        events = verifier.generate.remote(serialised.write_request(request), self._name)
-        finished = False
-        try:
-            async for event in events:
-                message = serialised.read_event(event)
-                finished = isinstance(message, Finished)
-                yield message
-        except Exception as error:
-            raise translate(error) from None
-        finally:
-            if not finished:
-                events.cancel()
+        with OPEN_STREAMS.opened() as stream:
+            verifier = self._handle.options(stream=True, session_id=named(stream, session))
+            events = verifier.generate.remote(serialised.write_request(request), self._name)
+            finished = False
+            try:
+                async for event in events:
+                    message = serialised.read_event(event)
+                    finished = isinstance(message, Finished)
+                    if finished:
+                        # Who reads this may ask again at once, and should find its verifier free.
+                        OPEN_STREAMS.ended(stream)
+                    yield message
+            except Exception as error:
+                raise translate(error) from None
+            finally:
+                if not finished:
+                    events.cancel()
 
     async def _beat(self) -> None:
         """Tell the verifiers that this router lives, as long as there are streams that would otherwise be given up."""

@@ -20,10 +20,11 @@ def stderr() -> Console:
 
 
 def stdout() -> Console:
-    """Console for tables and other results."""
+    """Console for tables and other results: as wide as the terminal; for a file or a pipe, wide enough for all tables."""
     from rich.console import Console
 
-    return Console()
+    console = Console()
+    return console if console.is_terminal else Console(width=160)
 
 
 def explain(error: BaseException) -> tuple[str, int] | None:

@@ -245,7 +245,7 @@ class RouterPort(Protocol):
         """
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        """The text of tokens, without special ones.
+        """The text of tokens, with the names of special ones.
 
         Raises:
             InvalidArgument: a token is not in the model's vocabulary.

@@ -48,10 +48,14 @@ def refusal(structured: StructuredOutputs, words: str) -> InvalidArgument:
     Args:
         words: what is wrong with it; may quote the constraint, so it is clipped and freed of control characters.
     """
-    words = words[: 4 * _MOST_WORDS].partition("<non-verbose/>")[0]
-    plain = " ".join("".join(c if c.isprintable() else " " for c in words).split())
+    plain = _one_line(words.partition("<non-verbose/>")[0])
     shown = plain if len(plain) <= _MOST_WORDS else f"{plain[:_MOST_WORDS]}..."
-    return InvalidArgument(field_of(structured), "what was given", f"what the grammar engine supports: {shown}")
+    value = _one_line(structured.text) or "true"
+    return InvalidArgument(field_of(structured), value, f"what the grammar engine supports: {shown}")
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * _MOST_WORDS]).split())
 
 
 def engine_text(structured: StructuredOutputs) -> str:

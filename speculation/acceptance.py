@@ -52,6 +52,10 @@ def stop_token_ids(params: SamplingParams, eos_token_ids: frozenset[int]) -> fro
     return frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else eos_token_ids)
 
 
+# Takes a node, its children, and how many tokens were decided before; gives the accepted child, if any, and the token.
+Decide = Callable[[int, list[int], int], tuple[int | None, int]]
+
+
 def walk(tree: TokenTree, choose_at: Callable[[int], int], stop: StopRule) -> Accepted:
     """Follow the target's choices down the tree.
 
@@ -60,17 +64,24 @@ def walk(tree: TokenTree, choose_at: Callable[[int], int], stop: StopRule) -> Ac
     Args:
         choose_at: the target's choice after a node (``ROOT``: after the pending token). Called for visited nodes only.
     """
+
+    def decide(node: int, siblings: list[int], _: int) -> tuple[int | None, int]:
+        token = choose_at(node)
+        return next((child for child in siblings if tree.tokens[child] == token), None), token
+
+    return decided_path(tree, decide, stop)
+
+
+def decided_path(tree: TokenTree, decide: Decide, stop: StopRule) -> Accepted:
+    """Go down the tree from child to accepted child; the token after the last one ends the pass."""
     below = children(tree)
-    node = ROOT
+    node: int | None = ROOT
     path: list[int] = []
     tokens: list[int] = []
-    while True:
-        token = choose_at(node)
+    finish = None
+    while node is not None and finish is None:
+        node, token = decide(node, below.get(node, []), len(tokens))
+        path += [] if node is None else [node]
         tokens.append(token)
-        child = next((child for child in below.get(node, ()) if tree.tokens[child] == token), None)
-        if child is not None:
-            path.append(child)
-            node = child
         finish = stop.after(tokens)
-        if finish is not None or child is None:
-            return Accepted(path=tuple(path), tokens=tuple(tokens), finish_reason=finish)
+    return Accepted(path=tuple(path), tokens=tuple(tokens), finish_reason=finish)

@@ -30,7 +30,7 @@ class InvalidArgument(OutriderError):
 
 
 class PromptTooLong(InvalidArgument):
-    """The prompt leaves no room for an answer in the model's context."""
+    """A text has more tokens than the model's context: a prompt that leaves no room for an answer, or a prediction."""
 
 
 class MalformedTree(InvalidArgument):

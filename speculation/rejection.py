@@ -18,10 +18,9 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from speculation.acceptance import Accepted, StopRule
+from speculation.acceptance import Accepted, StopRule, decided_path
 from speculation.choose import sample
 from speculation.philox import NoiseStream, uniforms
-from speculation.tree import ROOT, children
 from speculation.types import TokenTree
 
 Distribution = NDArray[np.float64]
@@ -53,48 +52,51 @@ class SeededRandomness:
             return sample(np.log(p), self.seed, NoiseStream.RESIDUAL, position)
 
 
-def accept(
-    tree: TokenTree,
-    target_at: Callable[[int], Distribution],
-    randomness: Randomness,
-    length: int,
-    stop: StopRule,
-) -> Accepted:
+class DraftTrial:
+    """The children of one node, tried in turn against what the rejections before left of p.
+
+    Args:
+        target: gives p after the node, [vocabulary] with sum 1; asked once, when it is needed.
+    """
+
+    def __init__(
+        self, tree: TokenTree, siblings: list[int], target: Callable[[], Distribution], randomness: Randomness, position: int
+    ) -> None:
+        self._tree, self._siblings, self._target = tree, siblings, target
+        self._randomness, self._position = randomness, position
+        self._left: list[Distribution] = []
+
+    def accepts(self, ordinal: int) -> bool:
+        """Whether the sibling is accepted, where all before it were rejected."""
+        p, child = self._after(ordinal), self._siblings[ordinal]
+        token = self._tree.tokens[child]
+        return self._randomness.coin(float(p[token] / _proposal(self._tree, child, len(p))[token]), self._position, ordinal)
+
+    def draw(self) -> int:
+        """A token drawn from what the rejections of all siblings left."""
+        return self._randomness.draw(self._after(len(self._siblings)), self._position)
+
+    def _after(self, rejections: int) -> Distribution:
+        self._left = self._left or [self._target()]
+        for child in self._siblings[len(self._left) - 1 : rejections]:
+            self._left.append(residual(self._left[-1], _proposal(self._tree, child, len(self._left[0]))))
+        return self._left[rejections]
+
+
+def accept(tree: TokenTree, trial_at: Callable[[int, list[int], int], DraftTrial], length: int, stop: StopRule) -> Accepted:
     """Walk down the tree by rejection sampling.
 
     Args:
-        target_at: p after a node (``ROOT``: after the pending token), [vocabulary] with sum 1.
+        trial_at: of the children given, after a node (``ROOT``: after the pending token), at a position.
         length: number of committed tokens, which is the position of the first token decided here.
     """
-    below = children(tree)
-    node = ROOT
-    path: list[int] = []
-    tokens: list[int] = []
-    while True:
-        position = length + len(tokens)
-        accepted, rest = _try_children(tree, below.get(node, []), target_at(node), randomness, position)
-        if accepted is None:
-            tokens.append(randomness.draw(rest, position))
-        else:
-            path.append(accepted)
-            node = accepted
-            tokens.append(tree.tokens[accepted])
-        finish = stop.after(tokens)
-        if finish is not None or accepted is None:
-            return Accepted(path=tuple(path), tokens=tuple(tokens), finish_reason=finish)
 
+    def decide(node: int, siblings: list[int], done: int) -> tuple[int | None, int]:
+        trial = trial_at(node, siblings, length + done)
+        child = next((child for ordinal, child in enumerate(siblings) if trial.accepts(ordinal)), None)
+        return child, trial.draw() if child is None else tree.tokens[child]
 
-def _try_children(
-    tree: TokenTree, siblings: list[int], p: Distribution, randomness: Randomness, position: int
-) -> tuple[int | None, Distribution]:
-    """The first sibling that is accepted, or None; and the distribution that the rejections left."""
-    for ordinal, child in enumerate(siblings):
-        q = _proposal(tree, child, len(p))
-        token = tree.tokens[child]
-        if randomness.coin(float(p[token] / q[token]), position, ordinal):
-            return child, p
-        p = residual(p, q)
-    return None, p
+    return decided_path(tree, decide, stop)
 
 
 def residual(p: Distribution, q: Distribution) -> Distribution:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
 from speculation import limits
 from speculation.errors import MalformedTree
 from speculation.types import TokenTree
@@ -93,15 +90,6 @@ def path_to(tree: TokenTree, node: int) -> tuple[int, ...]:
         path.append(node)
         node = tree.parents[node]
     return tuple(reversed(path))
-
-
-def ancestor_mask(parents: Sequence[int]) -> NDArray[np.bool_]:
-    """[nodes, nodes]: entry (i, j) is true if j is i or an ancestor of i."""
-    mask = np.eye(len(parents), dtype=np.bool_)
-    for node, parent in enumerate(parents):
-        if parent != ROOT:
-            mask[node] |= mask[parent]
-    return mask
 
 
 def chain(tokens: Sequence[int], source: str, scores: Sequence[float] = ()) -> TokenTree:

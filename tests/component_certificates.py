@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 
 import trustme
@@ -9,9 +10,16 @@ import trustme
 from services.links.component_files import ComponentTls, name_of
 
 
-def write_certificates(folder: Path, authority: trustme.CA, role: str, named: str | None = None) -> ComponentTls:
-    """Write what the component in ``role`` needs, with a new key; ``named`` is the role that the certificate names instead."""
-    issued = authority.issue_cert(name_of(named or role))
+def write_certificates(
+    folder: Path, authority: trustme.CA, role: str, named: str | None = None, **valid: datetime
+) -> ComponentTls:
+    """Write what the component in ``role`` needs, with a new key.
+
+    Args:
+        named: the role that the certificate names instead.
+        valid: ``not_before`` and ``not_after``.
+    """
+    issued = authority.issue_cert(name_of(named or role), **valid)
     files = ComponentTls(
         role=role, certificate=folder / f"{role}.pem", key=folder / f"{role}.key", ca=folder / "authority.pem"
     )

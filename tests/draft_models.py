@@ -7,6 +7,12 @@ from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import AutoModelForCausalLM
+
+from training.own_weights import leave_out_shared
+from training.recipe import LayersRecipe
+
+FIRST_LAYER = LayersRecipe(kind="draft_model", layers=(0, 1), frozen_layers=1)
 
 
 def make_tiny_draft(target: Path, folder: Path, disturbed: float = 0.05) -> Path:
@@ -33,3 +39,21 @@ def make_broken_draft(target: Path, folder: Path) -> Path:
 def draft_beside(target: Path) -> Path:
     """Such a draft model in a folder beside the target's, made once."""
     return make_tiny_draft(target, target.parent / f"{target.name}-draft")
+
+
+def make_sharing_draft(target: Path, folder: Path, recipe: LayersRecipe = FIRST_LAYER) -> tuple[Path, Path]:
+    """A draft model with the target's embeddings, output layer and frozen layers: whole, and without these."""
+    whole, own = make_tiny_draft(target, folder / "whole"), folder / "own"
+    weights, theirs = load_file(whole / "model.safetensors"), load_file(target / "model.safetensors")
+    frozen = {
+        f"model.layers.{number}": f"model.layers.{of}" for number, of in enumerate(recipe.layers[: recipe.frozen_layers])
+    }
+    for name in weights:
+        layer = ".".join(name.split(".")[:3])
+        if layer in frozen or "embed" in name or "lm_head" in name:
+            weights[name] = theirs[name.replace(layer, frozen.get(layer, layer))].clone()
+    save_file(weights, whole / "model.safetensors", metadata={"format": "pt"})
+    model = AutoModelForCausalLM.from_pretrained(whole)
+    model.save_pretrained(own)
+    leave_out_shared(own, model, recipe, target)
+    return whole, own

@@ -105,7 +105,8 @@ class Service:
                 return line
             if line[:1] in '"{[0123456789t':
                 return json.loads(line)
-        raise AssertionError("the service ended")
+        said = "" if self.process.stderr is None else self.process.stderr.read()
+        raise AssertionError(f"the service ended: {said[-2000:]}")
 
     def stop(self) -> None:
         assert self.process.stdin is not None

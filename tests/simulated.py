@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import selectors
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from concurrent.futures import Executor, Future
 from contextlib import asynccontextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec
 
+from benchmarks.regret.simulated_clock import JumpingLoop, SimulatedWorker, run
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
-from services.verifier.engine.passes import finish_pass, whole_pass
 from speculation.budget import MeasuredBudget
 from speculation.costs import CostTable, Load
 from speculation.ports import DraftLink
@@ -20,38 +18,12 @@ from speculation.types import TokenTree
 from tests import fakes
 from tests.fakes import RandomDrafter, ToyTarget
 
+__all__ = ["JumpingLoop", "SimulatedWorker", "run"]
+
 # Seconds of a pass where a test names no other.
 PASS_S = 0.005
 
-_Result = TypeVar("_Result")
 _Arguments = ParamSpec("_Arguments")
-
-
-class _JumpingSelector(selectors.DefaultSelector):
-    now = 0.0
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        ready = super().select(0 if timeout is not None else None)
-        if not ready and timeout:
-            self.now += timeout
-        return ready
-
-
-class JumpingLoop(asyncio.SelectorEventLoop):
-    """An event loop whose clock jumps to the next timer when there is nothing else to do."""
-
-    def __init__(self) -> None:
-        self._jumping = _JumpingSelector()
-        super().__init__(self._jumping)
-
-    def time(self) -> float:
-        return self._jumping.now
-
-
-def run(main: Coroutine[Any, Any, _Result]) -> _Result:
-    """``asyncio.run`` on a ``JumpingLoop``."""
-    with asyncio.Runner(loop_factory=JumpingLoop) as runner:
-        return runner.run(main)
 
 
 def simulated(test: Callable[_Arguments, Coroutine[Any, Any, None]]) -> Callable[_Arguments, None]:
@@ -62,28 +34,6 @@ def simulated(test: Callable[_Arguments, Coroutine[Any, Any, None]]) -> Callable
         run(test(*arguments, **keywords))
 
     return on_a_simulated_clock
-
-
-class SimulatedWorker(Executor):
-    """Simulates one worker thread: a call runs at the time at which it would end. ``pass_s()``: seconds of the next pass."""
-
-    def __init__(self, pass_s: Callable[[], float]) -> None:
-        self._pass_s = pass_s
-        self._free_at = 0.0
-
-    def submit(self, function: Callable[..., Any], /, *arguments: Any, **keywords: Any) -> Future[Any]:
-        loop = asyncio.get_running_loop()
-        done: Future[Any] = Future()
-        self._free_at = max(self._free_at, loop.time()) + (self._pass_s() if function in (whole_pass, finish_pass) else 0.0)
-
-        def end() -> None:
-            try:
-                done.set_result(function(*arguments, **keywords))
-            except Exception as error:
-                done.set_exception(error)
-
-        loop.call_at(self._free_at, end)
-        return done
 
 
 class SimulatedBudget(MeasuredBudget):

@@ -40,7 +40,7 @@ def make_head(target: Path, folder: Path, family: Literal["eagle", "fspad", "eag
     return folder
 
 
-def make_streams(target: Path, folder: Path, *, layers: int = 1, streams: int = 3) -> Path:
+def make_streams(target: Path, folder: Path, *, layers: int = 1, streams: int = 3, pruning_rank: int = 0) -> Path:
     """Write streams for the target with disturbed adapters."""
     if not (folder / "config.json").is_file():
         generator = torch.Generator().manual_seed(4)
@@ -54,6 +54,7 @@ def make_streams(target: Path, folder: Path, *, layers: int = 1, streams: int = 
             target_layers=shape.num_layers,
             rank=4,
             alpha=6.0,
+            pruning_rank=pruning_rank,
         )
         made = new_streams(config, target, shape, shared_output(target), generator)
         with torch.no_grad():
@@ -104,5 +105,5 @@ def heads_beside(target: Path) -> dict[str, Path]:
     made["medusa"] = make_medusa(target, folders["medusa"])
     if read_target_shape(target).config["model_type"] == "llama":
         # There are no streams through layers of experts.
-        made["streaming"] = make_streams(target, folders["streaming"])
+        made["streaming"] = make_streams(target, folders["streaming"], pruning_rank=2)
     return made

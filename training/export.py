@@ -18,28 +18,37 @@ from services.drafter.ahead_draft.streams import Streams
 from services.drafter.feature_draft.head import FeatureHead
 from services.drafter.feature_draft.head_files import TRAINING
 from services.drafter.feature_draft.head_writing import save_head
+from services.weights.weight_files import quantize_folder
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 from training.open_run import OpenedModel, TrainingTarget, reopen
+from training.own_weights import leave_out_shared
+from training.recipe import LayersRecipe
 from training.snapshots import RunState, find_snapshot, read_snapshot, run_of
 from training.vocabulary import write_vocabulary
 
-Dtype = Literal["bfloat16", "float16", "float32"]
+Dtype = Literal["bfloat16", "float16", "float32", "int8"]
 EVALUATION = "evaluation.json"
 
 
-def export_run(folder: Path, target: TrainingTarget, out: Path, dtype: Dtype = "bfloat16") -> Path:
+def export_run(
+    folder: Path, target: TrainingTarget, out: Path, dtype: Dtype = "bfloat16", *, own_weights: bool = False
+) -> Path:
     """Write the best checkpoint of a run, or the one that ``folder`` is, to the new folder ``out``.
 
     A head is written in EAGLE's, FSPAD's or Medusa's layout, without the target's own rows, and streams without its layers;
     a draft model in transformers' layout, whole, with the target's tokenizer and the draft vocabulary. ``training.json``
-    says how it was made.
+    says how it was made. int8 keeps matrices in blocks of 32 numbers with a scale each, which only Outrider reads.
+
+    Args:
+        own_weights: of a draft model, leave out what is the target's own; only Outrider reads that.
 
     Returns:
         the checkpoint.
 
     Raises:
-        ConfigurationError: ``out`` holds something, there is no checkpoint, or it does not fit the target.
+        ConfigurationError: ``out`` holds something, there is no checkpoint, it does not fit the target, or is of another
+            kind than ``own_weights`` is for.
         OSError: a file cannot be written; nothing of ``out`` stays.
     """
     if out.exists() and any(out.iterdir()):
@@ -48,20 +57,31 @@ def export_run(folder: Path, target: TrainingTarget, out: Path, dtype: Dtype = "
     run = run_of(snapshot)
     state, tensors, _ = read_snapshot(snapshot)
     opened = reopen(run, state, tensors, target, "cpu")
+    recipe = opened.recipe
+    if own_weights and not isinstance(recipe, LayersRecipe):
+        raise ConfigurationError(
+            f"--own-weights is for draft models, and this is a run of the kind {recipe.kind}: leave it out"
+        )
     record = _record(opened, state, snapshot)
     out.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
     try:
         building.chmod(0o755)
         module = opened.learner.module
+        # Blocks are made of the numbers as they were trained.
+        stored = torch.float32 if dtype == "int8" else getattr(torch, dtype)
         if isinstance(module, FeatureHead):
-            save_head(module, building, record, dtype=getattr(torch, dtype), target_name=opened.manifest.target.name)
+            save_head(module, building, record, dtype=stored, target_name=opened.manifest.target.name)
         elif isinstance(module, Streams):
-            save_streams(module, building, record, dtype=getattr(torch, dtype))
+            save_streams(module, building, record, dtype=stored)
         elif isinstance(module, MedusaHeads):
-            save_medusa(module, building, record, dtype=getattr(torch, dtype), target_name=opened.manifest.target.name)
+            save_medusa(module, building, record, dtype=stored, target_name=opened.manifest.target.name)
         else:
-            _save_model(module, opened, building, target, record, getattr(torch, dtype))
+            _save_model(module, opened, building, target, record, stored, whole=not own_weights)
+            if isinstance(recipe, LayersRecipe) and own_weights:
+                leave_out_shared(building, module, recipe, target.folder)
+        if dtype == "int8":
+            quantize_folder(building)
         if out.exists():
             out.rmdir()
         building.rename(out)
@@ -71,11 +91,18 @@ def export_run(folder: Path, target: TrainingTarget, out: Path, dtype: Dtype = "
 
 
 def _save_model(
-    module: Any, opened: OpenedModel, out: Path, target: TrainingTarget, record: Mapping[str, Any], dtype: torch.dtype
+    module: Any,
+    opened: OpenedModel,
+    out: Path,
+    target: TrainingTarget,
+    record: Mapping[str, Any],
+    dtype: torch.dtype,
+    *,
+    whole: bool,
 ) -> None:
     module.to(dtype).save_pretrained(out)
     for file in target.folder.iterdir():
-        if file.name.startswith(("tokenizer", "chat_template", "special_tokens", "vocab", "merges")):
+        if whole and file.name.startswith(("tokenizer", "chat_template", "special_tokens", "vocab", "merges")):
             shutil.copy(file, out)
     write_vocabulary(out, opened.vocabulary)
     write_whole(out / TRAINING, json.dumps(record, indent=2).encode())

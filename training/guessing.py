@@ -16,7 +16,7 @@ from services.drafter.ahead_draft.whole_texts import at, streams_of
 from services.drafter.feature_draft.head_config import TargetShape
 from services.drafter.feature_draft.shared_output import SharedOutput
 from services.model_folder import reading
-from training.levels_learner import PaddedText
+from training.levels_learner import EARLY, Guesses, PaddedText
 from training.recipe import MedusaRecipe, StreamsRecipe
 
 
@@ -24,7 +24,6 @@ class GuessingHeads:
     """Implements ``Guessing``: Medusa's heads, which begin as the target's own guess of the next token."""
 
     def __init__(self, recipe: MedusaRecipe, shape: TargetShape, output: SharedOutput) -> None:
-        self.levels = recipe.heads
         self.module = MedusaHeads(
             MedusaConfig(
                 hidden_size=shape.hidden_size,
@@ -38,9 +37,9 @@ class GuessingHeads:
         for parameter in self.module.parameters():
             nn.init.zeros_(parameter)
 
-    def hidden(self, text: PaddedText, anchors: torch.Tensor) -> torch.Tensor:
+    def guess(self, text: PaddedText, anchors: torch.Tensor) -> Guesses:
         found: torch.Tensor = self.module(at(text.states, anchors).flatten(0, 1))
-        return found.unflatten(0, anchors.shape)  # type: ignore[no-untyped-call, no-any-return]
+        return by_level(found.unflatten(0, anchors.shape))  # type: ignore[no-untyped-call]
 
 
 class GuessingStreams:
@@ -52,7 +51,7 @@ class GuessingStreams:
     """
 
     def __init__(self, recipe: StreamsRecipe, shape: TargetShape, output: SharedOutput, folder: Path, floats: Path) -> None:
-        self.levels = recipe.streams
+        self._alone = recipe.pruning_alone
         config = StreamsConfig(
             hidden_size=shape.hidden_size,
             vocab_size=shape.vocab_size,
@@ -62,12 +61,16 @@ class GuessingStreams:
             target_layers=shape.num_layers,
             rank=recipe.rank,
             alpha=float(recipe.rank),
+            pruning_rank=recipe.pruning_rank,
         )
         self.module = new_streams(config, folder, shape, output, torch.Generator().manual_seed(recipe.seed))
         self._below = _lower_layers(floats, shape.num_layers - recipe.stream_layers)
 
-    def hidden(self, text: PaddedText, anchors: torch.Tensor) -> torch.Tensor:
-        return streams_of(self.module, self.states(text.tokens), anchors)
+    def guess(self, text: PaddedText, anchors: torch.Tensor) -> Guesses:
+        states = self.states(text.tokens)
+        early = self.module.early(at(states, anchors))
+        found = {} if early is None else {EARLY: early}
+        return found if self._alone else found | by_level(streams_of(self.module, states, anchors))
 
     @torch.no_grad()
     def states(self, tokens: torch.Tensor) -> torch.Tensor:
@@ -77,6 +80,11 @@ class GuessingStreams:
         # Padding stands behind the text, where no row of it looks.
         found: torch.Tensor = self._below(input_ids=tokens, use_cache=False).last_hidden_state
         return found
+
+
+def by_level(hidden: torch.Tensor) -> Guesses:
+    """Guesses of [B, A, levels, h]."""
+    return dict(enumerate(hidden.unbind(2)))
 
 
 def _lower_layers(target: Path, count: int) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -42,7 +41,7 @@ def new_draft_model(recipe: LayersRecipe, target: Path) -> nn.Module:
         )
     if not all(0 <= layer < len(layers) for layer in recipe.layers):
         raise ConfigurationError(f"the recipe's layers are {list(recipe.layers)}: must be from 0 to {len(layers) - 1}")
-    kept = [copy.deepcopy(layers[index]) for index in recipe.layers]
+    kept = [layers[index] for index in recipe.layers]
     for number, layer in enumerate(kept):
         # Caches are found by this number.
         for part in layer.modules():
@@ -57,6 +56,8 @@ def new_draft_model(recipe: LayersRecipe, target: Path) -> nn.Module:
     output = model.get_output_embeddings()
     if output is not None:
         output.requires_grad_(False)
+    for layer in kept[: recipe.frozen_layers]:
+        layer.requires_grad_(False)
     return model  # type: ignore[no-any-return]
 
 
@@ -74,22 +75,28 @@ class LayersLearner(OverVocabulary):
         self._recipe = recipe
 
     def lose(self, sequences: Sequence[TrainingSequence], random: np.random.Generator, progress: float) -> Tally:
-        found, following = self._run(sequences)
+        found, following = self._run(sequences, prompts=self._recipe.prompt_rows)
         told = following
         if self._recipe.counted == "likeliest":
             _, told = TargetChoices(self._output).at(found.positions, found.states)
         counts = self._held[told]
-        compared = compare(self._recipe.divergence, found.hidden[counts], found.states[counts], self._product_rows)
-        return Tally(compared.value.sum(), int(counts.sum()), float(compared.overlap.sum()))
+        hidden, states = found.hidden[counts], found.states[counts]
+        compared = compare(self._recipe.divergence, hidden, states, self._product_rows)
+        loss = compared.value.sum()
+        if self._recipe.state_weight:
+            apart = (hidden - states).square().sum(-1) / states.square().sum(-1).clamp(min=1e-6)
+            loss = loss + self._recipe.state_weight * apart.sum()
+        return Tally(loss, int(counts.sum()), float(compared.overlap.sum()))
 
     def predict(self, sequences: Sequence[TrainingSequence], steps: int) -> Iterator[Prediction]:
         # What it drafted is text like any other: further tokens are as likely as the first.
-        found, _ = self._run(sequences)
+        found, _ = self._run(sequences, prompts=False)
         for _ in range(steps):
             yield found
 
-    def _run(self, sequences: Sequence[TrainingSequence]) -> tuple[Prediction, torch.Tensor]:
-        """All predictions of the answers whose state is known and whose token exists, and these tokens."""
+    def _run(self, sequences: Sequence[TrainingSequence], *, prompts: bool) -> tuple[Prediction, torch.Tensor]:
+        """All predictions of the answers, or of the prompts too, whose state is known and whose token exists, and these
+        tokens."""
         most, device = self._recipe.max_rows, self.rows.device
         parts = [max(0, len(sequence.tokens) - most) for sequence in sequences]
         longest = max(len(sequence.tokens) - first for sequence, first in zip(sequences, parts, strict=True))
@@ -100,7 +107,7 @@ class LayersLearner(OverVocabulary):
             length = len(sequence.tokens) - first
             tokens[row, :length] = sequence.tokens[first:]
             # The first token of the answer is the target's, from the pass over the prompt.
-            begin = min(max(0, sequence.prompt_length - first), length - 1)
+            begin = 0 if prompts else min(max(0, sequence.prompt_length - first), length - 1)
             counts[row, begin : length - 1] = sequence.known[first + begin : first + length - 1]
             states.append(sequence.states[first:][counts[row, :length]].astype(np.float32))
         ids, counted = torch.from_numpy(tokens).to(device), torch.from_numpy(counts).to(device)

@@ -85,6 +85,13 @@ class PaddedText:
         return found.to(self.tokens.device), filling.to(self.tokens.device)
 
 
+# An early exit's level, which is the next token itself.
+EARLY = -1
+
+# What the output layer reads of a model's guesses from positions [B, A], by level: [B, A, h].
+Guesses = dict[int, torch.Tensor]
+
+
 class Guessing(Protocol):
     """A model that guesses ahead, as it is trained."""
 
@@ -93,13 +100,8 @@ class Guessing(Protocol):
         """Its parameters that require a gradient are trained."""
         ...
 
-    @property
-    def levels(self) -> int:
-        """Tokens ahead."""
-        ...
-
-    def hidden(self, text: PaddedText, anchors: torch.Tensor) -> torch.Tensor:
-        """[B, A, levels, h], what the output layer reads of the guesses from ``anchors`` [B, A]."""
+    def guess(self, text: PaddedText, anchors: torch.Tensor) -> Guesses:
+        """The guesses from ``anchors`` [B, A], ascending; all of ``levels``, ``EARLY``, or both."""
         ...
 
 
@@ -123,31 +125,32 @@ class LevelsLearner(OverVocabulary):
         anchors, filling = text.anchors(recipe.anchors, random)
         choices = TargetChoices(self._output) if recipe.counted == "likeliest" else None
         with torch.autocast(device.type, self._dtype, enabled=self._dtype != torch.float32):
-            hidden = self._guessing.hidden(text, anchors)
+            guesses = self._guessing.guess(text, anchors)
         total = torch.zeros((), device=device)
         overlap, counted = 0.0, 0
-        for level in range(self._guessing.levels):
+        for level, hidden in guesses.items():
             row, at, counts = self._labels(text, anchors, filling, level)
             told = text.tokens[row, at + 1]
             target = text.states[row, at]
             if choices is not None:
                 told = choices.at(row * text.tokens.shape[1] + at, target)[1]
             held = self._held[told]
-            found = compare(recipe.divergence, hidden[:, :, level][counts][held], target[held], self._product_rows)
-            total = total + recipe.level_decay**level * found.value.sum()
-            if level == 0:
+            found = compare(recipe.divergence, hidden[counts][held], target[held], self._product_rows)
+            total = total + recipe.level_decay ** max(0, level) * found.value.sum()
+            if level in (0, EARLY):
+                # Of the streams, where there are any.
                 counted, overlap = int(held.sum()), float(found.overlap.sum())
         return Tally(total, counted, overlap)
 
     def predict(self, sequences: Sequence[TrainingSequence], steps: int) -> Iterator[Prediction]:
         text = PaddedText.of(sequences, self._recipe.max_rows, self.rows.device)
         anchors, filling = text.anchors(1.0, None)
-        hidden = self._guessing.hidden(text, anchors)
-        # It guesses no further than it was made for.
-        for level in range(min(steps, self._guessing.levels)):
+        guesses = self._guessing.guess(text, anchors)
+        # An early exit is what is looked at where nothing else was trained.
+        for level in [each for each in guesses if each != EARLY or len(guesses) == 1][:steps]:
             row, at, counts = self._labels(text, anchors, filling, level)
             places = row * text.tokens.shape[1] + at
-            yield Prediction(hidden[:, :, level][counts].float(), text.states[row, at], places)
+            yield Prediction(guesses[level][counts].float(), text.states[row, at], places)
 
     def _labels(
         self, text: PaddedText, anchors: torch.Tensor, filling: torch.Tensor, level: int

@@ -5,9 +5,11 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
+
+import numpy as np
 
 from services.drafter.interfaces import DraftWanted
 from services.drafter.known_states import KnownStates
@@ -21,10 +23,20 @@ from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 from training.data_folder import weights_digest
 from training.disco import DiscoRecipe, Quality, StopChoice, choose, quality, train_classifier
-from training.shards import Split, read_data_manifest, read_shards
-from training.stop_examples import Drafting, KnownAnswer, chain_examples, judged_examples, probe
+from training.shards import Split, TrainingSequence, read_data_manifest, read_shards
+from training.soft_labels import SoftLabels
+from training.stop_examples import (
+    Drafting,
+    KnownAnswer,
+    ProbedAnswer,
+    StopExamples,
+    chain_examples,
+    judged_examples,
+    probe,
+)
 
 Examples = Literal["chains", "judged"]
+Labels = Literal["hard", "soft"]
 # Passes that are timed, and tokens drafted in each call of the draft model.
 _TIMED, _DRAFTED = 12, 8
 
@@ -41,6 +53,8 @@ class DiscoOptions:
         longest: most tokens of a draft while examples are made.
         beyond: tokens drafted behind the first wrong one.
         examples: ``chains``: with these; ``judged``: the paper's, without.
+        labels: ``hard``: whether the target took the token; ``soft``: how likely one drawn from q is accepted, which needs a
+            temperature above 0.
     """
 
     data: Path
@@ -51,6 +65,7 @@ class DiscoOptions:
     longest: int
     beyond: int
     examples: Examples
+    labels: Labels = "hard"
     recipe: DiscoRecipe
 
 
@@ -93,7 +108,7 @@ def make_disco(
     train, validation = examples(probed["train"]), examples(probed["validation"])
     classifier = train_classifier(train, validation, options.recipe)
     choice = choose(probed["validation"], classifier, c)
-    found = quality(classifier, judged_examples(probed["validation"]), choice.theta)
+    found = quality(classifier, _as_judged(probed["validation"]), choice.theta)
     card = ClassifierCard(
         draft=model_fingerprint(options.draft),
         target=model_fingerprint(options.target),
@@ -103,6 +118,7 @@ def make_disco(
             "answers": {split: len(answers[split]) for split in answers},
             "temperature": options.temperature,
             "examples": options.examples,
+            "labels": options.labels,
             "train_examples": len(train.labels),
             "steps": options.recipe.steps,
             "cost_ratio": round(c, 4),
@@ -113,8 +129,24 @@ def make_disco(
     return MadeDisco(classifier=classifier, card=card, choice=choice, quality=found, c=c)
 
 
-def known_answers(options: DiscoOptions) -> dict[Split, list[KnownAnswer]]:
+def _as_judged(answers: Sequence[ProbedAnswer]) -> StopExamples:
+    """What the target judged there, with its verdicts."""
+    return judged_examples([replace(answer, soft=None) for answer in answers])
+
+
+def check_labels(labels: Labels, temperature: float) -> None:
+    """Raises:
+    ConfigurationError: soft labels are wanted where a token is right or wrong.
+    """
+    if labels == "soft" and temperature <= 0:
+        raise ConfigurationError(f"--labels is soft at --temperature {temperature:g}: must be above 0; or use hard")
+
+
+def known_answers(options: DiscoOptions, soft: SoftLabels | None = None) -> dict[Split, list[KnownAnswer]]:
     """The answers used of each split.
+
+    Args:
+        soft: makes their labels; None: the target's verdicts.
 
     Raises:
         ConfigurationError: the data were made by another target, or hold too few answers.
@@ -127,22 +159,29 @@ def known_answers(options: DiscoOptions) -> dict[Split, list[KnownAnswer]]:
     found: dict[Split, list[KnownAnswer]] = {}
     splits: tuple[Split, ...] = ("train", "validation")
     for split in splits:
-        every = [
-            KnownAnswer(
-                prompt=tuple(each.tokens[: each.prompt_length].tolist()),
-                answer=tuple(each.tokens[each.prompt_length :].tolist()),
-                temperature=each.temperature,
-            )
-            for each in read_shards(options.data, split)
-            if each.temperature == options.temperature
-        ]
+        every = [each for each in read_shards(options.data, split) if each.temperature == options.temperature]
         if not every:
             raise ConfigurationError(
                 f"the {split} split of {options.data} holds no answer at temperature {options.temperature:g}: make more data"
             )
         # Reading prompts is most of the work; their length says little about where drafts fail.
-        found[split] = sorted(every, key=lambda each: len(each.prompt))[: options.most]
+        every = sorted(every, key=lambda each: each.prompt_length)[: options.most]
+        found[split] = [_known(each, soft) for each in every]
     return found
+
+
+def _known(sequence: TrainingSequence, soft: SoftLabels | None) -> KnownAnswer:
+    prompt, answer = (
+        tuple(part.tolist()) for part in np.split(sequence.tokens, [sequence.prompt_length])
+    )  # fmt: skip
+    # Position p's state is what the token at p + 1 was chosen from.
+    states = sequence.states[sequence.prompt_length - 1 : -1]
+    return KnownAnswer(
+        prompt=prompt,
+        answer=answer,
+        temperature=sequence.temperature,
+        soft=None if soft is None else soft.along(prompt, answer, states),
+    )
 
 
 def measured_cost(target: TargetConfig, drafting: Drafting, source: str, answers: Sequence[KnownAnswer]) -> float:

@@ -9,17 +9,23 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from services.drafter.ahead_draft.medusa import MedusaHeads
 from services.drafter.ahead_draft.medusa_source import MedusaSource
 from services.drafter.ahead_draft.stream_source import StreamSource
 from services.drafter.ahead_draft.streams import Streams
+from services.drafter.config import StopConfig
+from services.drafter.draft_model.draft_lm import DraftLM
+from services.drafter.draft_model.draft_model_source import DraftModelSource
+from services.drafter.draft_model.vocabulary_map import VocabularyMap
 from services.drafter.feature_draft.head import FeatureHead
 from services.drafter.feature_draft.head_config import FINAL, TargetShape
 from services.drafter.feature_draft.shared_output import SharedOutput
 from services.drafter.feature_draft.source import FeatureSource
 from services.drafter.feature_draft.target_rows import TargetRows, read_target_rows, read_target_shape
 from services.drafter.interfaces import ModelSource
+from services.drafter.stopping.lengths import Static
 from speculation.errors import ConfigurationError
 from training.data_folder import weights_digest
 from training.guessing import GuessingHeads, GuessingStreams
@@ -64,14 +70,24 @@ class OpenedModel:
     manifest: DataManifest
     vocabulary: ChosenVocabulary
 
-    def source(self) -> ModelSource | None:
-        """The model as the drafter serves it; None for draft models, which are served from their export only."""
+    def source(self) -> ModelSource:
+        """The model as the drafter serves it; a draft model is no longer in training then."""
         module, window = self.learner.module, self.recipe.max_rows
+        if isinstance(module, PreTrainedModel):
+            ids = self.vocabulary.ids
+            lm = DraftLM(module, Path(self.manifest.target.name), ids.tolist())
+            return DraftModelSource(
+                lm,
+                VocabularyMap(ids, ids, self.manifest.target.vocab_size),
+                Static(StopConfig().num_assistant_tokens),
+                longest=window,
+            )
         if isinstance(module, FeatureHead):
             return FeatureSource("trained", module, window=window)
         if isinstance(module, MedusaHeads):
             return MedusaSource(module)
-        return StreamSource(module, window=window) if isinstance(module, Streams) else None
+        assert isinstance(module, Streams)
+        return StreamSource(module, window=window)
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -111,7 +127,7 @@ def open_model(
     shape = read_target_shape(target.folder)
     rows = read_target_rows(target.folder, device=device, whole=True)
     ids = torch.from_numpy(vocabulary.ids).to(device)
-    output = _output_of(rows)
+    output = output_of(rows)
     # The model's first values do not depend on the device.
     torch.manual_seed(recipe.seed)
     learner: Learner
@@ -138,7 +154,12 @@ def _guessing(
     return GuessingStreams(recipe, shape, output, target.folder, target.floats())
 
 
-def _output_of(rows: TargetRows) -> torch.Tensor:
+def output_of(rows: TargetRows) -> torch.Tensor:
+    """[V, h], float32: all output rows of a target whose logits are their products with its state.
+
+    Raises:
+        ConfigurationError: its output layer does more.
+    """
     if rows.bias is not None or rows.softcap is not None:
         what = "a bias" if rows.bias is not None else "final_logit_softcapping"
         raise ConfigurationError(f"the target's output layer has {what}: training knows output layers without it only")

@@ -2,7 +2,8 @@
 
 Two runs of one recipe on the same data end in the same bits; how long a run may take, where it computes and where it writes
 is not part of a recipe. Sources: EAGLE (arXiv 2401.15077), FSPAD (2408.15562), EAGLE-3's unrolled training (2503.01840),
-HASS (2408.15766), LK losses (2602.23881), Medusa (2401.10774), Speculative Streaming (2402.11131).
+HASS (2408.15766), LK losses (2602.23881), Medusa (2401.10774), Speculative Streaming (2402.11131), Muon as in Moonlight
+(2502.16982).
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ class RecipeBase(_Strict):
     micro_rows: int = Field(2048, ge=1, description="positions that are computed at a time")
     max_rows: int = Field(2048, ge=8, description="longer sequences lose their beginning")
     learning_rate: float = Field(1e-3, gt=0)
+    muon_rate: float | None = Field(
+        None, gt=0, description="learning rate of Muon, which then trains the matrices; null: AdamW trains all"
+    )
     warmup: Share = Field(0.03, description="share of the steps in which the learning rate rises")
     beta1: Share = 0.9
     beta2: Share = 0.95
@@ -84,18 +88,26 @@ class HeadRecipe(RecipeBase):
 
 
 class LayersRecipe(RecipeBase):
-    """A draft model made of some of the target's layers. Embeddings, final norm's input and output rows stay the
-    target's."""
+    """A draft model made of some of the target's layers. Its embeddings and output layer stay the target's."""
 
     kind: Literal["draft_model"]
     layers: tuple[int, ...] = Field(
         (0, 1, 2, 3), min_length=1, description="the target's layers that it starts from, in order"
     )
+    frozen_layers: int = Field(0, ge=0, description="how many of them, from the first on, stay as they are")
+    prompt_rows: bool = Field(False, description="positions of prompts count as well")
+    state_weight: float = Field(
+        0.0, ge=0, description="of |x - s|^2 / |s|^2, where the output layer reads x, and s of the target"
+    )
 
     @model_validator(mode="after")
-    def _distinct(self) -> LayersRecipe:
+    def _possible(self) -> LayersRecipe:
         if len(set(self.layers)) != len(self.layers):
             raise ValueError("layers must be distinct")
+        if self.frozen_layers >= len(self.layers):
+            raise ValueError(
+                f"frozen_layers is {self.frozen_layers}: must be below the number of layers, {len(self.layers)}"
+            )
         return self
 
 
@@ -113,7 +125,19 @@ class StreamsRecipe(LevelsRecipe):
     streams: int = Field(4, ge=1, le=16, description="tokens ahead")
     stream_layers: int = Field(6, ge=1, description="the target's last layers that they run through")
     rank: int = Field(16, ge=1, description="of the adapters on q, v, o and down")
+    pruning_rank: int = Field(
+        0, ge=0, le=64, description="of the adapter of an early exit that prunes trees, trained beside the streams; 0: none"
+    )
+    pruning_alone: bool = Field(
+        False, description="train the early exit and leave the streams as they are, those of --start-from"
+    )
     anchors: float = Field(0.125, gt=0, le=1, description="share of an answer's positions that a step guesses from")
+
+    @model_validator(mode="after")
+    def _early_exit(self) -> StreamsRecipe:
+        if self.pruning_alone and not self.pruning_rank:
+            raise ValueError("pruning_alone is true, but pruning_rank is 0: must be above 0")
+        return self
 
 
 class MedusaRecipe(LevelsRecipe):

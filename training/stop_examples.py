@@ -5,8 +5,8 @@ chain goes on to its first wrong token and a few further. The tokens up to the f
 text once, drafted from the target's own prefix: the paper's examples (appendix D.1). The tokens behind wrong ones follow the
 draft model's own text, which the paper's classifier never sees; they are never accepted.
 
-Labels are 0 or 1 at every temperature. Above 0 the target's own sampled token decides, as in serving: a token is accepted if
-the target draws it, so the label is a sample of the probability p(token) that a soft label would state.
+Labels are 0 or 1: whether the token is the target's own, which above temperature 0 is a draw. Soft labels state the chance
+instead (``soft_labels``), where a token was drafted from the target's own prefix; behind wrong tokens they are 0, too.
 """
 
 from __future__ import annotations
@@ -37,11 +37,16 @@ Drafting = Callable[[StopPolicy], ModelSource]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KnownAnswer:
-    """A prompt and the target's answer to it."""
+    """A prompt and the target's answer to it.
+
+    Attributes:
+        soft: [answer], the labels of tokens drafted from the target's own prefix; None: whether they are the target's.
+    """
 
     prompt: tuple[int, ...]
     answer: tuple[int, ...]
     temperature: float = 0.0
+    soft: NDArray[np.float32] | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -61,9 +66,14 @@ class ProbedChain:
 
 @dataclass(kw_only=True, slots=True)
 class ProbedAnswer:
-    """All drafts along an answer of ``length`` tokens: each begins where the one before was corrected."""
+    """All drafts along an answer of ``length`` tokens: each begins where the one before was corrected.
+
+    Attributes:
+        soft: as ``KnownAnswer.soft``.
+    """
 
     length: int
+    soft: NDArray[np.float32] | None = None
     chains: list[ProbedChain] = field(default_factory=list)
 
 
@@ -140,7 +150,7 @@ def probe(
     texts = list({text.prompt: text for text in texts if len(text.answer) > 1}.values())
     policy = Probe({text.prompt: text.answer for text in texts}, longest, beyond)
     drafts = drafting(policy)
-    found = [ProbedAnswer(length=len(text.answer)) for text in texts]
+    found = [ProbedAnswer(length=len(text.answer), soft=text.soft) for text in texts]
     waiting = iter(range(len(texts)))
     running: dict[int, _Walk] = {}
     while True:
@@ -225,7 +235,7 @@ class StopExamples:
 
     Attributes:
         features: [n, 13].
-        labels: [n], 1 where the target took the token, else 0.
+        labels: [n], 1 where the target took the token, else 0; or soft ones.
     """
 
     features: NDArray[np.float32]
@@ -248,5 +258,14 @@ def _examples(answers: Sequence[ProbedAnswer], used: Callable[[ProbedChain], int
         for chain in answer.chains:
             part = chain.features[: used(chain)]
             features.append(part)
-            labels.append((np.arange(len(part)) < chain.right).astype(np.float32))
+            labels.append(_labels(answer, chain)[: len(part)])
     return StopExamples(features=np.concatenate(features), labels=np.concatenate(labels))
+
+
+def _labels(answer: ProbedAnswer, chain: ProbedChain) -> NDArray[np.float32]:
+    hard = (np.arange(len(chain.features)) < chain.right).astype(np.float32)
+    if answer.soft is None:
+        return hard
+    # The first wrong token was drafted from the target's own prefix, too.
+    soft = answer.soft[chain.position : chain.position + chain.right + 1]
+    return np.concatenate((soft, hard[len(soft) :]))[: len(hard)]

@@ -111,7 +111,9 @@ class Trainer:
             times = [*times[-_RECENT:], (time.monotonic(), rows)]
             spent = times[-1][0] - times[0][0]
             step, last = self.state.step, self.state.step == self._recipe.steps
-            looked = last or step % self._recipe.evaluate_every == 0
+            late = limits.deadline is not None and time.monotonic() >= limits.deadline
+            # Out of time, the run may never go on, and is exported at its best look.
+            looked = last or late or step % self._recipe.evaluate_every == 0
             score = self._look() if looked else None
             report(
                 StepProgress(
@@ -127,7 +129,7 @@ class Trainer:
                 )
             )
             now = time.monotonic()
-            ends = limits.stop() or (limits.deadline is not None and now >= limits.deadline)
+            ends = late or limits.stop()
             if looked or ends or now - saved_at >= limits.save_every_s:
                 self._save()
                 saved_at, saved_step = time.monotonic(), step

@@ -21,7 +21,6 @@ from services.drafter.feature_draft.head import FeatureHead
 from services.drafter.feature_draft.head_files import TRAINING, load_head
 from services.model_folder import read_json, reading
 from services.weights.headers import SINGLE
-from services.weights.stored_blocks import StoredBlocks
 from services.weights.weight_files import WeightFiles
 from speculation.errors import ConfigurationError
 from training.learner import trained
@@ -46,11 +45,13 @@ def start_from(folder: Path, opened: OpenedModel, target: Path) -> StartRecord:
             than the recipe's model; names what differs.
     """
     if not (folder / SINGLE).is_file():
-        raise ConfigurationError(f"--start-from {folder}: has no {SINGLE}: must be a folder of outrider train export")
+        raise ConfigurationError(
+            f"--start-from {folder}: has no {SINGLE}: must be a folder of outrider train export, in floats"
+        )
     module = opened.learner.module
     recorded = read_json(folder / TRAINING, of="checkpoint") if (folder / TRAINING).is_file() else {}
     _check_target(recorded, opened, folder)
-    found = _head(folder, module, opened, target) if isinstance(module, _Head) else _tensors(folder)
+    found = _head(folder, module, opened, target) if isinstance(module, _Head) else _tensors(folder, target)
     with torch.no_grad():
         for name, parameter in trained(module).items():
             tensor = found.get(name)
@@ -87,22 +88,19 @@ def _head(folder: Path, module: _Head, opened: OpenedModel, target: Path) -> dic
     )
     theirs, ours = asdict(head.config), asdict(module.config)
     for field, value in ours.items():
-        if theirs[field] != value:
+        # An early exit that the checkpoint lacks begins untrained.
+        if theirs[field] != value and not (field == "pruning_rank" and not theirs[field]):
             raise ConfigurationError(
                 f"--start-from {folder}: the head's {field} is {theirs[field]}: must be {value}, by the recipe"
             )
     if not torch.equal(head.vocabulary.ids.cpu(), torch.from_numpy(opened.vocabulary.ids)):
         raise ConfigurationError(f"--start-from {folder}: the head drafts other tokens: must be those of --vocabulary")
-    return dict(head.state_dict())
+    return {**module.state_dict(), **head.state_dict()}
 
 
-def _tensors(folder: Path) -> dict[str, torch.Tensor]:
-    found = {}
-    with reading(f"start from {folder}"), WeightFiles(folder) as files:
-        for name in files.names:
-            weight = files.get(name)
-            found[name] = weight.float() if isinstance(weight, StoredBlocks) else weight
-    return found
+def _tensors(folder: Path, target: Path) -> dict[str, torch.Tensor]:
+    with reading(f"start from {folder}"), WeightFiles(folder, target) as files:
+        return {name: files.numbers(name) for name in files.names}
 
 
 def _count(record: dict[str, Any], key: str) -> int:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from benchmarks.gpu_bench.speed_parts import SpeedPlan, cost_of_passes, inflated_model, tokens_per_second
 from benchmarks.gpu_check import gpu
-from benchmarks.gpu_check.verdicts import GpuGate, as_object, page, run_gates
+from benchmarks.gpu_check.verdicts import GpuGate, as_object, gates_named, page, run_gates
 
 # Room for the requests of the widest part, and for their prompts.
 _SETTINGS = ("verifier.kv_cache_tokens=65536", "verifier.max_model_len=2048", "verifier.max_num_seqs=64")
@@ -59,12 +59,10 @@ def main() -> int:
         concurrency=arguments.concurrency, prompts=arguments.prompts, per_task=arguments.per_task,
         max_tokens=arguments.max_tokens, repeats=arguments.repeats, settings=(*_SETTINGS, *arguments.set), out=arguments.out,
     )  # fmt: skip
-    parts = parts_of(plan)
-    if arguments.only:
-        wanted, names = arguments.only.split(","), [part.name for part in parts]
-        if unknown := sorted(set(wanted) - set(names)):
-            parser.error(f"--only names {', '.join(unknown)}: there are {', '.join(names)}")
-        parts = [part for part in parts if part.name in wanted]
+    try:
+        parts = gates_named(parts_of(plan), arguments.only)
+    except ValueError as error:
+        parser.error(str(error))
     about = gpu.about() if arguments.device != "cpu" else {"device": "cpu: these figures say nothing about a GPU"}
     arguments.out.mkdir(parents=True, exist_ok=True)
     verdicts = run_gates(parts, arguments.seconds, say=lambda line: print(line, flush=True))

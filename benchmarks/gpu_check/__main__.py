@@ -20,6 +20,12 @@ from pathlib import Path
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
 os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "1")
 
+from benchmarks.gpu_check.needs import unmet
+
+if __name__ == "__main__" and (lacking := unmet()):
+    print(f"gpu-check: {lacking}", file=sys.stderr)
+    sys.exit(2)
+
 import torch
 
 from benchmarks.gpu_check import gpu
@@ -28,7 +34,7 @@ from benchmarks.gpu_check.bare_model import BareModel
 from benchmarks.gpu_check.ceilings import ceilings, how_it_adds
 from benchmarks.gpu_check.layer_gate import linear_layers, shapes_of
 from benchmarks.gpu_check.model_gates import same_bits, step_costs
-from benchmarks.gpu_check.verdicts import GateVerdict, GpuGate, as_object, page, run_gates
+from benchmarks.gpu_check.verdicts import GateVerdict, GpuGate, as_object, gates_named, page, run_gates
 from benchmarks.inflate import Size
 
 _VOCABULARY = 49152
@@ -85,13 +91,10 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=32, help="of the model; 32: seven billion parameters")
     parser.add_argument("--seconds", type=float, default=520, help="in all; a gate that would take longer is not run")
     arguments = parser.parse_args()
-    gates = gates_of(arguments.layers)
-    if arguments.only:
-        wanted = arguments.only.split(",")
-        names = [gate.name for gate in gates]
-        if unknown := sorted(set(wanted) - set(names)):
-            parser.error(f"--only names {', '.join(unknown)}: there are {', '.join(names)}")
-        gates = [gate for gate in gates if gate.name in wanted]
+    try:
+        gates = gates_named(gates_of(arguments.layers), arguments.only)
+    except ValueError as error:
+        parser.error(str(error))
     if arguments.layers < 1:
         parser.error(f"--layers is {arguments.layers}: must be at least 1")
     reason = gpu.missing()

@@ -14,6 +14,7 @@ from services.verifier.attention.calls import Running, answering
 from services.verifier.attention.recording import record
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.target_port import Rows
+from services.verifier.triton_kernels.decoder_layer import fuse_layers
 from services.verifier.triton_kernels.row_layers import use_row_kernels
 from services.verifier.triton_kernels.triton_pass import PassShape, TritonPass
 
@@ -56,6 +57,8 @@ class BareModel:
         self.pool = KVPool(calls, rows=ends[-1] * TILE, dtype=dtype, device=torch.device(device), ones=False)
         for session, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
             self.pool.assign(str(session), range(begin, end), 0)
+        if row_kernels and (reason := fuse_layers(self._model.get_decoder(), self._trial, self._calls)[1]):
+            self.left.append(f"whole layers ({reason})")
 
     @torch.inference_mode()
     def logits(self, batch: Sequence[Rows]) -> torch.Tensor:
@@ -89,8 +92,18 @@ class BareModel:
         laid_out.fill(batch)
         return laid_out
 
+    def _trial(self) -> Running:
+        running = Running(self._laid_out([Rows(session_id="0", context=0, tokens=(1, 2, 3), logits=1)]), self._calls)
+        self._run(running)
+        return running
+
     def _launch(self, laid_out: TritonPass) -> torch.Tensor:
-        with answering(Running(laid_out, self._calls)):
-            found = self._model(input_ids=laid_out.tokens[None], position_ids=laid_out.positions[None], use_cache=False)
+        return self._run(Running(laid_out, self._calls))
+
+    def _run(self, running: Running) -> torch.Tensor:
+        given = running.laid_out
+        assert isinstance(given, TritonPass)
+        with answering(running):
+            found = self._model(input_ids=given.tokens[None], position_ids=given.positions[None], use_cache=False)
         made: torch.Tensor = found.logits[0]
         return made

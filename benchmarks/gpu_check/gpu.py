@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+from services.verifier.gpu_here import no_gpu
 from services.verifier.triton_kernels.triton_pass import OLDEST
 
 # From here on a product of matrices adds sixteen terms at a time.
@@ -17,16 +17,10 @@ _HOPPER = (9, 0)
 
 def missing() -> str:
     """One line on why nothing can be checked here; empty if something can."""
+    if reason := no_gpu():
+        return reason
     if torch.version.cuda is None:
-        return f"no GPU: torch {torch.__version__} is built without CUDA; install torch's CUDA build on a machine with one"
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        found = torch.cuda.is_available()
-    if not found:
-        said = " ".join(" ".join(str(warning.message).split()) for warning in caught)
-        if "driver" in said and "old" in said:
-            return f"the GPU's driver is too old for torch {torch.__version__} (CUDA {torch.version.cuda}): {said[:200]}"
-        return f"no GPU: torch {torch.__version__} sees none{': ' + said[:200] if said else ''}"
+        return f"no CUDA: torch {torch.__version__} is built for other GPUs than NVIDIA's"
     return too_old(torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -40,6 +40,20 @@ class GpuGate:
     asks: str
     run: Callable[[], GateVerdict]
     seconds: float
+
+
+def gates_named(gates: Sequence[GpuGate], only: str | None) -> list[GpuGate]:
+    """Those of the names in ``only``, comma-separated; None or empty: all.
+
+    Raises:
+        ValueError: there is no such gate; names it and those that there are.
+    """
+    if not only:
+        return list(gates)
+    wanted, names = only.split(","), [gate.name for gate in gates]
+    if unknown := sorted(set(wanted) - set(names)):
+        raise ValueError(f"--only names {', '.join(unknown)}: there are {', '.join(names)}")
+    return [gate for gate in gates if gate.name in wanted]
 
 
 def run_gates(

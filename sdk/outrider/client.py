@@ -75,6 +75,7 @@ class Client:
     ) -> None:
         self._address, self._timeout_s, self._retry = address, timeout_s, retry or Retry()
         self._metadata = _transport.metadata(api_key)
+        self._closed = False
         if tls:
             credentials = _transport.tls_credentials(root_certificates)
             self._channel = grpc.secure_channel(address, credentials, options=_transport.OPTIONS)
@@ -153,6 +154,7 @@ class Client:
 
     def close(self) -> None:
         """Close the connection; running calls are cancelled."""
+        self._closed = True
         self._channel.close()
 
     def __enter__(self) -> Client:
@@ -169,7 +171,7 @@ class Client:
             try:
                 return method(request, timeout=self._timeout_s, metadata=self._metadata)
             except grpc.RpcError as error:
-                raised = from_rpc(error, self._address)
+                raised = from_rpc(error, self._address, closed=self._closed)
                 attempt += 1
                 if (delay := self._retry.delay_before(attempt, raised)) is None:
                     raise raised from error
@@ -205,7 +207,7 @@ class Client:
                 chunks.append(read_chunk(event.chunk))
                 yield chunks[-1]
         except grpc.RpcError as error:
-            raise from_rpc(error, self._address, metadata) from error
+            raise from_rpc(error, self._address, metadata, closed=self._closed) from error
         finally:
             call.cancel()
         raise InternalError("the server ended the stream without a result")

@@ -10,7 +10,7 @@
     ├── ResourceExhausted    the server is full; .retry_after_s says when to try again
     ├── Unavailable          the server cannot be reached, or is starting or stopping
     ├── DeadlineExceeded     the timeout has passed
-    ├── Cancelled            the call was cancelled
+    ├── Cancelled            the client was closed while the call ran
     └── InternalError        the server failed
 """
 
@@ -93,7 +93,7 @@ class DeadlineExceeded(OutriderError):
 
 
 class Cancelled(OutriderError):
-    """The call was cancelled."""
+    """The client was closed while the call ran."""
 
 
 class InternalError(OutriderError):
@@ -114,27 +114,33 @@ _PLAIN: dict[grpc.StatusCode, type[OutriderError]] = {
 }
 
 
-def from_rpc(error: grpc.RpcError, address: str, sent: Iterable[tuple[str, str]] = ()) -> OutriderError:
+def from_rpc(
+    error: grpc.RpcError, address: str, sent: Iterable[tuple[str, str]] = (), *, closed: bool = False
+) -> OutriderError:
     """The typed error for a failed call.
 
     Args:
         sent: the call's own metadata, which names the request where no server has.
+        closed: whether the caller has closed the client, which cancels its calls.
     """
     # What grpc raises is also a Call, though its types do not say so.
     call = cast(grpc.Call, error)
-    raised = _typed(call, address)
+    raised = _typed(call, address, closed=closed)
     metadata = (*(call.initial_metadata() or ()), *(call.trailing_metadata() or ()), *sent)
     raised.request_id = next((str(value) for key, value in metadata if key == REQUEST_ID), "")
     return raised
 
 
-def _typed(call: grpc.Call, address: str) -> OutriderError:
+def _typed(call: grpc.Call, address: str, *, closed: bool) -> OutriderError:
     code, message = call.code(), call.details() or ""
     detail = _detail(call)
     if code in _WITH_FIELD:
         return _WITH_FIELD[code](message, detail.field, detail.value, detail.allowed)
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ResourceExhausted(message, detail.retry_after_s or retry_delay_s(call) or 1.0)
+    if code is grpc.StatusCode.CANCELLED and not (closed or _answered(call)):
+        # Nobody here wanted that: gRPC says so of calls that reach a server in the moment in which it stops.
+        code, message = grpc.StatusCode.UNAVAILABLE, "the server that stops there has dropped the call"
     if code is grpc.StatusCode.UNAVAILABLE and not _answered(call):
         message = f"no Outrider server answers at {address}, or not any more ({message}); start one with `outrider serve`"
     raised = _PLAIN.get(code, InternalError)(message)

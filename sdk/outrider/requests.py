@@ -47,7 +47,8 @@ class Options(TypedDict, total=False):
     ``model``: name of a served model. ``strategy``, ``num_speculative_tokens`` and ``acceptance`` ("walk" or "rejection")
     say how the answer is sped up. ``logprobs``: so many likeliest tokens at each position. ``ignore_generation_config``:
     take nothing of the model's generation_config.json but its end-of-text tokens. ``structured_outputs``: the form that the
-    answer must have, such as ``{"json": schema}``; see ``StructuredOutputs``. All others are as in vLLM.
+    answer must have, such as ``{"json": schema}``; see ``StructuredOutputs``. ``prediction``: what the answer is expected to
+    be; "auto" and "blend" draft from it. All others are as in vLLM.
     """
 
     model: str | None
@@ -73,6 +74,7 @@ class Options(TypedDict, total=False):
     structured_outputs: StructuredOutputs | None
     allowed_token_ids: Sequence[int] | None
     bad_words: Sequence[str] | None
+    prediction: str | None
     cache_salt: str | None
     priority: int | None
     privacy: str | None
@@ -126,7 +128,7 @@ def _add_message(request: pb.GenerateRequest, index: int, message: Message) -> N
 
 
 def _set_option(request: pb.GenerateRequest, name: str, value: Any) -> None:
-    if name in ("model", "cache_salt", "priority", "privacy"):
+    if name in ("model", "prediction", "cache_salt", "priority", "privacy"):
         _set(request, name, value)
     elif name in _SPECULATION:
         _set(request.speculation, name, value)

@@ -13,9 +13,9 @@ from typing import Any
 import yaml
 
 from speculation.errors import ConfigurationError
+from speculation.sources import STRATEGIES
 
-SCOPES = ("generate", "forget", "metrics", "admin")
-_USUAL = frozenset({"generate", "forget"})
+SCOPES = ("generate", "forget")
 # Hex digits of its hash that name a key, and its tenant, where the record does not.
 _SHORT = 16
 # The fields that a new record may get.
@@ -47,7 +47,7 @@ class KeyRecord:
     hash: str
     id: str
     tenant: str
-    scopes: frozenset[str] = _USUAL
+    scopes: frozenset[str] = frozenset(SCOPES)
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_concurrent: int | None = None
@@ -145,18 +145,26 @@ def _scopes(value: object, name: str, where: str) -> frozenset[str]:
     return named
 
 
+def _strategies(value: object, name: str, where: str) -> frozenset[str]:
+    named = _names(value, name, where)
+    if unknown := sorted(named - set(STRATEGIES)):
+        _refuse(where, name, ", ".join(unknown), f"of {', '.join(sorted(STRATEGIES))}")
+    return named
+
+
 def _expires(value: object, name: str, where: str) -> datetime:
+    moment = value
     if isinstance(value, str):
         try:
-            value = datetime.fromisoformat(value)
+            moment = datetime.fromisoformat(value)
         except ValueError:
-            value = None
+            moment = None
     if isinstance(value, date) and not isinstance(value, datetime):
-        value = datetime(value.year, value.month, value.day)
-    if not isinstance(value, datetime):
+        moment = datetime(value.year, value.month, value.day)
+    if not isinstance(moment, datetime):
         _refuse(where, name, value, "a date, such as 2030-01-31 or 2030-01-31T12:00:00Z")
         raise AssertionError
-    return value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
 
 
 _CHECKS: Mapping[str, Any] = {
@@ -168,6 +176,6 @@ _CHECKS: Mapping[str, Any] = {
     "max_concurrent": _count,
     "max_tokens": _count,
     "weight": _weight,
-    "strategies": _names,
+    "strategies": _strategies,
     "expires": _expires,
 }

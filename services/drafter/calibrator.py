@@ -5,9 +5,11 @@ other. The model of such a choice is the conditional logit (McFadden 1974)::
 
     P(token) = exp(sum of its kinds' weights) / (1 + sum over all candidates)
 
-If several sources name the same token, their weights are added, and one more weight for their agreement. Once the text has
-passed a node, the outcome is known for every candidate there, checked or not; so all of them are learnt from. A kind's
-weight begins at the odds that its source claims.
+If several sources name the same token, the first one's weight counts, and one more for their agreement. They read the same
+text, so the weights of all would count the same evidence several times: where one of two phrases follows, both sources say
+so. What a model computes is evidence of its own, and its weight is added. Once the text has passed a node, the outcome is
+known for every candidate there, checked or not; so all of them are learnt from. A kind's weight begins at the odds that its
+source claims.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from speculation.files import write_whole
@@ -33,13 +35,19 @@ _SLOWEST = 0.01
 _LARGEST = 12.0
 _UNKNOWN_KIND = 0.05
 _AGREEMENT = 0.8
-_VERSION = 1
+_VERSION = 2
 
 
 class Calibrator:
-    """Weights of kinds. They hold no text, and all requests share them."""
+    """Weights of kinds. They hold no text, and all requests share them.
 
-    def __init__(self, prior: Mapping[str, float]) -> None:
+    Args:
+        prior: the probability that a candidate of each kind comes next, as its source claims.
+        models: the sources among them that run a model.
+    """
+
+    def __init__(self, prior: Mapping[str, float], models: Collection[str] = ()) -> None:
+        self._models = frozenset(models)
         self._weights = {kind: _logit(probability) for kind, probability in prior.items()}
         self._squares: dict[str, float] = {}
 
@@ -53,7 +61,7 @@ class Calibrator:
         """Learn that ``token`` came next; it may be none of the candidates."""
         for (candidate, kinds), probability in zip(candidates, self.probabilities(candidates), strict=True):
             error = (candidate == token) - probability
-            for kind in _with_agreement(kinds):
+            for kind in _counting(kinds, self._models):
                 square = self._squares.get(kind, 1.0) + error * error
                 self._squares[kind] = square
                 step = max(_SLOWEST, _STEP / math.sqrt(square))
@@ -101,7 +109,7 @@ class Calibrator:
     def _score(self, kinds: tuple[str, ...]) -> float:
         if len(kinds) == 1:
             return self._weight(kinds[0])
-        return sum(map(self._weight, _with_agreement(kinds)))
+        return sum(map(self._weight, _counting(kinds, self._models)))
 
     def _weight(self, kind: str) -> float:
         weight = self._weights.get(kind)
@@ -110,11 +118,13 @@ class Calibrator:
 
 # Asked at every node, for a few thousand combinations at most.
 @functools.lru_cache(maxsize=1 << 16)
-def _with_agreement(kinds: tuple[str, ...]) -> tuple[str, ...]:
+def _counting(kinds: tuple[str, ...], models: frozenset[str]) -> tuple[str, ...]:
+    """The kinds whose weights count for a candidate."""
     if len(kinds) == 1:
         return kinds
+    own = tuple(kind for kind in kinds[1:] if kind.partition(":")[0] in models)
     # The value of an agreement depends roughly on the kinds that agree; their last part is left out.
-    return (*kinds, "+".join(kind.rpartition(":")[0] for kind in kinds))
+    return (kinds[0], *own, "+".join(kind.rpartition(":")[0] for kind in kinds))
 
 
 def _first_weight(kind: str) -> float:

@@ -16,8 +16,9 @@ from services.drafter.feature_draft.head_fields import Shapes, parse, unused
 from services.drafter.feature_draft.layouts import COMPUTED, HeadLayout, detect, refuse_others, stripped
 from services.drafter.feature_draft.pickled import refuse_pickles
 from services.drafter.feature_draft.target_shape import read_target_shape
-from services.model_folder import read_json
+from services.model_folder import read_json, text_config
 from services.weights.headers import read_shapes
+from services.weights.shared_weights import SharedWeights, read_shared
 from speculation.errors import ConfigurationError
 
 _TRAINING = "training.json"
@@ -69,6 +70,8 @@ def inspect(folder: Path, target: Path | None) -> Checkpoint:
     if is_medusa(shapes):
         return _medusa(folder, config, shapes, numbers, target)
     refuse_others(config, where)
+    if (shared := read_shared(folder)) is not None:
+        return _sharing(folder, config, shared, shapes, numbers, target)
     if _is_language_model(shapes):
         return Checkpoint(folder=folder, source="draft_model", layers=(), numbers=numbers)
     layout = detect([stripped(name) for name in shapes], config, where)
@@ -99,6 +102,21 @@ def _medusa(folder: Path, config: Mapping[str, Any], shapes: Shapes, numbers: in
     found = parse_medusa(config, named_by_authors(shapes), read_target_shape(target), str(folder))
     kept = 0 if found.num_outputs else found.draft_vocab_size * found.hidden_size
     return Checkpoint(folder=folder, source="medusa", layers=(FINAL,), numbers=numbers + kept)
+
+
+def _sharing(
+    folder: Path, config: Mapping[str, Any], shared: SharedWeights, shapes: Shapes, numbers: int, target: Path | None
+) -> Checkpoint:
+    """A draft model that shares weights with its target; both hold them in memory."""
+    if target is None:
+        return Checkpoint(folder=folder, source="draft_model", layers=(), numbers=numbers)
+    own, wanted = text_config(dict(config)), text_config(read_json(target / "config.json", of="target"))
+    for field in ("hidden_size", "vocab_size"):
+        if own.get(field) != wanted.get(field):
+            raise ConfigurationError(f"{folder}: {field} is {own.get(field)}: must be {wanted.get(field)}, the target's")
+    theirs = read_shapes(target)
+    kept = sum(math.prod(theirs[name]) for name in shared.names(shapes, theirs).values())
+    return Checkpoint(folder=folder, source="draft_model", layers=(), numbers=numbers + kept)
 
 
 def _is_language_model(names: Iterable[str]) -> bool:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from services.settings import Setting
 from speculation.errors import ConfigurationError
@@ -202,6 +202,9 @@ class TrainedConfig:
         num_draft_tokens: size of EAGLE-2's own tree, with its root; None: the likeliest paths, as many as pay.
         window: the latest committed positions that a drafter of hidden states attends to.
         stop: when a draft model's chain ends.
+        draft_kernels: computes the draft model in a folder, for the target in another one, by the target's own kernels, over
+            the given tokens' output rows (None: all); refuses with a ConfigurationError what these do not compute. None:
+            torch computes it.
     """
 
     checkpoints: Mapping[str, Path] = field(default_factory=dict)
@@ -228,6 +231,8 @@ class TrainedConfig:
         int, Setting(name="draft_window", ge=16, about="latest positions that a drafter of hidden states attends to")
     ] = 2048
     stop: StopConfig = field(default_factory=StopConfig)
+    # It gives a LanguageModel, whose module needs torch, which settings do without.
+    draft_kernels: Callable[[Path, Path, Sequence[int] | None], Any] | None = None
 
     @property
     def at_start(self) -> tuple[str, ...]:

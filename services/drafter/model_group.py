@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from services.drafter.drafting_thread import DraftingThread
 from services.drafter.interfaces import DraftWanted, ModelSource, SourceSession
 from services.drafter.known_states import KnownStates
+from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession, StepReport
 from speculation.types import EMPTY_TREE, TokenTree
 
@@ -46,6 +47,8 @@ class ModelGroup:
         self._batches: asyncio.Task[None] | None = None
         # Used in the model's thread only.
         self._model: ModelSource | None = None
+        self._refused: ConfigurationError | None = None
+        self._told = False
         self._sessions: dict[str, SourceSession] = {}
 
     def load(self) -> asyncio.Future[None]:
@@ -120,13 +123,25 @@ class ModelGroup:
         self._made()
 
     def _made(self) -> ModelSource:
+        if self._refused is not None:
+            raise self._refused
         if self._model is None:
-            self._model = self._make()
+            try:
+                self._model = self._make()
+            except ConfigurationError as error:
+                # Weights that are refused now are refused for the next request as well, after as long a look at them.
+                self._refused = error
+                raise
         return self._model
 
     def _open(self, message: OpenSession) -> None:
         try:
             self._sessions[message.session_id] = self._made().open(message)
+        except ConfigurationError as error:
+            if not self._told:
+                log.error("%s cannot draft until the drafter is started anew: %s", self.name, error)
+                self._told = True
+            self._drop(message.session_id)
         except Exception:
             log.exception("%s drafts nothing for %s", self.name, message.session_id)
             self._drop(message.session_id)

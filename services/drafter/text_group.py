@@ -153,7 +153,9 @@ class TextGroup:
             prior: dict[str, float] = {}
             for name in names:
                 prior |= self._prior(name)
-            found = self._calibrators[names, sampled] = Calibrator(prior)
+            found = self._calibrators[names, sampled] = Calibrator(
+                prior, [name for name in names if SOURCES[name].kind == "model"]
+            )
             if (file := self._file(names, sampled)) is not None:
                 found.load(file)
         return found

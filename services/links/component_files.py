@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from services.links.tls_trial import refusal
 from speculation.errors import ConfigurationError
 
 _DOMAIN = "outrider.internal"
@@ -37,7 +38,8 @@ def name_of(role: str) -> str:
 
 
 def check_files(files: ComponentTls) -> None:
-    """Check that the files can be read, that certificate and key match, and that the certificate names the role.
+    """Check that the files can be read and fit, that the authority has signed the certificate, which is valid now, and that
+    it names the role.
 
     Raises:
         ConfigurationError: they do not; names the setting.
@@ -50,7 +52,7 @@ def check_files(files: ComponentTls) -> None:
     if (wrong := mismatch(files)) is not None:
         raise ConfigurationError(
             f"cluster.tls.certificate is {files.certificate}, key is {files.key}, ca is {files.ca}: must be a certificate "
-            f"chain, its key without password, and certificates of an authority, all in PEM ({wrong})"
+            f"chain, its key without password, and certificates of the authority that signed it, all in PEM ({wrong})"
         )
     if name_of(files.role) not in _names_in(files.certificate):
         raise ConfigurationError(
@@ -60,11 +62,13 @@ def check_files(files: ComponentTls) -> None:
 
 
 def mismatch(files: ComponentTls) -> str | None:
-    """Why the files do not fit together; None if they do."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    """Why other components would refuse who shows these files; None if they would not."""
+    called = files.role in CALLERS
+    calls = any(files.role in callers for callers in CALLERS.values())
     try:
-        context.load_cert_chain(files.certificate, files.key, password=lambda: "")
-        context.load_verify_locations(files.ca)
+        for serving, plays in ((True, called), (False, calls)):
+            if plays and (why := refusal(files.certificate, files.key, files.ca, serving=serving)) is not None:
+                return why
     except (OSError, ValueError) as error:
         return getattr(error, "reason", None) or str(error)
     return None

@@ -6,11 +6,13 @@ import errno
 import socket
 import ssl
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 from services.access.audit import AuditLog
 from services.access.key_records import read_keys
 from services.links.renewed_files import RenewedFiles
+from services.links.tls_trial import invalid_now
 from services.privacy.privacy_config import Privacy
 from speculation.errors import ConfigurationError
 
@@ -103,10 +105,10 @@ def check_server(config: PublicServerConfig, *, first: bool = False) -> None:
 
 
 def check_tls(files: TlsFiles) -> None:
-    """Check that certificate and key can be read and match.
+    """Check that certificate and key can be read and match, and that the certificate is valid now.
 
     Raises:
-        ConfigurationError: they cannot be read, or do not match.
+        ConfigurationError: they cannot be read, do not match, or it is not valid yet or any more.
     """
     for name, file in (("tls_certificate", files.certificate), ("tls_key", files.key)):
         try:
@@ -116,8 +118,7 @@ def check_tls(files: TlsFiles) -> None:
         if b"-----BEGIN " not in content:
             raise ConfigurationError(f"server.{name} is {file}: must be a PEM file")
     try:
-        # An empty password keeps an encrypted key from asking for one on the terminal.
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(files.certificate, files.key, password=lambda: "")
+        wrong = invalid_now(files.certificate, files.key)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigurationError(
@@ -127,6 +128,9 @@ def check_tls(files: TlsFiles) -> None:
             f"server.tls_certificate is {files.certificate}, server.tls_key is {files.key}: must be a certificate chain and "
             f"its key without password, both in PEM ({error.reason or error})"
         ) from error
+    if wrong is not None:
+        now = datetime.now(UTC).isoformat(timespec="minutes")
+        raise ConfigurationError(f"server.tls_certificate is {files.certificate}: must be valid now, {now} ({wrong})")
 
 
 def public_files(files: TlsFiles) -> RenewedFiles:

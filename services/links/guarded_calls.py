@@ -12,6 +12,7 @@ import grpc.aio
 
 from services.access.gate import Gate
 from services.links.auth import bearer_of
+from services.links.known_fields import only_known
 from services.links.status import aborting
 from speculation.errors import InvalidArgument, ResourceExhausted
 
@@ -103,7 +104,8 @@ async def _nothing(_context: Context) -> AsyncIterator[None]:
 
 
 def _guarded(handler: Handler, guard: Guard) -> Handler:
-    return _wrapped(handler, guard, lambda request: request, handler.request_deserializer)
+    # Of the public methods, reflection alone takes a stream.
+    return _wrapped(handler, guard, only_known, handler.request_deserializer)
 
 
 def _wrapped(handler: Handler, guard: Guard, read: Callable[[Any], Any], decode: Callable[[bytes], Any] | None) -> Handler:

@@ -124,7 +124,8 @@ _BY_STATUS: dict[str, type[OutriderError]] = {
     "FAILED_PRECONDITION": errors.ConfigurationError,
     "UNAVAILABLE": errors.Unavailable,
     "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
-    "CANCELLED": errors.Cancelled,
+    # Calls that we cancel raise asyncio.CancelledError; this one met a server in the moment in which it stops.
+    "CANCELLED": errors.Unavailable,
 }
 _WITH_FIELD: dict[str, type[InvalidArgument]] = {
     "INVALID_ARGUMENT": InvalidArgument,

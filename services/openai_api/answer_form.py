@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+from services.openai_api.api_errors import Refused
 from services.openai_api.fields import Fields
+from speculation.errors import InvalidArgument
 from speculation.types import StructuredOutputs
 
 _KINDS = ("json", "json_object", "regex", "choice", "grammar")
 
 
-def read_form(fields: Fields) -> StructuredOutputs | None:
-    """The form; None: any text.
+def read_form(fields: Fields) -> tuple[StructuredOutputs | None, str]:
+    """The form, and the field that holds it; None: any text.
 
     Raises:
         Refused: it is not valid, or both fields ask for one.
@@ -19,7 +22,9 @@ def read_form(fields: Fields) -> StructuredOutputs | None:
     formatted, structured = _response_format(fields), _structured_outputs(fields)
     if formatted is not None and structured is not None:
         raise fields.refuse("structured_outputs", "set", "unset where response_format asks for a form, too")
-    return formatted or structured
+    if formatted is not None:
+        return formatted, "response_format.json_schema.schema" if formatted.text else "response_format"
+    return structured, "" if structured is None else f"structured_outputs.{structured.kind}"
 
 
 def _response_format(fields: Fields) -> StructuredOutputs | None:
@@ -51,7 +56,19 @@ def _json_schema(fields: Fields) -> StructuredOutputs:
     if schema is None:
         raise below.refuse("schema", "unset", "a JSON schema", "missing_required_parameter")
     below.end(known=("name", "description", "strict", "schema"))
-    return StructuredOutputs(kind="json", text=json.dumps(schema, ensure_ascii=False))
+    return schema_form(schema, below.name("schema"))
+
+
+def schema_form(schema: Any, field: str) -> StructuredOutputs:
+    """The form of answers that follow a JSON schema.
+
+    Raises:
+        Refused: it is too long; names ``field``.
+    """
+    try:
+        return StructuredOutputs(kind="json", text=json.dumps(schema, ensure_ascii=False))
+    except InvalidArgument as error:
+        raise Refused(field, error.value, error.allowed) from error
 
 
 def _structured_outputs(fields: Fields) -> StructuredOutputs | None:

@@ -47,7 +47,7 @@ def _fewest_cached(ended: Sequence[Completion]) -> dict[tuple[int, ...], int]:
 
 
 def metrics(ended: Sequence[Completion]) -> dict[str, Any]:
-    """``metrics`` of an answer, by vLLM's names, over all of its choices."""
+    """``metrics`` of an answer, by vLLM's names, over all of its choices: one choice's ``switches`` after another's."""
     stats = SpeculationStats()
     for end in ended:
         _add(stats, end.stats)
@@ -61,6 +61,7 @@ def metrics(ended: Sequence[Completion]) -> dict[str, Any]:
             "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
             "acceptance_histogram": stats.acceptance_histogram,
             "accepted_by_source": stats.accepted_by_source,
+            "switches": stats.switches,
         },
         "queue_s": max(end.timing.queue_s for end in ended),
         "time_to_first_token_s": min(end.timing.time_to_first_token_s for end in ended),
@@ -79,3 +80,4 @@ def _add(total: SpeculationStats, one: SpeculationStats) -> None:
         total.acceptance_histogram[accepted] += count
     for source, count in one.accepted_by_source.items():
         total.accepted_by_source[source] = total.accepted_by_source.get(source, 0) + count
+    total.switches += one.switches

@@ -38,7 +38,7 @@ class Asked:
         include_stop: the text ends with the stop string that ended it.
         return_token_ids: answers have token ids as well.
         tokens_as_ids: log-probabilities name tokens as "token_id:17".
-        length_field: what the request calls the length of an answer.
+        length_field, form_field: what the request calls the length and the form of an answer.
         tier: the service tier is named in the answer.
     """
 
@@ -67,5 +67,6 @@ class Asked:
     return_token_ids: bool = False
     tokens_as_ids: bool = False
     length_field: str = "max_tokens"
+    form_field: str = ""
     request_id: str | None = None
     tier: bool = False

@@ -41,7 +41,8 @@ def read_chat(body: dict[str, Any]) -> Asked:
     sampling = read_sampling(fields)
     length, length_field = _length(fields)
     top = _logprobs(fields)
-    seed, stream, form, others = read_seed(fields), read_stream(fields), _form(fields, tools), read_others(fields)
+    seed, stream, others = read_seed(fields), read_stream(fields), read_others(fields)
+    form, form_field = _form(fields, tools)
     tier = fields.given("service_tier")
     field_rules.take_unhonoured(fields, field_rules.CHAT)
     fields.end(known=_NAMES, hints=field_rules.HINTS)
@@ -49,6 +50,7 @@ def read_chat(body: dict[str, Any]) -> Asked:
         inputs=(messages,),
         sampling=RequestedSampling(**sampling, max_tokens=length, logprobs=top, structured_outputs=form),
         length_field=length_field,
+        form_field=form_field,
         top_logprobs=top,
         seed=seed,
         stream=stream,
@@ -91,9 +93,9 @@ def _logprobs(fields: Fields) -> int | None:
     return (top or 0) if wanted else None
 
 
-def _form(fields: Fields, tools: ToolUse | None) -> StructuredOutputs | None:
-    form = read_form(fields)
+def _form(fields: Fields, tools: ToolUse | None) -> tuple[StructuredOutputs | None, str]:
+    form, field = read_form(fields)
     called = None if tools is None else tools.form
     if form is not None and called is not None:
         raise fields.refuse("tool_choice", "set", "auto or none where the answer's form is given")
-    return called or form
+    return (called, "tools") if called is not None else (form, field)

@@ -38,7 +38,8 @@ def read_completion(body: dict[str, Any]) -> Asked:
     top, echo = fields.whole("logprobs", 0, limits.MAX_LOGPROBS), fields.truth("echo") or False
     if echo and top is not None:
         raise fields.refuse("echo", True, "false where logprobs is set: a prompt's log-probabilities are not computed")
-    seed, stream, form, others = read_seed(fields), read_stream(fields), read_form(fields), read_others(fields)
+    seed, stream, others = read_seed(fields), read_stream(fields), read_others(fields)
+    form, form_field = read_form(fields)
     _check_counts(fields, others["n"], len(inputs))
     field_rules.take_unhonoured(fields, field_rules.COMPLETION)
     fields.end(known=_NAMES, hints=field_rules.HINTS)
@@ -50,6 +51,7 @@ def read_completion(body: dict[str, Any]) -> Asked:
         seed=seed,
         stream=stream,
         echo=echo,
+        form_field=form_field,
         **others,
     )
 

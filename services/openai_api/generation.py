@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
@@ -10,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from services.access.gate import Visit
 from services.client_api import ClientRequest, Completion, ModelCard, RequestedSampling, RouterPort, TextChunk
+from services.grammars import field_of
 from services.openai_api.api_errors import Refused
 from services.openai_api.asked import Asked, Input
 from services.openai_api.tool_calls import END_OF_CALL
@@ -105,10 +107,20 @@ async def _tokenize(asked: Asked, router: RouterPort, source: Input, card: Model
 
 
 def named(error: InvalidArgument, names: dict[str, str]) -> InvalidArgument:
-    """The same error, with the request's own name of its field."""
-    if error.field not in names or isinstance(error, Refused):
+    """The same error, with the request's own names of fields."""
+    if isinstance(error, Refused):
         return error
-    return type(error)(names[error.field], error.value, error.allowed)
+    allowed = error.allowed
+    for name, own in names.items():
+        allowed = re.sub(rf"\b{re.escape(name)}\b", own, allowed)
+    return type(error)(names.get(error.field, error.field), error.value, allowed)
+
+
+def own_names(asked: Asked) -> dict[str, str]:
+    """What the request calls the fields that the router knows by other names."""
+    names = {"max_tokens": asked.length_field, "prompt_token_ids": "prompt"}
+    form = asked.sampling.structured_outputs
+    return names if form is None else {**names, field_of(form): asked.form_field}
 
 
 async def _echo(source: Input, router: RouterPort) -> str:

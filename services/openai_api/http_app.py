@@ -8,6 +8,7 @@ import re
 from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from urllib.parse import parse_qsl
 
 from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
@@ -15,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from services.access.gate import Gate
 from services.client_api import RouterPort
 from services.links.request_names import request_id_of, traceparent_of
-from services.openai_api.api_errors import HttpError
+from services.openai_api.api_errors import HttpError, Refused
 from services.openai_api.http_call import HttpCall
 from services.openai_api.http_config import HEADER_BYTES, LOOPBACK, LOOPBACK_NAMES, HttpConfig
 from services.openai_api.http_endpoints import Endpoints
@@ -37,6 +38,8 @@ class _Path:
     is_open: bool = False
     # Its name in the audit log, if nothing else records it.
     recorded: str = ""
+    # The scope that a key needs, if nothing else asks for it.
+    scope: str | None = None
 
 
 class HttpApp:
@@ -62,8 +65,8 @@ class HttpApp:
             "/v1/completions": _Path("POST", ends.completions),
             "/v1/models": _Path("GET", ends.models, recorded="ListModels"),
             _MODEL: _Path("GET", ends.model, recorded="ListModels"),
-            "/tokenize": _Path("POST", ends.tokenize, recorded="Tokenize"),
-            "/detokenize": _Path("POST", ends.detokenize, recorded="Detokenize"),
+            "/tokenize": _Path("POST", ends.tokenize, recorded="Tokenize", scope="generate"),
+            "/detokenize": _Path("POST", ends.detokenize, recorded="Detokenize", scope="generate"),
             "/health": _Path("GET", ends.health, is_open=True),
             "/ready": _Path("GET", ends.ready, is_open=True),
             "/version": _Path("GET", ends.version, is_open=True),
@@ -77,7 +80,7 @@ class HttpApp:
             headers=Headers(scope=scope), receive=receive, send_raw=send, address=f"{client[0]}:{client[1]}", gate=self._gate
         )
         try:
-            await self._answer(call, scope["method"], scope["path"])
+            await self._answer(call, scope["method"], scope["path"], scope.get("query_string", b""))
         except Cancelled as error:
             log.info("request %s: %s", call.request_id, error)
         except OutriderError as error:
@@ -97,7 +100,7 @@ class HttpApp:
                 running.fail(Unavailable("the server is stopping; try again"))
         await self._endpoints.stop()
 
-    async def _answer(self, call: HttpCall, method: str, path: str) -> None:
+    async def _answer(self, call: HttpCall, method: str, path: str, query: bytes) -> None:
         metadata = [(name, value) for name, value in call.headers.items()]
         call.request_id = request_id_of(metadata)
         call.traceparent = traceparent_of(metadata)
@@ -112,12 +115,15 @@ class HttpApp:
         if self.draining:
             raise Unavailable("the server is stopping; try again")
         call.caller = self._gate.caller(key_of(call.headers), call.address)
+        _check_query(query)
         if self._taken >= self._seats:
             raise ResourceExhausted(f"{self._taken} requests are being answered, the most at once; try again")
         self._taken += 1
         self._empty.clear()
         try:
             with self._gate.recorded(call.caller, found.recorded, call.request_id) if found.recorded else nullcontext():
+                if found.scope is not None:
+                    self._gate.require(call.caller, found.scope)
                 await found.handler(call)
         finally:
             self._taken -= 1
@@ -143,7 +149,18 @@ class HttpApp:
 
     async def _fail(self, call: HttpCall, error: OutriderError) -> None:
         if not call.begun:
-            await call.refuse(error)
+            # A connection that stays would bring its next request here as well.
+            await call.refuse(error, _CLOSING if self.draining else None)
+
+
+def _check_query(query: bytes) -> None:
+    """Refuse what is said behind the path: all that a request may say is in its body.
+
+    Raises:
+        Refused: there is something; names it.
+    """
+    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        raise Refused(name or "query", value or "empty", "unset: this path takes no query parameters", "unknown_parameter")
 
 
 def _check_framing(headers: Headers) -> None:

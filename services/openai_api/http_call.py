@@ -69,9 +69,9 @@ class HttpCall:
         await self.send({"type": "http.response.start", "status": status, "headers": encoded})
         await self.send({"type": "http.response.body", "body": body})
 
-    async def refuse(self, error: OutriderError) -> None:
-        """Send an error as the answer."""
-        await self.answer(error_body(error), http_status(error), error_headers(error))
+    async def refuse(self, error: OutriderError, headers: HeaderList | None = None) -> None:
+        """Send an error as the answer, with ``headers`` besides its own."""
+        await self.answer(error_body(error), http_status(error), [*error_headers(error), *(headers or [])])
 
     async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
         """The result of ``work``, which is cancelled if the client goes first. The request's body has been read.

@@ -20,7 +20,7 @@ from services.openai_api.completion_answer import CompletionAnswer
 from services.openai_api.completion_request import read_completion, read_prompts
 from services.openai_api.event_stream import PING_S, EventStream
 from services.openai_api.fields import Fields
-from services.openai_api.generation import RunningChoices, named, prepare
+from services.openai_api.generation import RunningChoices, named, own_names, prepare
 from services.openai_api.http_call import HttpCall
 from services.openai_api.http_config import HttpConfig
 from services.openai_api.json_body import read_object
@@ -88,6 +88,10 @@ class Endpoints:
     ) -> None:
         if asked.request_id is not None and call.headers.get("x-request-id", asked.request_id) != asked.request_id:
             raise Refused("request_id", asked.request_id, "as the header x-request-id, or one of them unset")
+        private = self._config.public.privacy.padding(asked.private)
+        if private is not None and asked.stream is not None and not asked.stream.include_obfuscation:
+            named_as = "stream_options.include_obfuscation"
+            raise Refused(named_as, False, "true, or unset: events of private answers are padded")
         prepared = await prepare(asked, self._router, call.base_request(asked.request_id))
         answer = form(asked, prepared, self._router, call.request_id, int(time.time()))
         admit = functools.partial(self._gate.admit, call.known_caller, method=method)
@@ -97,14 +101,13 @@ class Endpoints:
                 if asked.stream is None:
                     await self._whole(call, running, answer)
                 else:
-                    private = self._config.public.privacy.padding(asked.private)
                     padding = private or (self._config.padding if asked.stream.include_obfuscation else None)
                     stream = EventStream(
                         call.send, [], padding, self._config.public.send_timeout_s, everything=private is not None
                     )
                     await self._streamed(stream, running, answer, usage=asked.stream.include_usage)
             except InvalidArgument as error:
-                raise named(error, {"max_tokens": asked.length_field, "prompt_token_ids": "prompt"}) from error
+                raise named(error, own_names(asked)) from error
             finally:
                 self.running.discard(running)
 

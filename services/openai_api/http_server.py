@@ -72,6 +72,10 @@ class HttpServer:
         self._app.leaving = True
         if grace_s is None:
             await asyncio.sleep(self._public.drain_delay_s)
+        if self._public.shared:
+            # From here on the system gives new connections to the other routers.
+            for listening in self._server.servers:
+                listening.close()
         await self._app.drain(self._public.drain_grace_s if grace_s is None else grace_s)
         self._server.should_exit = True
         self._renewing.cancel()

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from services.openai_api.answer_form import schema_form
 from services.openai_api.fields import Fields, fields_of
 from speculation.types import StructuredOutputs
 
@@ -43,7 +44,7 @@ class ToolUse:
         if self.mode == "auto":
             return None
         if self.mode == "named":
-            return _schema(self.schemas[self.called])
+            return schema_form(self.schemas[self.called], "tools")
         call = [
             {
                 "type": "object",
@@ -54,11 +55,7 @@ class ToolUse:
             for name, schema in self.schemas.items()
         ]
         listed: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": call}}
-        return _schema(listed if self.several else {**listed, "maxItems": 1})
-
-
-def _schema(content: Any) -> StructuredOutputs:
-    return StructuredOutputs(kind="json", text=json.dumps(content, ensure_ascii=False))
+        return schema_form(listed if self.several else {**listed, "maxItems": 1}, "tools")
 
 
 def read_tools(fields: Fields) -> ToolUse | None:

@@ -68,7 +68,7 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
 
     Raises:
         InvalidArgument: its strategy is unknown or not served here, reads an index although the request is private, or
-            num_speculative_tokens is out of range.
+            drafts nothing from its prediction; or num_speculative_tokens is out of range.
     """
     strategy = request.strategy if request.strategy is not None else config.strategy
     if strategy not in STRATEGIES:
@@ -89,8 +89,8 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
         if STRATEGIES[strategy] and not sources:
             usable = ", ".join(sorted(name for name in served(config) if not all(_reads_index(name))))
             raise InvalidArgument("speculation.strategy", strategy, f"one of {usable} with privacy: strict")
-    if request.prediction and strategy in WHERE_PREDICTED:
-        sources = (WHERE_PREDICTED[strategy], *sources)
+    if request.prediction:
+        sources = (_predicted(strategy, request.prediction, nodes), *sources)
     specs = [SOURCES[source] for source in sources]
     return Plan(
         strategy=strategy,
@@ -101,6 +101,17 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
         observe_layers=tuple(sorted({layer for spec in specs for layer in config.trained.get(spec.name, spec.layers)})),
         observe_prompt=any(spec.prompt_features for spec in specs),
     )
+
+
+def _predicted(strategy: str, prediction: str, nodes: int) -> str:
+    """The source that drafts from a prediction."""
+    shown = f"{len(prediction)} characters"
+    if strategy not in WHERE_PREDICTED:
+        using = " and ".join(WHERE_PREDICTED)
+        raise InvalidArgument("prediction", shown, f"unset with the strategy {strategy}: only {using} draft from it")
+    if not nodes:
+        raise InvalidArgument("prediction", shown, "unset where num_speculative_tokens is 0: nothing is drafted")
+    return WHERE_PREDICTED[strategy]
 
 
 def _reads_index(strategy: str) -> list[bool]:

@@ -103,8 +103,11 @@ class Tokens:
         """As ``ChatTemplate.calls_tools``."""
         return self._backend.template is not None and self._backend.template.calls_tools
 
-    def check_length(self, source: Source, most_tokens: int) -> None:
-        """Refuse an input that has too many tokens however it is cut, before it is tokenised, which takes long.
+    def check_length(self, source: Source, most_tokens: int, field: str = "prompt") -> None:
+        """Refuse a text that has too many tokens however it is cut, before it is tokenised, which takes long.
+
+        Args:
+            field: of the request, which holds it.
 
         Raises:
             PromptTooLong: it has at least ``most_tokens`` tokens.
@@ -112,7 +115,7 @@ class Tokens:
         ids = not isinstance(source, str) and all(isinstance(entry, int) for entry in source)
         unit, most = ("tokens", most_tokens - 1) if ids else ("characters", most_tokens * self._backend.longest_token)
         if (length := length_of(source)) > most:
-            raise PromptTooLong("prompt", f"{length} {unit}", f"at most {most} {unit} (max_model_len is {most_tokens})")
+            raise PromptTooLong(field, f"{length} {unit}", f"at most {most} {unit} (max_model_len is {most_tokens})")
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of ``text``, with the special tokens that the model's tokeniser adds.
@@ -154,8 +157,8 @@ class Tokens:
         return tuple(self._backend.encode(text, special=False))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of ``tokens``, without special tokens."""
-        return self._backend.decode([token for token in tokens if token not in self._backend.special_ids])
+        """Text of ``tokens``, with the names of special tokens."""
+        return self._backend.decode(tokens, special=True)
 
     def spell(self, tokens: Sequence[int]) -> tuple[TokenSpelling, ...]:
         """What each token adds to a text."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -10,7 +10,7 @@ from typing import Any, Literal
 from services.verifier.engine.config import LoopConfig
 from speculation.errors import ConfigurationError
 
-Dtype = Literal["float32", "bfloat16", "int8"]
+Dtype = Literal["float32", "bfloat16", "int8", "fp8"]
 Weights = Literal["auto", "float32", "as_stored"]
 Kernels = Literal["auto", "avx512", "avx2", "neon", "onednn", "triton", "cublaslt", "torch"]
 AttentionBackend = Literal["auto", "triton", "torch"]
@@ -25,8 +25,10 @@ class TargetConfig:
 
     Attributes:
         model_path: a folder with weights in safetensors, configuration and tokeniser.
+        shared_with: folder of the model that has the weights which ``model_path`` shares with its target, if it shares any.
         dtype: of weights and cache. In float32 answers are lossless bit for bit. int8 applies to the weights of linear
-            layers; everything else, and all arithmetic, is float32 on a CPU and bfloat16 on a GPU.
+            layers; everything else, and all arithmetic, is float32 on a CPU and bfloat16 on a GPU. fp8 (e4m3, on a GPU)
+            applies to these weights and to what is multiplied by them; everything else is bfloat16.
         weights: on a CPU, the format in which linear layers hold their weights: float32, or as stored (the blocks of a GGUF
             file, else bfloat16), which are the same numbers in fewer bytes; auto: the faster one.
         kernels: what multiplies by them: on a CPU our own kernels for an instruction set, oneDNN or torch, on a GPU our
@@ -39,6 +41,8 @@ class TargetConfig:
         enable_prefix_caching: requests of one tenant share the cache of their common prefixes.
         stages: pipeline stages, each a process with a share of the layers.
         stage_host: where the stages find each other: the address of one of this machine's interfaces.
+        pass_rows, pass_requests: largest pass that the loop makes, but for prompts; on a GPU, passes up to it are captured.
+        observed_layers: layers whose hidden states drafters ask for; passes that keep them are captured, too.
         pass_timeout_s: seconds after which a pass counts as hung and the target is rebuilt. The default is generous because
             a pass that is merely slow would fail again and again: 256 prompt rows of a model with 8 billion parameters take
             most of a minute on two cores. A stage that dies is noticed at once.
@@ -47,6 +51,7 @@ class TargetConfig:
     """
 
     model_path: str
+    shared_with: Path | None = None
     dtype: Dtype = "float32"
     device: str = "cpu"
     weights: Weights = "auto"
@@ -59,18 +64,31 @@ class TargetConfig:
     enable_prefix_caching: bool = True
     stages: int = 1
     stage_host: str = "127.0.0.1"
+    pass_rows: int = 256
+    pass_requests: int = 16
+    observed_layers: Sequence[int] = ()
     pass_timeout_s: float = 120.0
     generation_config: str = "auto"
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
 
+    @property
+    def quantised(self) -> bool:
+        """Whether the weights of decoder layers are rounded to eight bits."""
+        return self.dtype in ("int8", "fp8")
+
 
 def check_backends(config: TargetConfig) -> None:
-    """Check that ``kernels`` and ``attention_backend`` are made for the device.
+    """Check that ``dtype``, ``kernels`` and ``attention_backend`` are made for the device.
 
     Raises:
         ConfigurationError: they are not; names the setting and what is allowed.
     """
     on_gpu = config.device.partition(":")[0] == "cuda"
+    if config.dtype == "fp8" and not on_gpu:
+        raise ConfigurationError(
+            f"verifier.dtype is fp8, which needs a GPU, and verifier.device is {config.device}: must be float32, bfloat16 "
+            "or int8"
+        )
     allowed = _GPU_KERNELS if on_gpu else _CPU_KERNELS
     if config.kernels not in allowed:
         raise ConfigurationError(

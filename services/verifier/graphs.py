@@ -6,14 +6,15 @@ Not run on a GPU yet (docs/gpus.md). Where capturing fails, ``Graphs`` launches 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from services.verifier.attention.calls import Pass
-from services.verifier.attention.fixed import Buckets, FixedPass
+from services.verifier.attention.fixed import Buckets, FixedPass, Largest
 from services.verifier.target_port import Rows
+from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
@@ -21,9 +22,13 @@ _WARM_UP = 2
 
 # Hidden states of all rows, by layer.
 Seen = Mapping[int, torch.Tensor]
+# Copies a layer's hidden states of all rows to where they stay until the next pass.
+Keep = Callable[[int, torch.Tensor], torch.Tensor]
 # Runs the model over a pass, and keeps hidden states of layers. The tensor holds the pass's tokens, [rows], or its hidden
 # states, [rows, hidden size].
-RunModel = Callable[[Pass, torch.Tensor, Sequence[int]], tuple[torch.Tensor, Seen]]
+RunModel = Callable[[Pass, torch.Tensor, Sequence[int], Keep], tuple[torch.Tensor, Seen]]
+# Not a layer: what the model makes.
+_OUTPUT = -1
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,7 +43,7 @@ class _Captured:
 
 
 class Graphs:
-    """One graph for every bucket of passes and every set of layers that are kept, captured when first needed.
+    """One graph for every bucket of passes, and for every set of layers that are kept.
 
     Args:
         buckets: which passes share a graph, and how they are laid out.
@@ -51,22 +56,47 @@ class Graphs:
         self._run = run
         self._given = given
         self._buckets: dict[tuple[Hashable, tuple[int, ...]], _Captured] = {}
+        # The sets of layers that were captured, the smallest first.
+        self._layers: list[tuple[int, ...]] = []
         self._captures = given.device.type == "cuda"
         # Only one graph runs at a time, so all share the memory of intermediate results.
         self._memory = torch.cuda.graph_pool_handle() if self._captures else None
+        # What graphs make, and hidden states by layer: they share that, too, and the largest is captured first.
+        self._made: dict[int, torch.Tensor] = {}
+
+    def capture(self, largest: Largest, layers: Iterable[tuple[int, ...]]) -> int:
+        """Capture all passes up to ``largest``, once for each set of ``layers`` that are kept; returns the number of graphs.
+
+        Later none is captured: a pass that no graph holds is launched.
+
+        Raises:
+            ConfigurationError: there is not enough memory; says which settings to lower.
+        """
+        self._layers = sorted(set(layers), key=len)
+        keys = self._kind.allowed(largest)
+        for done, (key, own) in enumerate((key, own) for key in keys for own in reversed(self._layers)):
+            try:
+                self._buckets[key, own] = self._captured(key, own)
+            except torch.OutOfMemoryError as error:
+                raise ConfigurationError(
+                    f"not enough GPU memory to capture passes of up to {largest.rows} rows, {largest.requests} requests and "
+                    f"{largest.positions} positions: it ended after {done} of {len(keys) * len(self._layers)} graphs; lower "
+                    "verifier.kv_cache_tokens, verifier.max_model_len or verifier.max_num_seqs"
+                ) from error
+        return sum(each.graph is not None for each in self._buckets.values())
 
     def run(
         self, batch: Sequence[Rows], hidden: torch.Tensor | None, layers: tuple[int, ...] = ()
     ) -> tuple[torch.Tensor, Seen] | None:
-        """The model's output for the pass, [rows, ...], and the hidden states of ``layers``, padding included.
+        """The model's output for the pass, [rows, ...], and the hidden states of at least ``layers``, padding included.
 
-        The next pass may overwrite them. None if the pass is too large.
+        The next pass may overwrite them. None if no graph holds the pass.
         """
         rows = sum(len(request.tokens) for request in batch)
-        key = self._kind.bucket(batch)
-        if key is None:
+        kept = next((own for own in self._layers if set(own) >= set(layers)), None)
+        bucket = None if kept is None else self._buckets.get((self._kind.bucket(batch), kept))
+        if bucket is None:
             return None
-        bucket = self._bucket(key, layers)
         bucket.laid_out.fill(batch)
         bucket.given[:rows].copy_(bucket.laid_out.tokens[:rows] if hidden is None else hidden)
         if bucket.graph is not None:
@@ -74,34 +104,49 @@ class Graphs:
             assert bucket.made is not None
             made, seen = bucket.made
         else:
-            made, seen = self._run(bucket.laid_out, bucket.given, layers)
+            made, seen = self._run(bucket.laid_out, bucket.given, bucket.layers, self._copied)
         return made[:rows], seen
 
-    def _bucket(self, key: Hashable, layers: tuple[int, ...]) -> _Captured:
-        found = self._buckets.get((key, layers))
-        if found is None:
-            laid_out = self._kind.make(key)
-            given = self._given.new_zeros(len(laid_out.tokens), *self._given.shape[1:])
-            found = _Captured(laid_out=laid_out, given=given, layers=layers)
-            if self._captures:
-                self._capture(found)
-            self._buckets[key, layers] = found
-        return found
+    def _captured(self, key: Hashable, layers: tuple[int, ...]) -> _Captured:
+        laid_out = self._kind.make(key)
+        given = self._given.new_zeros(len(laid_out.tokens), *self._given.shape[1:])
+        made = _Captured(laid_out=laid_out, given=given, layers=layers)
+        if self._captures:
+            self._capture(made)
+        return made
 
     def _capture(self, bucket: _Captured) -> None:
-        """Run an empty pass until everything is warm, then capture it."""
+        """Run an empty pass until everything is warm, then capture it.
+
+        Raises:
+            torch.OutOfMemoryError: there is not enough memory.
+        """
         bucket.laid_out.fill([])
+
+        def run() -> tuple[torch.Tensor, Seen]:
+            made, seen = self._run(bucket.laid_out, bucket.given, bucket.layers, self._copied)
+            return self._copied(_OUTPUT, made), seen
+
         try:
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
             stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(stream):
                 for _ in range(_WARM_UP):
-                    self._run(bucket.laid_out, bucket.given, bucket.layers)
+                    run()
             torch.cuda.current_stream().wait_stream(stream)
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=self._memory):
-                bucket.made = self._run(bucket.laid_out, bucket.given, bucket.layers)
+                bucket.made = run()
             bucket.graph = graph
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:
             log.warning("passes of this model cannot be captured, so each takes longer: %s", error)
             self._captures = False
+
+    def _copied(self, number: int, rows: torch.Tensor) -> torch.Tensor:
+        """A copy where all passes have theirs, which is made before the first is captured. Each pass overwrites it."""
+        own = self._made.get(number)
+        if own is None or len(own) < len(rows):
+            own = self._made[number] = torch.empty_like(rows)
+        return own[: len(rows)].copy_(rows)

@@ -14,8 +14,10 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from services.verifier.attention.calls import MAX_NODES
+from services.verifier.graphs import Keep
 from services.verifier.late_rows import LateRows
 from services.verifier.target_port import Rows, StreamRows
+from services.verifier.to_device import to_device
 from speculation.errors import InvalidArgument
 from speculation.types import Features
 
@@ -126,22 +128,24 @@ class HiddenStates:
                 hook.remove()
 
     @contextmanager
-    def of_all_rows(self, layers: Sequence[int]) -> Iterator[dict[int, torch.Tensor]]:
+    def of_all_rows(self, layers: Sequence[int], keep: Keep) -> Iterator[dict[int, torch.Tensor]]:
         """Keep the hidden states of every row while the model runs: [rows, hidden size], by layer as ``asked_of`` counts.
 
         For passes that are captured: what is copied does not depend on who asks. The output layer must be given all rows.
+
+        Args:
+            keep: copies them; later layers may add to their input in place.
         """
         found: dict[int, torch.Tensor] = {}
 
         def after(number: int) -> Callable[..., None]:
             def hook(module: nn.Module, given: object, made: object) -> None:
-                # Later layers may add to their input in place.
-                found[number] = _hidden(made)[0].clone()
+                found[number] = keep(number, _hidden(made)[0])
 
             return hook
 
         def before(module: nn.Module, given: tuple[Any, ...]) -> None:
-            found[self._total] = given[0][0].clone()
+            found[self._total] = keep(self._total, given[0][0])
 
         hooks = [self._modules[number].register_forward_hook(after(number)) for number in layers if number in self._layers]
         if self._total in layers and self._head is not None:
@@ -152,15 +156,19 @@ class HiddenStates:
             for hook in hooks:
                 hook.remove()
 
+    def of_stage(self, layers: Iterable[int]) -> tuple[int, ...]:
+        """Those of ``layers`` that are in this stage, ascending; the output layer's input is the last number."""
+        own = {*self._modules, *(() if self._head is None else (self._total,))}
+        return tuple(sorted({_number(layer, self._total) for layer in layers} & own))
+
     def asked_of(self, batch: Sequence[Rows]) -> tuple[int, ...]:
-        """The layers of this stage whose hidden states a pass is asked for; the output layer's input is the last number."""
-        stop = self._layers.stop if self._head is None else self._total + 1
-        return tuple(self._numbers(batch, range(self._layers.start, stop)))
+        """The layers of this stage whose hidden states a pass is asked for."""
+        return self.of_stage(layer for rows in batch for layer in rows.layers)
 
     def keep(self, batch: Sequence[Rows], seen: Mapping[int, torch.Tensor], earlier: torch.Tensor | None) -> None:
         """Keep what a pass was asked for out of ``of_all_rows``; ``earlier`` as in ``kept``."""
         self._kept, self._starts = {}, {}
-        index = torch.tensor(self._rows_asked(batch), dtype=torch.int64, device=self._device)
+        index = to_device(self._rows_asked(batch), self._device, torch.int64)
         self._take_earlier(batch, earlier)
         self._kept.update((number, rows[index]) for number, rows in seen.items())
 

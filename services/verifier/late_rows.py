@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from services.verifier.attention.calls import Pass, Running
 from services.verifier.attention.late_layout import with_late
+from services.verifier.early_exit import EarlyExit, Pruning
 from services.verifier.native.layer_kernel import FusedLayer, LowRank
 from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError
@@ -38,11 +39,13 @@ class StreamWeights:
         where: their checkpoint, for errors.
         embeddings: [streams, hidden size].
         adapters: of each of the target's last layers, the first one first: by the name of a linear layer in it.
+        pruning: which rows have none after all; None: none of those that were chosen.
     """
 
     where: str
     embeddings: torch.Tensor
     adapters: tuple[Mapping[str, LowRank], ...]
+    pruning: Pruning | None = None
 
 
 @dataclass(kw_only=True, slots=True)
@@ -51,14 +54,13 @@ class _Under:
 
     Attributes:
         main: number of its other rows, padding included.
-        ends: [ends], the rows that have streams.
-        turns: the rotations of all rows, once the late ones have entered.
+        turns: the rotations of all rows, once late ones have entered.
     """
 
+    batch: Sequence[Rows]
     running: Running
-    laid_out: Pass
+    lay_out: LayOut
     main: int
-    ends: torch.Tensor
     turns: _Turns | None = None
     hooks: list[_Hook] = field(default_factory=list)
 
@@ -97,6 +99,7 @@ class LateRows:
         dtype = next(self._decoder.norm.parameters()).dtype
         self._layers: list[nn.Module] = own[len(own) - len(weights.adapters) :]
         self._embeddings = weights.embeddings.to(device, dtype)
+        self._exit = self._early_exit(model, weights.pruning, device, dtype)
         self._adapters = [
             {name: self._checked(layer, name, each).to(device, dtype) for name, each in adapters.items()}
             for layer, adapters in zip(self._layers, weights.adapters, strict=True)
@@ -121,20 +124,10 @@ class LateRows:
             main: number of the pass's other rows, padding included.
         """
         self._begins = {}
-        ends: list[int] = []
-        begin = 0
-        for rows in batch:
-            for end in rows.ends:
-                self._begins[rows.session_id, end] = len(ends) * self.streams
-                ends.append(begin + end)
-            begin += len(rows.tokens)
-        if not ends:
+        if not any(rows.ends for rows in batch):
             yield
             return
-        late = [len(rows.ends) * self.streams for rows in batch]
-        laid_out = lay_out([with_late(rows, self.streams) for rows in batch], late)
-        at = torch.tensor(ends, device=self._embeddings.device)
-        under = _Under(running=running, laid_out=laid_out, main=main, ends=at)
+        under = _Under(batch=batch, running=running, lay_out=lay_out, main=main)
         try:
             self._hook(under)
             yield
@@ -155,22 +148,52 @@ class LateRows:
 
     def _enter(self, under: _Under, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         hidden: torch.Tensor = given[0]
-        begun = hidden[0, under.ends][:, None] + self._embeddings
+        batch = under.batch if self._exit is None else self._exit.pruned(under.batch, hidden[0])
+        ends = self._note(batch)
+        if not ends:
+            return given, named
+        late = [len(rows.ends) * self.streams for rows in batch]
+        laid_out = under.lay_out([with_late(rows, self.streams) for rows in batch], late)
+        begun = hidden[0, ends][:, None] + self._embeddings
         rows = torch.cat((hidden, begun.view(1, -1, self._hidden_size)), dim=1)
         own = named.get("position_embeddings")
         if not isinstance(own, tuple) or len(own) != 2:
             raise self._refused(f"{type(layer).__name__} is not given the rotations of its rows' positions")
-        behind: _Turns = self._decoder.rotary_emb(rows, under.laid_out.positions[under.main :][None])
+        behind: _Turns = self._decoder.rotary_emb(rows, laid_out.positions[under.main :][None])
         under.turns = torch.cat((own[0], behind[0]), dim=1), torch.cat((own[1], behind[1]), dim=1)
-        under.running.go_on(under.laid_out)
+        under.running.go_on(laid_out)
         return (rows, *given[1:]), {**named, "position_embeddings": under.turns}
 
     def _go_on(self, under: _Under, layer: nn.Module, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
-        return given, {**named, "position_embeddings": under.turns}
+        return given, named if under.turns is None else {**named, "position_embeddings": under.turns}
+
+    def _note(self, batch: Sequence[Rows]) -> list[int]:
+        """The rows of the pass that have streams; where each one's begin is kept."""
+        ends: list[int] = []
+        begin = 0
+        for rows in batch:
+            for end in rows.ends:
+                self._begins[rows.session_id, end] = len(ends) * self.streams
+                ends.append(begin + end)
+            begin += len(rows.tokens)
+        return ends
 
     def _leave(self, under: _Under, norm: nn.Module, given: object, made: torch.Tensor) -> torch.Tensor:
         self._made = made[0, under.main :]
         return made[:, : under.main]
+
+    def _early_exit(
+        self, model: PreTrainedModel, pruning: Pruning | None, device: torch.device, dtype: torch.dtype
+    ) -> EarlyExit | None:
+        if pruning is None:
+            return None
+        adapter = pruning.adapter
+        if (adapter.down.shape[1], adapter.up.shape[0]) != (self._hidden_size,) * 2:
+            made_for = (adapter.down.shape[1], adapter.up.shape[0])
+            raise self._refused(f"its early exit is for states of {made_for}, the target's have {self._hidden_size}")
+        return EarlyExit(
+            replace(pruning, adapter=adapter.to(device, dtype)), self._decoder.norm, model.get_output_embeddings()
+        )
 
     def _checked(self, layer: nn.Module, name: str, adapter: LowRank) -> LowRank:
         try:

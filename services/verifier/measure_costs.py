@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 _FORMAT = 3
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+# Captured passes are padded: one row more than a bucket costs as much as the whole next bucket.
+_STAIRS = (1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256, 512)
 _REQUESTS = 8
 _CONTEXT = 256
 _LONGER = 4096
@@ -98,8 +100,10 @@ def _plan(target: TransformersTarget) -> _Plan:
     most = min(target.max_model_len, target.tiles.total * TILE) - MAX_NODES - 1
     context = max(1, min(_CONTEXT, most // 2))
     # Some models have no positions beyond their longest context.
-    rows = tuple(rows for rows in _ROWS if rows == 1 or context + rows <= target.max_model_len)
-    return _Plan(rows=rows, context=context, longer=max(context, min(_LONGER, most)))
+    wanted = _STAIRS if target.captured else _ROWS
+    longer = max(context, min(_LONGER, most))
+    room = min(target.max_model_len, longer + MAX_NODES + 1)
+    return _Plan(rows=tuple(rows for rows in wanted if rows == 1 or context + rows <= room), context=context, longer=longer)
 
 
 def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
@@ -111,6 +115,7 @@ def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
     rooms = [plan.longer, *[plan.context] * (_REQUESTS - 1)]
     # Requests for which a small pool has no room are left out.
     opened = [name for name, room in zip(names, rooms, strict=True) if target.open(name, room + MAX_NODES + 1)]
+    most = max(rows for rows in plan.rows if rows <= MAX_NODES)
     try:
         for name in opened:
             _pretend(target, name, plan.context)
@@ -118,13 +123,13 @@ def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
         passes["together"] = [_chain(name, plan.context, 1) for name in opened]
         times = _seconds(target, passes)
         _pretend(target, opened[0], plan.longer)
-        behind = _seconds(target, {rows: [_chain(opened[0], plan.longer, rows)] for rows in (1, plan.rows[-1])})
+        behind = _seconds(target, {rows: [_chain(opened[0], plan.longer, rows)] for rows in (1, most)})
     finally:
         for name in opened:
             target.close(name)
     by_rows = {rows: times[rows] for rows in plan.rows}
     # If the contexts differ too little, the difference is only noise.
-    way, most = plan.longer - plan.context, plan.rows[-1]
+    way = plan.longer - plan.context
     # What one key adds to a pass: the cost of reading it once, and a cost for every row that attends to it.
     added = {rows: max(0.0, behind[rows] - by_rows[rows]) / way if way >= _CONTEXT else 0.0 for rows in behind}
     per_row_key = max(0.0, added[most] - added[1]) / (most - 1) if most > 1 else 0.0
@@ -142,7 +147,9 @@ def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
 
 
 def _chain(name: str, context: int, rows: int) -> Rows:
-    return Rows(session_id=name, context=context, tokens=(0,) * rows, parents=tuple(range(-1, rows - 2)), logits=rows)
+    """A chain of nodes; more than a tree may have are a prompt's."""
+    nodes = rows - 1 if rows <= MAX_NODES + 1 else 0
+    return Rows(session_id=name, context=context, tokens=(0,) * rows, parents=tuple(range(-1, nodes - 1)), logits=1 + nodes)
 
 
 def _pretend(target: TransformersTarget, name: str, context: int) -> None:

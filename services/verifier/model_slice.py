@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,26 +20,31 @@ from services.verifier.arithmetic.gpu_kernels import use_gpu_kernels
 from services.verifier.arithmetic.kernels import Choice, choose_kernels, maker
 from services.verifier.arithmetic.linears import as_linears, pack_linears
 from services.verifier.arithmetic.parameters import pack_parameters
+from services.verifier.arithmetic.whole_layers import fuse
 from services.verifier.arithmetic.whole_vectors import fill_vectors
 from services.verifier.attention import calls as attention
 from services.verifier.attention.calls import MAX_NODES, Calls, Running, answering
+from services.verifier.attention.fixed import largest_pass
 from services.verifier.attention.on_gpu import pool_and_buckets
 from services.verifier.attention.recording import record
 from services.verifier.attention.static import StaticBuckets
 from services.verifier.attention.tiled import TiledPass
 from services.verifier.config import TargetConfig
-from services.verifier.graphs import Graphs, Seen
+from services.verifier.graphs import Graphs, Keep, Seen
 from services.verifier.hidden_states import HiddenStates
 from services.verifier.late_rows import LateRows, StreamWeights
 from services.verifier.loading import adapters
 from services.verifier.loading.adapters import inputs_of
+from services.verifier.loading.cut_output import cut_output
 from services.verifier.loading.load_model import load_layers, load_whole, split_layers
 from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.native import attention_kernel as native_attention
-from services.verifier.native.layer_kernel import fuse
+from services.verifier.native.attention_kernel import PlacedRows
+from services.verifier.native.layer_kernel import TOLERANCE, FusedLayer
 from services.verifier.native.library import library
 from services.verifier.stages.ways import device_of_stage
 from services.verifier.target_port import Rows
+from services.verifier.to_device import to_device
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -51,12 +58,15 @@ class ModelSlice:
 
     Args:
         streams: streams that its passes may hold; only the last stage's.
+        outputs: the tokens whose logits are computed, ascending; None: all.
 
     Raises:
         ConfigurationError: the model cannot be loaded or served; says why.
     """
 
-    def __init__(self, config: TargetConfig, stage: int, streams: StreamWeights | None = None) -> None:
+    def __init__(
+        self, config: TargetConfig, stage: int, streams: StreamWeights | None = None, outputs: Sequence[int] | None = None
+    ) -> None:
         # Set here, since a cluster may have set OMP_NUM_THREADS to the cores that it reserved rather than those that exist.
         torch.set_num_threads(config.threads or max(1, cores() // config.stages))
         self.is_first, self.is_last = stage == 0, stage == config.stages - 1
@@ -67,6 +77,8 @@ class ModelSlice:
         layers = shares[stage]
         self.model: PreTrainedModel = load_whole(config) if config.stages == 1 else load_layers(config, layers)
         self.model.eval().requires_grad_(False)
+        if outputs is not None:
+            cut_output(self.model, outputs)
         # A full-length request needs room for the largest tree behind its tokens.
         rows = config.kv_cache_tokens + MAX_NODES
         adapters.install(self.model, rows, self.device)
@@ -88,19 +100,18 @@ class ModelSlice:
         self.library = library(self.choice.instructions) if self.choice.instructions else None
         ours = self.library if self._triton is None and config.attention_backend == "auto" else None
         self._kernel = native_attention.kernel_for(ours, self.pool)
-        self._graphs = self._captured() if self.device.type == "cuda" and self.dtype != torch.float32 else None
-        if self._kernel is not None:
+        self._graphs: Graphs | None = None
+        if self._kernel is not None or (self._triton is not None and self.choice.linears in ("triton", "cublaslt")):
             self._fuse()
         if streams is not None:
-            self.hidden_states.late = self._late_rows(streams, shares[-1].stop)
+            self.hidden_states.late = LateRows(self.model, shares[-1].stop, streams, self.device)
+        if self.device.type == "cuda" and self.dtype != torch.float32:
+            self._graphs = self._captured(config)
 
-    def _late_rows(self, streams: StreamWeights, total: int) -> LateRows:
-        if self._graphs is not None or self._triton is not None:
-            raise ConfigurationError(
-                f"cannot serve the streams at {streams.where} in the target's pass: captured GPU graphs take no late rows; "
-                "use drafter.streaming_form: two_steps"
-            )
-        return LateRows(self.model, total, streams, self.device)
+    @property
+    def captured(self) -> bool:
+        """Whether its small passes are captured."""
+        return self._graphs is not None
 
     def _make_current(self) -> None:
         """Triton launches its kernels on the GPU that is this thread's current one."""
@@ -120,27 +131,33 @@ class ModelSlice:
 
     @torch.inference_mode()
     def _fuse(self) -> None:
-        """Let our kernel compute whole layers, where its result is the same."""
-        kernel = self._kernel
-        assert kernel is not None
+        """Let our kernels compute whole layers, where their result is the same."""
         owner = "fusing"
         self.pool.assign(owner, [0], 1)
         tokens = tuple(range(1, _TRIAL_ROWS + 1))
-        entering = torch.tensor(tokens) if self.is_first else torch.randn(_TRIAL_ROWS, self.hidden_size)
+        entering = torch.tensor(tokens) if self.is_first else torch.randn(_TRIAL_ROWS, self.hidden_size, dtype=self.dtype)
+        batch = [Rows(session_id=owner, context=0, tokens=tokens, logits=1)]
 
         def trial_pass() -> Running:
-            batch = [Rows(session_id=owner, context=0, tokens=tokens, logits=1)]
-            running = Running(native_attention.lay_out(kernel, self.pool, batch, 0), self._calls)
-            self._decode(running, entering)
+            running = Running(self._lay_out(batch, 0), self._calls)
+            self._decode(running, entering.to(self.device))
             return running
 
         try:
-            done, reason = fuse(kernel.library, self.model.get_decoder().layers, trial_pass, self._calls)
+            decoder = self.model.get_decoder()
+            if self._triton is not None:
+                from services.verifier.triton_kernels.decoder_layer import fuse_layers
+
+                done, reason = fuse_layers(decoder, trial_pass, self._calls)
+            else:
+                assert self._kernel is not None
+                make = partial(FusedLayer, self._kernel.library, calls=self._calls)
+                done, reason = fuse(decoder.layers, make, trial_pass, TOLERANCE)
         except (AttributeError, TypeError, NotImplementedError) as error:
             done, reason = 0, str(error)
         finally:
             self.pool.clear()
-        log.info("%d layers run in one kernel call each%s", done, f"; the others do not: {reason}" if reason else "")
+        log.info("%d layers run in kernels of ours%s", done, f"; the others do not: {reason}" if reason else "")
 
     @torch.inference_mode()
     def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None = None) -> torch.Tensor:
@@ -164,11 +181,35 @@ class ModelSlice:
             made = self._launch(batch, hidden, earlier)
         return made.float() if self.is_last else made
 
+    @property
+    def takes_placed(self) -> bool:
+        """Whether ``run_placed`` is possible: attention runs in our kernel, and a layer may get a single row."""
+        return self._kernel is not None and self._min_rows == 1
+
+    @torch.inference_mode()
+    def run_placed(self, batch: Sequence[PlacedRows], tokens: Sequence[int], chosen: Sequence[int]) -> torch.Tensor:
+        """One pass over rows whose places in the cache are given, one after the other.
+
+        Returns:
+            [chosen, vocabulary], the logits of these rows, float32.
+        """
+        assert self._kernel is not None
+        self.pool.clean()
+        laid_out = native_attention.lay_out_placed(self._kernel, self.pool, batch)
+        with answering(Running(laid_out, self._calls)):
+            found = self.model(
+                **self._inputs(self.model, laid_out, torch.tensor(tokens)),
+                # Without any, the output layer is still asked for one row.
+                logits_to_keep=torch.tensor(list(chosen) or [0]),
+            )
+        made: torch.Tensor = found.logits[0, : len(chosen)].float()
+        return made
+
     def _replay(
         self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """The pass by a captured graph; None if it is larger than any graph."""
-        if self._graphs is None:
+        """The pass by a captured graph; None if no graph holds it, as none holds late rows."""
+        if self._graphs is None or any(rows.ends for rows in batch):
             return None
         found = self._graphs.run(batch, hidden, self.hidden_states.asked_of(batch))
         if found is None:
@@ -176,7 +217,10 @@ class ModelSlice:
         made, seen = found
         if any(rows.layers for rows in batch):
             self.hidden_states.keep(batch, seen, earlier)
-        return made[_rows_chosen(batch)] if self.is_last else made
+        chosen = _rows_chosen(batch)
+        if not self.is_last or len(chosen) == len(made):
+            return made
+        return made[to_device(chosen, self.device, torch.int64)]
 
     def _launch(self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None) -> torch.Tensor:
         """The pass kernel by kernel, padded to the fewest rows that a layer may get."""
@@ -229,13 +273,18 @@ class ModelSlice:
         name = "input_ids" if self.is_first else "inputs_embeds"
         return {**inputs_of(module, laid_out.positions[None]), "use_cache": False, name: entering[None]}
 
-    def _captured(self) -> Graphs:
-        """Graphs of passes whose shapes depend on their bucket alone; so the logits of every row are computed."""
-
+    @torch.inference_mode()
+    def _captured(self, config: TargetConfig) -> Graphs:
+        """Graphs of all passes that the settings allow, whose shapes depend on their bucket alone; so the logits of every
+        row are computed.
+        """
+        start = time.perf_counter()
         module = self.model if self.is_last else self.model.get_decoder()
 
-        def run(laid_out: attention.Pass, given: torch.Tensor, layers: Sequence[int]) -> tuple[torch.Tensor, Seen]:
-            with answering(Running(laid_out, self._calls)), self.hidden_states.of_all_rows(layers) as seen:
+        def run(
+            laid_out: attention.Pass, given: torch.Tensor, layers: Sequence[int], keep: Keep
+        ) -> tuple[torch.Tensor, Seen]:
+            with answering(Running(laid_out, self._calls)), self.hidden_states.of_all_rows(layers, keep) as seen:
                 found = module(**self._inputs(module, laid_out, given))
             made: torch.Tensor = found.logits[0] if self.is_last else found.last_hidden_state[0]
             return made, seen
@@ -243,14 +292,18 @@ class ModelSlice:
         of_rows = () if self.is_first else (self.hidden_size,)
         dtype = torch.int64 if self.is_first else self.dtype
         buckets = StaticBuckets(self.pool) if self._triton is None else self._triton
-        return Graphs(buckets, run, torch.empty(0, *of_rows, dtype=dtype, device=self.device))
+        graphs = Graphs(buckets, run, torch.empty(0, *of_rows, dtype=dtype, device=self.device))
+        largest = largest_pass(config)
+        count = graphs.capture(largest, {(), self.hidden_states.of_stage(config.observed_layers)})
+        log.info("captured %d passes in %.1f s", count, time.perf_counter() - start)
+        return graphs
 
     def _lay_out(self, batch: Sequence[Rows], padding: int, late: Sequence[int] | None = None) -> attention.Pass:
         largest = max(len(rows.parents) for rows in batch)
         if largest > MAX_NODES:
             raise ValueError(f"a tree of {largest} nodes: at most {MAX_NODES}")
         if self._triton is not None:
-            return self._triton.launched(batch, padding)
+            return self._triton.launched(batch, padding, late)
         if self._kernel is not None:
             return native_attention.lay_out(self._kernel, self.pool, batch, padding, late)
         return TiledPass(self.pool, batch, padding, late)

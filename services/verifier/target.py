@@ -6,6 +6,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -17,6 +18,7 @@ from services.verifier.arithmetic.parameters import inexact
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.config import TargetConfig, check_backends
 from services.verifier.exactness import is_exact
+from services.verifier.gpu_here import no_gpu
 from services.verifier.guard import check_slice
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.kv_cache.tiles import TileAllocator
@@ -54,9 +56,11 @@ class TransformersTarget:
             model_config = read_config(config).get_text_config()
             # Refuse a wrong number of stages before any is started.
             split_layers(config)
+            self.max_model_len = _max_model_len(config, model_config)
+            # Captured passes, and the memory that they take, depend on the longest request.
+            config = replace(config, max_model_len=self.max_model_len)
             check_memory(config)
             self.vocab_size: int = model_config.vocab_size
-            self.max_model_len = _max_model_len(config, model_config)
             self.generation = read_generation_config(
                 Path(config.model_path),
                 config.generation_config,
@@ -104,6 +108,11 @@ class TransformersTarget:
     def device(self) -> torch.device:
         """Device of the last stage."""
         return self._part.device
+
+    @property
+    def captured(self) -> bool:
+        """Whether passes are padded to the buckets of captured graphs."""
+        return self._part.captured
 
     @property
     def kernels(self) -> Choice:
@@ -226,8 +235,8 @@ def _check_device(config: TargetConfig) -> None:
     kind = config.device.partition(":")[0]
     if kind not in ("cpu", "cuda") or (kind == "cpu" and config.device != "cpu"):
         raise ConfigurationError(f"device is {config.device}: must be cpu, cuda or cuda:NUMBER")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ConfigurationError(f"device is {config.device}, but torch sees no GPU here; use device: cpu")
+    if kind == "cuda" and (reason := no_gpu()):
+        raise ConfigurationError(f"device is {config.device}: {reason}; or use device: cpu")
     if kind == "cuda" and torch.device(config.device).index not in (None, *range(torch.cuda.device_count())):
         raise ConfigurationError(f"device is {config.device}: there are {torch.cuda.device_count()} GPUs, from cuda:0 on")
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from speculation.types import Features, SamplingParams, TokenLogprobs
+from speculation.types import Features, SamplingParams, TokenLogprobs, TokenTree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +25,8 @@ class Rows:
         parents: one entry per node; -1 is the chain's last token.
         logits: number of last rows after which the target chooses: 0, or the chain's last row and all nodes.
         top_k: how many of the likeliest ids are wanted after each of these rows.
-        distributions: whether distributions are wanted after these rows instead of choices.
+        tried: where the rejection rule applies, the tree that these rows hold: instead of choices, distributions are wanted
+            after them, and what becomes of its nodes.
         layers: layers whose hidden states ``Target.features`` may be asked for, for any row; numbered as in ``Features``.
         ends: those of the last ``logits`` rows, as indices into ``tokens``, that have streams in this pass (``late_rows``).
     """
@@ -36,7 +37,7 @@ class Rows:
     parents: tuple[int, ...] = ()
     logits: int
     top_k: int = 0
-    distributions: bool = False
+    tried: TokenTree | None = None
     layers: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
 
@@ -96,16 +97,29 @@ class Sampling:
     rule: TokenRule | None = None
 
 
+class Tried(NamedTuple):
+    """What ``speculation.rejection.DraftTrial`` says of a row, as far as rounding cannot change it.
+
+    Attributes:
+        coins: whether each child is accepted, where those before it were rejected; None: ask the rule.
+        drawn: the token drawn where all are rejected; ``NOT_CHOSEN``: ask the rule.
+    """
+
+    coins: tuple[bool | None, ...]
+    drawn: int
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
     """The result of a pass for one request. Row 0 is the chain's last one, row i + 1 the tree's node i.
 
     Attributes:
         choices: the target's own token after each row. ``NOT_CHOSEN`` after rows that earlier choices do not lead to, after
-            rows that failed (see ``error``), and after all rows of a request that wants distributions.
+            rows that failed (see ``error``), and after all rows of a request under the rejection rule.
         top_ids: the likeliest ids after each row, as many as were asked for, likeliest first.
         logprobs: gives the log-probability of a token after a row; None unless the request's parameters ask for it.
-        distribution: gives p after a row, [vocabulary], float64, with sum 1; None unless it was asked for.
+        distribution: gives p after a row, [vocabulary], float64, with sum 1; None unless the rejection rule applies.
+        tried: under that rule, what was found of it after each row without a distribution; empty: nothing.
         error: why the choice failed after a row that the earlier choices lead to.
 
     Both functions may be called until the request's rows are kept.
@@ -115,6 +129,7 @@ class Outcome:
     top_ids: tuple[tuple[int, ...], ...] = ()
     logprobs: Callable[[int, int], TokenLogprobs] | None = None
     distribution: Callable[[int], NDArray[np.float64]] | None = None
+    tried: tuple[Tried, ...] = ()
     error: Exception | None = None
 
 

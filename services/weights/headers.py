@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from services.model_folder import LFS, one_line, read_json
+from services.weights.shared_weights import read_shared
 from speculation.errors import ConfigurationError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -53,11 +54,12 @@ def layer_of(name: str) -> int | None:
     return None if found is None else int(found[1])
 
 
-def check_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
+def check_weights(folder: Path, config: Mapping[str, Any], target: Path | None = None) -> dict[str, Tensor]:
     """Check that all weights are there.
 
     Args:
         config: the model's ``config.json``.
+        target: folder of the model that has the weights which ``folder`` shares with its target, if it shares any.
 
     Returns:
         All tensors by name.
@@ -70,6 +72,15 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
             f"cannot load the model at {folder}: there is an adapter (adapter_config.json), which is not supported: "
             "merge it into its base model, and save that"
         )
+    found = _checked_tensors(folder)
+    if target is not None and (shared := read_shared(folder)) is not None:
+        others = _checked_tensors(target)
+        found |= {name: others[theirs] for name, theirs in shared.names(found, others).items()}
+    _check_layers(folder, found, config)
+    return found
+
+
+def _checked_tensors(folder: Path) -> dict[str, Tensor]:
     blocks = folder / BLOCKS_FILE
     if blocks.is_file():
         found = read_header(blocks)
@@ -85,7 +96,6 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
         _check_types(folder, found)
     if not found:
         raise ConfigurationError(f"cannot load the model at {folder}: its files hold no weights")
-    _check_layers(folder, found, config)
     return found
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -14,25 +15,37 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from services.model_folder import reading
-from services.weights.headers import BLOCKS_FILE, read_header, weight_files
-from services.weights.stored_blocks import KEPT, StoredBlocks, Weight, bytes_of_row
+from services.weights.headers import BLOCKS_FILE, SINGLE, read_header, weight_files
+from services.weights.shared_weights import read_shared
+from services.weights.stored_blocks import BLOCK, KEPT, StoredBlocks, Weight, bytes_of_row, quantized, stored_as
+from speculation.errors import ConfigurationError
 
 
 class WeightFiles:
     """The open weight files of a folder, for a ``with`` block.
 
+    Args:
+        target: folder of the model that has the weights which ``folder`` shares with its target, if it shares any; None: the
+            folder's own weights alone.
+
     Raises:
-        ConfigurationError: a file is missing or damaged; names it.
+        ConfigurationError: a file is missing or damaged, or what is shared is not in the target's files; names it.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, target: Path | None = None) -> None:
         self._stack = ExitStack()
         self._opened: dict[Path, Any] = {}
         self._read: dict[str, Weight] = {}
         self._kinds: dict[str, tuple[str, int]] = {}
+        self._files: Mapping[str, Path] = {}
+        # Names of shared weights in the target's files.
+        self._shared: Mapping[str, str] = {}
         try:
             with reading(f"load the model at {folder}"):
                 self._files = self._find(folder)
+            if target is not None and (shared := read_shared(folder)) is not None:
+                self._target = self._stack.enter_context(WeightFiles(target))
+                self._shared = shared.names(self._files, self._target.names)
         except BaseException:
             self._stack.close()
             raise
@@ -44,25 +57,42 @@ class WeightFiles:
         self._stack.close()
 
     def __contains__(self, name: str) -> bool:
-        return name in self._files
+        return name in self._files or name in self._shared
 
     @property
     def paths(self) -> set[Path]:
-        """Paths of all files."""
+        """Paths of the folder's own files."""
         return set(self._files.values())
 
     @property
     def names(self) -> Set[str]:
         """Names of all weights."""
-        return self._files.keys()
+        return self._files.keys() | self._shared.keys()
 
     def get(self, name: str) -> Weight:
         """A weight as stored; the same object at every call."""
+        if name in self._shared:
+            return self._target.get(self._shared[name])
         if name not in self._read:
             tensor: torch.Tensor = self._open(self._files[name]).get_tensor(name)
             kind = self._kinds.get(name)
             self._read[name] = tensor if kind is None else StoredBlocks(tensor, *kind)
         return self._read[name]
+
+    def numbers(self, name: str) -> torch.Tensor:
+        """A weight as stored, blocks as the float32 numbers that they stand for."""
+        weight = self.get(name)
+        return weight.float() if isinstance(weight, StoredBlocks) else weight
+
+    def digest(self, names: Iterable[str]) -> str:
+        """SHA-256 over weights as they are stored: names, types, shapes and bytes, in the order of the names."""
+        found = hashlib.sha256()
+        for name in sorted(names):
+            weight = self.get(name)
+            content = weight.raw if isinstance(weight, StoredBlocks) else weight.contiguous()
+            found.update(f"{name} {stored_as(weight)} {list(weight.shape)}\n".encode())
+            found.update(content.flatten().view(torch.uint8).numpy().data)
+        return found.hexdigest()
 
     def _find(self, folder: Path) -> Mapping[str, Path]:
         if (folder / BLOCKS_FILE).is_file():
@@ -93,6 +123,47 @@ class WeightFiles:
         if path not in self._opened:
             self._opened[path] = self._stack.enter_context(safe_open(path, framework="pt"))
         return self._opened[path]
+
+
+def check_shared(folder: Path, target: Path) -> None:
+    """Check that what the model in ``folder`` shares is what this target has.
+
+    Raises:
+        ConfigurationError: it was made for another target.
+    """
+    shared = read_shared(folder)
+    if shared is None:
+        return
+    with WeightFiles(target) as files:
+        found = files.digest(shared.names((), files.names).values())
+    if found != shared.sha256:
+        raise ConfigurationError(
+            f"{folder} was made for another target: the weights that it shares have the checksum {shared.sha256[:12]}, "
+            f"those of {target} {found[:12]}"
+        )
+
+
+def quantize_folder(folder: Path) -> None:
+    """Replace model.safetensors by blocks.safetensors: matrices in Q8_0, eight and a half bits for each number.
+
+    What has no whole blocks of inputs, or is no matrix of floats, stays as it is.
+
+    Raises:
+        OSError: the file cannot be written; the old one stays.
+    """
+    held: dict[str, Weight] = {}
+    with WeightFiles(folder) as files:
+        for name in files.names:
+            weight = files.get(name)
+            if isinstance(weight, torch.Tensor) and _takes_blocks(weight):
+                weight = quantized(weight)
+            held[name] = weight
+    save_blocks(held, folder)
+    (folder / SINGLE).unlink()
+
+
+def _takes_blocks(weight: torch.Tensor) -> bool:
+    return weight.dim() == 2 and weight.is_floating_point() and weight.shape[1] % BLOCK == 0
 
 
 def save_blocks(weights: Mapping[str, Weight], folder: Path) -> None:

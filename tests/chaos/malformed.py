@@ -14,6 +14,7 @@ import asyncio
 import itertools
 import json
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -162,7 +163,9 @@ async def _run(server: _Server, given: argparse.Namespace) -> bool:
         f"{len(found.wrong)} wrong; memory {steady[0] >> 20} -> {steady[-1] >> 20} MiB after the first fifth (most {max(steady) >> 20})"
     )
     print(f"log: {len(log)} bytes, {log.count('Traceback')} tracebacks; the server ended with {code}")
-    if found.wrong or "Traceback" in log:
+    for traceback in list(re.finditer("Traceback", log))[:5]:
+        print(f"... {log[max(0, traceback.start() - 500) : traceback.start() + 4000]} ...")
+    if found.wrong:
         print(log[-3000:])
     return not found.wrong and "Traceback" not in log and code == 0 and growth < MOST_GROWTH
 

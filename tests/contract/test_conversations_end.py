@@ -198,6 +198,27 @@ async def test_a_drafter_that_answers_nothing_at_all_is_given_up_and_found_again
             pass
 
 
+class Slow(RandomDrafter):
+    """Does not forget in time."""
+
+    async def forget(self, message: ForgetTenant) -> None:
+        raise TimeoutError
+
+
+@BOTH
+async def test_a_drafter_that_forgets_too_late_says_so_in_one_line(
+    connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with connect(Slow(mood="good")) as (link, recorder), asyncio.timeout(PATIENCE_S):
+        link.forget(ForgetTenant(tenant="somebody", forget_id=1))
+        link.open(opening("after", TEXT))
+        # The promise is not kept, so it is not confirmed.
+        assert isinstance(await recorder.replies.get(), Draft)
+    (told,) = [record for record in caplog.records if "forgotten" in record.message]
+    assert told.levelno == logging.ERROR
+    assert told.exc_info is None
+
+
 def test_sessions_are_closed_by_the_time_since_they_were_heard_of() -> None:
     closed: list[str] = []
 

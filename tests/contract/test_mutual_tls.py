@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -178,11 +179,22 @@ def test_files_that_do_not_fit_are_named(tmp_path: Path, authority: trustme.CA) 
     good = write_certificates(tmp_path, authority, "drafter")
     check_files(good)
     other = write_certificates(tmp_path, authority, "verifier")
+    check_files(other)
+    now, day = datetime.now(UTC), timedelta(days=1)
+
+    def signed_by(by: trustme.CA, folder: str, **valid: datetime) -> ComponentTls:
+        (tmp_path / folder).mkdir()
+        files = write_certificates(tmp_path / folder, by, "verifier", **valid)
+        return replace(files, ca=good.ca)
+
     for files, message in (
         (replace(good, role="retrieval"), "must name retrieval.outrider.internal"),
         (replace(good, key=other.key), "KEY_VALUES_MISMATCH"),
         (replace(good, ca=tmp_path / "none.pem"), r"cluster\.tls\.ca is .*none\.pem: cannot be read"),
-        (replace(good, ca=good.key), "certificates of an authority"),
+        (replace(good, ca=good.key), "certificates of the authority that signed it"),
+        (signed_by(trustme.CA(), "stranger"), "unable to get (local )?issuer certificate"),
+        (signed_by(authority, "old", not_after=now - day), "certificate has expired"),
+        (signed_by(authority, "early", not_before=now + day), "certificate is not yet valid"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             check_files(files)

@@ -319,6 +319,12 @@ def test_tokens_there_and_back(both_entries: HttpService) -> None:
         tokens = post(both_entries, "/tokenize", prompt=text, model="tiny")
         assert tokens["max_model_len"] == 512 and tokens["token_strs"] is None
         assert post(both_entries, "/detokenize", tokens=tokens["tokens"]) == {"prompt": text}
+    chat = post(both_entries, "/tokenize", messages=FOX)["tokens"]
+    rendered = "<|user|>fox<|end|><|assistant|>"
+    assert post(both_entries, "/detokenize", tokens=chat) == {"prompt": rendered}
+    asked = {"echo": True, "max_tokens": 1, "seed": 1}
+    echoed = [post(both_entries, "/v1/completions", prompt=each, **asked)["choices"][0]["text"] for each in (chat, rendered)]
+    assert echoed[0] == echoed[1] and echoed[0].startswith(rendered)
 
 
 def test_allowed_tokens_bad_words_salt_and_priority(client: OpenAI, both_entries: HttpService) -> None:

@@ -8,6 +8,7 @@ import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -21,7 +22,7 @@ from services.openai_api import event_stream, http_endpoints
 from services.openai_api.event_stream import event_bytes
 from services.openai_api.http_config import HttpConfig
 from services.openai_api.http_server import HttpServer, serve_http
-from speculation.errors import ConfigurationError, Internal, ResourceExhausted, Unavailable
+from speculation.errors import ConfigurationError, Internal, InvalidArgument, ResourceExhausted, Unavailable
 from speculation.types import SamplingDefaults
 from tests.openai_types import check, events_of
 from tests.ports import free_port
@@ -267,6 +268,13 @@ async def test_forms_reach_the_router() -> None:
             assert answer.status_code == 200, answer.text
             form = router.asked[number].sampling.structured_outputs
             assert form is not None and (form.kind, form.text) == (kind, text)
+        router.fails = 0, InvalidArgument("structured_outputs.json", "{}", "0 with structured_outputs.json")
+        for body, named in ((cases[1][0], "response_format.json_schema.schema"), (cases[2][0], "structured_outputs.json")):
+            error = (await client.post(CHAT, json={"messages": FOX, **body})).json()["error"]
+            assert (error["param"], error["message"]) == (named, f"{named} is {{}}: must be 0 with {named}")
+        tools = {"tools": [LOOK], "tool_choice": "required"}
+        assert (await client.post(CHAT, json={"messages": FOX, **tools})).json()["error"]["param"] == "tools"
+        router.fails = None
         await client.post(CHAT, json={"messages": FOX, "response_format": {"type": "text"}})
         assert router.asked[-1].sampling.structured_outputs is None
 
@@ -306,6 +314,16 @@ async def test_api_keys() -> None:
                 )  # fmt: skip
         for path in ("/health", "/ready", "/version"):
             assert (await client.get(path)).status_code == 200
+
+
+async def test_a_key_that_may_not_generate_may_not_tokenise(tmp_path: Path) -> None:
+    keys = tmp_path / "keys.yaml"
+    keys.write_text(f"- {{hash: {hash_key('k' * 20)}, scopes: [forget]}}\n")
+    asked = {CHAT: {"messages": FOX}, "/tokenize": {"messages": FOX}, "/detokenize": {"tokens": [1]}}
+    async with served(ScriptedRouter(), HttpConfig(port=0, public=PublicServerConfig(keys_file=keys))) as (client, _):
+        for path, body in asked.items():
+            answer = await client.post(path, json=body, headers={"x-api-key": "k" * 20})
+            assert answer.status_code == 403 and "may not generate" in answer.json()["error"]["message"]
 
 
 async def test_only_so_many_at_once() -> None:

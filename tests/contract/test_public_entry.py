@@ -124,6 +124,29 @@ async def test_messages_that_are_none_are_refused_without_a_traceback_each(caplo
         assert "Traceback" not in caplog.text
 
 
+async def test_fields_that_the_server_does_not_know_are_refused_by_number() -> None:
+    known = pb.GenerateRequest(prompt="x", sampling=pb.SamplingParams(seed=5, logit_bias={7: 1.0}))
+    chat = pb.GenerateRequest(messages=pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="x")] * 2))
+    new = b"\x9a\x06\x01x"
+    cases = {
+        "#99 is set: must be unset: GenerateRequest has no field 99 here": known.SerializeToString() + new,
+        "sampling.#99": pb.GenerateRequest(prompt="x", sampling=pb.SamplingParams.FromString(new)).SerializeToString(),
+    }
+    chat.messages.messages[1].MergeFromString(new)
+    cases["messages.messages[1].#99"] = chat.SerializeToString()
+    async with serving(FakeRouter()) as server, grpc.aio.insecure_channel(server.address) as channel:
+        generate: Any = channel.unary_stream(f"/{SERVICE}/Generate")
+        models: Any = channel.unary_unary(f"/{SERVICE}/ListModels")
+        for words, message in cases.items():
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                _ = [each async for each in generate(message)]
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert (caught.value.details() or "").startswith(words)
+        with pytest.raises(grpc.aio.AioRpcError, match="ListModelsRequest has no field 99"):
+            await models(new)
+        assert [each async for each in generate(known.SerializeToString())]
+
+
 async def test_a_full_server_is_well_and_says_when_to_come_again() -> None:
     router = FakeRouter()
     router.go.clear()
@@ -226,6 +249,14 @@ async def test_errors_stay_short_and_plain() -> None:
         assert len(str(caught.value)) <= 600
         assert str(caught.value).isprintable()
         assert caught.value.field == "messages"
+
+
+async def test_the_client_sends_what_it_expects_of_the_answer() -> None:
+    router = FakeRouter()
+    async with serving(router) as server, AsyncClient(server.address, retry=ONCE) as client:
+        await client.generate("x", prediction="what it may say")
+        await client.generate("x")
+    assert [asked.prediction for asked in router.asked] == ["what it may say", ""]
 
 
 async def test_the_limits_of_keys_over_grpc(tmp_path: Path) -> None:

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import socket
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import grpc
 import grpc.aio
+import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from outrider import AsyncClient
 from services.links import public_server
 from services.links.channel import make_server
 from services.links.config import PublicServerConfig, check_server
 from services.links.public_server import PublicServer, serve_public
+from services.openai_api.http_config import HttpConfig
+from services.openai_api.http_server import serve_http
 from speculation.errors import ConfigurationError
-from tests.patience import held_pauses
+from tests.chaos.relay import Relay
+from tests.patience import PATIENCE_S, held_pauses, until
 from tests.ports import free_port
+from tests.scripted_router import ScriptedRouter
 from tests.service import pipeline
 
 
@@ -50,6 +57,12 @@ async def health(address: str) -> int:
         return int(answer.status)
 
 
+def not_listening(port: int) -> bool:
+    """Whether nothing takes connections at this port of loopback any more."""
+    with socket.socket() as caller:
+        return caller.connect_ex(("127.0.0.1", port)) != 0
+
+
 async def test_connections_are_shared_and_one_that_drains_gets_no_more(tiny_model: Path) -> None:
     config = PublicServerConfig(port=free_port(), shared=True, drain_delay_s=0.0, drain_grace_s=30.0)
     async with pipeline(tiny_model) as running:
@@ -69,6 +82,45 @@ async def test_connections_are_shared_and_one_that_drains_gets_no_more(tiny_mode
         await servers[1].stop(0)
 
 
+async def test_over_http_one_that_drains_gets_no_more_while_its_answers_last() -> None:
+    config = HttpConfig(port=free_port(), public=PublicServerConfig(shared=True, drain_grace_s=PATIENCE_S))
+    routers = [ScriptedRouter("x").with_card(name=name) for name in ("first", "second")]
+    routers[0].forever, routers[0].waits = True, 0.001
+    servers = [await serve_http(router, config) for router in routers]
+    async with AsyncExitStack() as clients:
+
+        async def client(of: str | None = None) -> httpx2.AsyncClient:
+            """One whose connection is ``of`` this router's server, as the system draws it."""
+            while True:
+                drawn = httpx2.AsyncClient(base_url=servers[0].url, timeout=PATIENCE_S)
+                await clients.enter_async_context(drawn)
+                if of in (None, await served_by(drawn)):
+                    return drawn
+
+        held, kept = await client("first"), await client("first")
+        body = {"prompt": "x", "stream": True}
+        async with held.stream("POST", "/v1/completions", json=body) as answer:
+            lines = answer.aiter_lines()
+            assert await anext(lines)
+            stopping = asyncio.create_task(servers[0].stop())
+            # A connection that it has already is told to go, and the next one is another's.
+            while (told := await kept.get("/v1/models")).status_code == 200:
+                pass
+            assert (told.status_code, told.headers["connection"]) == (503, "close")
+            assert [await served_by(each) for each in [kept, *[await client() for _ in range(20)]]] == ["second"] * 21
+            assert not stopping.done()
+            assert await anext(lines) is not None
+        await stopping
+    await servers[1].stop(0)
+
+
+async def served_by(client: httpx2.AsyncClient) -> str:
+    """The name of the model of the router that answers."""
+    answer = await client.get("/v1/models")
+    assert answer.status_code == 200
+    return str(answer.json()["data"][0]["id"])
+
+
 async def test_a_server_that_stops_says_so_before_it_refuses(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = PublicServerConfig(port=0, drain_delay_s=2.0)
     async with pipeline(tiny_model) as running:
@@ -85,6 +137,29 @@ async def test_a_server_that_stops_says_so_before_it_refuses(tiny_model: Path, m
         assert not stopping.done()
         seen.set()
         await stopping
+
+
+async def test_calls_that_meet_a_server_in_the_moment_in_which_it_stops_are_answered_by_another(tiny_model: Path) -> None:
+    async with pipeline(tiny_model) as running:
+        servers = [await serve_public(running.router, PublicServerConfig(port=0)) for _ in range(2)]
+        stopping, other = [int(server.address.rpartition(":")[2]) for server in servers]
+        relay = Relay([stopping, other])
+        await relay.start()
+        async with AsyncClient(await relay.address()) as client:
+            first = await client.generate(token_ids=[1, 2, 3], max_tokens=4, seed=5)
+            # Calls under way to a server that has stopped taking them: gRPC answers them with CANCELLED.
+            relay.stall()
+            again = asyncio.create_task(client.generate(token_ids=[1, 2, 3], max_tokens=4, seed=5))
+            models = asyncio.create_task(client.models())
+            await until(lambda: relay.held)
+            ended = asyncio.create_task(servers[0].stop())
+            await until(lambda: not_listening(stopping))
+            relay.heal()
+            assert (await again).token_ids == first.token_ids
+            assert len(await models) == 1
+        await ended
+        await servers[1].stop(0)
+        await relay.stop()
 
 
 async def test_a_port_of_somebody_else_is_refused() -> None:

@@ -6,6 +6,7 @@ import json
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -119,13 +120,16 @@ def test_ctrl_c_while_the_model_is_loaded_ends_at_once(tiny_model: Path) -> None
         "--port",
         "0",
     ]
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number, times in ((signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 2)):
         server = subprocess.Popen([*command, *SMALL], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert server.stderr is not None
         assert "Loading the model" in server.stderr.readline()
-        server.send_signal(number)
+        for _ in range(times):
+            server.send_signal(number)
+            time.sleep(0.1)
         _, rest = server.communicate(timeout=PATIENCE_S)
-        assert server.returncode == 130
+        # A second one may come when Python has put its handlers away already.
+        assert server.returncode in (130, -number)[:times]
         assert "Traceback" not in rest
 
 

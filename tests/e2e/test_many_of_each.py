@@ -36,6 +36,8 @@ def service(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
         f"server.port={free_port()}", "verifier.max_model_len=512", "verifier.kv_cache_tokens=4096", "verifier.threads=1",
         "verifier.budget=fixed", "drafter.keep_calibration=false", "verifier.num_cpus=0.25", "router.replicas=2",
         "verifier.replicas=2", "drafter.replicas=2", "verifier.drain_s=1", "server.drain_delay_s=0.5",
+        # A service of somebody else may run on this machine.
+        "server.ops_port=0",
     ]  # fmt: skip
     running = Service(tiny_model, flags, stderr=subprocess.PIPE)
     yield running
@@ -58,6 +60,15 @@ def test_one_beginning_goes_to_one_verifier_and_others_to_both(service: Service)
         for number in range(1, 17):
             client.generate(token_ids=prompt(number), seed=1, **(OPTIONS | {"max_tokens": 2}))
         assert min(steps(service)) > 0
+
+
+def test_a_beginning_whose_verifier_is_busy_goes_to_the_other_one(service: Service) -> None:
+    with Client(service.address) as client:
+        before = steps(service)
+        with client.stream(token_ids=prompt(0), seed=1, **(OPTIONS | {"max_tokens": 400})) as busy:
+            next(busy)
+            client.generate(token_ids=prompt(0), seed=1, **(OPTIONS | {"max_tokens": 2}))
+        assert all(new > old for old, new in zip(before, steps(service), strict=True))
 
 
 def test_each_verifier_has_a_drafter_of_its_own(service: Service) -> None:

@@ -116,6 +116,7 @@ def test_a_drafter_from_nothing(outrider_here: Command, recipe: str, data: Path,
     else:
         from transformers import AutoModelForCausalLM
 
+        assert measured["tree"]["4"] > 1.0
         assert AutoModelForCausalLM.from_pretrained(drafter).config.num_hidden_layers == 1
         assert (drafter / "vocabulary.safetensors").is_file()
 

@@ -343,7 +343,7 @@ tests/lossless/test_architectures.py holds it to what it sees, and to the types 
   that are equally likely up to the last bits may be swapped. In float32, with our own kernels.
 - **stages**: whether the layers can be split over processes.
 - **layers**: of which layers drafters can be given hidden states: of all by their number, or of the last alone.
-- **dtypes**: what `verifier.dtype` may be.
+- **dtypes**: what `verifier.dtype` may be on a CPU; on a GPU also fp8, which is not tried here.
 
 What would be needed for the others:
 

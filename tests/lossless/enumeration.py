@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from speculation.rejection import Distribution
+from speculation.rejection import Distribution, DraftTrial
 from speculation.tree import ROOT
 from speculation.types import Proposal, TokenTree
 
@@ -55,6 +55,17 @@ class Oracle:
                 return [*script[:-1], later[0]]
             script.pop()
         return None
+
+
+def trials(
+    tree: TokenTree, target_at: Callable[[int], Distribution], oracle: Oracle
+) -> Callable[[int, list[int], int], DraftTrial]:
+    """The rejection rule's trials with p after each node as ``target_at`` says."""
+
+    def trial_at(node: int, siblings: list[int], position: int) -> DraftTrial:
+        return DraftTrial(tree, siblings, lambda: target_at(node), oracle, position)
+
+    return trial_at
 
 
 def outcomes(run: Callable[[Oracle], Output]) -> dict[Output, float]:

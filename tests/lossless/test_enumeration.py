@@ -24,6 +24,7 @@ from tests.lossless.enumeration import (
     sampled_tree,
     target,
     tree_of,
+    trials,
 )
 
 NO_STOP = StopRule(stop_token_ids=frozenset(), generated=0, room=10**6)
@@ -49,7 +50,7 @@ def by_walk(tree: TokenTree, oracle: Oracle) -> Output:
 
 
 def by_rejection(tree: TokenTree, oracle: Oracle) -> Output:
-    accepted = rejection.accept(tree, lambda node: after(tree, node), oracle, 0, NO_STOP)
+    accepted = rejection.accept(tree, trials(tree, lambda node: after(tree, node), oracle), 0, NO_STOP)
     return complete(accepted.tokens, oracle)
 
 

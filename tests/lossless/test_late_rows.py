@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,17 +58,25 @@ def config_of(model: Path, **settings: object) -> TargetConfig:
     )
 
 
-# ``modules`` are our kernels in layers that are not computed by one call; ``onednn`` goes with attention by stacked tiles.
-@pytest.fixture(scope="module", params=["auto", "modules", "onednn"])
-def targets(request: pytest.FixtureRequest, model: Path, folder: Path) -> Iterator[tuple[TransformersTarget, ...]]:
-    """The target with streams, and as it is without them."""
-    chosen = request.param
-    if chosen in ("auto", "modules") and library("auto") is None:
+@contextmanager
+def computed_by(way: str, model: Path) -> Iterator[TargetConfig]:
+    """A configuration of the target, and what it takes for it to be computed that way."""
+    if way in ("auto", "modules") and library("auto") is None:
         pytest.skip("our kernels cannot be compiled here")
     with pytest.MonkeyPatch.context() as patch:
-        if chosen == "modules":
+        if way == "modules":
             patch.setattr(model_slice, "fuse", lambda *_: (0, "of the test"))
-        config = config_of(model, kernels="auto" if chosen == "modules" else chosen)
+        yield config_of(model, kernels="auto" if way == "modules" else way)
+
+
+# ``modules`` are our kernels in layers that are not computed by one call; ``onednn`` goes with attention by stacked tiles.
+WAYS = ["auto", "modules", "onednn"]
+
+
+@pytest.fixture(scope="module", params=WAYS)
+def targets(request: pytest.FixtureRequest, model: Path, folder: Path) -> Iterator[tuple[TransformersTarget, ...]]:
+    """The target with streams, and as it is without them."""
+    with computed_by(request.param, model) as config:
         yield TransformersTarget(config, None, read_stream_weights(folder, model)), TransformersTarget(config)
 
 

@@ -15,6 +15,7 @@ from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
 from services.drafter.predicted_answer import PRIOR, PredictedAnswer
 from services.router.strategies import StrategyConfig, make_plan
+from speculation.errors import InvalidArgument
 from speculation.messages import OpenSession, StepReport
 from speculation.types import Plan
 from tests.fakes import PLAIN, collect, request
@@ -118,13 +119,19 @@ def test_long_predictions_are_read_a_piece_at_a_time() -> None:
     assert next(opened.candidates(opened.start() or (0, 0, False)))[0] == 4602
 
 
-@pytest.mark.parametrize(
-    ("strategy", "prediction", "used"),
-    [("blend", "text", True), ("blend", "", False), ("autoregressive", "text", False), ("suffix", "text", False)],
-)
-def test_who_uses_a_prediction(strategy: str, prediction: str, used: bool) -> None:
+@pytest.mark.parametrize(("strategy", "prediction", "used"), [("auto", "text", 1), ("blend", "text", 1), ("blend", "", 0)])
+def test_who_uses_a_prediction(strategy: str, prediction: str, used: int) -> None:
     asked = ClientRequest(input="x", sampling=RequestedSampling(), strategy=strategy, prediction=prediction)
-    plan = make_plan(asked, StrategyConfig())
-    assert ("prediction" in plan.sources) == used
-    if used:
-        assert plan.sources[0] == "prediction"
+    sources = make_plan(asked, StrategyConfig()).sources
+    assert sources.count("prediction") == used and (not used or sources[0] == "prediction")
+
+
+@pytest.mark.parametrize(("strategy", "nodes"), [("autoregressive", None), ("suffix", None), ("blend", 0)])
+def test_a_prediction_that_nothing_would_be_drafted_from_is_refused(strategy: str, nodes: int | None) -> None:
+    asked = ClientRequest(
+        input="x", sampling=RequestedSampling(), strategy=strategy, prediction="text", num_speculative_tokens=nodes
+    )
+    with pytest.raises(
+        InvalidArgument, match=f"prediction is 4 characters: must be unset .*{'0' if nodes == 0 else strategy}"
+    ):
+        make_plan(asked, StrategyConfig())

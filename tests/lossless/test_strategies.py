@@ -16,7 +16,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cluster.draft_models import read_stream_weights
+from cluster.draft_models import by_kernels, read_stream_weights
 from services.drafter.config import DrafterConfig, LookaheadConfig, SpectraConfig, TrainedConfig
 from services.drafter.service import DrafterService
 from services.generation_config import read_generation_config
@@ -61,7 +61,9 @@ async def verifier(
 ) -> AsyncIterator[VerifierService]:
     heads = heads_beside(folder)
     config = DrafterConfig(
-        trained=TrainedConfig(checkpoints={"draft_model": draft_beside(folder), **heads}, target=folder),
+        trained=TrainedConfig(
+            checkpoints={"draft_model": draft_beside(folder), **heads}, target=folder, draft_kernels=by_kernels
+        ),
         lookahead=LookaheadConfig(ngram=4, window=3, guesses=4),
         spectra=SpectraConfig(ngram=4, window=3, guesses=4),
         draft_ahead=2,

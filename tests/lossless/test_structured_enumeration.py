@@ -20,7 +20,7 @@ from speculation.errors import Internal
 from speculation.rejection import Distribution
 from speculation.types import SamplingParams, TokenTree
 from tests.answer_forms import grammar_state, letters
-from tests.lossless.enumeration import Oracle, Output, distance, outcomes, sampled_tree, tree_of
+from tests.lossless.enumeration import Oracle, Output, distance, outcomes, sampled_tree, tree_of, trials
 
 TOKENS = ("a", "b", "ab", "c")
 TOKENIZER, END = letters(*TOKENS)
@@ -88,9 +88,7 @@ def seen(tree: TokenTree, rule: TokenRule) -> list[Distribution]:
     for node, parent in enumerate(tree.parents):
         paths.append((*paths[parent + 1], tree.tokens[node]))
     logits = torch.tensor(np.log([target(path) for path in paths]), dtype=torch.float32)
-    rows = Rows(
-        session_id="r", context=0, tokens=(0, *tree.tokens), parents=tree.parents, logits=len(paths), distributions=True
-    )
+    rows = Rows(session_id="r", context=0, tokens=(0, *tree.tokens), parents=tree.parents, logits=len(paths), tried=tree)
     (outcome,) = made.outcomes([rows], logits)
     assert outcome.distribution is not None
     return [outcome.distribution(row) for row in range(len(paths))]
@@ -113,7 +111,7 @@ def by_rejection(rule: TokenRule, fit: bool = False) -> Rule:
             tree = within_grammar(tree, state(), 4)
         if tree not in known:
             known[tree] = seen(tree, rule)
-        accepted = rejection.accept(tree, lambda node: known[tree][node + 1], oracle, 0, STOP)
+        accepted = rejection.accept(tree, trials(tree, lambda node: known[tree][node + 1], oracle), 0, STOP)
         return complete(accepted.tokens, oracle)
 
     return run

@@ -24,7 +24,8 @@ from services.verifier.config import TargetConfig
 from services.verifier.target import TransformersTarget
 from services.verifier.target_port import Rows
 from services.verifier.triton_kernels import pass_meta
-from services.verifier.triton_kernels.row_products import RowLinear
+from services.verifier.triton_kernels.decoder_layer import RowDecoderLayer
+from services.verifier.triton_kernels.row_products import Product, RowLinear
 from services.verifier.triton_kernels.triton_pass import TritonPass
 from services.verifier.triton_kernels.virtual_groups import GROUP, VirtualGroup, pack
 from tests.tiny import make_tiny_model, make_tiny_tokenizer
@@ -56,7 +57,7 @@ def test_trees_have_the_bits_of_plain_decoding(
     assert target.exact
     if captured:
         # As on a GPU, but launched one by one.
-        target._part._graphs = target._part._captured()
+        target._part._graphs = target._part._captured(target._config)
     source = random.Random(0)
     text = [source.randrange(target.vocab_size) for _ in range(LENGTH)]
     assert target.open("alone", LENGTH + 8) and target.open("tree", LENGTH + 8)
@@ -115,6 +116,7 @@ def test_linear_layers_norms_and_gates_by_row_kernels(tmp_path: Path, layout: st
         assert target.exact and target.kernels.min_rows == 1
         kinds = [type(module).__name__ for module in target._part.model.modules()]
         gates = {"llama": 1, "gemma": 0}[layout]
+        assert all(isinstance(layer.forward, RowDecoderLayer) for layer in target._part.model.get_decoder().layers)
         assert (kinds.count("RowNorm"), kinds.count("RowFeedForward"), kinds.count("Linear")) == (3, gates, 0)
         text = [at * 37 % target.vocab_size for at in range(22)]
         assert target.open("whole", 30) and target.open("tree", 30)
@@ -127,7 +129,7 @@ def test_linear_layers_norms_and_gates_by_row_kernels(tmp_path: Path, layout: st
             made_rows = target.forward([rows("whole", 22, [5]), branch])[1]
             assert torch.equal(made_rows[[0, 1, 3]], whole[end : end + 3])
         # Sums that are cut by the number of rows.
-        monkeypatch.setattr(RowLinear, "forward", _cut_by_rows(RowLinear.forward))
+        monkeypatch.setattr(RowLinear, "product", _cut_by_rows(RowLinear.product))
         alone = target.forward([rows("whole", 22, [5])])[0]
         assert not torch.equal(alone, target.forward([rows("tree", 0, text), rows("whole", 22, [5])])[1])
         target.shutdown()
@@ -139,11 +141,11 @@ def _row_kernels(model: PreTrainedModel, config: TargetConfig) -> Choice:
     return Choice(linears="triton")
 
 
-def _cut_by_rows(forward: Any) -> Any:
-    def cut(self: RowLinear, given: torch.Tensor) -> torch.Tensor:
+def _cut_by_rows(product: Any) -> Any:
+    def cut(self: RowLinear, given: torch.Tensor) -> Product:
         self.leaf = 128 if given.numel() // given.shape[-1] < 5 else 64
         self.leaves = -(-self.in_features // self.leaf)
-        made: torch.Tensor = forward(self, given)
+        made: Product = product(self, given)
         return made
 
     return cut

@@ -79,9 +79,15 @@ async def test_every_strategy_in_both_places(target: Path, place: str, plain: li
 
 
 @pytest.mark.parametrize("place", ["drafter", "verifier"])
-@pytest.mark.parametrize("form", ["one_pass", "cheaper"])
-async def test_streams_in_the_targets_pass(target: Path, place: str, form: str, plain: list[list[list[int]]]) -> None:
-    named = [*flags(target, place, "streaming"), f"drafter.streaming_form={form}"]
+@pytest.mark.parametrize(("form", "below"), [("one_pass", 0), ("one_pass", 0.002), ("cheaper", 0)])
+async def test_streams_in_the_targets_pass(
+    target: Path, place: str, form: str, below: float, plain: list[list[list[int]]]
+) -> None:
+    named = [
+        *flags(target, place, "streaming"),
+        f"drafter.streaming_form={form}",
+        f"drafter.streaming_prune_below={below}",
+    ]
     async with pipeline(target, *named) as running:
         for strategy in ("streaming", "blend"):
             for sampling, expected in zip(SAMPLING, plain, strict=True):
@@ -91,6 +97,13 @@ async def test_streams_in_the_targets_pass(target: Path, place: str, form: str, 
 async def test_a_form_without_streams_is_refused(target: Path) -> None:
     with pytest.raises(ConfigurationError, match="streaming_form is one_pass, but there are no weights of streaming"):
         async with pipeline(target, *flags(target, "drafter", "medusa"), "drafter.streaming_form=one_pass"):
+            raise AssertionError("it was served")
+
+
+async def test_pruning_without_a_pass_to_prune_is_refused(target: Path) -> None:
+    refused = "streaming_prune_below is 0.1, but drafter.streaming_form is two_steps"
+    with pytest.raises(ConfigurationError, match=refused):
+        async with pipeline(target, *flags(target, "drafter", "streaming"), "drafter.streaming_prune_below=0.1"):
             raise AssertionError("it was served")
 
 

@@ -94,6 +94,18 @@ def test_it_becomes_rare_by_and_by_and_frequent_at_once() -> None:
     assert asked(pace, cost, gain(0.0, like_last_s=PASS_S), 3) == [0, 1, 2]
 
 
+def test_the_step_that_will_ask_is_foreseen() -> None:
+    cost, pace = known(0.2), Pace()
+    foreseen = []
+    for turn in range(100):
+        # It pays, then it does not, then the last draft was good.
+        expected = gain(PASS_S if turn < 10 else 0.0, like_last_s=PASS_S if turn > 80 else -1.0)
+        foreseen.append(pace.expects)
+        if pace.due(expected, cost, PRICES, turn=turn, wanted=True, free=True) != foreseen[-1]:
+            assert turn in (10, 11, 81), turn
+    assert all(foreseen[:10]) and all(foreseen[82:]) and sum(foreseen[20:80]) < 5
+
+
 def test_a_busy_origin_is_told_sometimes_and_not_asked_too_often() -> None:
     assert asked(Pace(), known(0.2), gain(-1.0), 100, free=False) == [31, 63, 95]
 

@@ -8,9 +8,10 @@ from functools import cache
 
 import pytest
 
+from benchmarks.regret.simulated_service import Machine
 from services.verifier.engine import repetition
 from speculation.sources import AUTO
-from tests.recorded_worlds import PROMPT, VOCAB, Machine, RecordedService, recordings
+from tests.recorded_worlds import PROMPT, VOCAB, answer_of, recordings, service_of
 from tests.simulated import run
 
 PLAIN = "autoregressive"
@@ -23,35 +24,39 @@ MACHINES = {
 
 
 @cache
-def slowness(machine: str, strategy: str, rounds: int = 2) -> dict[str, list[float]]:
+def slowness(machine: str, strategy: str, rounds: int = 3) -> dict[str, list[float]]:
     """Seconds of answers one after the other, over those of as many passes with one row; by kind of text."""
 
     async def answers() -> dict[str, list[float]]:
         texts = [recordings(seed) for seed in range(rounds)]
-        service = RecordedService(MACHINES[machine], [text for each in texts for text in each.values()])
+        service = service_of(MACHINES[machine], [text for each in texts for text in each.values()])
         found: dict[str, list[float]] = {name: [] for name in texts[0]}
         await service.loop.start()
         for each in texts:
             for name, text in each.items():
                 seconds = await service.seconds([text], strategy)
-                found[name].append(seconds / ((len(text) - PROMPT) * MACHINES[machine].pass_s))
+                found[name].append(seconds / (len(text.output_ids) * MACHINES[machine].pass_s))
         await service.loop.stop()
         return found
 
     return run(answers())
 
 
-@pytest.mark.parametrize("machine", ["shared cores", "late drafts"])
-def test_regret_against_the_best_fixed_strategy_of_each_answer(machine: str) -> None:
+# Most regret of one answer, and on average over those of one kind. On shared cores, drafts of phrases in random order are
+# not always asked for.
+@pytest.mark.parametrize(
+    ("machine", "worst", "mean"), [("shared cores", 0.105, 0.065), ("late drafts", 0.085, 0.05), ("own cores", 0.07, 0.03)]
+)
+def test_regret_against_the_best_fixed_strategy_of_each_answer(machine: str, worst: float, mean: float) -> None:
     fixed = [slowness(machine, strategy) for strategy in (PLAIN, "prompt_lookup", "suffix", "recycling")]
     regrets = {
         name: [own / min(each[name][index] for each in fixed) - 1 for index, own in enumerate(found)]
         for name, found in slowness(machine, AUTO).items()
     }
-    assert statistics.mean(regret for found in regrets.values() for regret in found) <= 0.05, regrets
-    # Phrases in random order: nothing but the suffix source knows where they end.
-    for name, found in regrets.items():
-        assert max(found) <= (0.12 if name == "phrases" else 0.08), regrets
+    assert statistics.mean(regret for found in regrets.values() for regret in found) <= 0.015, regrets
+    for found in regrets.values():
+        assert max(found) <= worst, regrets
+        assert statistics.mean(found) <= mean, regrets
 
 
 @pytest.mark.parametrize("machine", MACHINES)
@@ -73,10 +78,10 @@ def test_a_text_that_begins_to_repeat_itself_is_drafted_for_at_once(machine: str
     """After a long new text drafts are asked for seldom; repeated passages would be over before the next one."""
     numbers = random.Random(7)
     new, passage = ([numbers.randrange(VOCAB - 1) for _ in range(count)] for count in (PROMPT + 150, 25))
-    text = [*new, *passage, *passage]
+    text = answer_of([*new, *passage, *passage])
 
     async def seconds() -> float:
-        service = RecordedService(MACHINES[machine], [text])
+        service = service_of(MACHINES[machine], [text])
         await service.loop.start()
         found = [await service.seconds([text], AUTO) for _ in range(3)]
         await service.loop.stop()
@@ -91,15 +96,19 @@ def test_a_text_that_begins_to_repeat_itself_is_drafted_for_at_once(machine: str
 @pytest.mark.parametrize("users", [1, 4, 16, 64])
 @pytest.mark.parametrize("machine", ["shared cores", "own cores"])
 def test_at_no_load_slower_than_plain_decoding(machine: str, users: int) -> None:
-    texts = [recordings(seed)[name][:120] for seed in range(users) for name in ("changes" if seed % 2 else "new",)]
+    """Each round has texts of its own: a text that was seen before would be drafted from memory."""
+    rounds = [
+        [recordings(seed)["changes" if seed % 2 else "new"] for seed in range(first, first + users)] for first in (0, users)
+    ]
+    texts = [answer_of([*each.prompt_ids, *each.output_ids[:96]]) for several in rounds for each in several]
 
     async def seconds(strategy: str) -> list[float]:
-        service = RecordedService(MACHINES[machine], texts)
+        service = service_of(MACHINES[machine], texts)
         await service.loop.start()
-        found = [await service.seconds(texts, strategy) for _ in range(2)]
+        found = [await service.seconds(several, strategy) for several in (texts[:users], texts[users:])]
         await service.loop.stop()
         return found
 
-    (first, second), plain = run(seconds(AUTO)), statistics.mean(run(seconds(PLAIN)))
-    assert first <= 1.04 * plain
-    assert second <= 1.02 * plain
+    first, second = (own / plain for own, plain in zip(run(seconds(AUTO)), run(seconds(PLAIN)), strict=True))
+    assert first <= 1.02
+    assert second <= 1.02

@@ -92,6 +92,24 @@ def test_agreement_counts() -> None:
     assert together > alone
 
 
+def test_a_source_is_worth_what_it_knows_beyond_those_before_it() -> None:
+    """Inside phrases both sources are right. What the second one says where the first is silent is mostly wrong."""
+    calibrator = Calibrator({"counted:0": 0.6, "latest:0": 0.6})
+    for _ in range(60):
+        for _ in range(5):
+            calibrator.learn([(9, ("counted:0", "latest:0"))], 9)
+        calibrator.learn([(1, ("latest:0",))], 2)
+    assert calibrator.probabilities([(9, ("counted:0", "latest:0"))])[0] > 0.95
+    assert calibrator.probabilities([(1, ("latest:0",))])[0] < 0.09
+
+
+def test_what_a_model_says_counts_beside_the_text() -> None:
+    kinds = {"a:0": 0.4, "m:1:0": 0.9, "m:1:9": 0.05}
+    calibrator = Calibrator(kinds, models=["m"])
+    sure, unsure = (calibrator.probabilities([(1, ("a:0", kind))])[0] for kind in ("m:1:0", "m:1:9"))
+    assert sure > 0.8 > 0.4 > unsure
+
+
 def test_probabilities_become_what_happens() -> None:
     calibrator = Calibrator({"good:0": 0.1, "bad:0": 0.9})
     numbers = random.Random(2)
@@ -149,12 +167,12 @@ def test_two_drafters_that_share_a_file_keep_what_each_has_learnt(tmp_path: Path
     [
         "",
         "[]",
-        '{"version": 1}',
+        '{"version": 2}',
         '{"version": 0, "weights": {}}',
-        '{"version": 1, "weights": {"a:0": [1e9, 2]}}',
-        '{"version": 1, "weights": {"a:0": ["x", 2]}}',
-        '{"version": 1, "weights": {"a:0": [NaN, 2]}}',
-        '{"version": 1, "weights": {"a:0": [1, -1]}}',
+        '{"version": 2, "weights": {"a:0": [1e9, 2]}}',
+        '{"version": 2, "weights": {"a:0": ["x", 2]}}',
+        '{"version": 2, "weights": {"a:0": [NaN, 2]}}',
+        '{"version": 2, "weights": {"a:0": [1, -1]}}',
     ],
 )
 def test_a_foreign_file_of_weights_is_left_alone(tmp_path: Path, content: str) -> None:

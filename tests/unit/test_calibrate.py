@@ -46,3 +46,15 @@ def test_other_kernels_have_a_table_of_their_own(tiny_model: Path, tmp_path: Pat
     for name in names:
         costs_of(*made(tiny_model, name), tmp_path)
     assert len(list(tmp_path.glob("*.json"))) == len(names)
+
+
+def test_captured_passes_have_both_ends_of_every_stair(tiny_model: Path) -> None:
+    """They are padded to buckets; beyond the largest tree a prompt's rows are timed."""
+    target, config = made(tiny_model, "torch")
+    target._part._graphs = target._part._captured(config)
+    table = costs_of(target, config, None)
+    by_rows = table.as_object()["by_rows"]
+    assert [int(rows) for rows in by_rows] == [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256]
+    # Between the ends of a stair nothing is added but what was timed.
+    assert by_rows["65"] <= table.of_rows(100) <= by_rows["128"]
+    assert target.tiles.available == target.tiles.total

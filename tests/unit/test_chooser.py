@@ -18,7 +18,7 @@ from services.verifier.native.library import Library, library
 from services.verifier.target_port import NOT_CHOSEN, Rows, Sampling
 from speculation.choose import log_probabilities
 from speculation.philox import gumbels
-from speculation.types import SamplingParams
+from speculation.types import EMPTY_TREE, SamplingParams
 from tests.choices import EOS, MODEL, Case, check_all, outcomes, random_case, random_logits, wider
 
 
@@ -135,7 +135,7 @@ def test_distributions_are_the_processed_ones() -> None:
     source = random.Random(7)
     for _ in range(10):
         batch = [random_case(source, 128, model) for model in (ModelProcessors(), MODEL)]
-        for case, outcome in zip(batch, outcomes(batch, distributions=True), strict=True):
+        for case, outcome in zip(batch, outcomes(batch, tried=EMPTY_TREE), strict=True):
             assert set(outcome.choices) == {NOT_CHOSEN} and outcome.distribution is not None
             for row in range(len(case.logits)):
                 if case.params.temperature == 0:

@@ -120,12 +120,14 @@ class World:
         slower: how much longer a pass takes while a session has a model, as a share, for each request of the batch.
         draft_s: seconds of a model's draft.
         right: tokens of a model's draft that are right; ``text``: of the text sources' draft.
+        model: the source that is the model.
     """
 
     slower: float
     draft_s: float = 0.004
     right: int = 3
     text: int = 0
+    model: str = MODEL
     opened: list[tuple[str, ...]] = field(default_factory=list)
     features: int = 0
     drafts: int = 0
@@ -145,7 +147,7 @@ class TextAndModel(RandomDrafter):
         self.sessions[message.session_id] = list(message.tokens)
         self.sources[message.session_id] = message.sources[0]
         self.models.discard(message.session_id)
-        if MODEL in message.sources:
+        if self.world.model in message.sources:
             self.models.add(message.session_id)
         return self._text(message.session_id, message.max_nodes)
 
@@ -157,7 +159,7 @@ class TextAndModel(RandomDrafter):
 
     def _text(self, name: str, nodes: int) -> Draft | None:
         self.asked[name] = nodes
-        if self.sources[name] == MODEL:
+        if self.sources[name] == self.world.model:
             return None
         return self._made(name, "suffix", "text", min(self.world.text, nodes), more=name in self.models and nodes > 0)
 
@@ -178,7 +180,7 @@ class TextAndModel(RandomDrafter):
             nodes, length = self.asked[session_id], len(self.sessions[session_id])
             await asyncio.sleep(self.world.draft_s)
             if len(self.sessions.get(session_id, ())) == length:
-                yield self._made(session_id, MODEL, MODEL, min(self.world.right, nodes))
+                yield self._made(session_id, self.world.model, self.world.model, min(self.world.right, nodes))
 
     def features(self, message: FeatureChunk) -> None:
         self.world.features += 1
@@ -191,7 +193,7 @@ class TextAndModel(RandomDrafter):
 class Service:
     """A loop with one drafter, in a simulated world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, target: ToyTarget | None = None) -> None:
         self.world = world
         drafter, numbers = TextAndModel(world), random.Random(1)
 
@@ -202,7 +204,9 @@ class Service:
 
         config = LoopConfig(draft_deadline_s=0.025, max_num_seqs=64)
         links = [origin(InProcessDraftLink(drafter))]
-        self.loop = loop = DecodingLoop(ToyTarget(), links, SimulatedBudget(PASS_S), config, SimulatedWorker(pass_s))
+        self.loop = loop = DecodingLoop(
+            target or ToyTarget(), links, SimulatedBudget(PASS_S), config, SimulatedWorker(pass_s)
+        )
         self.number = 0
 
     async def took(self, count: int, plan: Plan = BOTH, tokens: int = 60, at_once: int = 1) -> list[float]:

@@ -9,25 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from tests.tiny import make_tiny_model
-from tests.training_data import make_tiny_data, open_tiny
+from tests.training_data import open_tiny
 from training.batches import randomness
 from training.recipe import load_recipe
 from training.shards import DataManifest, TrainingSequence, read_shards
 
 RECIPES = {"fspad": {"answer_only": 0.0, "unroll_from": 1.0}, "draft_model": {"layers": [0]}}
 SIZE = 150
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="module")
-def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DataManifest]:
-    folder = tmp_path_factory.mktemp("data") / "shards"
-    return folder, make_tiny_data(target, folder, sequences=12)
 
 
 @pytest.fixture(scope="module")
@@ -69,3 +57,28 @@ def test_with_the_whole_vocabulary_all_count_in_every_step(
         opened, _ = open_tiny(recipe, target, *data, size=data[1].target.vocab_size)
         losses.append(opened.learner.lose(sampled, randomness(recipe, 0, 0), 0.5).loss.item())
     assert losses[0] == losses[1] > 0
+
+
+def test_prompts_count_where_the_recipe_says_so(
+    target: Path, data: tuple[Path, DataManifest], sampled: list[TrainingSequence]
+) -> None:
+    counted = {}
+    for prompts in (False, True):
+        recipe = load_recipe("draft_model", layers=[0], prompt_rows=prompts)
+        opened, _ = open_tiny(recipe, target, *data, size=data[1].target.vocab_size)
+        counted[prompts] = opened.learner.lose(sampled, randomness(recipe, 0, 0), 0.0).rows
+        # What is measured are answers.
+        (measured,) = opened.learner.predict(sampled, 1)
+        assert len(measured.hidden) == sum(len(each.tokens) - 1 - each.prompt_length for each in sampled)
+    assert counted[True] - counted[False] == sum(each.prompt_length for each in sampled)
+
+
+def test_what_the_output_layer_reads_counts_with_its_weight(
+    target: Path, data: tuple[Path, DataManifest], sampled: list[TrainingSequence]
+) -> None:
+    losses = []
+    for weight in (0.0, 1.0, 3.0):
+        recipe = load_recipe("draft_model", layers=[0], state_weight=weight)
+        opened, _ = open_tiny(recipe, target, *data, size=SIZE)
+        losses.append(float(opened.learner.lose(sampled, randomness(recipe, 0, 0), 0.0).loss.detach()))
+    assert losses[2] - losses[0] == pytest.approx(3 * (losses[1] - losses[0]), rel=1e-3) and losses[1] > losses[0]

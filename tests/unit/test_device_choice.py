@@ -17,6 +17,7 @@ from services.verifier.choosing.noise import words
 from services.verifier.choosing.processors import build_truncation
 from services.verifier.target_port import NOT_CHOSEN
 from speculation.choose import choose, log_probabilities
+from speculation.philox import NoiseStream
 from speculation.types import SamplingParams
 from tests.choices import check_all, outcomes, random_case, random_logits, random_params, wider
 
@@ -119,7 +120,9 @@ def test_one_kernel_draws_as_torchs_functions_do(monkeypatch: pytest.MonkeyPatch
         logits = random_logits(source, 6, vocabulary)
         perhaps = torch.tensor([-torch.inf, -1.0, 0.5, 1.0, -torch.inf, 1e9], dtype=torch.float64)
         seeds = [0, 2**64 - 1, 2**63 + 12345, *(source.randrange(2**64) for _ in range(3))]
-        given = (logits, perhaps, seeds, [0, 2**33 + 5, 17, 1, 2, 3])
+        stream = source.choice([NoiseStream.CHOICE, NoiseStream.RESIDUAL])
+        # What is left of distributions comes as doubles.
+        given = (logits.double() if vocabulary == 37 else logits, perhaps, seeds, [0, 2**33 + 5, 17, 1, 2, 3], stream)
         found, expected = kernel.noisy_winners(*given), winners_by_torch(*given)
         some = torch.isfinite(expected[0])
         assert torch.equal(found[1][some], expected[1][some])

@@ -37,7 +37,7 @@ def test_folders_that_hold_no_draft_model_are_refused(tiny_model: Path, tmp_path
     empty = changed(tiny_model, tmp_path / "b", lambda folder: (folder / "model.safetensors").unlink())
     assert "no *.safetensors" in refused(tiny_model, empty)
     (empty / "blocks.safetensors").touch()
-    assert "GGUF blocks" in refused(tiny_model, empty)
+    assert "blocks.safetensors is no safetensors file: it is empty" in refused(tiny_model, empty)
     without = changed(tiny_model, tmp_path / "c", lambda folder: (folder / "config.json").unlink())
     assert "config.json cannot be read" in refused(tiny_model, without)
     without = changed(tiny_model, tmp_path / "d", lambda folder: (folder / "tokenizer.json").unlink())

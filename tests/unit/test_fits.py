@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,8 @@ import torch
 
 from services.verifier.arithmetic import kernels
 from services.verifier.config import TargetConfig
-from services.verifier.loading.memory import Shape, check_fits
+from services.verifier.loading.load_model import load_dtype
+from services.verifier.loading.memory import Shape, check_fits, graph_bytes
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
 from services.verifier.target_port import Rows
@@ -57,6 +59,19 @@ def test_devices_that_are_not_there(tiny_model: Path, device: str) -> None:
         TransformersTarget(TargetConfig(model_path=str(tiny_model), device=device))
 
 
+def test_a_driver_that_is_too_old_is_told(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable() -> bool:
+        warnings.warn("The NVIDIA driver on your system is too old (found version 11040).", stacklevel=1)
+        return False
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", unavailable)
+    with pytest.raises(
+        ConfigurationError, match=r"device is cuda: the GPU's driver is too old for torch .*11040.*device: cpu"
+    ):
+        TransformersTarget(TargetConfig(model_path=str(tiny_model), device="cuda"))
+
+
 def test_int8_needs_the_kernels(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "library", lambda name: None)
     with pytest.raises(ConfigurationError, match="dtype is int8: on a CPU that needs a C compiler"):
@@ -83,3 +98,21 @@ def test_other_dtypes_are_close_to_float32(tiny_model: Path, dtype: str) -> None
         for at, token in enumerate(text[:20]):
             alone = target.forward([Rows(session_id="b", context=at, tokens=(token,), logits=1)])[0]
             assert torch.equal(alone[0], made[1][at])
+
+
+def test_captured_passes_take_memory_on_a_gpu() -> None:
+    on_gpu = replace(CONFIG, device="cuda", dtype="bfloat16")
+    # Rows from 1 to 256, segments from 1 to 256, narrow and wide: 162 graphs of 10 layers.
+    assert graph_bytes(on_gpu, SHAPE) == 0.75 * GIB + 162 * 10 * 2**18
+    assert graph_bytes(replace(on_gpu, observed_layers=(-1,), stages=2), SHAPE) == 0.75 * GIB + 324 * 5 * 2**18
+    assert graph_bytes(CONFIG, SHAPE) == graph_bytes(replace(on_gpu, dtype="float32"), SHAPE) == 0
+    with pytest.raises(ConfigurationError, match=r"1\.1 GiB of captured passes, in each of 1 stages"):
+        check_fits(on_gpu, SHAPE, 8.5 * GIB)
+
+
+def test_int8_on_a_gpu_is_made_of_the_type_that_is_computed_in(tiny_model: Path) -> None:
+    """Whatever type the model is stored in; on a CPU our kernels read the stored numbers."""
+    config = TargetConfig(model_path=str(tiny_model), dtype="int8")
+    assert load_dtype(config) == torch.float32
+    assert load_dtype(replace(config, device="cuda:1")) == torch.bfloat16
+    assert load_dtype(replace(config, dtype="bfloat16")) == torch.bfloat16

@@ -23,6 +23,7 @@ from benchmarks.gpu_check.bare_model import BareModel
 from benchmarks.gpu_check.ceilings import how_it_adds, judge_ceilings
 from benchmarks.gpu_check.layer_gate import CUBLAS, TRITON, judge_layers, linear_layers, shapes_of
 from benchmarks.gpu_check.model_gates import PASSES, judge_bits, judge_costs, same_bits
+from benchmarks.gpu_check.needs import unmet
 from benchmarks.gpu_check.packings import rows_of, starts_of, tree
 from benchmarks.gpu_check.verdicts import GateVerdict, GpuGate, as_object, page, run_gates
 from benchmarks.inflate import Size
@@ -81,6 +82,19 @@ def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]
     assert command.main() == 2
     said = capsys.readouterr()
     assert said.err.startswith("gpu-check: no GPU") and said.err.count("\n") == 1 and not said.out
+
+
+def test_a_python_without_its_packages_is_told_in_one_line() -> None:
+    # Without its site there are none.
+    done = subprocess.run([sys.executable, "-S", "-m", "benchmarks.gpu_check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and not done.stdout and done.stderr.count("\n") == 1
+    assert "has no torch and no triton and no transformers: install it there" in done.stderr
+
+
+def test_a_python_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert unmet() == ""
+    monkeypatch.setattr(sys, "version_info", (3, 10, 12))
+    assert unmet().startswith("this is Python 3.10: needs 3.11 or later")
 
 
 def test_gpus_that_are_too_old_and_drivers(monkeypatch: pytest.MonkeyPatch) -> None:

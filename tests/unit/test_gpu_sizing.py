@@ -12,7 +12,7 @@ import pytest
 from cli.gpu_sizes import sized, sizes_object
 from cluster.config import load
 from cluster.gpu_sizing import GPUS, sentence, size_up, sizing_row
-from services.verifier.config import TargetConfig
+from services.verifier.config import Dtype, TargetConfig
 from services.verifier.loading.load_model import shape_of
 from speculation.errors import ConfigurationError
 
@@ -44,11 +44,12 @@ def config_of(folder: Path) -> TargetConfig:
     return TargetConfig(model_path=str(folder), dtype="bfloat16", device="cuda", kv_cache_tokens=65536)
 
 
-def test_the_table_of_the_page(make: Make) -> None:
-    """To make it anew: copy what the failing assertion shows."""
+@pytest.mark.parametrize("dtype", ["bfloat16", "fp8"])
+def test_the_tables_of_the_page(make: Make, dtype: Dtype) -> None:
+    """To make one anew: copy what the failing assertion shows."""
     lines = [f"| {' | '.join(HEAD)} |", "|---" * len(HEAD) + "|"]
     for name in MODELS:
-        config = config_of(make(name))
+        config = replace(config_of(make(name)), dtype=dtype)
         shape = shape_of(config)
         for count in (1, 2, 8):
             row = [name, *sizing_row(config, shape, count, "H100")]
@@ -65,8 +66,16 @@ def test_what_a_plan_says(make: Make) -> None:
     assert found.weights == pytest.approx(9.08e9, rel=0.01)
     assert found.step_s == pytest.approx(15.0e9 / 3.35e12, rel=0.01)
     assert found.weights + found.cache + found.graphs + found.free == pytest.approx(80e9)
-    assert sentence(found, count, kind).startswith("2 x H100, on paper: 9.1 GB of weights, 4.3 of cache, 2.1 of graphs")
+    assert sentence(found, count, kind).startswith("2 x H100, on paper: 9.1 GB of weights, 4.3 of cache, 2.6 of graphs")
     assert sizes_object(settings, "2xH100")["step_s"] == found.step_s
+    halved, _, _ = sized(load(None, [f"model={folder}", "verifier.dtype=fp8", "verifier.kv_cache_tokens=65536"]), "2xH100")
+    assert halved.step_s == pytest.approx(found.step_s / 2) and halved.cache == found.cache
+    # Embeddings stay in bfloat16.
+    table = 2 * 128256 * 4096
+    assert halved.weights == pytest.approx((found.weights + table) / 2)
+    whole, _, _ = sized(load(None, [f"model={folder}", "verifier.dtype=int8", "verifier.kv_cache_tokens=65536"]), "2xH100")
+    # Room for the output layer's copy; a byte read, two written and two read for each weight.
+    assert whole.weights == pytest.approx(halved.weights + table) and whole.step_s == pytest.approx(5 * halved.step_s)
     beside = size_up(replace(config_of(folder), stages=2), shape_of(config_of(folder)), GPUS["H100"], drafters=5e9)
     assert beside.free == pytest.approx(found.free - 5e9) and "5.0 of drafters" in sentence(beside, 2, "H100")
 
@@ -75,12 +84,25 @@ def test_what_a_plan_says(make: Make) -> None:
     ("model", "gpus", "settings", "said"),
     [
         ("70B", "1xH100", [], r"does not fit: 131.4 GiB of weights .* one of these would fit: stages: 3"),
-        ("70B", "2xH100", [], r"one of these would fit: kv_cache_tokens: 16384; stages: 3"),
-        ("405B", "8xH100", [], r"one of these would fit: stages: 13, on other machines or GPUs"),
+        ("70B", "2xH100", [], r"fit: kv_cache_tokens: 16384; dtype: int8; dtype: fp8; stages: 3, on other"),
+        ("70B", "2xA100", [], r"fit: kv_cache_tokens: 16384; dtype: int8; stages: 3, on other machines or GPUs"),
+        (
+            "70B",
+            "1xH100",
+            ["verifier.dtype=fp8"],
+            r"66\.7 GiB of weights \(fp8\) .* fit: kv_cache_tokens: 8192; stages: 2, on other",
+        ),
+        ("405B", "8xH100", [], r"one of these would fit: dtype: int8; dtype: fp8; stages: 13, on other machines or GPUs"),
         ("8B", "2xB100", [], r"--gpus is 2xB100: must be a number, x and one of A100, H100, H200, such as 2xH100"),
         ("8B", "0xH100", [], r"--gpus is 0xH100"),
         ("8B", "2xH100", ["verifier.stages=3"], r"verifier.stages is 3: with --gpus 2xH100 it must be 2"),
         ("8B", "40xH100", [], r"40"),
+        (
+            "8B",
+            "1xA100",
+            ["verifier.dtype=fp8"],
+            r"dtype is fp8: with --gpus it needs one of H100, H200; use bfloat16 or int8",
+        ),
     ],
 )
 def test_what_is_refused(make: Make, model: str, gpus: str, settings: list[str], said: str) -> None:

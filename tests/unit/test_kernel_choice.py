@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import weakref
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -167,6 +168,19 @@ def test_weights_in_their_own_form_or_not() -> None:
         packed = given[0]  # type: ignore[index]
         assert isinstance(packed, NativeLinear)
         assert (packed.stored_as, choice.instructions) == (expected, own.name)
+
+
+def test_layers_are_freed_as_soon_as_they_are_replaced() -> None:
+    layers = nn.Sequential(*[model() for _ in range(6)])
+    weights = [weakref.ref(layer.weight) for layer in layers.modules() if isinstance(layer, nn.Linear)]
+    alive: list[int] = []
+
+    def make(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+        alive.append(sum(each() is not None for each in weights))
+        return nn.Identity()
+
+    assert pack_linears(layers, make) == 6
+    assert alive == [6, 5, 4, 3, 2, 1]
 
 
 def test_cores_are_those_that_a_container_grants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

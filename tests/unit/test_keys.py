@@ -37,12 +37,12 @@ def test_a_record_needs_its_hash_alone(tmp_path: Path) -> None:
     assert record.scopes == {"generate", "forget"}
     assert record.requests_per_minute is record.expires is record.strategies is None
     file.write_text(
-        f"- {{hash: {HASH}, id: a, tenant: t, scopes: [metrics], requests_per_minute: 5, weight: 2,\n"
+        f"- {{hash: {HASH}, id: a, tenant: t, scopes: [forget], requests_per_minute: 5, weight: 2,\n"
         "   strategies: [suffix], expires: 2030-01-31, max_tokens: 7, max_concurrent: 2, tokens_per_minute: 9}\n"
     )
     (record,) = read_keys(file)
     assert record.expires == datetime(2030, 1, 31, tzinfo=UTC)
-    assert (record.strategies, record.scopes) == ({"suffix"}, {"metrics"})
+    assert (record.strategies, record.scopes) == ({"suffix"}, {"forget"})
     assert (record.max_tokens, record.max_concurrent, record.tokens_per_minute) == (7, 2, 9)
 
 
@@ -57,7 +57,8 @@ def test_a_record_needs_its_hash_alone(tmp_path: Path) -> None:
         (f"- {{hash: {HASH}, max_concurrent: true}}", "max_concurrent is 'True'"),
         (f"- {{hash: {HASH}, weight: .inf}}", "weight is 'inf': must be a number from 0.01 to 100"),
         (f"- {{hash: {HASH}, scopes: [root]}}", "scopes is 'root': must be of generate, forget"),
-        (f"- {{hash: {HASH}, expires: soon}}", "expires is 'None': must be a date"),
+        (f"- {{hash: {HASH}, strategies: [blend, sufix]}}", "strategies is 'sufix': must be of anpd, auto,"),
+        (f"- {{hash: {HASH}, expires: soon}}", "expires is 'soon': must be a date"),
         (f"- {{hash: {HASH}, tenant: 'a b'}}", "tenant is 'a b'"),
         (f"- {{hash: {HASH}}}\n- {{hash: {HASH}, id: y}}", "two keys have the hash"),
         (f"- {{hash: {HASH}, id: y}}\n- {{hash: {hash_key('z')}, id: y}}", "two keys have the id y"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models
 
 from services.client_api import ChatMessage, ChatOptions, TextChunk
+from services.openai_api.answer_usage import metrics
 from services.openai_api.api_errors import printable
 from services.openai_api.choice_text import ChoiceText
 from services.openai_api.tool_calls import Delta, EnvelopedCalls, ListedCalls
@@ -19,7 +21,9 @@ from services.router.templates import ChatTemplate
 from services.router.token_bytes import TokenBytes
 from services.router.tokens import Tokens
 from speculation.errors import InvalidArgument
+from speculation.types import SpeculationStats
 from tests.tiny import make_tiny_tokenizer
+from tests.unit.test_gate import completion
 
 TOOLS = ToolUse(mode="auto", names=("look", "f"), shown="[]", schemas={"look": {}, "f": {}})
 SAID = [
@@ -187,3 +191,10 @@ def test_a_template_that_trims_what_is_continued() -> None:
 def test_messages_are_one_printable_line() -> None:
     assert printable("a\nb\x00c" + "d" * 2000) == "a b c" + "d" * 992 + "..."
     assert json.dumps(printable("Größe")) == '"Gr\\u00f6\\u00dfe"'
+
+
+def test_an_answer_says_what_was_left_out_and_why() -> None:
+    ends = [
+        replace(completion(1, 2), stats=SpeculationStats(switches=[each])) for each in ("8: fspad left out", "40: recycling")
+    ]
+    assert metrics(ends)["speculative_decoding"]["switches"] == ["8: fspad left out", "40: recycling"]

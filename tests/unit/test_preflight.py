@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import grpc
@@ -79,6 +80,10 @@ def test_what_would_start_is_let_through(model: Path, tmp_path: Path) -> None:
         (["model=a/b/c"], "model is a/b/c: no such folder"),
         (["cache_dir=/proc/x"], "cache_dir is /proc/x: cannot write in /proc"),
         (["server.tls_key=/x"], "go together"),
+        (["drafter.stop_policy=disco"], "stop_classifier must name a file"),
+        (["drafter.stop_policy=disco", "drafter.stop_classifier=pyproject.toml"], "pyproject.json cannot be read"),
+        (["drafter.stop_classifier=a.safetensors"], "but drafter.stop_policy is .*: must be unset, or stop_policy disco"),
+        (["server.port=50777", "server.ops_port=50777"], "server.ops_port is 50777, as server.port: must be another one"),
     ],
 )
 def test_settings(flags: list[str], message: str, model: Path, tmp_path: Path) -> None:
@@ -121,8 +126,10 @@ def test_a_taken_port(model: Path, tmp_path: Path) -> None:
 
 def test_tls_files(tmp_path: Path) -> None:
     authority = trustme.CA()
-    for name in ("a", "b"):
-        issued = authority.issue_cert("localhost")
+    now, day = datetime.now(UTC), timedelta(days=1)
+    valid = {"a": {}, "b": {}, "old": {"not_after": now - day}, "early": {"not_before": now + day}}
+    for name, when in valid.items():
+        issued = authority.issue_cert("localhost", **when)
         issued.private_key_pem.write_to_path(tmp_path / f"{name}.key")
         issued.cert_chain_pems[0].write_to_path(tmp_path / f"{name}.pem")
     (tmp_path / "text").write_text("no certificate")
@@ -139,6 +146,8 @@ def test_tls_files(tmp_path: Path) -> None:
         (("a.pem", "text"), "tls_key is .*text: must be a PEM file"),
         (("cut", "a.key"), "must be a certificate chain and its key"),
         (("missing", "a.key"), "tls_certificate is .*missing: cannot be read"),
+        (("old.pem", "old.key"), r"tls_certificate is .*old.pem: must be valid now, 2.* \(certificate has expired\)"),
+        (("early.pem", "early.key"), r"early.pem: must be valid now, 2.* \(certificate is not yet valid\)"),
     ):
         with pytest.raises(ConfigurationError, match=message):
             check(*pair)

@@ -49,6 +49,11 @@ def test_values_can_be_replaced(tmp_path: Path) -> None:
         ("steps: 3\n", "kind is missing"),
         ("kind: draft_model\nlayers: [1, 1]\n", "distinct"),
         ("kind: draft_model\nsampler: true\n", "unknown key sampler"),
+        (
+            "kind: draft_model\nlayers: [0, 1]\nfrozen_layers: 2\n",
+            "frozen_layers is 2: must be below the number of layers, 2",
+        ),
+        ("kind: draft_model\nmuon_rate: 0\n", "muon_rate is 0"),
         ("kind: draft_model\nlearning_rate: -1\n", "learning_rate is -1"),
         ("kind: draft_model\ndivergence: mse\n", "divergence is 'mse'"),
         ("- 1\n", "must hold keys and values"),

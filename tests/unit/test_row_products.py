@@ -13,7 +13,7 @@ from torch.nn import functional
 pytest.importorskip("triton")
 from services.verifier.triton_kernels import row_products
 from services.verifier.triton_kernels.row_layers import use_row_kernels
-from services.verifier.triton_kernels.row_products import RowLinear, gated, leaves_of, normalise
+from services.verifier.triton_kernels.row_products import RowLinear, gated, leaves_of, normalise, product_of
 from tests.triton_interpreter import hopper
 
 
@@ -97,3 +97,28 @@ def test_norms_and_gates(dtype: torch.dtype) -> None:
         assert torch.allclose(found.double(), exact, **close)
     first, second = rows.double().chunk(2, -1)
     assert torch.allclose(gates.double(), functional.silu(first) * second, **close)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_who_reads_a_product_adds_its_leaves_to_the_same_bits(dtype: torch.dtype) -> None:
+    linear = RowLinear(numbers(48, 300, dtype=dtype), numbers(48, dtype=dtype))
+    rows, residual, weight = numbers(5, 300, dtype=dtype), numbers(5, 48, dtype=dtype), numbers(48, dtype=dtype)
+    both = RowLinear(numbers(60, 300, dtype=dtype))
+    with hopper():
+        product = product_of(linear, rows)
+        made = normalise(product, residual, weight, 1e-5)
+        expected = normalise(linear(rows), residual, weight, 1e-5)
+        gates, plain = both.gated(rows), gated(both(rows))
+    assert product.leaves == linear.leaves == 3
+    assert all(map(torch.equal, made, expected))
+    assert torch.equal(gates, plain)
+    # An ordinary layer has no leaves, and serves as well.
+    assert product_of(nn.Linear(300, 48, dtype=dtype), rows).leaves == 0
+
+
+def test_a_product_that_gates_has_the_bits_of_two_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By one program per block of rows and columns, as passes of many rows do; leaves one after the other."""
+    monkeypatch.setattr(row_products, "_FEW_ROWS", 2)
+    both, rows = RowLinear(numbers(2 * 41, 300)), numbers(3, 300)
+    with hopper():
+        assert both.leaves == 3 and torch.equal(both.gated(rows), gated(both(rows)))

@@ -11,6 +11,7 @@ import pytest
 
 from cluster import build
 from cluster.config import DrafterSettings, load
+from cluster.draft_models import by_kernels
 from cluster.models import ResolvedModel
 from services.drafter.catalogue import check_names, make_source
 from services.drafter.config import DrafterConfig, TrainedConfig
@@ -101,6 +102,6 @@ def test_every_setting_of_the_drafter_arrives() -> None:
             changed += compare(one, two) if hasattr(one, "__dataclass_fields__") else one != two
         return changed
 
-    # Three settings are Lookahead's as well as SPECTRA's. What models draft for is the model, and nobody named any.
-    plain = replace(DrafterConfig(), trained=TrainedConfig(asked_for=False, target=MODEL.path))
+    # Three settings are Lookahead's as well as SPECTRA's. What models draft for is the model, by its kernels, and nobody named any.
+    plain = replace(DrafterConfig(), trained=TrainedConfig(asked_for=False, target=MODEL.path, draft_kernels=by_kernels))
     assert compare(config, plain) == len(flags) + 3

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
 from services.links.in_process import InProcessDraftLink
-from services.verifier.engine.asking import Prices
+from services.verifier.engine.asking import Pace, Prices
 from services.verifier.engine.stream_ends import MOST_ENDS, choose_ends, likely_ends
 from services.verifier.target_port import Rows, StreamRows
 from speculation.tree import ROOT
@@ -60,6 +61,16 @@ async def test_rows_of_the_plan_s_requests_have_streams() -> None:
     # Others' plans want the same layers, and no streams.
     others, tokens = await passes(replace(plan, sources=("random",)))
     assert tokens == plain and not any(others.ends)
+
+
+@simulated
+async def test_steps_after_which_nobody_drafts_have_no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = itertools.cycle([False, False, True])
+    monkeypatch.setattr(Pace, "expects", property(lambda pace: next(steps)))
+    plan = Plan(strategy="any", sources=("random", "streaming"), max_nodes=6, observe_layers=(30, 31))
+    target, _ = await passes(plan)
+    having = [bool(ends) for ends in target.ends]
+    assert any(having) and not any(first and second for first, second in itertools.pairwise(having))
 
 
 def test_a_path_ends_where_no_child_goes_on() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -15,11 +16,12 @@ from services.drafter.ahead_draft.stream_source import StreamSource
 from services.drafter.interfaces import DraftWanted, ModelSource
 from speculation.errors import ConfigurationError
 from speculation.types import EMPTY_TREE, TokenTree
-from tests.tiny import make_tiny_model
-from tests.training_data import make_tiny_data, open_tiny
+from tests.training_data import open_tiny
 from training.evaluate import quick_score
 from training.export import export_run
+from training.learner import trained
 from training.open_run import OpenedModel, TrainingTarget, fresh_state
+from training.optimizer import Optimizer
 from training.recipe import load_recipe
 from training.shards import DataManifest, read_shards, write_manifest
 from training.trainer import RunLimits, Trainer
@@ -28,17 +30,6 @@ from training.vocabulary import write_vocabulary
 
 SMALL = {"steps": 60, "batch_rows": 600, "micro_rows": 300, "learning_rate": 0.03, "precision": "float32"}
 RECIPES = {"streams": {"stream_layers": 1, "streams": 3, "anchors": 1.0, "rank": 32}, "medusa": {"heads": 3}}
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="module")
-def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DataManifest]:
-    folder = tmp_path_factory.mktemp("data") / "shards"
-    return folder, make_tiny_data(target, folder)
 
 
 def opened(recipe: str, target: Path, data: tuple[Path, DataManifest], **changed: object) -> OpenedModel:
@@ -78,7 +69,6 @@ def test_what_is_learnt_is_what_is_drafted(recipe: str, target: Path, data: tupl
     with torch.no_grad():
         learnt = [each.hidden for each in model.learner.predict([sequence], 3)]
     source = model.source()
-    assert source is not None
     noted = Noted(source, module)
     passes_of(noted, [model.as_served(sequence)], 1, model.layers)
     # The first draft comes twice.
@@ -123,3 +113,23 @@ def test_what_is_exported_is_accepted_more_often_than_chance(
 def test_streams_through_more_layers_than_there_are(target: Path, data: tuple[Path, DataManifest]) -> None:
     with pytest.raises(ConfigurationError, match=r"stream_layers is 2: must be from 1 to 1"):
         opened("streams", target, data, stream_layers=2)
+
+
+def test_an_early_exit_learns_the_next_token_and_changes_no_stream(target: Path, data: tuple[Path, DataManifest]) -> None:
+    generator = np.random.default_rng(0)
+    sequences = list(read_shards(data[0], "train", verify=False))[:4]
+    streams, totals = [], list[float]()
+    for rank in (0, 8):
+        model = opened("streams", target, data, pruning_rank=rank, counted="likeliest", clip_norm=None)
+        learner, trainer = model.learner, Optimizer(trained(model.learner.module), model.recipe)
+        losses = []
+        for step in range(30):
+            tally = learner.lose(sequences, generator, 0.0)
+            tally.loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(float(tally.loss.detach()))
+            trainer.make_step(step, tally.rows)
+        streams.append({name: each for name, each in trained(learner.module).items() if not name.startswith("pruning.")})
+        totals = losses if rank == 0 else [both - alone for both, alone in zip(losses, totals, strict=True)]
+    assert all(torch.equal(each, streams[1][name]) for name, each in streams[0].items())
+    # What the exit's part of the loss became.
+    assert totals[-1] < 0.8 * totals[0]

@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from speculation.errors import ConfigurationError, ResourceExhausted
-from tests.tiny import make_tiny_model
-from tests.training_data import make_tiny_data, open_tiny
+from tests.training_data import open_tiny
 from training import snapshots
 from training.evaluate import quick_score
 from training.open_run import fresh_state
@@ -26,19 +25,17 @@ RECIPES = {
     "fspad": {"batch_rows": 300, "micro_rows": 130, "evaluate_every": 7, "learning_rate": 0.005},
     "streams": {"batch_rows": 300, "micro_rows": 130, "evaluate_every": 7, "learning_rate": 0.005, "stream_layers": 1},
     "medusa": {"batch_rows": 300, "micro_rows": 130, "evaluate_every": 7, "learning_rate": 0.005},
-    "draft_model": {"batch_rows": 300, "micro_rows": 130, "evaluate_every": 7, "layers": [0]},
+    "draft_model": {
+        "batch_rows": 300,
+        "micro_rows": 130,
+        "evaluate_every": 7,
+        "layers": [1, 0],
+        "frozen_layers": 1,
+        "prompt_rows": True,
+        "state_weight": 0.5,
+        "muon_rate": 0.02,
+    },
 }
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="module")
-def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DataManifest]:
-    folder = tmp_path_factory.mktemp("data") / "shards"
-    return folder, make_tiny_data(target, folder)
 
 
 @pytest.fixture
@@ -105,6 +102,13 @@ def test_two_checkpoints_and_the_best_are_kept(trainer: Callable[..., Trainer], 
     assert set(names) == {f"step-{STEPS:08d}", f"step-{STEPS - 2:08d}", best}
     assert best == f"step-{run.state.best_step:08d}"
     assert not list(tmp_path.glob("*.partial")) and not list(tmp_path.glob(".*"))
+
+
+def test_a_run_out_of_time_is_looked_at_once_more(trainer: Callable[..., Trainer], tmp_path: Path) -> None:
+    run, seen = trainer(tmp_path), list[StepProgress]()
+    assert not run.run(RunLimits(deadline=0.0), seen.append)
+    assert [(each.step, each.validation is not None) for each in seen] == [(1, True)]
+    assert (tmp_path / "best").read_text() == "step-00000001"
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "state.json"])

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from services.drafter.ahead_draft.stream_files import load_streams
 from speculation.errors import ConfigurationError
-from tests.tiny import make_tiny_model
-from tests.training_data import make_tiny_data, open_tiny
+from tests.training_data import open_tiny
 from training.evaluate import quick_score
 from training.export import export_run
 from training.learner import trained
@@ -31,17 +31,6 @@ RECIPES: dict[str, dict[str, Any]] = {
     "medusa": {},
     "draft_model": {"layers": [0]},
 }
-
-
-@pytest.fixture(scope="module")
-def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_tiny_model(tmp_path_factory.mktemp("target"))
-
-
-@pytest.fixture(scope="module")
-def data(target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, DataManifest]:
-    folder = tmp_path_factory.mktemp("data") / "shards"
-    return folder, make_tiny_data(target, folder)
 
 
 @pytest.fixture(scope="module")
@@ -148,6 +137,37 @@ def test_another_shape_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=complaint):
         start_from(exported("fspad"), open_model("fspad", **changed), target)
+
+
+def test_an_early_exit_that_a_checkpoint_lacks_begins_untrained(
+    open_model: Callable[..., OpenedModel], exported: Callable[[str], Path], target: Path
+) -> None:
+    opened, untrained = open_model("streams", pruning_rank=4), open_model("streams", pruning_rank=4)
+    start_from(exported("streams"), opened, target)
+    ours, theirs = trained(opened.learner.module), trained(untrained.learner.module)
+    same = {name for name, each in ours.items() if torch.equal(each, theirs[name])}
+    assert {name for name in ours if name.startswith("pruning.")} <= same
+    assert "stream_embeddings" not in same
+
+
+def test_an_early_exit_is_trained_alone(
+    open_model: Callable[..., OpenedModel],
+    exported: Callable[[str], Path],
+    target: Path,
+    data: tuple[Path, DataManifest],
+    tmp_path: Path,
+) -> None:
+    opened = open_model("streams", pruning_rank=4, pruning_alone=True)
+    start = start_from(exported("streams"), opened, target)
+    before = {name: each.detach().clone() for name, each in trained(opened.learner.module).items()}
+    _train(opened, tmp_path / "run", data[0], start)
+    changed = {name for name, each in trained(opened.learner.module).items() if not torch.equal(each, before[name])}
+    assert changed == {"pruning.lora_A.weight", "pruning.lora_B.weight"}
+    # The export holds both.
+    export_run(tmp_path / "run", TrainingTarget(folder=target, floats=lambda: target), tmp_path / "out", "float32")
+    streams = load_streams(tmp_path / "out", target)
+    assert torch.equal(streams.stream_embeddings, before["stream_embeddings"])
+    assert streams.pruning is not None and streams.pruning.lora_B.weight.any()
 
 
 def test_other_layers_are_refused(

@@ -64,7 +64,9 @@ class GenerateRequest(_message.Message):
     model: _builtins.str
     """Name of a served model (see ListModels). Unset: the only one. Another name fails with NOT_FOUND."""
     prediction: _builtins.str
-    """What the answer is expected to be, such as a text that is only to be edited. It is drafted from, and changes no token."""
+    """What the answer is expected to be, such as a text that is only to be edited. It is drafted from, and changes no token.
+    The strategies auto and blend draft from it; with another one it is refused.
+    """
     cache_salt: _builtins.str
     """Only requests with the same salt share what was computed of their prompts; and nothing is learnt for drafts from requests
     with one. At most 512 characters. Empty: all requests with the same API key share.

@@ -22,7 +22,7 @@ def check_tensors(shapes: Shapes, wanted: Shapes, where: str) -> None:
             raise ConfigurationError(f"{refused} {name} is missing")
         if shapes[name] != shape:
             raise ConfigurationError(f"{refused} {name} is {list(shapes[name])}: must be {list(shape)}, by the target")
-    for name in shapes:
+    for name in sorted(shapes):
         if name not in wanted and name not in (DRAFT_OFFSETS, DRAFT_IDS, DRAFTED):
             raise ConfigurationError(f"{refused} {name} is unknown: there is no place for it")
 

@@ -15,6 +15,8 @@ from services.drafter.feature_draft.head_fields import HeadFields, Shapes, draft
 # ``model_type`` of their config.json.
 KIND = "speculative_streaming"
 STREAM_EMBEDDINGS = "stream_embeddings"
+# The adapter of the early exit, which prunes trees.
+PRUNING = "pruning"
 # Where adapters are, within a layer.
 ADAPTED = ("self_attn.q_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.down_proj")
 _MOST_STREAMS = 16
@@ -29,6 +31,7 @@ class StreamsConfig:
         num_layers: the target's last layers that streams run through, Ns.
         target_layers: the target's layers, N.
         alpha: adapters add alpha / rank * B A x.
+        pruning_rank: of the early exit's adapter, o_theta in section 3.2.3; 0: there is none.
     """
 
     hidden_size: int
@@ -39,6 +42,7 @@ class StreamsConfig:
     target_layers: int
     rank: int
     alpha: float
+    pruning_rank: int = 0
 
     @property
     def state_layer(self) -> int:
@@ -89,6 +93,7 @@ def parse_streams(
         target_layers=target.num_layers,
         rank=rank,
         alpha=float(alpha),
+        pruning_rank=fields.number("pruning_rank") if "pruning_rank" in fields.fields else 0,
     )
     check_tensors(shapes, trained_shapes(found, last.config), where)
     return found, last
@@ -109,6 +114,9 @@ def trained_shapes(config: StreamsConfig, layers: HeadConfig) -> dict[str, tuple
         "mlp.down_proj": (layers.intermediate_size, size),
     }
     found: dict[str, tuple[int, ...]] = {STREAM_EMBEDDINGS: (config.num_streams, size)}
+    if config.pruning_rank:
+        found[f"{PRUNING}.lora_A.weight"] = (config.pruning_rank, size)
+        found[f"{PRUNING}.lora_B.weight"] = (size, config.pruning_rank)
     for number in range(config.target_layers - config.num_layers, config.target_layers):
         for name, (read, written) in sizes.items():
             found[f"layers.{number}.{name}.lora_A.weight"] = (rank, read)

@@ -1,7 +1,7 @@
 """Checkpoints of streams: what was trained. The layers that streams run through are read from the target itself.
 
 ``stream_embeddings`` [gamma, h]; ``layers.{n}.{self_attn.q_proj,...}.lora_{A,B}.weight``, where n counts the target's
-layers; for a draft vocabulary ``d2t`` and ``t2d``, as EAGLE-3 has them.
+layers; with an early exit ``pruning.lora_{A,B}.weight``; for a draft vocabulary ``d2t`` and ``t2d``, as EAGLE-3 has them.
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ import torch
 from services.drafter.ahead_draft.ahead_files import Tensors, check_numbers, read_tensors, take_output, write_checkpoint
 from services.drafter.ahead_draft.last_layers import LastLayers, last_layers
 from services.drafter.ahead_draft.own_layers import read_own_layers
-from services.drafter.ahead_draft.stream_config import ADAPTED, KIND, STREAM_EMBEDDINGS, StreamsConfig, parse_streams
+from services.drafter.ahead_draft.stream_config import (
+    ADAPTED,
+    KIND,
+    PRUNING,
+    STREAM_EMBEDDINGS,
+    StreamsConfig,
+    parse_streams,
+)
 from services.drafter.ahead_draft.streams import Streams
 from services.drafter.feature_draft.head_config import TargetShape
 from services.drafter.feature_draft.head_fields import HeadFields
@@ -67,6 +74,14 @@ class StoredStreams:
     def embeddings(self) -> torch.Tensor:
         """[gamma, h], float32."""
         return self.tensors[STREAM_EMBEDDINGS].float()
+
+    @property
+    def pruning(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """Of the early exit's adapter, down [rank, h] and up [h, rank]; None: there is none."""
+        if not self.config.pruning_rank:
+            return None
+        down, up = (self.tensors[f"{PRUNING}.lora_{part}.weight"].float() for part in "AB")
+        return down, up
 
     def adapters(self) -> list[dict[str, tuple[torch.Tensor, torch.Tensor]]]:
         """Of each layer, by the name of a linear part: down [rank, inputs], and up [outputs, rank] with alpha / rank."""
@@ -142,5 +157,7 @@ def save_streams(module: Streams, folder: Path, training: Mapping[str, Any], *, 
         "lora_rank": config.rank,
         "lora_alpha": config.alpha,
     }
+    if config.pruning_rank:
+        fields["pruning_rank"] = config.pruning_rank
     tensors = {name: each.detach().to("cpu", dtype).contiguous() for name, each in module.trained()}
     write_checkpoint(folder, tensors, fields, training, module.output.ids)

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from services.drafter.ahead_draft.own_layers import OwnLayers
-from services.drafter.ahead_draft.stream_config import ADAPTED, StreamsConfig
+from services.drafter.ahead_draft.stream_config import ADAPTED, PRUNING, StreamsConfig
 from services.drafter.feature_draft.draft_vocabulary import DraftVocabulary
 from services.drafter.feature_draft.layer import Attend
 from services.drafter.feature_draft.shared_output import SharedOutput
@@ -53,6 +53,23 @@ class AdaptedLinear(nn.Module):
         return torch.cat((made[..., :first, :], made[..., first:, :] + added), dim=-2)
 
 
+class ExitAdapter(nn.Module):
+    """The adapter of the early exit: an inner state to one that final norm and output layer read (o_theta, section 3.2.3).
+
+    The paper does not print its formula. Here it adds a term of low rank to the state, which begins as zero.
+    """
+
+    def __init__(self, size: int, rank: int) -> None:
+        super().__init__()
+        self.lora_A = nn.Linear(size, rank, bias=False)
+        self.lora_B = nn.Linear(rank, size, bias=False)
+
+    def forward(self, states: torch.Tensor) -> torch.Tensor:
+        """[..., h] to [..., h]."""
+        added: torch.Tensor = self.lora_B(self.lora_A(states))
+        return states + added
+
+
 class Streams(nn.Module):
     """Stream embeddings and adapters, which are trained, around the target's layers, which are not.
 
@@ -73,6 +90,7 @@ class Streams(nn.Module):
                 setattr(part, child, adapted)
         self.own = own
         self.output = output
+        self.pruning = ExitAdapter(config.hidden_size, config.pruning_rank) if config.pruning_rank else None
 
     def trained(self) -> Iterator[tuple[str, nn.Parameter]]:
         """The trained parameters, by their names in a checkpoint: layers are counted as the target's."""
@@ -84,6 +102,9 @@ class Streams(nn.Module):
                 for part, weight in adapted.named_parameters():
                     if not part.startswith("base."):
                         yield f"layers.{first + number}.{name}.{part}", weight
+        if self.pruning is not None:
+            for part, weight in self.pruning.named_parameters():
+                yield f"{PRUNING}.{part}", weight
 
     @property
     def vocabulary(self) -> DraftVocabulary:
@@ -97,6 +118,13 @@ class Streams(nn.Module):
     def inputs(self, states: torch.Tensor) -> torch.Tensor:
         """[n, h], states of ``config.state_layer``, to [n, gamma, h], the rows that their streams begin with."""
         return states[:, None] + self.stream_embeddings
+
+    def early(self, states: torch.Tensor) -> torch.Tensor | None:
+        """What the output layer reads by an early exit from states [..., h] of ``config.state_layer``; None: it has none."""
+        if self.pruning is None:
+            return None
+        normed: torch.Tensor = self.own.norm(self.pruning(states))
+        return normed
 
     def forward(self, rows: torch.Tensor, positions: torch.Tensor, attend: Attend, *, streams: int) -> torch.Tensor:
         """One pass over main rows and, behind them, rows of streams.

@@ -16,6 +16,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import AttentionInterface, PreTrainedModel
 
+from services.drafter.draft_model.row_buffers import RowBuffers, mask_of
 from services.drafter.draft_model.text_cache import NewRows, TextCache
 from speculation.errors import ConfigurationError
 
@@ -25,7 +26,7 @@ _TOLERANCE = {torch.float32: 2e-3, torch.float16: 0.05, torch.bfloat16: 0.1}
 
 
 class DraftLM:
-    """Computes logits of rows that it adds to sessions' caches. Everything runs in one thread.
+    """Implements ``LanguageModel`` by torch, on any device.
 
     Args:
         model: on its device, without gradients.
@@ -44,13 +45,11 @@ class DraftLM:
         if kept is not None:
             self._cut_head(kept, folder)
 
+    def new_rows(self) -> RowBuffers:
+        return RowBuffers()
+
     @torch.inference_mode()
     def logits(self, parts: Sequence[NewRows]) -> list[torch.Tensor]:
-        """Compute rows of several sessions.
-
-        Returns:
-            For each part [its ``logits``, kept ids], float32, on the CPU.
-        """
         tokens = [token for part in parts for token in part.tokens]
         positions = [position for part in parts for position in part.positions]
         wanted: list[int] = []
@@ -93,7 +92,7 @@ class DraftLM:
             model.set_attn_implementation("eager")
             plain = model(input_ids=ids, use_cache=False).logits[0].float().cpu()
             model.set_attn_implementation(_NAME)
-            cache, other = TextCache(), TextCache()
+            cache, other = TextCache(self.new_rows()), TextCache(self.new_rows())
             *_, first = self.logits([other.add_text(text[:3], 1), cache.add_text(text[:7], 7)])
             self.logits([cache.add_drafts([text[0], text[7]], [6, 6])])
             (second,) = self.logits([cache.add_drafts([text[8], text[1]], [8, 7])])
@@ -116,7 +115,8 @@ class _Pass:
     """Answers the attention calls of one pass, in their order."""
 
     def __init__(self, parts: Sequence[NewRows], device: torch.device) -> None:
-        self._parts = [(part, None if part.mask is None else part.mask.to(device)) for part in parts]
+        masks = [mask_of(part) for part in parts]
+        self._parts = [(part, None if mask is None else mask.to(device)) for part, mask in zip(parts, masks, strict=True)]
         self._calls = 0
 
     def attend(
@@ -136,7 +136,9 @@ class _Pass:
         begin = 0
         for part, mask in self._parts:
             end = begin + len(part.tokens)
-            keys, values = part.cache.store(layer, part, key[:, begin:end], value[:, begin:end])
+            held = part.cache.held
+            assert isinstance(held, RowBuffers)
+            keys, values = held.store(layer, part, key[:, begin:end], value[:, begin:end])
             if window is not None and keys.shape[1] > window:
                 mask = _within(window, part, keys.shape[1], mask, query.device)
             own = query[:, begin:end]

@@ -6,22 +6,31 @@ import logging
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import cast
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
 from services.drafter.cache_room import CacheRoom
-from services.drafter.config import DrafterConfig
+from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.draft_model.draft_lm import DraftLM
 from services.drafter.draft_model.drafted_chain import DraftedChain, DraftLimits
+from services.drafter.draft_model.language_model import LanguageModel
 from services.drafter.draft_model.lm_session import LmSession
-from services.drafter.draft_model.loading_drafts import load_draft_model
+from services.drafter.draft_model.loading_drafts import check_folder, load_draft_model, quietly
 from services.drafter.draft_model.next_tokens import Draws, FreshDraws
-from services.drafter.draft_model.text_cache import NewRows
+from services.drafter.draft_model.text_cache import NewRows, TextCache
 from services.drafter.draft_model.vocabulary_map import VocabularyMap, map_vocabularies
 from services.drafter.interfaces import DraftWanted
 from services.drafter.stopping.interface import StopPolicy
 from services.drafter.stopping.policies import make_stop
 from services.drafter.torch_threads import use_threads
+from services.model_folder import read_json, text_config
+from services.weights.weight_files import check_shared
 from speculation import limits
+from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 from speculation.types import EMPTY_TREE, TokenTree
 
@@ -46,20 +55,38 @@ def make(config: DrafterConfig) -> DraftModelSource:
         ConfigurationError: there is no such model, or it cannot draft for the target; says why.
     """
     trained = config.trained
+    folder, target = trained.weights_of(NAME)
+    check_folder(folder)
+    check_shared(folder, target)
+    vocabulary = map_vocabularies(folder, target)
+    kept = None if vocabulary.kept is None else vocabulary.kept.tolist()
+    lm = _by_kernels(trained, folder, target, kept)
+    if lm is None:
+        lm = DraftLM(load_draft_model(folder, target, device=trained.device, dtype=trained.dtype), folder, kept)
+    positions = text_config(read_json(folder / "config.json", "draft model")).get("max_position_embeddings")
     if trained.device == "cpu":
         use_threads(_THREADS)
-    folder, target = trained.weights_of(NAME)
-    model = load_draft_model(folder, device=trained.device, dtype=trained.dtype)
-    vocabulary = map_vocabularies(folder, target)
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return DraftModelSource(
-        DraftLM(model, folder, None if vocabulary.kept is None else vocabulary.kept.tolist()),
+        lm,
         vocabulary,
         make_stop(trained.stop, folder, target),
         steps=trained.num_steps,
         branches=trained.eagle_topk,
         longest=min(trained.window, positions if isinstance(positions, int) else trained.window),
     )
+
+
+def _by_kernels(config: TrainedConfig, folder: Path, target: Path, kept: Sequence[int] | None) -> LanguageModel | None:
+    """The model over the target's own kernels, if it is one that they compute."""
+    if config.draft_kernels is None or config.device != "cpu" or config.dtype != "float32":
+        return None
+    try:
+        with quietly():
+            made: LanguageModel = config.draft_kernels(folder, target, kept)
+        return made
+    except ConfigurationError as error:
+        log.info("the draft model at %s is computed by torch, which takes longer: %s", folder, error)
+        return None
 
 
 @dataclass(slots=True)
@@ -87,7 +114,7 @@ class DraftModelSource:
 
     def __init__(
         self,
-        lm: DraftLM,
+        lm: LanguageModel,
         vocabulary: VocabularyMap,
         stop: StopPolicy,
         *,
@@ -113,8 +140,28 @@ class DraftModelSource:
         other._room = CacheRoom(self._room.most_bytes)
         return other
 
+    @property
+    def targets(self) -> NDArray[np.int64] | None:
+        """[kept ids], the target's id of each logit; None: they are the same."""
+        return self._vocabulary.targets
+
+    def logits_behind(self, text: Sequence[int], count: int) -> torch.Tensor:
+        """What the model says behind each of the last ``count`` tokens of a text: [count, kept ids], float32.
+
+        Raises:
+            ConfigurationError: it has a tokeniser of its own, in which the places are others.
+        """
+        if not self._vocabulary.is_targets:
+            raise ConfigurationError("the draft model has a tokeniser of its own: must have the target's")
+        rows = TextCache(self._lm.new_rows())
+        try:
+            (found,) = self._lm.logits([rows.add_text(text, count)])
+        finally:
+            rows.clear()
+        return found
+
     def open(self, message: OpenSession) -> LmSession:
-        return LmSession(message, self._vocabulary, self._stop.open(message))
+        return LmSession(message, self._lm.new_rows(), self._vocabulary, self._stop.open(message))
 
     def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree | None]:
         trees: list[TokenTree | None] = [EMPTY_TREE] * len(batch)

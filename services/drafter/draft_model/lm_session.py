@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.drafter.draft_model.next_tokens import Distribution
-from services.drafter.draft_model.text_cache import TextCache
+from services.drafter.draft_model.text_cache import HeldRows, TextCache
 from services.drafter.draft_model.vocabulary_map import VocabularyMap
 from services.drafter.stopping.interface import StopState
 from speculation.messages import OpenSession, StepReport
@@ -13,6 +13,9 @@ from speculation.messages import OpenSession, StepReport
 
 class LmSession:
     """Implements ``SourceSession``.
+
+    Args:
+        held: where its model keeps keys and values.
 
     Attributes:
         tokens: all committed tokens.
@@ -23,10 +26,10 @@ class LmSession:
         stop: decides how long its drafts get.
     """
 
-    def __init__(self, message: OpenSession, vocabulary: VocabularyMap, stop: StopState) -> None:
+    def __init__(self, message: OpenSession, held: HeldRows, vocabulary: VocabularyMap, stop: StopState) -> None:
         self.tokens = list(message.tokens)
         self.prompt_length = message.prompt_length
-        self.cache = TextCache()
+        self.cache = TextCache(held)
         self.vocabulary = vocabulary
         self.distribution = Distribution(message.temperature, message.noise, vocabulary.targets)
         self.sampled = message.sampled and message.temperature > 0

@@ -2,35 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as messages
 
+from services.drafter.draft_model.vocabulary_map import VOCABULARY_FILE
 from services.model_folder import read_json, reading
+from services.weights.headers import BLOCKS_FILE
+from services.weights.shared_weights import read_shared
+from services.weights.weight_files import WeightFiles
 from speculation.errors import ConfigurationError
 
 _DTYPES = ("float32", "float16", "bfloat16")
 _PICKLED = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 
-def load_draft_model(folder: Path, *, device: str, dtype: str) -> PreTrainedModel:
+def load_draft_model(folder: Path, target: Path, *, device: str, dtype: str) -> PreTrainedModel:
     """The model in ``folder``, ready to be run.
+
+    Args:
+        target: folder of the model with which it may share weights.
 
     Raises:
         ConfigurationError: the folder, the device or the type is wrong, or a weight is missing, superfluous, misshapen or
             not finite; says which.
     """
-    _check_folder(folder)
+    check_folder(folder)
     if dtype not in _DTYPES:
         raise ConfigurationError(f"dtype of draft models is {dtype}: must be one of {', '.join(_DTYPES)}")
     read_json(folder / "config.json", "draft model")
-    with _quietly(), reading(f"load the draft model at {folder}"):
-        model, info = AutoModelForCausalLM.from_pretrained(
-            folder,
+    with quietly(), reading(f"load the draft model at {folder}"):
+        model, info = _read(folder, target)(
             dtype=getattr(torch, dtype),
             trust_remote_code=False,
             use_safetensors=True,
@@ -53,7 +61,7 @@ def load_draft_model(folder: Path, *, device: str, dtype: str) -> PreTrainedMode
 
 
 @contextmanager
-def _quietly() -> Iterator[None]:
+def quietly() -> Iterator[None]:
     """Transformers prints progress, and as a table what our errors say in one line."""
     level, bars = messages.get_verbosity(), messages.is_progress_bar_enabled()
     messages.set_verbosity_error()
@@ -66,17 +74,28 @@ def _quietly() -> Iterator[None]:
             messages.enable_progress_bar()
 
 
-def _check_folder(folder: Path) -> None:
+def _read(folder: Path, target: Path) -> Callable[..., Any]:
+    """``from_pretrained`` with the folder's weights; transformers gets those that it cannot read by itself."""
+    if not (folder / BLOCKS_FILE).is_file() and read_shared(folder) is None:
+        return partial(AutoModelForCausalLM.from_pretrained, folder)
+    config = AutoConfig.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
+    with WeightFiles(folder, target) as files:
+        numbers = {name: files.numbers(name) for name in files.names}
+    # The class itself, since AutoModelForCausalLM always looks for a folder.
+    kind = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    return partial(kind.from_pretrained, None, config=config, state_dict=numbers)
+
+
+def check_folder(folder: Path) -> None:
+    """Check that a folder may hold a draft model.
+
+    Raises:
+        ConfigurationError: it is no folder, or its weights are no safetensors.
+    """
     refused = f"cannot load the draft model at {folder}:"
     if not folder.is_dir():
         raise ConfigurationError(f"{refused} must be a folder with a draft model's config.json and safetensors")
-    weights = [path.name for path in folder.glob("*.safetensors") if path.name != "vocabulary.safetensors"]
-    if weights == ["blocks.safetensors"]:
-        raise ConfigurationError(
-            f"{refused} its weights are GGUF blocks, which only a target is served from; a draft model needs safetensors of "
-            "float32, float16 or bfloat16"
-        )
-    if weights:
+    if any(path.name != VOCABULARY_FILE for path in folder.glob("*.safetensors")):
         return
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
     if pickled:

@@ -4,11 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
-import torch
 
-# Rows that a buffer begins with; it doubles when it is full.
-_FIRST = 256
+class HeldRows(Protocol):
+    """Keys and values of a session's rows, wherever its model keeps them."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of memory that they take."""
+        ...
+
+    def move(self, rows: Sequence[int], first: int) -> None:
+        """Move rows, ascending, to ``first``, ``first`` + 1, ..."""
+        ...
+
+    def clear(self) -> None:
+        """Free the memory."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -19,7 +32,8 @@ class NewRows:
         first: index of the first row.
         tokens: [rows], the draft model's ids.
         positions: [rows], counted from the first row of the cache.
-        mask: [rows, rows of the cache], which rows each of them sees; None: all.
+        text: how many of the cache's rows are the text's: a row sees those up to its own position.
+        paths: [rows], the rows of drafts that each one sees, itself the last; empty for rows of the text.
         logits: how many of the last rows want logits.
     """
 
@@ -27,48 +41,48 @@ class NewRows:
     first: int
     tokens: Sequence[int]
     positions: Sequence[int]
-    mask: torch.Tensor | None
+    text: int
+    paths: Sequence[Sequence[int]]
     logits: int
 
 
 class TextCache:
     """Rows of the text, in its order, and behind them the rows of a tree of drafts, each with its parent.
 
-    Keys and values lie in buffers [key-value heads, capacity, size], two for each attention layer, made when the layer first
-    writes. Nothing is copied when rows are dropped; when a branch other than the first is accepted, its few rows are moved.
+    Nothing is copied when rows are dropped; when a branch other than the first is accepted, its few rows are moved.
+
+    Args:
+        held: their keys and values.
 
     Attributes:
         text: how many rows are the text's.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, held: HeldRows) -> None:
+        self.held = held
         self.text = 0
         self._tokens: list[int] = []
         self._parents: list[int] = []
         self._positions: list[int] = []
-        self._buffers: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def __len__(self) -> int:
         return len(self._tokens)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of its buffers."""
-        return sum(keys.nbytes + values.nbytes for keys, values in self._buffers)
+        """Bytes that its rows take."""
+        return self.held.nbytes
 
     def clear(self) -> None:
-        """Forget all rows, and free the buffers."""
-        self._cut(0)
-        self.text = 0
-        self._buffers.clear()
+        """Forget all rows, and free their memory."""
+        self.restart()
+        self.held.clear()
 
     def restart(self) -> None:
         """Forget all rows: the text begins elsewhere."""
         self._cut(0)
         self.text = 0
 
-    # In the mode in which the buffers were written.
-    @torch.inference_mode()
     def keep(self, text: Sequence[int]) -> int:
         """Roll back to what ``text`` says: rows of drafts that it goes on with become rows of the text, others are dropped.
 
@@ -90,10 +104,7 @@ class TextCache:
             node = found
         end = self.text + len(path)
         if path and path[-1] != end - 1:
-            rows = torch.tensor(path)
-            for buffers in self._buffers:
-                for held in buffers:
-                    held[:, self.text : end] = held[:, rows.to(held.device)]
+            self.held.move(path, self.text)
         for row, token in enumerate((self._tokens[row] for row in path), self.text):
             self._tokens[row], self._parents[row], self._positions[row] = token, row - 1, row
         self.text = min(end, len(text) - 1)
@@ -125,51 +136,21 @@ class TextCache:
             first=first,
             tokens=tokens,
             positions=self._positions[first:],
-            mask=self._mask(first),
+            text=self.text,
+            paths=[self._path(row) for row in range(first, len(self._tokens))],
             logits=logits,
         )
 
-    def _mask(self, first: int) -> torch.Tensor | None:
-        rows = len(self._tokens)
-        if rows <= self.text:
-            return None if rows - first == 1 else torch.ones(rows - first, rows, dtype=torch.bool).tril(first)
-        if all(self._parents[row] == row - 1 for row in range(self.text, rows)) and rows - first == 1:
-            return None
-        mask = torch.ones(rows - first, rows, dtype=torch.bool)
-        mask[:, self.text :] = False
-        for row in range(first, rows):
-            seen = row
-            while seen >= self.text:
-                mask[row - first, seen] = True
-                seen = self._parents[seen]
-        return mask
+    def _path(self, row: int) -> list[int]:
+        path = []
+        while row >= self.text:
+            path.append(row)
+            row = self._parents[row]
+        return path[::-1]
 
     def _cut(self, rows: int) -> None:
         del self._tokens[rows:], self._parents[rows:], self._positions[rows:]
 
-    def store(self, layer: int, new: NewRows, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write a layer's keys and values of new rows, [key-value heads, rows, size]; returns those of all rows so far."""
-        end = new.first + len(new.tokens)
-        while layer >= len(self._buffers):
-            self._buffers.append((_buffer(key, 0), _buffer(value, 0)))
-        keys, values = self._buffers[layer]
-        if keys.shape[1] < end:
-            keys, values = _grown(keys, end, new.first), _grown(values, end, new.first)
-            self._buffers[layer] = keys, values
-        keys[:, new.first : end] = key
-        values[:, new.first : end] = value
-        return keys[:, :end], values[:, :end]
-
     def positions(self, rows: int) -> Sequence[int]:
         """The positions of the first ``rows`` rows."""
         return self._positions[:rows]
-
-
-def _buffer(like: torch.Tensor, capacity: int) -> torch.Tensor:
-    return like.new_empty(like.shape[0], capacity, like.shape[2])
-
-
-def _grown(buffer: torch.Tensor, needed: int, held: int) -> torch.Tensor:
-    larger = _buffer(buffer, max(needed, _FIRST, 2 * buffer.shape[1]))
-    larger[:, :held] = buffer[:, :held]
-    return larger

@@ -22,6 +22,7 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from services.model_folder import read_json, reading, text_config
+from services.weights.shared_weights import read_shared
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,11 @@ class VocabularyMap:
     draft_size: int = 0
     _ids: dict[int, tuple[int, ...]] | None = None
     _tokenizers: tuple[Tokenizer, Tokenizer] | None = field(default=None)
+
+    @property
+    def is_targets(self) -> bool:
+        """Whether the two tokenisers are the same."""
+        return self._ids is None
 
     def encode(self, tokens: Iterable[int]) -> list[int]:
         """The draft model's ids for the target's tokens.
@@ -77,7 +83,9 @@ def map_vocabularies(draft: Path, target: Path) -> VocabularyMap:
         ConfigurationError: a file is missing or damaged, or the vocabularies have no token in common.
     """
     draft_size, target_size = _size(draft), _size(target)
-    own, wanted = _Vocabulary(draft), _Vocabulary(target)
+    wanted = _Vocabulary(target)
+    # A model that shares the target's embeddings has its tokeniser.
+    own = wanted if read_shared(draft) is not None else _Vocabulary(draft)
     listed = _listed(draft, draft_size)
     if own.same_as(wanted):
         kept = np.arange(min(draft_size, target_size)) if listed is None else listed[listed < target_size]

@@ -26,7 +26,6 @@ from services.drafter.feature_draft.layouts import (
 from services.drafter.feature_draft.pickled import refuse_pickles
 from services.drafter.feature_draft.target_rows import RowTable, TargetRows, read_target_rows, read_target_shape
 from services.model_folder import read_json, reading, tokenizer_digest
-from services.weights.stored_blocks import StoredBlocks
 from services.weights.weight_files import WeightFiles
 from speculation.errors import ConfigurationError
 
@@ -114,8 +113,7 @@ def _read(folder: Path, config: Mapping[str, Any]) -> tuple[HeadLayout, Tensors]
                     f"cannot load the head at {folder}: the tensor {public} is {what}: must be one of layout {layout.name}"
                 )
             if name not in skipped:
-                weight = files.get(public)
-                found[name] = weight.float() if isinstance(weight, StoredBlocks) else weight
+                found[name] = files.numbers(public)
     if "missing_state" in found:
         found["missing_state"] = found["missing_state"].flatten()
     return layout, found

@@ -37,9 +37,29 @@ def make_stop(config: StopConfig, draft: Path, target: Path) -> StopPolicy:
             return _disco(config, draft, target)
 
 
-def _disco(config: StopConfig, draft: Path, target: Path) -> Disco:
+def check_stop(config: StopConfig) -> None:
+    """Check a policy's settings, without the models that it is for.
+
+    Raises:
+        ConfigurationError: the classifier is missing, unreadable, or not asked for by the policy.
+    """
+    if config.policy == "disco":
+        read_classifier(_file_of(config))
+    elif config.disco is not None:
+        raise ConfigurationError(
+            f"drafter.stop_classifier is {config.disco}, but drafter.stop_policy is {config.policy}: must be unset, or "
+            "stop_policy disco"
+        )
+
+
+def _file_of(config: StopConfig) -> Path:
     if config.disco is None:
         raise ConfigurationError("stop_policy is disco: stop_classifier must name a file of `outrider train disco`")
-    classifier, card = read_classifier(config.disco)
-    check_models(card, config.disco, model_fingerprint(draft), model_fingerprint(target))
+    return config.disco
+
+
+def _disco(config: StopConfig, draft: Path, target: Path) -> Disco:
+    file = _file_of(config)
+    classifier, card = read_classifier(file)
+    check_models(card, file, model_fingerprint(draft), model_fingerprint(target))
     return Disco(classifier, card.theta, card.max_tokens)

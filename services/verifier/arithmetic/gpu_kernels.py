@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.verifier.arithmetic.kernels import CLEARLY, Choice, score
+from services.verifier.arithmetic.kernels import Choice, clearly_fastest
 from services.verifier.arithmetic.linears import as_linears, products, quantize
 from services.verifier.arithmetic.padded_linear import PaddedLinear, forbid_split_sums
 from services.verifier.arithmetic.shared_products import joint_bias, joint_weight, replace_by
@@ -52,8 +52,8 @@ def use_gpu_kernels(model: nn.Module, config: TargetConfig) -> Choice:
         ConfigurationError: the kernels named in the settings cannot compute this model here; says why.
     """
     reason = _unfit(config)
-    if config.dtype == "int8":
-        quantize(model)
+    if config.quantised:
+        quantize(model, config)
     if config.kernels == "torch" or reason:
         if config.kernels not in ("auto", "torch"):
             raise ConfigurationError(f"verifier.kernels is {config.kernels}: {reason}; use auto or torch")
@@ -68,7 +68,7 @@ def use_gpu_kernels(model: nn.Module, config: TargetConfig) -> Choice:
 def _unfit(config: TargetConfig) -> str:
     """Why no kernels but torch's can compute a model under these settings; empty if some can."""
     if config.dtype != "bfloat16":
-        own = " (its layers are torchao's)" if config.dtype == "int8" else ""
+        own = " (its layers are torchao's)" if config.quantised else ""
         return f"verifier.dtype is {config.dtype}{own}: must be bfloat16"
     return ""
 
@@ -109,7 +109,7 @@ def put(model: nn.Module, linears: str, device: torch.device) -> None:
         if left := use_row_kernels(model, make):
             log.info("these layers stay torch's: %s", ", ".join(left))
         return
-    for parent, layers in list(products(model)):
+    for parent, layers in products(model):
         linear = [layer for layer in layers.values() if isinstance(layer, nn.Linear)]
         replace_by(make(joint_weight(linear), joint_bias(linear)), parent, layers)
 
@@ -174,11 +174,7 @@ def _measured(named: Sequence[str], shapes: Shapes, device: torch.device, timer:
                 given = torch.randn(rows, inputs, device=device).bfloat16()
                 milliseconds[index] += count / copies * timer(lambda: [layer(given) for layer in layers])  # noqa: B023
     exact = [name for name in named if name not in inexact]
-    best = exact[0] if exact else "torch"
-    for other in exact[1:]:
-        # Machines of a cluster should choose alike, so the first candidate stays unless another is clearly faster.
-        if score(totals[other]) < CLEARLY * score(totals[best]):
-            best = other
+    best = clearly_fastest(exact, totals) if exact else "torch"
     figures = {name: [round(value, 3) for value in values] for name, values in totals.items()}
     listed = "; ".join(f"{name} {'/'.join(f'{value:.2f}' for value in values)}" for name, values in figures.items())
     reason = f"ms over {'/'.join(map(str, ROWS))} rows: {listed}"

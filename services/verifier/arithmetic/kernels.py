@@ -43,7 +43,7 @@ _REPEATS = 5
 # The time of a layer is proportional to its size, so only a part of a larger one is timed.
 _MOST_WEIGHTS = 2**22
 _FORMAT = 1
-CLEARLY = 0.8
+_CLEARLY = 0.8
 # Smaller models are so fast that timing is not worth it.
 _TOO_SMALL = 2**22
 
@@ -195,11 +195,8 @@ def _measured(candidates: Sequence[Choice], shapes: Shapes) -> Choice:
             for name, seconds in _seconds(makers, given, inputs).items():
                 totals[name][index] += 1e3 * seconds * count * hit * outputs / part
     exact = [choice for choice in candidates if _name(choice) not in inexact] or [Choice(linears="torch")]
-    # Machines of a cluster should choose alike, so the first candidate stays unless another is clearly faster.
-    best = exact[0]
-    for other in exact[1:]:
-        if score(totals[_name(other)]) < CLEARLY * score(totals[_name(best)]):
-            best = other
+    names = [_name(choice) for choice in exact]
+    best = exact[names.index(clearly_fastest(names, totals))]
     figures = {name: [round(value, 2) for value in values] for name, values in totals.items()}
     listed = "; ".join(f"{name} {'/'.join(f'{value:.1f}' for value in values)}" for name, values in figures.items())
     reason = f"fastest exact, ms over {'/'.join(map(str, ROWS))} rows: {listed}"
@@ -207,7 +204,21 @@ def _measured(candidates: Sequence[Choice], shapes: Shapes) -> Choice:
     return Choice(**{**asdict(best), "milliseconds": figures, "reason": reason})
 
 
-def score(milliseconds: Sequence[float]) -> float:
+def clearly_fastest(names: Sequence[str], milliseconds: Mapping[str, Sequence[float]]) -> str:
+    """The candidate that takes least. Machines of a cluster should choose alike, so each stays unless a later one is clearly
+    faster.
+
+    Args:
+        milliseconds: of each candidate, by numbers of rows.
+    """
+    best = names[0]
+    for other in names[1:]:
+        if _score(milliseconds[other]) < _CLEARLY * _score(milliseconds[best]):
+            best = other
+    return best
+
+
+def _score(milliseconds: Sequence[float]) -> float:
     """Geometric mean, in which every number of rows has the same weight."""
     return math.prod(milliseconds) ** (1 / len(milliseconds))
 

@@ -9,6 +9,7 @@ Layers that are called one after the other with the same input (query, key and v
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import TypeGuard
 
@@ -18,8 +19,12 @@ from transformers.pytorch_utils import Conv1D
 
 from services.verifier.arithmetic.exact_weights import PackedLinear
 from services.verifier.arithmetic.shared_products import SIBLINGS, joint_bias, replace_by
+from services.verifier.config import TargetConfig
+from services.verifier.gpu_here import multiplies_fp8
 from services.weights.stored_blocks import StoredBlocks, StoredLinear, Weight, alike, joined
 from speculation.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
 
 # Takes weight and bias.
 MakeLinear = Callable[[Weight, torch.Tensor | None], PackedLinear]
@@ -54,17 +59,40 @@ class OneDnnLinear(PackedLinear):
         return result
 
 
-def quantize(model: nn.Module) -> None:
-    """Give every ``nn.Linear`` of a model on a GPU int8 weights, with torchao.
+def quantize(model: nn.Module, config: TargetConfig) -> None:
+    """Give every ``nn.Linear`` of a model that is to move to a GPU int8 or fp8 weights, with torchao.
+
+    With fp8, inputs are rounded to fp8 as well. Each row has a scale of its own: one for all would let a token's numbers
+    depend on what shares its pass.
 
     Raises:
-        ConfigurationError: torchao is not installed.
+        ConfigurationError: torchao is not installed, or the GPU does not multiply in fp8.
     """
+    device = torch.device(config.device)
+    if config.dtype == "fp8" and not multiplies_fp8(device):
+        found = torch.cuda.get_device_capability(device)
+        raise ConfigurationError(
+            f"verifier.dtype is fp8: needs a GPU of compute capability 8.9 (Ada, Hopper) or later, {config.device} has "
+            f"{found[0]}.{found[1]}; use bfloat16 or int8"
+        )
     try:
-        from torchao.quantization import Int8WeightOnlyConfig, quantize_
+        from torchao.quantization import (
+            Float8DynamicActivationFloat8WeightConfig,
+            Int8WeightOnlyConfig,
+            PerRow,
+            quantize_,
+        )
     except ImportError as error:
-        raise ConfigurationError("dtype is int8: needs torchao: pip install 'outrider-server[int8]'") from error
-    quantize_(model, Int8WeightOnlyConfig())
+        raise ConfigurationError(f"dtype is {config.dtype}: needs torchao: pip install 'outrider-server[int8]'") from error
+    if config.dtype == "int8":
+        quantize_(model, Int8WeightOnlyConfig())
+        return
+    quantize_(model, Float8DynamicActivationFloat8WeightConfig(granularity=PerRow()))
+    # torchao leaves out layers whose inputs or outputs are no multiple of 16.
+    linears = [(name, child) for name, child in model.named_modules() if isinstance(child, nn.Linear)]
+    left = [name for name, linear in linears if type(linear.weight.data) is torch.Tensor]
+    if left:
+        log.info("these layers stay bfloat16: %s", ", ".join(left))
 
 
 def as_linears(model: nn.Module) -> None:
@@ -81,7 +109,7 @@ def as_linears(model: nn.Module) -> None:
 def pack_linears(model: nn.Module, make: MakeLinear) -> int:
     """Replace every linear layer in ``model`` by a packed one; returns their number."""
     replaced = 0
-    for parent, layers in list(products(model)):
+    for parent, layers in products(model):
         linears = list(layers.values())
         packed = make(joined([linear.weight for linear in linears]), joint_bias(linears))
         replace_by(packed, parent, layers)
@@ -90,14 +118,21 @@ def pack_linears(model: nn.Module, make: MakeLinear) -> int:
 
 
 def products(model: nn.Module) -> Iterator[tuple[nn.Module, dict[str, Linear]]]:
-    """Groups of linear layers in ``model`` that can share a product, most of them of one layer: (parent, layers by name)."""
-    for parent in model.modules():
-        children = {name: child for name, child in parent.named_children() if _is_linear(child)}
-        for names in SIBLINGS:
-            if children.keys() >= set(names) and alike([children[name].weight for name in names]):
-                yield parent, {name: children.pop(name) for name in names}
-        for name, child in children.items():
-            yield parent, {name: child}
+    """Groups of linear layers in ``model`` that can share a product, most of them of one layer: (parent, layers by name).
+
+    Whoever replaces them may do so under way, and then holds at most one parent's layers twice.
+    """
+    for parent in [module for module in model.modules() if any(_is_linear(child) for child in module.children())]:
+        yield from [(parent, layers) for layers in _products_of(parent)]
+
+
+def _products_of(parent: nn.Module) -> Iterator[dict[str, Linear]]:
+    children = {name: child for name, child in parent.named_children() if _is_linear(child)}
+    for names in SIBLINGS:
+        if children.keys() >= set(names) and alike([children[name].weight for name in names]):
+            yield {name: children.pop(name) for name in names}
+    for name, child in children.items():
+        yield {name: child}
 
 
 def _is_linear(module: nn.Module) -> TypeGuard[Linear]:

@@ -59,6 +59,12 @@ class SharedLinear(nn.Module):
         return self.shared.result(rows, self._index)
 
 
+def shared_product(layers: Sequence[nn.Module]) -> nn.Module | None:
+    """The product that computes all of these layers; None if there is no single one."""
+    products = [layer.shared.packed for layer in layers if isinstance(layer, SharedLinear)]
+    return products[0] if len(products) == len(layers) and len(set(map(id, products))) == 1 else None
+
+
 def replace_by(packed: nn.Module, parent: nn.Module, layers: Mapping[str, HasBias]) -> None:
     """Let ``packed`` compute the children ``layers`` of ``parent``, in their order."""
     if len(layers) == 1:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
 
-from services.verifier.attention.calls import Pass
+from services.verifier.attention.calls import MAX_NODES, Pass
+from services.verifier.config import TargetConfig
 from services.verifier.target_port import Rows
 
 # Passes of more rows compute for longer than their launches take.
@@ -27,8 +29,28 @@ class FixedPass(Pass, Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Largest:
+    """The largest passes that the settings allow: rows, requests, and positions of one request."""
+
+    rows: int
+    requests: int
+    positions: int
+
+
+def largest_pass(config: TargetConfig) -> Largest:
+    """The largest passes of a target. A full-length request has room for the largest tree behind its tokens."""
+    # Smaller caches than a request may fill are sized up as well, to say what would fit.
+    tokens = min(config.max_model_len or config.kv_cache_tokens, config.kv_cache_tokens)
+    return Largest(rows=config.pass_rows, requests=config.pass_requests, positions=tokens + MAX_NODES)
+
+
 class Buckets(Protocol):
     """Says which passes are alike."""
+
+    def allowed(self, largest: Largest) -> Sequence[Hashable]:
+        """The buckets of all passes up to ``largest``, those that need most memory first."""
+        ...
 
     def bucket(self, batch: Sequence[Rows]) -> Hashable | None:
         """The bucket of a pass; None if it is larger than any."""
@@ -42,3 +64,8 @@ class Buckets(Protocol):
 def rounded_up(count: int) -> int:
     """The smallest power of two that is at least ``count``."""
     return 1 << (count - 1).bit_length()
+
+
+def steps(most: int) -> list[int]:
+    """The powers of two up to the first that is at least ``most``, the greatest first."""
+    return [1 << power for power in reversed(range(rounded_up(most).bit_length()))]

@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from services.verifier.attention.calls import Call
-from services.verifier.attention.fixed import MOST_ROWS, rounded_up
+from services.verifier.attention.fixed import MOST_ROWS, Largest, rounded_up, steps
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.target_port import Rows
 from speculation.tree import ROOT
@@ -32,6 +32,10 @@ class StaticBuckets:
         rows = sum(len(request.tokens) for request in batch)
         tiles = sum((request.context + len(request.tokens) - 1) // TILE + 1 for request in batch)
         return (rounded_up(rows), rounded_up(tiles)) if rows <= MOST_ROWS and tiles <= _MOST_TILES else None
+
+    def allowed(self, largest: Largest) -> list[tuple[int, int]]:
+        tiles = min(_MOST_TILES, largest.requests * -(-largest.positions // TILE))
+        return [(rows, count) for rows in steps(min(MOST_ROWS, largest.rows)) for count in steps(tiles)]
 
     def make(self, bucket: tuple[int, int]) -> StaticPass:
         return StaticPass(self._pool, *bucket)

@@ -9,6 +9,7 @@ import torch
 
 from services.verifier.choosing.candidates import on_host
 from services.verifier.target_port import PackedBits
+from services.verifier.to_device import to_device
 
 _BARRED = float("-inf")
 
@@ -35,10 +36,10 @@ def bar_rows(logits: torch.Tensor, rules: Sequence[PackedBits | None]) -> None:
             own[at, _unpacked(allowed, vocabulary) == 0] = -np.inf
         return
     # Packed, a row is an eighth of a byte per token; it is unpacked where the logits are.
-    packed = torch.from_numpy(np.stack([allowed for _, allowed in rows])).to(logits.device)
+    packed = to_device(np.stack([allowed for _, allowed in rows]), logits.device)
     bits = torch.arange(8, dtype=torch.uint8, device=logits.device)
     barred = ((packed[:, :, None] >> bits) & 1).flatten(1)[:, :vocabulary] == 0
-    index = torch.tensor([at for at, _ in rows], device=logits.device)
+    index = to_device([at for at, _ in rows], logits.device)
     logits[index] = logits[index].masked_fill_(barred, _BARRED)
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.verifier.to_device import to_device
 from speculation.types import SamplingParams
 
 # Rows of logits folded into columns of this length; the maxima of columns tell where the greatest logits are.
@@ -39,6 +40,11 @@ class Candidates:
 def on_host(logits: torch.Tensor) -> bool:
     """Whether numpy can read the logits in place. On a device, work is cheap but waiting for each result is not."""
     return logits.device.type == "cpu"
+
+
+def rows_of(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Those ``rows`` of [rows, vocabulary]; the logits themselves if they are all, in their order."""
+    return logits if rows == list(range(len(logits))) else logits[to_device(rows, logits.device)]
 
 
 def truncates(params: SamplingParams, vocabulary: int) -> bool:

@@ -14,16 +14,18 @@ from numpy.typing import NDArray
 
 from services.generation_config import ModelProcessors
 from services.verifier.choosing.barring import bar_rows
-from services.verifier.choosing.candidates import likeliest, on_host
+from services.verifier.choosing.candidates import likeliest, on_host, rows_of
 from services.verifier.choosing.chosen_logprobs import ChosenLogprobs
+from services.verifier.choosing.device_trials import fans_of, tried_on
 from services.verifier.choosing.penalties import Changes
 from services.verifier.choosing.picks import argmax, by_law, sample, truncated, unchanged
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError, Walk
 from services.verifier.native.choice_kernel import UNDECIDED, ChoiceKernel
 from services.verifier.native.library import Library
 from services.verifier.target_port import NOT_CHOSEN, Outcome, PackedBits, Rows, Sampling
+from services.verifier.to_device import to_device
 from speculation.choose import choose
-from speculation.types import SamplingParams, TokenLogprobs
+from speculation.types import EMPTY_TREE, SamplingParams, TokenLogprobs
 
 _COPIED_ROWS = 16
 _GREEDY = Sampling(params=SamplingParams(ignore_generation_config=True), prompt_length=0)
@@ -98,7 +100,10 @@ class Chooser:
             request.advance(rows.context, rows.tokens[: rows.chain])
             walks.append(Walk(rows, request, end, [NOT_CHOSEN] * rows.logits))
             end += rows.logits
-        self._walk([walk for walk in walks if walk.rows.logits and not walk.rows.distributions], logits)
+        self._walk([walk for walk in walks if walk.rows.logits and walk.rows.tried is None], logits)
+        tried = [walk for walk in walks if walk.rows.logits and walk.rows.tried is not None]
+        if not on_host(logits):
+            self._try(tried, logits)
         top_ids, made = self._likeliest(walks, logits), ChosenLogprobs(walks, logits)
         return [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
 
@@ -106,7 +111,7 @@ class Chooser:
         self, walk: Walk, logits: torch.Tensor, top_ids: tuple[tuple[int, ...], ...], made: ChosenLogprobs
     ) -> Outcome:
         choices, top = tuple(walk.choices), walk.request.params.logprobs
-        if top is None and not walk.rows.distributions:
+        if top is None and walk.rows.tried is None:
             return Outcome(choices=choices, top_ids=top_ids, error=walk.error)
 
         def logprobs(row: int, token: int) -> TokenLogprobs:
@@ -119,7 +124,8 @@ class Chooser:
             choices=choices,
             top_ids=top_ids,
             logprobs=None if top is None or not choices else logprobs,
-            distribution=distribution if walk.rows.distributions else None,
+            distribution=None if walk.rows.tried is None else distribution,
+            tried=walk.tried,
             error=walk.error,
         )
 
@@ -133,7 +139,7 @@ class Chooser:
         for k in {walk.rows.top_k for walk in walks if walk.rows.top_k and walk.rows.logits}:
             asking = [at for at, walk in enumerate(walks) if walk.rows.top_k == k]
             rows = [walks[at].first_row + row for at in asking for row in range(walks[at].rows.logits)]
-            ids = iter(likeliest(logits if len(rows) == len(logits) else logits[rows], k).tolist())
+            ids = iter(likeliest(rows_of(logits, rows), k).tolist())
             for at in asking:
                 found[at] = tuple(tuple(next(ids)) for _ in range(walks[at].rows.logits))
         return found
@@ -158,6 +164,23 @@ class Chooser:
                 for (at, row), choice in zip(frontier, level, strict=True)
                 for child in walks[at].take(row, choice)
             ]
+
+    def _try(self, walks: Sequence[Walk], logits: torch.Tensor) -> None:
+        """Note what can be found of the rejection rule without distributions; what fails here is left to the rule."""
+        own = [walk for walk in walks if walk.request.pipeline is None]
+        points = [walk.point(row) for walk in own for row in range(walk.rows.logits)]
+        if not points:
+            return
+        fans = [fan for walk in own for fan in fans_of(walk.rows.tried or EMPTY_TREE)]
+        params, positions = [point.request.params for point in points], [point.position for point in points]
+        try:
+            found = iter(tried_on(self._prepared(logits, points), params, positions, fans))
+        except Exception:
+            for walk in own if len(own) > 1 else ():
+                self._try([walk], logits)
+            return
+        for walk in own:
+            walk.tried = tuple(next(found) for _ in range(walk.rows.logits))
 
     def choose(self, logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
         """The choice at each point, or the error of that point; an error does not affect other requests."""
@@ -209,7 +232,7 @@ class Chooser:
             for copy, point in zip(prepared.numpy(), points, strict=True):
                 copy[:] = own[point.row]
         else:
-            rows = torch.tensor([point.row for point in points], device=logits.device)
+            rows = to_device([point.row for point in points], logits.device)
             torch.index_select(logits, 0, rows, out=prepared)
         changes = Changes([], [], [], [])
         for at, point in enumerate(points):
@@ -221,7 +244,7 @@ class Chooser:
             for copy, temperature in zip(prepared.numpy(), temperatures, strict=True):
                 copy /= np.float32(temperature)
         else:
-            prepared /= torch.tensor(temperatures, device=logits.device)[:, None]
+            prepared /= to_device(temperatures, logits.device, torch.float32)[:, None]
         return prepared
 
     def _processed(self, point: ChoicePoint, logits: torch.Tensor) -> torch.Tensor:

@@ -8,6 +8,7 @@ import torch
 
 from services.verifier.choosing.walks import Walk
 from services.verifier.target_port import NOT_CHOSEN
+from services.verifier.to_device import to_device
 from speculation.choose import log_probabilities
 from speculation.types import TokenLogprobs
 
@@ -49,7 +50,7 @@ class ChosenLogprobs:
 
 def _some(logits: torch.Tensor, chosen: Sequence[tuple[int, int]], top: int) -> list[TokenLogprobs]:
     """Those of (row, token) pairs."""
-    rows, tokens = torch.tensor(chosen, device=logits.device).unbind(1)
+    rows, tokens = to_device(chosen, logits.device).unbind(1)
     logprobs = torch.log_softmax(logits[rows].float(), dim=-1)
     values, ids = torch.topk(logprobs, top)
     own = logprobs.gather(1, tokens[:, None])

@@ -20,18 +20,20 @@ import torch
 from services.verifier.choosing.candidates import ERROR, LANE_ERROR, LEAST_MIN_P, RATIO_ERROR
 from services.verifier.choosing.noise import words
 from services.verifier.target_port import NOT_CHOSEN
+from services.verifier.to_device import to_device
 from speculation.philox import NoiseStream
 from speculation.types import SamplingParams
 
 log = logging.getLogger(__name__)
 
-# Takes logits, the least that take part, seeds and positions; see ``winners_by_torch``.
+# Takes logits, the least that take part, seeds, positions and the noise's stream; see ``winners_by_torch``.
 Winners = Callable[
-    [torch.Tensor, torch.Tensor, Sequence[int], Sequence[int]], tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+    [torch.Tensor, torch.Tensor, Sequence[int], Sequence[int], NoiseStream],
+    tuple[torch.Tensor, torch.Tensor, torch.Tensor],
 ]
 
 # Far above the difference between two implementations of a float64 logarithm.
-_SLACK = 1e-6
+SLACK = 1e-6
 # Most numbers of a turn: each takes some hundred bytes for a moment.
 _AT_ONCE = 2**22
 
@@ -50,11 +52,21 @@ class Limits(NamedTuple):
 
 def likeliest_of(logits: torch.Tensor) -> list[int]:
     """The first of the greatest logits of each row, [rows, vocabulary]; ``NOT_CHOSEN`` where that is not finite."""
+    found: list[int] = first_of_greatest(logits).tolist()
+    return found
+
+
+def first_of_greatest(logits: torch.Tensor) -> torch.Tensor:
+    """As ``likeliest_of``, [rows], where the logits are."""
     tops = logits.amax(-1, keepdim=True)
     ids = torch.arange(logits.shape[1], device=logits.device)
     first = torch.where(logits == tops, ids, len(ids)).amin(-1)
-    found: list[int] = torch.where(torch.isfinite(tops[:, 0]), first, NOT_CHOSEN).tolist()
-    return found
+    return torch.where(torch.isfinite(tops[:, 0]), first, NOT_CHOSEN)
+
+
+def rows_at_once(vocabulary: int) -> int:
+    """How many rows are worked on at a time."""
+    return max(1, _AT_ONCE // vocabulary)
 
 
 def drawn(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> list[int]:
@@ -64,7 +76,7 @@ def drawn(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Seq
         logits: [rows, vocabulary], float32, divided by the temperature; on any device.
         params, positions: [rows].
     """
-    some = max(1, _AT_ONCE // logits.shape[1])
+    some = rows_at_once(logits.shape[1])
     parts = [
         _drawn(logits[start : start + some], params[start : start + some], positions[start : start + some])
         for start in range(0, len(logits), some)
@@ -76,10 +88,10 @@ def drawn(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Seq
 def _drawn(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int]) -> torch.Tensor:
     limits = limits_of(logits, params)
     seeds = [own.seed for own in params]
-    best, ids, others = winners_on(logits.device)(logits, limits.perhaps, seeds, positions)
+    best, ids, others = winners_on(logits.device)(logits, limits.perhaps, seeds, positions, NoiseStream.CHOICE)
     values = logits.gather(-1, ids[:, None])[:, 0].double()
     # Written so that NaN counts as undecided.
-    leads = best - others > _SLACK * (1 + best.abs())
+    leads = best - others > SLACK * (1 + best.abs())
     decided = leads & torch.isfinite(logits.amax(-1)) & torch.isfinite(best) & (values >= limits.surely)
     return torch.where(decided, ids, NOT_CHOSEN)
 
@@ -92,10 +104,11 @@ def winners_on(device: torch.device) -> Winners:
     from services.verifier.triton_kernels.noise_kernel import noisy_winners
 
     rows = torch.randn(2, 3000, generator=torch.Generator().manual_seed(0)).to(device)
-    given = (rows, torch.zeros(2, dtype=torch.float64, device=device), [3, 2**64 - 1], [7, 2**33])
+    least = torch.zeros(2, dtype=torch.float64, device=device)
+    given = (rows, least, [3, 2**64 - 1], [7, 2**33], NoiseStream.CHOICE)
     try:
         found, expected = noisy_winners(*given), winners_by_torch(*given)
-        if torch.equal(found[1], expected[1]) and torch.allclose(found[0], expected[0], atol=_SLACK / 100):
+        if torch.equal(found[1], expected[1]) and torch.allclose(found[0], expected[0], atol=SLACK / 100):
             return noisy_winners
         reason = "it finds other tokens"
     except Exception as error:
@@ -106,15 +119,15 @@ def winners_on(device: torch.device) -> Winners:
 
 
 def winners_by_torch(
-    logits: torch.Tensor, perhaps: torch.Tensor, seeds: Sequence[int], positions: Sequence[int]
+    logits: torch.Tensor, perhaps: torch.Tensor, seeds: Sequence[int], positions: Sequence[int], stream: NoiseStream
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The greatest logit plus noise of each row, its token, and the second greatest: [rows] each, float64, int64, float64.
 
     Args:
-        logits: [rows, vocabulary], float32.
+        logits: [rows, vocabulary], float32 or float64.
         perhaps: [rows], float64; lesser logits do not take part.
     """
-    uniform = (words(seeds, NoiseStream.CHOICE, positions, logits.shape[1], logits.device).double() + 0.5) / 2.0**32
+    uniform = (words(seeds, stream, positions, logits.shape[1], logits.device).double() + 0.5) / 2.0**32
     values = logits.double()
     noisy = (values - torch.log(-torch.log(uniform))).masked_fill(values < perhaps[:, None], -torch.inf)
     best, ids = noisy.max(-1, keepdim=True)
@@ -185,6 +198,4 @@ def _cut_by_ratio(logits: torch.Tensor, min_ps: Sequence[float], limits: Limits)
 def _chosen(values: Sequence[float], wanted: Sequence[bool], device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
     """The rows that are ``wanted``, and their values, float64; both on the device."""
     at = [row for row, own in enumerate(wanted) if own]
-    return torch.tensor(at, device=device, dtype=torch.int64), torch.tensor(
-        [values[row] for row in at], device=device, dtype=torch.float64
-    )
+    return to_device(at, device, torch.int64), to_device([values[row] for row in at], device, torch.float64)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from services.verifier.to_device import to_device
 from speculation.philox import NoiseStream
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -19,7 +20,7 @@ def words(
     """The random words of speculation/philox.py for indices 0 to ``size`` - 1, row by row: [rows, size], int64."""
 
     def column(values: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=device)[:, None]
+        return to_device(values, device, torch.int64)[:, None]
 
     blocks = torch.arange(-(-size // 4), dtype=torch.int64, device=device)[None]
     keys = [column([seed & _LOW for seed in seeds]), column([seed >> 32 for seed in seeds])]

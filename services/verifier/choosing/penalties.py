@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.verifier.choosing.candidates import on_host
+from services.verifier.to_device import to_device
 from speculation.types import SamplingParams
 
 _Ids = NDArray[np.int64]
@@ -124,7 +125,7 @@ class Changes:
             if on_host(logits):
                 _change(logits.numpy().reshape(-1), at, amount, self._rule(amounts), np.where)
             else:
-                there = torch.from_numpy(at).to(logits.device), torch.from_numpy(amount).to(logits.device)
+                there = to_device(at, logits.device), to_device(amount, logits.device)
                 _change(logits.view(-1), *there, self._rule(amounts), torch.where)
 
     def _rule(self, amounts: _Amounts) -> str:

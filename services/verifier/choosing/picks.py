@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.verifier.choosing.candidates import Candidates, narrow, on_host, truncates
+from services.verifier.choosing.candidates import Candidates, narrow, on_host, rows_of, truncates
 from services.verifier.choosing.device_choice import drawn, likeliest_of
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError
 from services.verifier.target_port import NOT_CHOSEN
@@ -40,8 +40,7 @@ def by_law(
 def unchanged(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
     """The greatest logit at each point of [rows, vocabulary], for requests that change no logits."""
     if not on_host(logits):
-        rows = [point.row for point in points]
-        return argmax(logits if rows == list(range(len(logits))) else logits[rows], points)
+        return argmax(rows_of(logits, [point.row for point in points]), points)
     # As the law, without an array for every row.
     own, choices = logits.numpy(), []
     for point in points:

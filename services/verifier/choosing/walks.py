@@ -11,7 +11,7 @@ from services.generation_config import ModelProcessors
 from services.verifier.choosing.penalties import Penalties
 from services.verifier.choosing.processors import build_pipeline, build_truncation
 from services.verifier.native.choice_structs import request_struct
-from services.verifier.target_port import Rows, Sampling
+from services.verifier.target_port import Rows, Sampling, Tried
 from speculation.acceptance import stop_token_ids
 from speculation.errors import Internal
 
@@ -79,13 +79,17 @@ class ChoicePoint(NamedTuple):
 
 @dataclass(slots=True)
 class Walk:
-    """One request's rows while its tree is walked. Row 0 is the pending token's, row i + 1 that of node i."""
+    """One request's rows while its tree is walked. Row 0 is the pending token's, row i + 1 that of node i.
+
+    ``choices``, ``error`` and ``tried`` become those of its ``Outcome``.
+    """
 
     rows: Rows
     request: RequestState
     first_row: int
     choices: list[int] = field(default_factory=list)
     error: Exception | None = None
+    tried: tuple[Tried, ...] = ()
 
     def point(self, row: int) -> ChoicePoint:
         """What is needed to choose after row ``row``."""

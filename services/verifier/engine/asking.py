@@ -120,6 +120,8 @@ class Pace:
 
     def __init__(self) -> None:
         self._steps = 0
+        # A step is likely to ask if its turn is a multiple of the period.
+        self._turn, self._period = 0, 1
         # The next fruitless draft is asked for after so many steps.
         self._every = MOST_STEPS
         self._wanted = True
@@ -138,6 +140,7 @@ class Pace:
             repeats: whether the text begins to repeat itself, whatever drafts brought before.
         """
         self._steps += 1
+        self._turn = turn
         wanted_before, self._wanted = self._wanted, wanted
         due = self._steps >= MOST_STEPS or self._due(gain, cost, prices, turn, free, repeats)
         # The budget seldom wants nodes where they do not pay; that moment must not be missed.
@@ -155,11 +158,11 @@ class Pace:
         if cost.explores and gain.average_s < prices.pass_s / prices.requests:
             return False
         if pays or (self._wanted and gain.like_last_s >= cost_s):
-            self._next_try = 1
+            self._next_try = self._period = 1
             return True
         if repeats and self._wanted and free and self._tries():
             return True
-        every = min(self._every, _steps_between(cost_s, prices))
+        every = self._period = min(self._every, _steps_between(cost_s, prices))
         if turn % every or not (free or every == 1):
             return False
         self._every = min(MOST_STEPS, 2 * self._every)
@@ -172,6 +175,11 @@ class Pace:
             return False
         self._begun, self._next_try = 0, min(MOST_STEPS, _LESS_OFTEN * self._next_try)
         return True
+
+    @property
+    def expects(self) -> bool:
+        """Whether the coming step is likely to ask for a draft."""
+        return (self._turn + 1) % self._period == 0
 
     def restart(self) -> None:
         """Note that the origin has been told everything."""

@@ -76,7 +76,6 @@ class LiveRequest:
         tokens: prompt and answer so far. The last token is pending: committed, but not computed.
         computed: tokens whose keys and values the target holds.
         max_nodes: most nodes of its tree.
-        streams: the streams that its rows may have in a pass; None: none.
         without_streams: its latest steps without any.
         prefixes: recent prefixes that a draft may start from.
         repetition: whether the text begins to repeat itself.
@@ -106,7 +105,7 @@ class LiveRequest:
     ) -> None:
         self.request = request
         self.grammar = grammar
-        self.streams = streams
+        self._streams = streams
         self.without_streams = 0
         self.tenant = request.tenant
         self.tokens = [*request.prompt, *request.committed]
@@ -168,6 +167,11 @@ class LiveRequest:
     def decoding(self) -> bool:
         """Whether only the pending token is left to compute, so that every pass yields a token."""
         return self.computed == len(self.tokens) - 1
+
+    @property
+    def streams(self) -> StreamRows | None:
+        """The streams that its rows may have in a pass; None: none, or nothing drafts from them."""
+        return self._streams if _STREAMING in self.sources else None
 
     @property
     def rows_wanted(self) -> int:
@@ -277,15 +281,20 @@ class LiveRequest:
         Args:
             prices: None where time does not count.
         """
-        if self.streams is None or _STREAMING not in self.sources:
+        streams = self.streams
+        if streams is None:
+            return ()
+        if not any(mailbox.pace.expects for mailbox in self.mailboxes.values()):
+            # Nobody would draft from them.
+            self.without_streams += 1
             return ()
         chances = budget.probabilities(tree)
         for probe in tree.probes:
             chances[probe] = 0.0
         tokens = max((mailbox.worth(_STREAMING).of(late=False) for mailbox in self.mailboxes.values()), default=0.0)
-        ends = choose_ends(tree, chances, self.streams, tokens, prices)
+        ends = choose_ends(tree, chances, streams, tokens, prices)
         if not ends and self.without_streams >= EXPLORE_EVERY:
-            ends = choose_ends(tree, chances, self.streams, tokens, None)[:1]
+            ends = choose_ends(tree, chances, streams, tokens, None)[:1]
         self.without_streams = 0 if ends else self.without_streams + 1
         return ends
 

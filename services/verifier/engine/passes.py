@@ -140,7 +140,7 @@ def _part(session: LiveRequest, chain: int, tree: TokenTree, ends: tuple[int, ..
         parents=tree.parents,
         logits=1 + len(tree) if _verified(session, chain) else 0,
         top_k=wants.top_k,
-        distributions=plan.acceptance == "rejection",
+        tried=tree if plan.acceptance == "rejection" else None,
         layers=wants.layers if wants.prompt or _verified(session, chain) else (),
         ends=tuple(chain + end for end in ends),
     )

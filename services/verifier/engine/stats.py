@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from services.verifier.target_port import Rows
 from speculation.messages import Draft
 from speculation.types import TokenTree
 
@@ -78,6 +79,8 @@ class LoopStats:
         nodes_by_source: tree nodes verified, without probes; ``accepted_by_source``: those of them that were accepted;
             ``probes_by_source``: nodes that were computed but not candidates for acceptance.
         source_choices: decisions whether a costly source drafts for a request, by source and reason.
+        rows: of all passes, without late ones; ``late_rows``: those of streams, by the share of the layers that they go
+            through; ``rows_observed``: rows whose hidden states were kept.
     """
 
     times: StepTimes = field(default_factory=StepTimes)
@@ -96,6 +99,9 @@ class LoopStats:
     accepted_by_source: dict[str, int] = field(default_factory=dict)
     probes_by_source: dict[str, int] = field(default_factory=dict)
     source_choices: dict[str, dict[str, int]] = field(default_factory=dict)
+    rows: int = 0
+    late_rows: float = 0.0
+    rows_observed: int = 0
 
     def count_draft(self, draft: Draft | None) -> None:
         """Count a request's draft for the coming step, or its absence."""
@@ -105,6 +111,12 @@ class LoopStats:
         self.drafts_used += 1
         self.drafts_ahead += bool(draft.assumed)
         self.drafting_s += draft.drafting_s
+
+    def count_rows(self, rows: Rows, late: float) -> None:
+        """Count a request's rows of one pass; ``late`` as in ``late_rows``."""
+        self.rows += len(rows.tokens)
+        self.late_rows += late
+        self.rows_observed += len(rows.tokens) if rows.layers else 0
 
     def count_tree(self, tree: TokenTree, accepted_path: Sequence[int], strategy: str) -> None:
         """Count the nodes of a verified tree; ``strategy`` is that of its request."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from services.verifier.engine.live_request import LiveRequest
-from services.verifier.target_port import NOT_CHOSEN, Outcome
+from services.verifier.target_port import NOT_CHOSEN, Outcome, Tried
 from speculation import acceptance, rejection
 from speculation.acceptance import Accepted
 from speculation.errors import Internal
@@ -38,6 +40,22 @@ def with_features(verdict: Verdict, features: Features) -> Verdict:
     return replace(verdict, observation=replace(verdict.observation or Observation(), features=features))
 
 
+class KnownTrial(rejection.DraftTrial):
+    """A trial of which some is known already, found where the logits are."""
+
+    def __init__(self, known: Tried | None, *given: Any) -> None:
+        super().__init__(*given)
+        self._known = known
+
+    def accepts(self, ordinal: int) -> bool:
+        coin = None if self._known is None else self._known.coins[ordinal]
+        return super().accepts(ordinal) if coin is None else coin
+
+    def draw(self) -> int:
+        token = NOT_CHOSEN if self._known is None else self._known.drawn
+        return super().draw() if token == NOT_CHOSEN else token
+
+
 def _accept(session: LiveRequest, tree: TokenTree, outcome: Outcome) -> Accepted:
     def choose_at(node: int) -> int:
         choice = outcome.choices[node + 1]
@@ -49,7 +67,12 @@ def _accept(session: LiveRequest, tree: TokenTree, outcome: Outcome) -> Accepted
         return acceptance.walk(tree, choose_at, session.stop_rule)
     distribution = outcome.distribution
     randomness = rejection.SeededRandomness(session.request.sampling.seed)
-    return rejection.accept(tree, lambda node: distribution(node + 1), randomness, len(session.tokens), session.stop_rule)
+
+    def trial_at(node: int, siblings: list[int], position: int) -> rejection.DraftTrial:
+        known = outcome.tried[node + 1] if outcome.tried else None
+        return KnownTrial(known, tree, siblings, partial(distribution, node + 1), randomness, position)
+
+    return rejection.accept(tree, trial_at, len(session.tokens), session.stop_rule)
 
 
 def _logprobs(accepted: Accepted, outcome: Outcome) -> tuple[TokenLogprobs, ...]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from services.verifier.attention.calls import Call
+from services.verifier.to_device import to_device
 
 # Positions per tile. A tile is the block of the KV cache: memory is allocated, and attention summed up, tile by tile.
 TILE = 64
@@ -25,30 +26,40 @@ class KVPool:
     def __init__(
         self, calls: Iterable[Call], *, rows: int, dtype: torch.dtype, device: torch.device, ones: bool = True
     ) -> None:
-        self.total_tiles = -(-rows // TILE)
         self.device = device
         self.dtype = dtype
+        self.calls = tuple(sorted(calls, key=lambda call: call.entry))
+        self._ones = ones
+        self._make(-(-rows // TILE))
+        self._tiles: dict[str, list[int]] = {}
+        self._unclean: list[int] = []
+
+    def _make(self, tiles: int) -> None:
+        self.total_tiles = tiles
         # One further tile takes what padding rows write; nobody reads it.
-        self.padding_tile = self.total_tiles
-        by_entry = sorted(calls, key=lambda call: call.entry)
-        self.calls = tuple(by_entry)
-        shapes = [(call.kv_heads, call.key_size, call.value_size) for call in by_entry]
+        self.padding_tile = tiles
+        shapes = [(call.kv_heads, call.key_size, call.value_size) for call in self.calls]
         # Calls of one shape share a tensor, [calls, tiles, ...], so that one copy moves a row in all of them.
         self._alike: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.keys: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
         self.values = list(self.keys)
         for heads, key_size, value_size in dict.fromkeys(shapes):
             entries = [entry for entry, shape in enumerate(shapes) if shape == (heads, key_size, value_size)]
-            shape = (len(entries), self.total_tiles + 1, heads)
-            keys = torch.zeros(*shape, key_size, TILE, dtype=dtype, device=device)
-            values = torch.zeros(*shape, TILE, value_size + ones, dtype=dtype, device=device)
+            shape = (len(entries), tiles + 1, heads)
+            keys = torch.zeros(*shape, key_size, TILE, dtype=self.dtype, device=self.device)
+            values = torch.zeros(*shape, TILE, value_size + self._ones, dtype=self.dtype, device=self.device)
             values[..., value_size:] = 1
             self._alike.append((keys, values))
             for entry, own_keys, own_values in zip(entries, keys, values, strict=True):
                 self.keys[entry], self.values[entry] = own_keys, own_values
-        self._ones = ones
-        self._tiles: dict[str, list[int]] = {}
-        self._unclean: list[int] = []
+
+    def grow(self, tiles: int) -> None:
+        """Have ``tiles`` tiles, more than now; those there are keep their numbers and what they hold."""
+        before, count = self._alike, self.total_tiles
+        self._make(tiles)
+        for olds, news in zip(before, self._alike, strict=True):
+            for old, new in zip(olds, news, strict=True):
+                new[:, :count] = old[:, :count]
 
     def assign(self, owner: str, tiles: Sequence[int], fresh: int) -> None:
         """Append ``tiles`` to those of ``owner``; the last ``fresh`` ones hold none of its tokens yet."""
@@ -61,7 +72,7 @@ class KVPool:
         Rows that are not written yet are read with weight zero; zero times an infinity left behind would not be zero.
         """
         if self._unclean:
-            unclean = torch.tensor(self._unclean, device=self.device)
+            unclean = to_device(self._unclean, self.device)
             for _, values in self._alike:
                 values[:, unclean, :, :, : values.shape[-1] - self._ones] = 0
             self._unclean = []
@@ -93,6 +104,6 @@ class KVPool:
     def _places(self, owner: str, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
         tiles = self._tiles[owner]
         return (
-            torch.tensor([tiles[position // TILE] for position in positions], device=self.device),
-            torch.tensor([position % TILE for position in positions], device=self.device),
+            to_device([tiles[position // TILE] for position in positions], self.device),
+            to_device([position % TILE for position in positions], self.device),
         )

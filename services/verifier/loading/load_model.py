@@ -15,6 +15,7 @@ from services.model_folder import reading
 from services.verifier.attention import calls as attention
 from services.verifier.attention.recording import record
 from services.verifier.config import TargetConfig
+from services.verifier.gpu_here import multiplies_fp8
 from services.verifier.loading import adapters
 from services.verifier.loading.complete import (
     mismatched,
@@ -25,7 +26,7 @@ from services.verifier.loading.complete import (
     without_report,
 )
 from services.verifier.loading.hollow import without_weights
-from services.verifier.loading.memory import Shape, available_bytes, check_fits
+from services.verifier.loading.memory import Shape, arithmetic_dtype, available_bytes, check_fits
 from services.verifier.loading.refusals import check_config, refuse_unsupported
 from services.verifier.native.library import library
 from services.weights.headers import BLOCKS_FILE, check_weights
@@ -37,11 +38,13 @@ log = logging.getLogger(__name__)
 
 
 def load_dtype(config: TargetConfig) -> torch.dtype:
-    """The type in which weights are loaded; weights that become int8 are loaded in their stored type."""
-    if config.dtype == "int8":
+    """The type in which weights are loaded; those that become int8 on a CPU are loaded in their stored type.
+
+    On a GPU torchao multiplies in the type that it has quantised from.
+    """
+    if config.dtype == "int8" and config.device == "cpu":
         return read_config(config).dtype or torch.float32
-    loaded: torch.dtype = getattr(torch, config.dtype)
-    return loaded
+    return arithmetic_dtype(config)
 
 
 def load_whole(config: TargetConfig) -> PreTrainedModel:
@@ -54,7 +57,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
     adapters.register()
     folder = Path(config.model_path)
     check_files(config)
-    if (folder / BLOCKS_FILE).is_file() or _stored_in_halves(config):
+    if config.shared_with is not None or (folder / BLOCKS_FILE).is_file() or _stored_in_halves(config):
         return _load_as_stored(config)
     with reading(f"load the model at {folder}"), without_report():
         model, info = AutoModelForCausalLM.from_pretrained(
@@ -103,7 +106,7 @@ def _load_as_stored(config: TargetConfig) -> PreTrainedModel:
                 read_config(config), dtype=load_dtype(config), attn_implementation=attention.NAME
             )
         )
-        with WeightFiles(folder) as files:
+        with WeightFiles(folder, config.shared_with) as files:
             refuse_unused(model, files.names - model.state_dict().keys(), folder)
         _read_weights(model, config, "", 0)
         refuse_nonsense(model, folder)
@@ -118,7 +121,7 @@ def check_files(config: TargetConfig) -> None:
     """
     folder = Path(config.model_path)
     with reading(f"load the model at {folder}"):
-        check_weights(folder, check_config(folder))
+        check_weights(folder, check_config(folder), config.shared_with)
 
 
 def read_config(config: TargetConfig) -> PreTrainedConfig:
@@ -142,11 +145,11 @@ def check_memory(config: TargetConfig) -> None:
     Raises:
         ConfigurationError: it does not; says what would fit.
     """
-    free = available_bytes(torch.device(config.device))
+    device = torch.device(config.device)
     # Stages connected over loopback share this machine, though not a GPU.
     shared = config.device == "cpu" and ipaddress.ip_address(config.stage_host).is_loopback
-    here = config.stages if shared else 1
-    check_fits(config, shape_of(config), free / here)
+    free = available_bytes(device) / (config.stages if shared else 1)
+    check_fits(config, shape_of(config), free, fp8=multiplies_fp8(device))
 
 
 def shape_of(config: TargetConfig) -> Shape:
@@ -325,7 +328,7 @@ def _read_weights(model: PreTrainedModel, config: TargetConfig, layer_prefix: st
     folder, tied = Path(config.model_path), model.all_tied_weights_keys
     state: dict[str, torch.Tensor] = {}
     lacking: list[str] = []
-    with WeightFiles(folder) as files:
+    with WeightFiles(folder, config.shared_with) as files:
         for name, place in list(model.state_dict().items()):
             stored = name
             if layer_prefix and name.startswith(layer_prefix):

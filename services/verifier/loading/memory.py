@@ -7,16 +7,21 @@ from dataclasses import dataclass, replace
 import torch
 
 from services.machine import free_memory
+from services.verifier.attention.fixed import MOST_ROWS, largest_pass, steps
 from services.verifier.config import Dtype, TargetConfig
+from services.verifier.kv_cache.pool import TILE
+from services.verifier.triton_kernels.pass_meta import SEGMENT_TILES
 from speculation.errors import ConfigurationError
 
-_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1}
+_BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1}
 _GIB = 2**30
+# What all captured passes share (results, what is between, sums of segments), and what the launches of a layer take in each.
+_SHARED_BY_GRAPHS, _PER_GRAPH_AND_LAYER = 0.75 * _GIB, 2**18
 
 
 def arithmetic_dtype(config: TargetConfig) -> torch.dtype:
     """The type of hidden states and of the key-value cache."""
-    if config.dtype == "int8":
+    if config.quantised:
         return torch.float32 if config.device == "cpu" else torch.bfloat16
     dtype: torch.dtype = getattr(torch, config.dtype)
     return dtype
@@ -45,12 +50,16 @@ class Shape:
     kept_bytes: float | None = None
 
     def weights(self, config: TargetConfig) -> float:
-        """Bytes of the largest stage's weights during loading."""
+        """Bytes of the largest stage's weights: during loading on a CPU; on a GPU, which gets them as they are used."""
         layers = self.per_layer * -(-self.layers // config.stages)
         if self.kept_bytes is not None:
             return (layers + self.others - self.embeddings) * self.kept_bytes + self.embeddings * 4
-        # Weights that become int8 are loaded in their stored type.
-        size = max(_BYTES[config.dtype], self.stored_bytes) if config.dtype == "int8" else _BYTES[config.dtype]
+        if config.quantised and config.device != "cpu":
+            # Embeddings stay bfloat16. int8 layers copy their weights to bfloat16, of which the output layer has most.
+            wide = self.embeddings * (2 if config.dtype == "int8" else 1)
+            return (layers + self.others - self.embeddings) * _BYTES[config.dtype] + wide * 2
+        # On a CPU, weights that become int8 are loaded in their stored type.
+        size = max(_BYTES[config.dtype], self.stored_bytes) if config.quantised else _BYTES[config.dtype]
         return (layers + self.others) * size
 
     def read_per_pass(self, config: TargetConfig) -> float:
@@ -63,32 +72,47 @@ class Shape:
         return self.cache_values_per_token * config.kv_cache_tokens * arithmetic_dtype(config).itemsize / config.stages
 
 
-def check_fits(config: TargetConfig, shape: Shape, available: float) -> None:
+def graph_bytes(config: TargetConfig, shape: Shape) -> float:
+    """Bytes that a GPU's captured passes take in the largest stage. Assumed, not measured."""
+    if config.device == "cpu" or arithmetic_dtype(config) == torch.float32:
+        return 0.0
+    largest = largest_pass(config)
+    # Narrow and wide blocks, with and without hidden states (``triton_pass.TritonBuckets``).
+    kinds = 4 if config.observed_layers else 2
+    graphs = kinds * len(steps(min(MOST_ROWS, largest.rows))) * len(steps(-(-largest.positions // (TILE * SEGMENT_TILES))))
+    return _SHARED_BY_GRAPHS + graphs * _PER_GRAPH_AND_LAYER * -(-shape.layers // config.stages)
+
+
+def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: bool = False) -> None:
     """Check that the largest stage fits.
 
     Args:
         available: bytes for one stage.
+        fp8: whether its device multiplies in fp8.
 
     Raises:
         ConfigurationError: it does not fit; says which settings would.
     """
 
     def fits(other: TargetConfig) -> bool:
-        return shape.weights(other) + shape.cache(other) <= available
+        return shape.weights(other) + shape.cache(other) + graph_bytes(other, shape) <= available
 
     if fits(config):
         return
-    smaller = [config.kv_cache_tokens >> halvings for halvings in range(1, 12)]
-    tokens = next((count for count in smaller if fits(replace(config, kv_cache_tokens=count))), None)
+    fewer = [config.kv_cache_tokens >> halvings for halvings in range(1, 12)]
+    tokens = next((count for count in fewer if fits(replace(config, kv_cache_tokens=count))), None)
     stages = next((n for n in range(config.stages + 1, shape.layers + 1) if fits(replace(config, stages=n))), None)
-    dtypes = [dtype for dtype in _BYTES if _BYTES[dtype] < _BYTES[config.dtype] and fits(replace(config, dtype=dtype))]
+    smaller = [dtype for dtype in _BYTES if _BYTES[dtype] < _BYTES[config.dtype] and (fp8 or dtype != "fp8")]
+    dtypes = [dtype for dtype in smaller if fits(replace(config, dtype=dtype))]
     ways = [f"kv_cache_tokens: {tokens}"] if tokens else []
     ways += [f"dtype: {dtype}" for dtype in dtypes]
     ways += [f"stages: {stages}, on other machines or GPUs"] if stages else []
+    graphs = graph_bytes(config, shape)
     raise ConfigurationError(
         f"the model does not fit: {shape.weights(config) / _GIB:.1f} GiB of weights ({config.dtype}) and "
-        f"{shape.cache(config) / _GIB:.1f} GiB of cache (kv_cache_tokens: {config.kv_cache_tokens}) in each of "
-        f"{config.stages} stages, {available / _GIB:.1f} GiB are free; "
+        f"{shape.cache(config) / _GIB:.1f} GiB of cache (kv_cache_tokens: {config.kv_cache_tokens})"
+        + (f", {graphs / _GIB:.1f} GiB of captured passes," if graphs else "")
+        + f" in each of {config.stages} stages, {available / _GIB:.1f} GiB are free; "
         + (
             f"one of these would fit: {'; '.join(ways)}"
             if ways

@@ -146,6 +146,18 @@ def lay_out(
         tables.add(Rows(session_id="", context=0, tokens=(0,), logits=0), [pool.padding_tile])
     if late is not None:
         tables.reorder(late_last(batch, padding, late))
+    return _laid_out(kernel, pool, tables, sum(late or ()))
+
+
+def lay_out_placed(kernel: Kernel, pool: KVPool, batch: Sequence[PlacedRows]) -> NativePass:
+    """Lay out rows whose places in the cache are given."""
+    tables = _Tables()
+    for rows in batch:
+        tables.add_placed(rows, pool.tiles_of(rows.owner))
+    return _laid_out(kernel, pool, tables, 0)
+
+
+def _laid_out(kernel: Kernel, pool: KVPool, tables: _Tables, late: int) -> NativePass:
     block_rows = tables.block_rows(max(1, _BLOCK_QUERIES // max(call.share for call in pool.calls)))
     slots = (max(tables.own_slot) // TILE + 1) * TILE
     most = max(b - a for a, b in pairwise(block_rows))
@@ -161,8 +173,25 @@ def lay_out(
     arrays.append(torch.empty(threads * per_thread))
     integers = (len(tables.position), len(block_rows) - 1, slots, per_thread, threads)
     layout = _Layout(*integers, *[array.data_ptr() for array in arrays])
-    positions, behind = arrays[3], sum(late or ())
-    return NativePass(kernel=kernel, pool=pool, positions=positions, layout=layout, late=behind, held=arrays)
+    return NativePass(kernel=kernel, pool=pool, positions=arrays[3], layout=layout, late=late, held=arrays)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PlacedRows:
+    """Rows of one owner in a pass, which go to its slots from ``first`` on.
+
+    Attributes:
+        positions: [rows].
+        straight: of all rows: below it, positions are slots.
+        paths: [rows], the slots that a row sees at its positions from ``straight`` on, its own the last; empty if its own
+            position is below.
+    """
+
+    owner: str
+    first: int
+    positions: Sequence[int]
+    straight: int
+    paths: Sequence[Sequence[int]]
 
 
 class _Tables:
@@ -200,6 +229,22 @@ class _Tables:
             self.row_path.append(len(self.path))
             self.path += paths[-1]
             self.position.append(end + len(paths[-1]) - 1)
+
+    def add_placed(self, rows: PlacedRows, owned: list[int]) -> None:
+        """Add rows of one owner at given places."""
+        count, end = len(rows.positions), rows.first + len(rows.positions)
+        if end > len(owned) * TILE:
+            raise IndexError(f"{rows.owner} owns {len(owned)} tiles: not enough for {end} rows")
+        self._request += [self._requests] * count
+        self._requests += 1
+        self.row_tiles += [len(self.tiles)] * count
+        self.tiles += owned[: (end - 1) // TILE + 1]
+        self.own_slot += range(rows.first, end)
+        self.position += rows.positions
+        self.straight += [rows.straight] * count
+        for path in rows.paths:
+            self.row_path.append(len(self.path))
+            self.path += path
 
     def reorder(self, order: Sequence[int]) -> None:
         """Put the rows of these numbers at places 0, 1, ..."""

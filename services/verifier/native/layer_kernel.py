@@ -1,22 +1,18 @@
-"""Whole decoder layers of the Llama kind, each in one call of a native kernel; see layer.c.
-
-Whether a layer is of this kind is not decided by its class, but tested: its parts have the usual names, and in a trial pass
-the kernel computes the same as the layer itself.
-"""
+"""Whole decoder layers of the Llama kind, each in one call of a native kernel; see layer.c and ``whole_layers``."""
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import nn
 
-from services.verifier.arithmetic.shared_products import SharedLinear
-from services.verifier.attention.calls import Call, Calls, Running, answering, asked
+from services.verifier.arithmetic.shared_products import shared_product
+from services.verifier.arithmetic.whole_layers import only_call, part_of
+from services.verifier.attention.calls import Calls, Running, asked
 from services.verifier.native.attention_kernel import AttentionLayer, NativePass
 from services.verifier.native.library import Library
 from services.verifier.native.linear_kernel import PANEL, LinearStruct, NativeLinear
@@ -24,9 +20,7 @@ from services.verifier.native.linear_kernel import PANEL, LinearStruct, NativeLi
 # Sizes must be whole vectors of the widest instruction set.
 _COLUMNS = 16
 # Relative difference of hidden states that another order of rounding may cause.
-_TOLERANCE = 1e-4
-# Arguments of a layer that the kernel does not need: the pass knows positions and masks.
-_IGNORED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "cache_position"}
+TOLERANCE = 1e-4
 
 
 class _Norm(ctypes.Structure):
@@ -68,10 +62,6 @@ class _Room(ctypes.Structure):
     ]
 
 
-# Runs the model over a few rows and returns the pass in which it ran.
-TrialPass = Callable[[], Running]
-
-
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LowRank:
     """Adds up * down * x to what a linear layer makes of x.
@@ -89,15 +79,6 @@ class LowRank:
         return LowRank(down=self.down.to(device, dtype).contiguous(), up=self.up.to(device, dtype).contiguous())
 
 
-@dataclass(kw_only=True, slots=True)
-class Trial:
-    """What a layer received in a trial pass, and its output."""
-
-    given: tuple[Any, ...]
-    named: dict[str, Any]
-    made: torch.Tensor
-
-
 class FusedLayer:
     """A layer's ``forward``, computed by the kernel.
 
@@ -109,11 +90,11 @@ class FusedLayer:
         self._kernels = kernels
         self._call = kernels.functions.outrider_layer
         self._call.restype = None
-        attention, mlp = _part(layer, "self_attn"), _part(layer, "mlp")
+        attention, mlp = part_of(layer, "self_attn"), part_of(layer, "mlp")
         out, down = _linear(attention, "o_proj"), _linear(mlp, "down_proj")
         if type(getattr(mlp, "act_fn", None)).__name__ not in ("SiLU", "SiLUActivation"):
             raise ValueError("its activation is not SiLU")
-        call = _only_call(layer, calls)
+        call = only_call(layer, calls)
         query_heads, kv_heads, size = call.heads, call.kv_heads, call.key_size
         hidden, intermediate = out.out_features, down.in_features
         if size % _COLUMNS or hidden % PANEL or intermediate % _COLUMNS:
@@ -194,91 +175,14 @@ class FusedLayer:
         return made
 
 
-def fuse(kernels: Library, layers: nn.ModuleList, trial_pass: TrialPass, calls: Calls) -> tuple[int, str]:
-    """Let the kernel compute all layers that it can.
-
-    Args:
-        trial_pass: runs the model once, so that each layer can be compared with the kernel.
-        calls: the attention calls of the layers.
-
-    Returns:
-        The number of layers that it computes, and why it does not compute the first of the others.
-    """
-    reason = ""
-    done = 0
-    trials, running = _watched(layers, trial_pass)
-    for layer, trial in zip(layers, trials, strict=True):
-        try:
-            with answering(running):
-                fused = _tried(kernels, layer, trial, calls)
-        except (ValueError, NotImplementedError) as error:
-            reason = reason or str(error)
-            continue
-        layer.forward = fused
-        done += 1
-    return done, reason
-
-
-def _tried(kernels: Library, layer: nn.Module, trial: Trial | None, calls: Calls) -> FusedLayer:
-    if trial is None:
-        raise ValueError("it makes more than hidden states")
-    if len(trial.given) != 1 or not {"position_embeddings"} <= trial.named.keys() <= {"position_embeddings"} | _IGNORED:
-        raise ValueError(f"it is given {', '.join(trial.named)}")
-    fused = FusedLayer(kernels, layer, calls)
-    made = fused(*trial.given, **trial.named)
-    difference = float((made - trial.made).abs().max() / trial.made.abs().max())
-    if not difference <= _TOLERANCE:
-        raise ValueError(f"the kernel computes something else, by {difference:.2g}")
-    return fused
-
-
-def _watched(layers: nn.ModuleList, trial_pass: TrialPass) -> tuple[Sequence[Trial | None], Running]:
-    """What each layer receives and returns in a trial pass."""
-    trials: dict[int, Trial] = {}
-    hooks = []
-
-    def note(number: int) -> Callable[..., None]:
-        def hook(module: nn.Module, given: tuple[Any, ...], named: dict[str, Any], made: object) -> None:
-            if isinstance(made, torch.Tensor):
-                # Later layers may overwrite their inputs.
-                kept = tuple(one.clone() if isinstance(one, torch.Tensor) else one for one in given)
-                trials[number] = Trial(given=kept, named=named, made=made.clone())
-
-        return hook
-
-    for number, layer in enumerate(layers):
-        hooks.append(layer.register_forward_hook(note(number), with_kwargs=True))
-    try:
-        running = trial_pass()
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return [trials.get(number) for number in range(len(layers))], running
-
-
-def _only_call(layer: nn.Module, calls: Calls) -> Call:
-    """The layer's attention call, which must be the only one and belong to ``self_attn``."""
-    own = [call for module in layer.modules() for call in calls.get(module, ())]
-    if len(own) != 1 or calls.get(_part(layer, "self_attn")) != tuple(own):
-        raise ValueError("it does not call attention exactly once")
-    return own[0]
-
-
-def _part(module: nn.Module, name: str) -> nn.Module:
-    part = getattr(module, name, None)
-    if not isinstance(part, nn.Module):
-        raise ValueError(f"it has no {name}")
-    return part
-
-
 def _parts(module: nn.Module, widths: dict[str, int]) -> tuple[_Parts, list[NativeLinear]]:
     """The products of the children with these numbers of outputs, and where their results begin: one shared product, or one
     each.
     """
-    children = {name: _part(module, name) for name in widths}
-    shared = [child.shared.packed for child in children.values() if isinstance(child, SharedLinear)]
-    if len(shared) == len(children) and len({id(one) for one in shared}) == 1:
-        products = [_native(shared[0], "their product")]
+    children = {name: part_of(module, name) for name in widths}
+    shared = shared_product([*children.values()])
+    if shared is not None:
+        products = [_native(shared, "their product")]
         starts = [0, *accumulate(widths.values())][: len(widths)]
     else:
         products = [_native(child, name) for name, child in children.items()]
@@ -291,7 +195,7 @@ def _parts(module: nn.Module, widths: dict[str, int]) -> tuple[_Parts, list[Nati
 
 
 def _linear(module: nn.Module, name: str) -> NativeLinear:
-    return _native(_part(module, name), name)
+    return _native(part_of(module, name), name)
 
 
 def _native(part: nn.Module, name: str) -> NativeLinear:
@@ -301,7 +205,7 @@ def _native(part: nn.Module, name: str) -> NativeLinear:
 
 
 def _norm(module: nn.Module, name: str) -> _Norm:
-    part = _part(module, name)
+    part = part_of(module, name)
     weight, epsilon = getattr(part, "weight", None), getattr(part, "variance_epsilon", getattr(part, "eps", None))
     if not isinstance(weight, torch.Tensor) or weight.dtype != torch.float32 or not isinstance(epsilon, float):
         raise ValueError(f"{name} is no root mean square norm")

@@ -130,6 +130,7 @@ def spec_from_json(text: str) -> StageSpec:
     config = fields["config"]
     if config["kernels_dir"] is not None:
         config["kernels_dir"] = Path(config["kernels_dir"])
+    config["observed_layers"] = tuple(config["observed_layers"])
     return StageSpec(**{**fields, "config": TargetConfig(**config)})
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from services.verifier.to_device import to_device
 from services.verifier.triton_kernels.device.noisy_rows import noisy_rows
 from speculation.philox import NoiseStream
 
@@ -15,7 +16,7 @@ _LOW = 0xFFFFFFFF
 
 
 def noisy_winners(
-    logits: torch.Tensor, perhaps: torch.Tensor, seeds: Sequence[int], positions: Sequence[int]
+    logits: torch.Tensor, perhaps: torch.Tensor, seeds: Sequence[int], positions: Sequence[int], stream: NoiseStream
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As ``services.verifier.choosing.device_choice.winners_by_torch``; rows without NaN."""
     rows, vocabulary = logits.shape
@@ -26,8 +27,8 @@ def noisy_winners(
     tops, seconds = (logits.new_empty(rows, parts, dtype=torch.float64) for _ in range(2))
     ids = logits.new_empty(rows, parts, dtype=torch.int64)
     noisy_rows[(rows, parts)](
-        logits.contiguous(), perhaps, torch.tensor(keys, device=logits.device), tops, ids, seconds, vocabulary,
-        parts, STREAM=int(NoiseStream.CHOICE), BLOCK=_BLOCK,
+        logits.contiguous(), perhaps, to_device(keys, logits.device), tops, ids, seconds, vocabulary,
+        parts, STREAM=int(stream), BLOCK=_BLOCK,
     )  # fmt: skip
     best, part = tops.max(-1, keepdim=True)
     # The winner's part is represented by its second.

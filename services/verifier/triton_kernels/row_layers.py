@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from services.verifier.arithmetic.shared_products import SIBLINGS, joint_bias, joint_weight, replace_by
-from services.verifier.triton_kernels.row_products import RowLinear, gated, normalise
+from services.verifier.triton_kernels.row_products import Product, RowLinear, gated, normalise, product_of
 
 # Takes weight and bias.
 MakeLayer = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
@@ -36,11 +36,22 @@ class RowNorm(nn.Module):
     def __init__(self, weight: torch.Tensor, eps: float, rounded: bool) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight.detach(), requires_grad=False)
-        self._eps, self._rounded = eps, rounded
+        self.eps, self.rounded = eps, rounded
+        # A sum that was normalised when it was made, and the result.
+        self._ahead: tuple[torch.Tensor, torch.Tensor] | None = None
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., width] to [..., width]."""
-        return normalise(rows, None, self.weight, self._eps, self._rounded)[0]
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead[0] is rows:
+            return ahead[1]
+        return normalise(rows, None, self.weight, self.eps, self.rounded)[0]
+
+    def ahead_of(self, product: Product, residual: torch.Tensor) -> torch.Tensor:
+        """``product`` + ``residual``, [..., width], which the next call is expected to be given, and normalised with it."""
+        made, total = normalise(product, residual, self.weight, self.eps, self.rounded)
+        self._ahead = (total, made)
+        return total
 
 
 class RowFeedForward(nn.Module):
@@ -49,12 +60,20 @@ class RowFeedForward(nn.Module):
     def __init__(self, gate: nn.Linear, up: nn.Linear, down: nn.Linear, make: MakeLayer) -> None:
         super().__init__()
         self._gate_up = make(joint_weight([gate, up]), None)
-        self._down = make(down.weight, None)
+        self.down_proj = make(down.weight, None)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """[..., width] to [..., width]."""
-        made: torch.Tensor = self._down(gated(self._gate_up(rows)))
+        made: torch.Tensor = self.down_proj(self._gates(rows))
         return made
+
+    def product(self, rows: torch.Tensor) -> Product:
+        """Of [..., width]."""
+        return product_of(self.down_proj, self._gates(rows))
+
+    def _gates(self, rows: torch.Tensor) -> torch.Tensor:
+        both = self._gate_up
+        return both.gated(rows) if isinstance(both, RowLinear) else gated(both(rows))
 
 
 @torch.no_grad()

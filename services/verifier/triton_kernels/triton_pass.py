@@ -5,17 +5,25 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 
-from services.verifier.attention.calls import Call
-from services.verifier.attention.fixed import MOST_ROWS, rounded_up
+from services.verifier.attention.calls import Call, Pass
+from services.verifier.attention.fixed import MOST_ROWS, Largest, rounded_up, steps
+from services.verifier.attention.late_layout import late_last
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.target_port import Rows
+from services.verifier.to_device import to_device
+from services.verifier.triton_kernels.device.rotate_write import rotate_write
 from services.verifier.triton_kernels.device.tree_attend import attend, merge
 from services.verifier.triton_kernels.device.write_rows import write_rows
 from services.verifier.triton_kernels.pass_meta import SEGMENT_TILES, blocks_at, describe, segments_of, slots_at
+from services.verifier.triton_kernels.row_products import NORM_LANES, Product
+
+if TYPE_CHECKING:
+    from services.verifier.triton_kernels.decoder_layer import HeadNorms
 
 # Rows of a block times query heads per key-value head: a matrix unit's least, and what prompts and large trees get.
 _NARROW, _WIDE = 16, 64
@@ -90,6 +98,7 @@ class TritonBuckets:
 
     def __init__(self, pool: KVPool, share: int) -> None:
         self._pool, self._share = pool, share
+        self._scratch = Scratch(pool.device)
 
     def bucket(self, batch: Sequence[Rows]) -> PassShape | None:
         rows = sum(len(request.tokens) for request in batch)
@@ -98,34 +107,62 @@ class TritonBuckets:
         shape = PassShape.of(batch, self._share, rounded_up(rows))
         return replace(shape, segments=rounded_up(shape.segments))
 
+    def allowed(self, largest: Largest) -> list[PassShape]:
+        segments, rows = steps(-(-largest.positions // (TILE * SEGMENT_TILES))), steps(min(MOST_ROWS, largest.rows))
+        # Blocks are narrow as long as every request has few rows.
+        few = max(1, _NARROW // self._share)
+        return [
+            PassShape(rows=count, segments=most, block_rows=max(1, size // self._share))
+            for count in rows
+            for most in segments
+            for size in (_WIDE, _NARROW)
+            if (count > few if size == _WIDE else count <= rounded_up(largest.requests * few))
+        ]
+
     def make(self, bucket: PassShape) -> TritonPass:
-        made = TritonPass(self._pool, bucket)
+        made = TritonPass(self._pool, bucket, self._scratch)
         made.reserve()
         return made
 
-    def launched(self, batch: Sequence[Rows], padding: int) -> TritonPass:
-        """A pass of any size, for once."""
+    def launched(self, batch: Sequence[Rows], padding: int, late: Sequence[int] | None = None) -> Pass:
+        """A pass of any size, for once; ``late`` as in ``late_layout.late_last``."""
         rows = sum(len(request.tokens) for request in batch) + padding
-        made = TritonPass(self._pool, PassShape.of(batch, self._share, rows))
+        made = TritonPass(self._pool, PassShape.of(batch, self._share, rows), self._scratch)
         made.fill(batch)
-        return made
+        return made if late is None else LateTritonPass(made, late_last(batch, padding, late))
+
+
+class Scratch:
+    """Memory for the sums of segments. Passes, and layers, take turns."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._held = torch.empty(0, dtype=torch.float32, device=device)
+
+    def take(self, numbers: int) -> torch.Tensor:
+        """So many float32. Whoever captures it must keep it: a larger one takes its place."""
+        if len(self._held) < numbers:
+            self._held = self._held.new_empty(numbers)
+        return self._held
 
 
 class TritonPass:
     """Implements ``FixedPass``.
 
+    Args:
+        scratch: shared with other passes; None: its own.
+
     Attributes:
         tokens, positions: [rows], int64; set by ``fill``, like everything else.
     """
 
-    def __init__(self, pool: KVPool, shape: PassShape) -> None:
+    def __init__(self, pool: KVPool, shape: PassShape, scratch: Scratch | None = None) -> None:
         self._pool, self._shape = pool, shape
         device, rows = pool.device, shape.rows
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
         self._meta = torch.zeros(0, dtype=torch.int32, device=device)
-        # Sums of segments, by their size; layers take turns.
-        self._partial: dict[int, torch.Tensor] = {}
+        self._scratch = Scratch(device) if scratch is None else scratch
+        self._sums_at: torch.Tensor | None = None
 
     def reserve(self) -> None:
         """Take room for any pass of the shape, so that what describes a pass always lies in one place."""
@@ -139,24 +176,52 @@ class TritonPass:
         if len(found.numbers) > len(self._meta):
             assert len(self._meta) == 0, "a captured pass reads its description where it was at first"
             self._meta = self._meta.new_zeros(len(found.numbers))
-        self._meta[: len(found.numbers)].copy_(torch.from_numpy(found.numbers))
-        self.tokens.copy_(torch.tensor(found.tokens))
+        self._meta[: len(found.numbers)].copy_(to_device(found.numbers, self._pool.device))
+        self.tokens.copy_(to_device(found.tokens, self._pool.device))
         self.positions.copy_(self._meta[: shape.rows])
 
     def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
+        key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (key, value))
+        write_rows[(self._shape.rows, call.kv_heads)](
+            key, value, keys, values, self._meta, (*key.stride()[:2], *value.stride()[:2]), *_strides(keys, values),
+            slots_at(self._shape.rows), **_sizes(call),
+        )  # fmt: skip
+        return self.attended(call, query)
+
+    def rotated(
+        self, call: Call, product: Product, turns: tuple[torch.Tensor, torch.Tensor], norms: HeadNorms | None
+    ) -> torch.Tensor:
+        """Store the rows' keys and values, keys rotated; returns the rotated queries, [heads, rows, key size].
+
+        Args:
+            product: [rows, queries, keys and values of all heads].
+            turns: cosines and sines, [1, rows, turned] each; as many numbers of a head are rotated.
+
+        Raises:
+            NotImplementedError: rows do not have a rotation each.
+        """
+        rows, turned = self._shape.rows, turns[0].shape[-1]
+        cosine, sine = (each.contiguous() for each in turns)
+        if not cosine.shape == sine.shape == (1, rows, turned) or turned > call.key_size or turned % 2:
+            raise NotImplementedError(f"its positions are rotated in {tuple(cosine.shape)}")
+        keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
+        queries = torch.empty(rows, call.heads, call.key_size, dtype=keys.dtype, device=keys.device)
+        of_query, of_key, eps, rounded = norms or (queries, queries, 0.0, False)
+        rotate_write[(rows, call.heads + call.kv_heads)](
+            product.numbers, product.some_bias, cosine, sine, of_query, of_key, queries, keys, values, self._meta,
+            *_strides(keys, values), turned, product.apart, eps, slots_at(rows), HEADS=call.heads, KV_HEADS=call.kv_heads,
+            TURNED=turned, LEAVES=product.leaves, BIAS=product.bias is not None, NORMED=norms is not None, ROUNDED=rounded,
+            BLOCK=NORM_LANES, **_sizes(call), **_COMPILED,
+        )  # fmt: skip
+        return queries.transpose(0, 1)
+
+    def attended(self, call: Call, query: torch.Tensor) -> torch.Tensor:
+        """Attend over keys that are stored: [heads, rows, key size] to [rows, heads, value size]."""
         shape, meta = self._shape, self._meta
         keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
-        query, key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (query, key, value))
-        sizes = {
-            "KEY": call.key_size, "KEYS": triton.next_power_of_2(call.key_size),
-            "VALUE": call.value_size, "VALUES": triton.next_power_of_2(call.value_size),
-        }  # fmt: skip
-        key_strides = (keys.stride(0), keys.stride(2), keys.stride(1))
-        value_strides = (values.stride(0), values.stride(2), values.stride(1))
-        write_rows[(shape.rows, call.kv_heads)](
-            key, value, keys, values, meta, (*key.stride()[:2], *value.stride()[:2]), key_strides, value_strides,
-            slots_at(shape.rows), **sizes,
-        )  # fmt: skip
+        query = query if query.stride(2) == 1 else query.contiguous()
+        sizes, strides = _sizes(call), _strides(keys, values)
         made = torch.empty(shape.rows, call.heads, call.value_size, dtype=query.dtype, device=query.device)
         split = self._splits(call)
         tops, totals, partial = self._sums(call) if split else (made, made, made)
@@ -166,7 +231,7 @@ class TritonPass:
         unit = math.log2(math.e) * (1.0 if capped else call.scale)
         sight = {"WINDOW": call.window or 0, "CHUNK": call.chunk or 0, "SINKS": call.sinks is not None}
         attend[(shape.rows, call.kv_heads, shape.segments if split else 1)](
-            query, keys, values, made, tops, totals, partial, sinks, meta, query.stride()[:2], key_strides, value_strides,
+            query, keys, values, made, tops, totals, partial, sinks, meta, query.stride()[:2], *strides,
             unit, cap, blocks_at(shape.rows), shape.segments, SHARE=call.share, HEADS=call.heads,
             BLOCK=max(_NARROW, triton.next_power_of_2(shape.block_rows * call.share)), CAPPED=capped, SPLIT=split, **sizes,
             **sight, **_COMPILED,
@@ -187,10 +252,42 @@ class TritonPass:
         """Scratch for the segments' maxima, sums of weights and weighted sums."""
         count = self._shape.rows * call.heads * self._shape.segments
         size = count * (call.value_size + 2)
-        scratch = self._partial.get(size)
-        if scratch is None:
-            scratch = self._partial[size] = torch.empty(size, dtype=torch.float32, device=self._pool.device)
-        return scratch[:count], scratch[count : 2 * count], scratch[2 * count :]
+        if self._sums_at is None or len(self._sums_at) < size:
+            self._sums_at = self._scratch.take(size)
+        own = self._sums_at
+        return own[:count], own[count : 2 * count], own[2 * count : size]
+
+
+class LateTritonPass:
+    """Implements ``Pass``: one whose late rows come behind all others, padding included, and not behind their tree.
+
+    Args:
+        inner: the pass in the order of its requests.
+        order: of each row, its number there.
+    """
+
+    def __init__(self, inner: TritonPass, order: Sequence[int]) -> None:
+        self._inner = inner
+        self._order = torch.tensor(order, device=inner.positions.device)
+        self._back = self._order.argsort()
+        self.positions = inner.positions[self._order]
+
+    def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        query, key, value = (each[:, self._back] for each in (query, key, value))
+        return self._inner.attend(call, query, key, value)[self._order]
+
+
+def _sizes(call: Call) -> dict[str, int]:
+    """A call's sizes of heads, and these padded."""
+    return {
+        "KEY": call.key_size, "KEYS": triton.next_power_of_2(call.key_size),
+        "VALUE": call.value_size, "VALUES": triton.next_power_of_2(call.value_size),
+    }  # fmt: skip
+
+
+def _strides(keys: torch.Tensor, values: torch.Tensor) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """As ``device.tree_attend.attend`` takes them."""
+    return (keys.stride(0), keys.stride(2), keys.stride(1)), (values.stride(0), values.stride(2), values.stride(1))
 
 
 def _room(shape: PassShape, tiles: int) -> int:

@@ -36,7 +36,7 @@ def noisy_rows(logits, limits, keys, tops, ids, seconds, vocabulary, parts, STRE
     """The greatest logit plus noise among 4 * BLOCK tokens of a row, its token, and the second greatest.
 
     Args:
-        logits: [rows, vocabulary], float32.
+        logits: [rows, vocabulary], float32 or float64.
         limits: [rows], float64; lesser logits do not take part.
         keys: [rows, 4], int64: the seed's lower and upper half, the position's lower and upper half.
         tops, seconds: [rows, parts], float64. ids: the same, int64.

@@ -1,0 +1,30 @@
+"""Whether torch sees a GPU, and why not; whether a GPU multiplies in fp8."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+
+_SHOWN = 200
+# Compute capability from which GPUs multiply in fp8.
+_FP8_FROM = (8, 9)
+
+
+def no_gpu() -> str:
+    """Why torch sees no GPU, in one line; empty if it sees one."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if torch.cuda.is_available():
+            return ""
+    if torch.version.cuda is None:
+        return f"no GPU: torch {torch.__version__} is built without CUDA; install torch's CUDA build on a machine with one"
+    said = " ".join(" ".join(str(warning.message).split()) for warning in caught)
+    if "driver" in said and "old" in said:
+        return f"the GPU's driver is too old for torch {torch.__version__} (CUDA {torch.version.cuda}): {said[:_SHOWN]}"
+    return f"no GPU: torch {torch.__version__} sees none{': ' + said[:_SHOWN] if said else ''}"
+
+
+def multiplies_fp8(device: torch.device) -> bool:
+    """Whether it is a GPU that multiplies in fp8."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_FROM

@@ -1,0 +1,111 @@
+"""fp8 on GPUs: refused where it cannot be; what torchao is asked for, and what it makes of weights."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from services.verifier.arithmetic.gpu_kernels import use_gpu_kernels
+from services.verifier.arithmetic.linears import quantize
+from services.verifier.config import TargetConfig, check_backends
+from services.verifier.loading.load_model import load_dtype
+from services.verifier.loading.memory import arithmetic_dtype
+from speculation.errors import ConfigurationError
+
+FP8 = TargetConfig(model_path="of the test", device="cuda", dtype="fp8")
+
+
+def a_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(64, 48, bias=False), nn.Linear(48, 20)).to(torch.bfloat16).requires_grad_(False)
+
+
+def with_capability(monkeypatch: pytest.MonkeyPatch, *found: int) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: found)
+
+
+def test_a_cpu_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"verifier\.dtype is fp8, .* must be float32, bfloat16 or int8"):
+        check_backends(TargetConfig(model_path="of the test", dtype="fp8"))
+    check_backends(FP8)
+
+
+def test_an_older_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_capability(monkeypatch, 8, 6)
+    with pytest.raises(ConfigurationError, match=r"compute capability 8\.9 \(Ada, Hopper\) or later, cuda has 8\.6"):
+        use_gpu_kernels(a_model(), FP8)
+
+
+def test_torchao_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    with_capability(monkeypatch, 9, 0)
+    monkeypatch.setitem(sys.modules, "torchao.quantization", None)
+    with pytest.raises(ConfigurationError, match=r"dtype is fp8: needs torchao: pip install 'outrider-server\[int8\]'"):
+        use_gpu_kernels(a_model(), FP8)
+
+
+def test_other_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _recorded(monkeypatch)
+    with pytest.raises(ConfigurationError, match=r"dtype is fp8 \(its layers are torchao's\): must be bfloat16"):
+        use_gpu_kernels(a_model(), TargetConfig(model_path="of the test", device="cuda", dtype="fp8", kernels="triton"))
+    assert use_gpu_kernels(a_model(), FP8).linears == "torch" and len(asked) == 2
+
+
+class Rounded(torch.Tensor):
+    """Stands for a weight of torchao's."""
+
+
+def _recorded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """A torchao that quantises, as the real one, only layers of multiples of 16; gives what it was asked for."""
+    asked: list[Any] = []
+
+    def quantize_(model: nn.Module, form: Any) -> None:
+        asked.append(form)
+        for layer in model.modules():
+            if isinstance(layer, nn.Linear) and not any(size % 16 for size in layer.weight.shape):
+                layer.weight = nn.Parameter(layer.weight.data.as_subclass(Rounded), requires_grad=False)
+
+    torchao = ModuleType("torchao.quantization")
+    names = {
+        "quantize_": quantize_, "PerRow": lambda: "by row", "Int8WeightOnlyConfig": lambda: "int8",
+        "Float8DynamicActivationFloat8WeightConfig": lambda granularity: ("fp8", granularity),
+    }  # fmt: skip
+    for name, value in names.items():
+        monkeypatch.setattr(torchao, name, value, raising=False)
+    monkeypatch.setitem(sys.modules, "torchao", ModuleType("torchao"))
+    monkeypatch.setitem(sys.modules, "torchao.quantization", torchao)
+    with_capability(monkeypatch, 8, 9)
+    return asked
+
+
+def test_rows_have_scales_of_their_own(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    asked = _recorded(monkeypatch)
+    with caplog.at_level(logging.INFO):
+        quantize(a_model(), FP8)
+    assert asked == [("fp8", "by row")] and "these layers stay bfloat16: 1" in caplog.text
+    assert load_dtype(FP8) == arithmetic_dtype(FP8) == torch.bfloat16
+
+
+def test_what_torchao_makes_of_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU it quantises where it is told that a GPU is there; it multiplies in fp8 only on one."""
+    pytest.importorskip("torchao")
+    from torchao.float8 import inference
+    from torchao.quantization import quant_api
+
+    with_capability(monkeypatch, 9, 0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for module in (inference, quant_api):
+        monkeypatch.setattr(module, "is_sm_at_least_89", lambda: True)
+    model, before = a_model(), a_model()
+    quantize(model, FP8)
+    made, weight = model[0].weight, before[0].weight.float()  # type: ignore[index]
+    assert made.qdata.dtype == torch.float8_e4m3fn and tuple(made.scale.shape) == (48, 1)
+    # Three bits behind the leading one; below 2^-6 of the largest number, 448 at most, steps stay the same.
+    error = (made.dequantize().float() - weight).abs()
+    assert (error <= weight.abs() / 16 + weight.abs().amax(1, keepdim=True) / 448 * 2**-9).all() and error.max() > 0
+    assert type(model[1].weight.data) is torch.Tensor  # type: ignore[index]

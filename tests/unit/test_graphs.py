@@ -1,0 +1,136 @@
+"""Which passes are captured at start: all that the settings allow, or it is said which setting to lower. Without a GPU."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from services.verifier.attention.calls import Call
+from services.verifier.attention.fixed import Buckets, Largest, largest_pass, steps
+from services.verifier.attention.static import StaticBuckets
+from services.verifier.config import TargetConfig
+from services.verifier.graphs import Graphs, Keep
+from services.verifier.kv_cache.pool import KVPool
+from services.verifier.target_port import Rows
+from speculation.errors import ConfigurationError
+
+CPU = torch.device("cpu")
+LARGEST = Largest(rows=100, requests=3, positions=1500)
+
+
+def buckets_of(kind: str) -> Buckets:
+    call = Call(entry=0, heads=6, kv_heads=2, key_size=16, value_size=16, scale=0.25)
+    pool = KVPool([call], rows=64, dtype=torch.float32, device=CPU)
+    if kind == "torch":
+        return StaticBuckets(pool)
+    pytest.importorskip("triton")
+    from services.verifier.triton_kernels.triton_pass import TritonBuckets
+
+    return TritonBuckets(pool, call.share)
+
+
+@pytest.mark.parametrize("kind", ["torch", "triton"])
+def test_every_pass_that_the_settings_allow_has_a_bucket(kind: str) -> None:
+    buckets, source = buckets_of(kind), random.Random(0)
+    allowed = set(buckets.allowed(LARGEST))
+    seen = set()
+    for _ in range(600):
+        most = source.choice([3, 7, LARGEST.rows // LARGEST.requests])
+        batch = []
+        for name in "abc"[: source.randint(1, LARGEST.requests)]:
+            rows = source.randint(1, most)
+            context = source.randint(0, LARGEST.positions - rows)
+            batch.append(Rows(session_id=name, context=context, tokens=(0,) * rows, logits=1))
+        seen.add(buckets.bucket(batch))
+    assert seen <= allowed
+    # Larger passes have none.
+    long = Rows(session_id="a", context=10 * LARGEST.positions, tokens=(0,) * 5, logits=1)
+    assert buckets.bucket([long]) not in allowed
+    # And not many more are captured than passes can be.
+    assert kind == "torch" or len(allowed) <= 2 * len(steps(LARGEST.rows)) * len(steps(3))
+
+
+class OneRow:
+    """Buckets by rows alone."""
+
+    def __init__(self) -> None:
+        self.made: list[int] = []
+
+    def allowed(self, largest: Largest) -> list[int]:
+        return steps(largest.rows)
+
+    def bucket(self, batch: Sequence[Rows]) -> int:
+        return sum(len(rows.tokens) for rows in batch)
+
+    def make(self, bucket: int) -> Any:
+        self.made.append(bucket)
+        return Laid(bucket)
+
+
+class Laid:
+    """A pass of which only its tokens matter."""
+
+    def __init__(self, rows: int) -> None:
+        self.tokens = torch.zeros(rows, dtype=torch.int64)
+
+    def fill(self, batch: Sequence[Rows]) -> None:
+        self.tokens[:] = torch.tensor([token for rows in batch for token in rows.tokens])
+
+
+def graphs(kind: OneRow) -> Graphs:
+    def run(laid_out: Any, given: torch.Tensor, layers: Sequence[int], keep: Keep) -> Any:
+        return 2 * given[:, None], {layer: keep(layer, given[:, None] + layer) for layer in layers}
+
+    return Graphs(kind, run, torch.empty(0, dtype=torch.int64))
+
+
+def test_a_pass_takes_the_graph_that_keeps_the_fewest_layers_more() -> None:
+    kind = OneRow()
+    made = graphs(kind)
+    made.capture(Largest(rows=4, requests=1, positions=9), {(), (1, 7)})
+    assert kind.made == [4, 4, 2, 2, 1, 1], "the largest first"
+    rows = Rows(session_id="a", context=0, tokens=(5, 6), logits=1)
+    for asked, kept in (((), set()), ((7,), {1, 7}), ((1, 7), {1, 7})):
+        found = made.run([rows], None, asked)
+        assert found is not None
+        assert found[0].flatten().tolist() == [10, 12] and set(found[1]) == kept
+    assert made.run([rows], None, (3,)) is None
+    assert made.run([Rows(session_id="a", context=0, tokens=(5, 6, 7), logits=1)], None) is None
+    assert kind.made == [4, 4, 2, 2, 1, 1], "nothing is captured while requests wait"
+
+
+def test_too_little_memory_at_capture_names_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    made = graphs(OneRow())
+    monkeypatch.setattr(made, "_captures", True)
+    monkeypatch.setattr(made, "_capture", full)
+    with pytest.raises(ConfigurationError) as caught:
+        made.capture(Largest(rows=4, requests=2, positions=9), {()})
+    assert str(caught.value) == (
+        "not enough GPU memory to capture passes of up to 4 rows, 2 requests and 9 positions: it ended after 0 of 3 graphs; "
+        "lower verifier.kv_cache_tokens, verifier.max_model_len or verifier.max_num_seqs"
+    )
+
+
+def test_what_graphs_keep_lies_in_one_place() -> None:
+    made = graphs(OneRow())
+    made.capture(Largest(rows=4, requests=1, positions=9), {(7,)})
+    places = set()
+    for tokens in ((1, 2, 3, 4), (5, 6), (8,)):
+        found = made.run([Rows(session_id="a", context=0, tokens=tokens, logits=1)], None, (7,))
+        assert found is not None
+        assert found[1][7].flatten().tolist() == [token + 7 for token in tokens]
+        places.add(found[1][7].data_ptr())
+    assert len(places) == 1
+
+
+def test_the_largest_pass_of_a_configuration() -> None:
+    config = TargetConfig(model_path="nowhere", kv_cache_tokens=4096, pass_rows=81, pass_requests=1)
+    assert largest_pass(config) == Largest(rows=81, requests=1, positions=4224)
+    assert steps(81) == [128, 64, 32, 16, 8, 4, 2, 1] and steps(1) == [1]
