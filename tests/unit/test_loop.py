@@ -77,8 +77,8 @@ async def test_a_good_drafter_saves_passes() -> None:
     async with decoding(ToyTarget(), InProcessDraftLink(RandomDrafter(mood="good"))) as loop:
         tokens, _, steps = await collect(loop, request("r", [1, 2, 3], max_tokens=29, ignore_eos=True))
     assert len(tokens) == 29
-    # The prompt's draft has been made before the first token, so one of its six nodes is behind; then three are whole.
-    assert [len(step.token_ids) for step in steps] == [1, 6, 7, 7, 7, 1]
+    # The prompt's draft has been made before the first token. Each step waits for one of its own: six nodes and a bonus token.
+    assert [len(step.token_ids) for step in steps] == [1, 7, 7, 7, 7]
     assert sum(len(step.accepted_sources) for step in steps) + len(steps) == 29
 
 

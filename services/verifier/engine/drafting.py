@@ -159,7 +159,8 @@ class Drafting:
         for origin, mailbox in self._of(live):
             if mailbox.given_up or origin.name in reopened:
                 continue
-            free = mailbox.asks(at)
+            # Where time does not count, each step waits for its own draft, so none may go without being asked for.
+            free = prices is None or mailbox.asks(at)
             cost = self._cost[origin.name, bool(live.used)]
             due = prices is None or self._due(cost, mailbox, wanted, prices, free=free, repeats=live.repetition.begins)
             report = live.report(mailbox, verdict, wanted, asks=due and free)

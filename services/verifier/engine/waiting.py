@@ -108,7 +108,9 @@ class Experience:
         """
         if self._vain >= _VAIN:
             return []
-        return sorted(took + _LATER_S - age_s for took in self._took or (self._guess,) if took + _LATER_S > age_s)
+        if not self._took:
+            return [self._guess - age_s] if self._guess > age_s else []
+        return sorted(took + _LATER_S - age_s for took in self._took if took + _LATER_S > age_s)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
