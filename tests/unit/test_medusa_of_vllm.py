@@ -65,7 +65,7 @@ def test_they_draft_the_same(target: Path, tmp_path: Path, blocks: int, prefix: 
     tensors, config = of_vllm(authors, tmp_path / "vllm", blocks)
     folder = write(tmp_path / "vllm", {f"{prefix}{name}": tensor for name, tensor in tensors.items()}, config)
     assert inspect(folder, target).source == inspect(folder, None).source == "medusa"
-    assert trees(folder, target) == trees(authors, target)
+    check_alike(trees(folder, target), trees(authors, target))
 
 
 def test_one_output_layer_for_all_heads_and_no_bias(target: Path, tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_a_token_map_cuts_the_vocabulary(target: Path, tmp_path: Path, cut: bool
     own |= {f"{head}.1.weight": own[f"{head}.1.weight"][ordered] for head in range(HEADS)}
     own["d2t"] = ordered - torch.arange(60)
     write(authors, own, {**json.loads((authors / "config.json").read_text()), "draft_vocab_size": 60})
-    assert found == trees(authors, target)
+    check_alike(found, trees(authors, target))
 
 
 Change = Callable[[Tensors, dict[str, Any]], object]
