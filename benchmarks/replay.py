@@ -20,6 +20,8 @@ from benchmarks.results import TRACES
 from benchmarks.tables import Table
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
+from services.retrieval.config import RetrievalConfig
+from services.retrieval.service import RetrievalService
 from speculation.acceptance import StopRule, walk
 from speculation.errors import ConfigurationError
 from speculation.messages import CloseSession, Draft, DraftFailure, OpenSession, StepReport
@@ -89,17 +91,28 @@ def _ids(value: Any) -> TypeGuard[list[int]]:
     return isinstance(value, list) and bool(value) and all(type(token) is int and 0 <= token < 2**32 for token in value)
 
 
-def replay(traces: Iterable[Trace], sources: Sequence[str], max_nodes: int, config: DrafterConfig) -> Replayed:
+def replay(
+    traces: Iterable[Trace], sources: Sequence[str], max_nodes: int, config: DrafterConfig, index: Path | None = None
+) -> Replayed:
     """Decode all traces one after the other with one new drafter, as one tenant.
 
+    Args:
+        index: folder of a retrieval index to look up in.
+
     Raises:
-        ConfigurationError: the drafter refuses.
+        ConfigurationError: the drafter refuses, or the index cannot be used.
     """
-    return asyncio.run(_replay(traces, sources, max_nodes, config))
+    return asyncio.run(_replay(traces, sources, max_nodes, config, index))
 
 
-async def _replay(traces: Iterable[Trace], sources: Sequence[str], max_nodes: int, config: DrafterConfig) -> Replayed:
-    drafter = DrafterService(config)
+async def _replay(
+    traces: Iterable[Trace], sources: Sequence[str], max_nodes: int, config: DrafterConfig, index: Path | None
+) -> Replayed:
+    retrieval = None
+    if index is not None:
+        retrieval = RetrievalService(RetrievalConfig(folder=index))
+        await retrieval.start()
+    drafter = DrafterService(config, retrieval)
     result = Replayed()
     for number, trace in enumerate(traces):
         await _replay_one(drafter, str(number), trace, sources, max_nodes, result)

@@ -128,7 +128,10 @@ def replay(
     config: Annotated[Path | None, typer.Option(help="YAML file with settings.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="One setting, section.key=value. Repeatable.")] = None,
 ) -> None:
-    """Try drafters on recorded answers, without a model: tokens per pass for every strategy and budget, in seconds."""
+    """Try drafters on recorded answers, without a model: tokens per pass for every strategy and budget, in seconds.
+
+    Strategies that look up need --set retrieval.index=FOLDER.
+    """
     from rich.progress import track
 
     from benchmarks.contestants import check_names
@@ -137,22 +140,26 @@ def replay(
     from benchmarks.tables import render
     from cluster.build import drafter_config
     from cluster.models import ResolvedModel
-    from services.router.strategies import StrategyConfig, served
+    from services.router.strategies import StrategyConfig, served, sources_of
     from speculation.sources import STRATEGIES
 
-    # Without a service there is no index to retrieve from.
-    usable = tuple(name for name in served(StrategyConfig()) if STRATEGIES[name])
+    loaded = _settings(config, settings, None)
+    if loaded.retrieval.redis_url is not None:
+        raise ConfigurationError("retrieval.redis_url: replay looks up in a folder; set retrieval.index")
+    # There is no target, so neither models nor hidden states.
+    here = StrategyConfig(retrieval=loaded.retrieval.index is not None)
+    usable = tuple(name for name in served(here) if STRATEGIES[name])
     names = _names(strategies) if strategies is not None else usable
     check_names(names, ())
     if missing := sorted(set(names) - set(usable)):
         raise ConfigurationError(f"--strategies: {missing[0]} cannot be replayed; {', '.join(usable)} can")
     recorded = read_traces(traces)
-    loaded = _settings(config, settings, None)
     drafter = drafter_config(loaded, ResolvedModel(name=loaded.model, path=Path(loaded.model)))
     grid = [(name, budget) for name in names for budget in _numbers("--budgets", budgets, most=512)]
     results = {}
     for name, budget in track(grid, "Replaying", console=stderr(), transient=True):
-        results[name, budget] = replay_traces(recorded, STRATEGIES[name], budget, drafter)
+        sources = sources_of(name, here)
+        results[name, budget] = replay_traces(recorded, sources, budget, drafter, loaded.retrieval.index)
     stdout().print(render(table(results)))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from services.drafter.calibrator import Calibrator, Candidate
 from services.drafter.interfaces import PathSession
-from services.drafter.model_walk import ModelWalk
+from services.drafter.tree_walk import TreeWalk
 from speculation.messages import StepReport
 from speculation.tree import ROOT
 from speculation.types import TokenTree
@@ -41,7 +41,7 @@ class BlendSession:
         self,
         sources: Mapping[str, PathSession],
         calibrator: Calibrator,
-        models: Mapping[str, ModelWalk] | None = None,
+        models: Mapping[str, TreeWalk] | None = None,
         joint: Calibrator | None = None,
     ) -> None:
         self._models = dict(models or {})

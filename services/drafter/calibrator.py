@@ -35,7 +35,7 @@ _SLOWEST = 0.01
 _LARGEST = 12.0
 _UNKNOWN_KIND = 0.05
 _AGREEMENT = 0.8
-_VERSION = 2
+_VERSION = 3
 
 
 class Calibrator:

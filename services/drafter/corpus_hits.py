@@ -15,7 +15,7 @@ from speculation.messages import Continuation, OpenSession, RetrievalQuery, Step
 from speculation.tree import ROOT, prune
 from speculation.types import TokenTree
 
-# Claimed probability that the text goes on as it did in the corpus, by length of the matched suffix; it only ranks nodes.
+# Claimed probability that the text goes on as it did in the corpus, by length of the matched suffix.
 _BY_LENGTH = (0.0, 0.15, 0.3, 0.45, 0.55, 0.65, 0.7, 0.75)
 _LONG = 0.8
 # Length of the suffix that is looked up; and number and length of the continuations that are wanted.
@@ -81,7 +81,8 @@ def ending(recent: Sequence[int]) -> RetrievalQuery:
 def hit_tree(hits: Sequence[Continuation], source: str) -> TokenTree:
     """A prefix tree of continuations.
 
-    A node's score is the share of continuations through it, times a factor for the length of the matched suffix.
+    A node is as likely after its parent as the share of the parent's continuations that go through it, times a factor for
+    the length of the match, which the path to the parent makes longer. Its score is the product of these along its path.
     """
     tokens: list[int] = []
     parents: list[int] = []
@@ -97,12 +98,14 @@ def hit_tree(hits: Sequence[Continuation], source: str) -> TokenTree:
                 counts.append(0)
             counts[node] += hit.count
             parent = node
-    total = sum(hit.count for hit in hits)
-    length = hits[0].match_length if hits else 0
-    likely = _BY_LENGTH[length] if length < len(_BY_LENGTH) else _LONG
-    return TokenTree(
-        tokens=tuple(tokens),
-        parents=tuple(parents),
-        sources=(source,) * len(tokens),
-        scores=tuple(likely * count / max(1, total) for count in counts),
-    )
+    total = max(1, sum(hit.count for hit in hits))
+    matched = hits[0].match_length if hits else 0
+    scores: list[float] = []
+    lengths: list[int] = []
+    for parent, count in zip(parents, counts, strict=True):
+        length = matched if parent == ROOT else lengths[parent] + 1
+        above, whole = (1.0, total) if parent == ROOT else (scores[parent], counts[parent])
+        likely = _BY_LENGTH[length] if length < len(_BY_LENGTH) else _LONG
+        lengths.append(length)
+        scores.append(above * likely * count / whole)
+    return TokenTree(tokens=tuple(tokens), parents=tuple(parents), sources=(source,) * len(tokens), scores=tuple(scores))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -12,9 +12,8 @@ from services.drafter.calibrator import Calibrator
 from services.drafter.catalogue import make_source
 from services.drafter.config import DrafterConfig
 from services.drafter.interfaces import LookingUp, PathSession, SourceSession, TextSource, TreeSession
-from services.drafter.model_walk import ModelWalk, prior_of_model
 from services.drafter.outcomes import likeliest_outcomes
-from services.drafter.tree_walk import TreeWalk, prior_of
+from services.drafter.tree_walk import ProposedTreeWalk, TreeWalk, prior_of
 from speculation import limits
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
 from speculation.sources import SOURCES
@@ -114,7 +113,7 @@ class TextGroup:
         blend = BlendSession(
             {name: self._path(name, session) for name, session in opened.items()},
             self._calibrator(names, sampled),
-            {name: ModelWalk(name) for name in models},
+            {name: TreeWalk(name) for name in models},
             self._calibrator((*names, *models), sampled),
         )
         return TextSession(joined=blend, looking_up=looking_up)
@@ -140,7 +139,7 @@ class TextGroup:
 
     def _path(self, name: str, session: SourceSession) -> PathSession:
         if self._proposes_trees(name):
-            return TreeWalk(name, cast(TreeSession, session), _PROPOSED)
+            return ProposedTreeWalk(name, cast(TreeSession, session), _PROPOSED)
         return cast(PathSession, session)
 
     def _calibrator(self, names: tuple[str, ...], sampled: bool) -> Calibrator:
@@ -152,18 +151,13 @@ class TextGroup:
         if found is None:
             prior: dict[str, float] = {}
             for name in names:
-                prior |= self._prior(name)
+                prior |= prior_of(name) if SOURCES[name].kind == "model" else self._source(name).prior or prior_of(name)
             found = self._calibrators[names, sampled] = Calibrator(
                 prior, [name for name in names if SOURCES[name].kind == "model"]
             )
             if (file := self._file(names, sampled)) is not None:
                 found.load(file)
         return found
-
-    def _prior(self, name: str) -> Mapping[str, float]:
-        if SOURCES[name].kind == "model":
-            return prior_of_model(name)
-        return self._source(name).prior or prior_of(name)
 
     def _file(self, names: tuple[str, ...], sampled: bool) -> Path | None:
         """The file for what is learnt about a combination of sources; None: it is not saved."""

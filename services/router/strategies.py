@@ -83,7 +83,7 @@ def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:
         nodes = config.num_speculative_tokens
     if nodes is None:
         nodes = _suitable_nodes(strategy)
-    sources = _sources(strategy, config)
+    sources = sources_of(strategy, config)
     if request.private:
         sources = tuple(source for source in sources if not SOURCES[source].retrieval)
         if STRATEGIES[strategy] and not sources:
@@ -124,7 +124,7 @@ def _suitable_nodes(strategy: str) -> int:
     return STRATEGY_NODES.get(strategy, suits)
 
 
-def _sources(strategy: str, config: StrategyConfig) -> tuple[str, ...]:
+def sources_of(strategy: str, config: StrategyConfig) -> tuple[str, ...]:
     """A strategy's sources, and the optional ones that the server's index and models make possible."""
     indexed = [source for source in WHERE_INDEXED.get(strategy, ()) if _source_lacks(SOURCES[source], config) is None]
     trained = [source for source in WHERE_TRAINED.get(strategy, ()) if source in config.trained]

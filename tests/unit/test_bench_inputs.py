@@ -20,6 +20,7 @@ from cli import bench_commands
 from services.drafter.config import DrafterConfig
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError
+from tests.indexes import build, encode
 
 
 def write(path: Path, *lines: object) -> Path:
@@ -169,3 +170,26 @@ def test_replay_counts_what_a_drafter_would_have_saved(tmp_path: Path) -> None:
     # The first token of a copy has nothing before it to be looked up by; then passes of eight: 1 + 8 + 7.
     assert some.by_task == {"copy": (3, 16), "new": (4, 4)}
     assert some.nodes / some.passes <= 7
+
+
+def test_replay_looks_up_in_an_index(tmp_path: Path) -> None:
+    answer = "def add(self, other):"
+    build(tmp_path / "index", [answer])
+    trace = {"task": "code", "prompt_ids": encode("zq"), "output_ids": encode(answer)}
+    traces = read_traces(write(tmp_path / "t.jsonl", trace))
+    alone = replay(traces, ["suffix"], 15, DrafterConfig())
+    beside = replay(traces, ["suffix", "retrieval"], 15, DrafterConfig(), tmp_path / "index")
+    assert beside.passes < alone.passes / 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["retrieval.redis_url=redis://127.0.0.1:6379"], "redis_url: replay looks up in a folder; set retrieval.index"),
+        ([], "--strategies: rest cannot be replayed"),
+    ],
+)
+def test_what_replay_cannot_look_up_in_is_refused(tmp_path: Path, settings: list[str], message: str) -> None:
+    file = write(tmp_path / "t.jsonl", {"prompt_ids": [1], "output_ids": [2]})
+    with pytest.raises(ConfigurationError, match=message):
+        bench_commands.replay(file, strategies="rest", settings=settings)

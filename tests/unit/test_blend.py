@@ -15,7 +15,7 @@ from services.drafter.calibrator import Calibrator, Candidate
 from services.drafter.config import DrafterConfig
 from services.drafter.outcomes import likeliest_outcomes
 from services.drafter.service import DrafterService
-from services.drafter.tree_walk import TreeWalk, prior_of
+from services.drafter.tree_walk import ProposedTreeWalk, prior_of
 from speculation.messages import Draft, OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.tree import chain, path_to, validate
@@ -197,9 +197,35 @@ class Chains:
 
 
 def test_a_source_of_trees_takes_part() -> None:
-    walk = TreeWalk("chains", Chains(), 3)
+    walk = ProposedTreeWalk("chains", Chains(), 3)
     tree = BlendSession({"chains": walk}, Calibrator(prior_of("chains"))).draft(8)
     assert list(paths(tree)) == [(4,), (4, 5), (4, 5, 6)]
+
+
+class Claiming:
+    """A source of trees that is sure of one path and not of another."""
+
+    def draft(self, max_nodes: int) -> TokenTree:
+        return TokenTree(tokens=(4, 5, 6), parents=(-1, -1, 1), sources=("c",) * 3, scores=(0.1, 0.8, 0.7))
+
+    def observe(self, report: StepReport) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def test_what_a_source_claims_counts_not_its_order() -> None:
+    walk = ProposedTreeWalk("c", Claiming(), 3)
+    place = walk.start()
+    assert place is not None
+    first, second = (kind for _, kind in walk.candidates(place))
+    below = walk.follow(place, 5)
+    assert below is not None
+    ((token, third),) = walk.candidates(below)
+    # After its parent, the third is claimed at 7/8.
+    assert token == 6 and (first, second, third) == ("c:1:6", "c:1:0", "c:2:0")
+    assert prior_of("c")[second] > 0.7 > 0.12 > prior_of("c")[first]
+    tree = BlendSession({"c": ProposedTreeWalk("c", Claiming(), 3)}, Calibrator(prior_of("c"))).draft(2)
+    assert list(paths(tree)) == [(5,), (5, 6)]
 
 
 def test_outcomes_are_paths_and_what_the_target_says_behind_them() -> None:

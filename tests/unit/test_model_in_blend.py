@@ -9,8 +9,8 @@ import pytest
 from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
 from services.drafter.config import DrafterConfig
-from services.drafter.model_walk import ModelWalk, prior_of_model
 from services.drafter.service import DrafterService
+from services.drafter.tree_walk import TreeWalk, prior_of
 from speculation.messages import Draft, OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.tree import ROOT, chain, path_to
@@ -26,7 +26,7 @@ def committed(*tokens: int) -> StepReport:
 
 
 def test_a_candidate_is_known_by_its_probability_and_depth() -> None:
-    walk = ModelWalk("m")
+    walk = TreeWalk("m")
     assert walk.start() is None
     walk.take(TREE)
     place = walk.start()
@@ -38,7 +38,7 @@ def test_a_candidate_is_known_by_its_probability_and_depth() -> None:
     assert dict(walk.candidates(below)) == {7: "m:2:2"}
     deeper = walk.follow(below, 7)
     assert deeper is not None and dict(walk.candidates(deeper)) == {8: "m:2:0"}
-    prior = prior_of_model("m")
+    prior = prior_of("m")
     assert {"m:1:1", "m:1:6", "m:2:2", "m:2:0", "m:4:11"} <= prior.keys()
     assert all(0 < probability < 1 for probability in prior.values())
     walk.observe(committed(5))
@@ -47,8 +47,8 @@ def test_a_candidate_is_known_by_its_probability_and_depth() -> None:
 
 def blend(after: dict[int, list[tuple[int, str]]]) -> tuple[BlendSession, Calibrator, Calibrator]:
     alone = Calibrator({"a:0": 0.5})
-    joint = Calibrator({"a:0": 0.5} | prior_of_model("m"))
-    return BlendSession({"x": Table(0, after)}, alone, {"m": ModelWalk("m")}, joint), alone, joint
+    joint = Calibrator({"a:0": 0.5} | prior_of("m"))
+    return BlendSession({"x": Table(0, after)}, alone, {"m": TreeWalk("m")}, joint), alone, joint
 
 
 def test_one_tree_of_both_and_each_continues_the_others_paths() -> None:

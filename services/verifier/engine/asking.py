@@ -10,9 +10,11 @@ slows no pass, it costs nothing, and every step is reported at once.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from services.verifier.engine.cost_slope import CostSlope
+from services.verifier.engine.waiting import Worth
 from speculation.budget import Budget
 from speculation.costs import Load
 
@@ -81,17 +83,27 @@ class Gain:
     passes: int
 
 
+def gain_of_drafts(worths: Iterable[tuple[Worth, float]], prices: Prices) -> float:
+    """What a draft is expected to gain that is like those of several groups on average, in seconds.
+
+    Args:
+        worths: of each group, what its drafts brought, and seconds that one takes.
+    """
+    gains = ((prices.gain_s(worth.in_time, wait_s), prices.gain_s(worth.late, 0.0)) for worth, wait_s in worths)
+    return max((max(each) for each in gains), default=0.0)
+
+
 class AskCost:
     """How many seconds longer a pass takes for each draft that one origin makes meanwhile, over all requests."""
 
     def __init__(self) -> None:
         self._slope = CostSlope(_MOST_SLOWER, known=_KNOWN, assumed=_ASSUMED)
         self._since_quiet = 0
+        self._begun = False
 
-    @property
-    def seconds(self) -> float:
+    def seconds(self, prices: Prices) -> float:
         """The estimate; at first, an assumption."""
-        return self._slope.seconds
+        return self._slope.seconds if self._begun else _ASSUMED * prices.pass_s
 
     @property
     def explores(self) -> bool:
@@ -111,8 +123,21 @@ class AskCost:
             seconds: that it took.
             expected_s: seconds that a pass over its rows takes.
         """
+        self._begun = True
         more = self._slope.learn(requests=requests, units=drafts, seconds=seconds - expected_s, pass_s=expected_s, rows=rows)
         self._since_quiet = 0 if not drafts or more < -_SAME else self._since_quiet + 1
+
+
+def opening_pays(average_s: float, cost: AskCost, prices: Prices) -> bool:
+    """Whether a request that begins should ask for a draft at once, which nothing says about the text yet.
+
+    It should where drafts pay on average, and where one fruitless draft does not exceed the share that they may take.
+
+    Args:
+        average_s: what a draft gains on average, in seconds.
+    """
+    cost_s = cost.seconds(prices)
+    return average_s >= cost_s or _steps_at_most_share(cost_s, prices) <= MOST_STEPS
 
 
 class Pace:
@@ -150,7 +175,7 @@ class Pace:
         return due
 
     def _due(self, gain: Gain, cost: AskCost, prices: Prices, turn: int, free: bool, repeats: bool) -> bool:
-        cost_s = gain.passes * cost.seconds
+        cost_s = gain.passes * cost.seconds(prices)
         pays = self._wanted and gain.average_s >= cost_s
         if pays:
             self._every = 1
@@ -188,6 +213,11 @@ class Pace:
 
 def _steps_between(cost_s: float, prices: Prices) -> int:
     """Steps from one fruitless draft to the next, so that those of all requests take their share of time: a power of two."""
-    every = cost_s * prices.requests / (_SHARE * prices.pass_s)
+    every = _steps_at_most_share(cost_s, prices)
     # Rounded up, but for what is just above a power of two: the share is exceeded by a fifth at most.
     return 1 if every <= 1 else int(min(MOST_STEPS, 2 ** math.ceil(math.log2(every) - 0.25)))
+
+
+def _steps_at_most_share(cost_s: float, prices: Prices) -> float:
+    """In how many steps one fruitless draft of each request takes the share that they may take."""
+    return cost_s * prices.requests / (_SHARE * prices.pass_s)

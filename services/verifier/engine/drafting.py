@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from services.verifier.engine.admission import Admission
-from services.verifier.engine.asking import AskCost, Prices
+from services.verifier.engine.asking import AskCost, Prices, gain_of_drafts, opening_pays
 from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.costly_sources import CostlySources
@@ -123,26 +123,37 @@ class Drafting:
 
     # --- calls to the origins -----------------------------------------------------------------------------------
 
-    def open(self, live: LiveRequest, requests: int) -> None:
+    def open(self, live: LiveRequest, prices: Prices | None) -> None:
         """Open a session at every origin that drafts for the request.
 
         Args:
-            requests: decoded at once, this one included.
+            prices: with this request in the batch; None where time does not count.
         """
-        if self._timed:
-            self._costly.begin(live, requests, now())
+        if prices is not None:
+            self._costly.begin(live, prices.requests, now())
         for origin in self._origins.values():
             if origin.serves(live.sources):
-                self._open(origin, live)
+                self._open(origin, live, asks=prices is None or self._asks_at_once(origin, live, prices))
 
-    def _open(self, origin: Origin, live: LiveRequest) -> None:
+    def _asks_at_once(self, origin: Origin, live: LiveRequest, prices: Prices) -> bool:
+        """Whether to ask for a draft before anything is known of the request's text."""
+        if live.used or live.request.prediction:
+            return True
+        drafted = [
+            (each.worth, each.typical_s)
+            for (name, group), each in self._experience.items()
+            if name == origin.name and (group not in SOURCES or group in live.sources)
+        ]
+        return opening_pays(gain_of_drafts(drafted, prices), self._cost[origin.name, False], prices)
+
+    def _open(self, origin: Origin, live: LiveRequest, *, asks: bool = True) -> None:
         def experience(group: str) -> Experience:
             return self.experience_of(origin.name, group)
 
         if origin.name not in live.mailboxes:
             live.mailboxes[origin.name] = Mailbox(live.prefixes, experience)
-        origin.link.open(live.opening(origin.serves(live.sources), trusted=origin.trusted))
-        live.mailboxes[origin.name].opened(len(live.tokens), now())
+        origin.link.open(live.opening(origin.serves(live.sources), trusted=origin.trusted, asks=asks))
+        live.mailboxes[origin.name].opened(len(live.tokens), now(), asks=asks)
         if _wants_features(origin, live):
             self._send_features(origin, live, self._features.of(live.id))
 

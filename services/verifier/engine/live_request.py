@@ -318,11 +318,12 @@ class LiveRequest:
             return self.max_nodes
         return min(self.max_nodes, wanted.nodes, max(_FEWEST, 2 * max(self._chosen)))
 
-    def opening(self, sources: tuple[str, ...], *, trusted: bool) -> OpenSession:
+    def opening(self, sources: tuple[str, ...], *, trusted: bool, asks: bool) -> OpenSession:
         """The message that opens a drafter's session with ``sources``, from the tokens committed so far.
 
         Args:
             trusted: whether the drafter may know the noise of the request's choices.
+            asks: whether to ask for a first draft.
         """
         sampling, rejection = self.request.sampling, self.request.plan.acceptance == "rejection"
         noise = None
@@ -334,7 +335,7 @@ class LiveRequest:
             tokens=tuple(self.tokens),
             prompt_length=len(self.request.prompt),
             sources=sources,
-            max_nodes=self.max_nodes,
+            max_nodes=self.max_nodes if asks else 0,
             temperature=sampling.temperature,
             noise=noise,
             sampled=rejection and sampling.temperature > 0,

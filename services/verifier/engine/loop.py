@@ -34,7 +34,7 @@ from services.verifier.engine.live_request import LiveRequest, check_request
 from services.verifier.engine.loop_metrics import LoopMetrics
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.pass_queue import PassHung, PassQueue
-from services.verifier.engine.passes import Part, decoding_load, load_of, plan_parts
+from services.verifier.engine.passes import Part, decoding_load, load_of, load_to_come, plan_parts
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.grammar.grammar_state import GrammarState
@@ -210,7 +210,7 @@ class DecodingLoop:
             self._release(live)
         self._forgetting.between_passes()
         for live in self._requests.admit():
-            self._drafting.open(live, len(self._requests.live))
+            self._drafting.open(live, prices_of(load_to_come(self._requests.live.values()), self._budget))
         while not self._passes.full and await self._begin_pass():
             pass
         if len(self._passes):

@@ -7,7 +7,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from services.verifier.engine.asking import Gain, Pace, Prices
+from services.verifier.engine.asking import Gain, Pace, Prices, gain_of_drafts
 from services.verifier.engine.held_reports import HeldReports
 from services.verifier.engine.waiting import Experience, Worth
 from speculation.messages import Draft
@@ -115,12 +115,13 @@ class Mailbox:
         self._none_for = -1
         self._reopened_for = -1
 
-    def opened(self, length: int, now: float) -> None:
-        """Note that a session was opened with ``length`` tokens, which asks for a first draft."""
+    def opened(self, length: int, now: float, *, asks: bool = True) -> None:
+        """Note that a session was opened with ``length`` tokens, and whether a first draft was asked for."""
         self._opened_at = length
         self.held.drop()
         self.pace.restart()
-        self.asked(length, now)
+        if asks:
+            self.asked(length, now)
         self.told(length)
 
     def asks(self, now: float) -> bool:
@@ -148,13 +149,14 @@ class Mailbox:
 
     def gain(self, prices: Prices) -> Gain:
         """What another draft is expected to gain."""
-        average = like_last = -math.inf
-        passes = 1
+        like_last, passes = -math.inf, 1
+        drafted: list[tuple[Worth, float]] = []
         for group in self._worth or ("",):
-            wait_s, worth = 0.0 if self.ahead else self._experience(group).typical_s, self.worth(group)
-            average = max(average, prices.gain_s(worth.in_time, wait_s), prices.gain_s(worth.late, 0.0))
+            wait_s = 0.0 if self.ahead else self._experience(group).typical_s
+            drafted.append((self.worth(group), wait_s))
             like_last = max(like_last, prices.gain_s(self._brought, wait_s))
             passes = max(passes, math.ceil(min(wait_s / prices.pass_s, _MOST_PASSES)))
+        average = gain_of_drafts(drafted, prices)
         return Gain(average_s=average, like_last_s=like_last, passes=passes)
 
     def add(self, draft: Draft, tokens: Sequence[int], most: int, now: float) -> None:

@@ -125,6 +125,12 @@ def decoding_load(sessions: Iterable[LiveRequest]) -> Load:
     return Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
 
 
+def load_to_come(sessions: Iterable[LiveRequest]) -> Load:
+    """The load once all these requests decode, without drafts."""
+    keys = [len(session.tokens) for session in sessions]
+    return Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
+
+
 def _verified(session: LiveRequest, chain: int) -> bool:
     """Whether a pass over ``chain`` rows reaches the pending token and so yields a new one."""
     return session.computed + chain == len(session.tokens)
