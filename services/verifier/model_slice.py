@@ -175,7 +175,7 @@ class ModelSlice:
             ValueError: a tree has more than ``MAX_NODES`` nodes.
         """
         self._make_current()
-        self.pool.clean()
+        self.pool.settle()
         made = self._replay(batch, hidden, earlier)
         if made is None:
             made = self._launch(batch, hidden, earlier)
@@ -194,7 +194,7 @@ class ModelSlice:
             [chosen, vocabulary], the logits of these rows, float32.
         """
         assert self._kernel is not None
-        self.pool.clean()
+        self.pool.settle()
         laid_out = native_attention.lay_out_placed(self._kernel, self.pool, batch)
         with answering(Running(laid_out, self._calls)):
             found = self.model(
