@@ -19,7 +19,7 @@ import math
 import sys
 from pathlib import Path
 
-from benchmarks.gpu_bench.limits import verdicts_on
+from benchmarks.gpu_bench.speed_limits import verdicts_on
 from benchmarks.gpu_bench.speed_parts import (
     SpeedPlan,
     cost_of_fast_passes,

@@ -1,4 +1,4 @@
-"""The parts of the benchmark, which measure: the cost of a pass, and tokens per second. ``limits`` judges what they found.
+"""The parts of the benchmark, which measure the cost of a pass, and tokens per second. ``speed_limits`` judges that.
 
 Each is one of our programs in a process of its own. Passes by torch's own kernels need that: what keeps cuBLASLt exact holds
 for a whole process (``forbid_split_sums``), and would slow torch's own products as well.

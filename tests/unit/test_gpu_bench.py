@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("triton")
 from benchmarks.gpu_bench import __main__ as program
-from benchmarks.gpu_bench.limits import verdicts_on
+from benchmarks.gpu_bench.speed_limits import verdicts_on
 from benchmarks.gpu_bench.speed_parts import shown_fast_passes, shown_passes, shown_speed
 from benchmarks.gpu_check.verdicts import GateVerdict, run_gates
 from tests.tiny import make_tiny_model
