@@ -5,7 +5,9 @@
 It needs only torch and transformers, so that it can be copied to any machine with a GPU (benchmarks.inflate makes a model of
 a fitting size). Rows are a chain of drafted tokens after --context committed ones. The floor is the time to read the weights
 and the keys and values once, at the speed at which this machine sums up memory. --json prints one object; its
-milliseconds_by_rows, {rows: median}, is Outrider's.
+milliseconds_by_rows, {rows: median}, is Outrider's, and exact says whether its rows have the same bits whatever they share a
+pass with. On a GPU transformers then runs under what keeps its products exact, too (no split sums): for its own speed, give
+--kernels torch --attention-backend torch.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from transformers import AutoModelForCausalLM, DynamicCache
 from cluster.models import BUILT_IN, as_float32, resolve
 from services.machine import cache_folder
 from services.verifier.attention.calls import MAX_NODES
-from services.verifier.config import Kernels, TargetConfig, Weights
+from services.verifier.config import AttentionBackend, Kernels, TargetConfig, Weights
 from services.verifier.loading.load_model import shape_of
 from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.target import TransformersTarget
@@ -35,9 +37,8 @@ Pass = Callable[[int], None]
 _MOST_ROWS = 512
 
 
-def ours(config: TargetConfig, context: int) -> Pass:
+def ours(target: TransformersTarget, context: int) -> Pass:
     """A pass through Outrider's target."""
-    target = TransformersTarget(config)
     target.open("cost", context + _MOST_ROWS + 1)
 
     def run(rows: int) -> None:
@@ -129,6 +130,9 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "int8", "fp8"))
     parser.add_argument("--kernels", default="auto", choices=get_args(Kernels), help="as verifier.kernels")
+    parser.add_argument(
+        "--attention-backend", default="auto", choices=get_args(AttentionBackend), help="as verifier.attention_backend"
+    )
     parser.add_argument("--weights", default="auto", choices=get_args(Weights), help="as verifier.weights")
     parser.add_argument("--threads", type=int, help="of torch; default: every core")
     parser.add_argument("--repeats", type=int, default=7)
@@ -147,9 +151,11 @@ def main() -> None:
         kv_cache_tokens=arguments.context + _MOST_ROWS + 1,
         threads=arguments.threads,
         kernels=arguments.kernels,
+        attention_backend=arguments.attention_backend,
         weights=arguments.weights,
     )
-    passes = {"outrider": ours(config, arguments.context), "transformers": theirs(config, arguments.context)}
+    target = TransformersTarget(config)
+    passes = {"outrider": ours(target, arguments.context), "transformers": theirs(config, arguments.context)}
     results = measure(passes, rows, arguments.repeats, arguments.device)
     floor_ms = floor(config, arguments.context)
     if arguments.json:
@@ -158,6 +164,8 @@ def main() -> None:
             "device": arguments.device,
             "dtype": arguments.dtype,
             "context": arguments.context,
+            "exact": target.exact,
+            "linears": target.kernels.linears,
             "floor_milliseconds": floor_ms,
         }
         print(json.dumps({"milliseconds_by_rows": results["outrider"], "transformers": results["transformers"], **about}))

@@ -14,6 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from services.verifier.triton_kernels.device import (
+    first_greatest,
     noisy_rows,
     one_product,
     rotate_write,
@@ -36,6 +37,7 @@ ROTATE = {
     **POOL, **dict.fromkeys(("bias", "cosine", "sine", "of_query", "of_key", "queries"), HALF), "turn_stride": INT,
     "apart": INT, "eps": "fp32", "slots_at": INT,
 }  # fmt: skip
+GREATEST = {"places": "*i64", "tops": SINGLE, "firsts": "*i64", "count": INT, "parts": INT}
 ALL_SIGHTS = {"WINDOW": 300, "CHUNK": 64, "SINKS": True}
 NONE = {"WINDOW": 0, "CHUNK": 0, "SINKS": False}
 
@@ -95,6 +97,12 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
         "logits": "*fp64", "limits": "*fp64", "keys": "*i64", "tops": "*fp64", "ids": "*i64", "seconds": "*fp64",
         "vocabulary": INT, "parts": INT,
     }, {"STREAM": 2, "BLOCK": 256}),
+    "greatest of parts": (first_greatest.first_greatest, {**GREATEST, "numbers": HALF}, {
+        "PLACED": False, "LAST": False, "BLOCK": 2048,
+    }),
+    "greatest of all": (first_greatest.first_greatest, {**GREATEST, "numbers": SINGLE}, {
+        "PLACED": True, "LAST": True, "BLOCK": 64,
+    }),
     "one product": (one_product.one_product, {"left": HALF, "right": HALF, "made": SINGLE}, {
         "ROWS": 64, "TERMS": 64, "COLUMNS": 64,
     }),

@@ -1,4 +1,8 @@
-"""The parts of the benchmark: the cost of a pass, and tokens per second. Each is one of our programs in its own process."""
+"""The parts of the benchmark, which measure the cost of a pass, and tokens per second. ``speed_limits`` judges that.
+
+Each is one of our programs in a process of its own. Passes by torch's own kernels need that: what keeps cuBLASLt exact holds
+for a whole process (``forbid_split_sums``), and would slow torch's own products as well.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,8 @@ from benchmarks.contestants import PEERS, PLAIN
 from benchmarks.gpu_check.verdicts import GateVerdict
 
 OURS = "blend"
-# What the design must show: a row's cost at 64 rows, and the gain of one request.
-_MOST_STAIR, _LEAST_GAIN = 1.25, 2.0
+# The fast mode: what torch computes with where nobody asks for exact bits.
+_FAST = ("--kernels", "torch", "--attention-backend", "torch")
 _SHOWN_LINES = 4
 
 
@@ -55,30 +59,54 @@ def inflated_model(model: Path) -> GateVerdict:
 
 
 def cost_of_passes(plan: SpeedPlan) -> GateVerdict:
-    """benchmarks.step_cost: ours, transformers' and the floor."""
+    """benchmarks.step_cost: our passes, and the floor."""
+    return shown_passes(_step_cost(plan))
+
+
+def cost_of_fast_passes(plan: SpeedPlan) -> GateVerdict:
+    """The same passes by torch's own layers and attention, and transformers'."""
+    return shown_fast_passes(_step_cost(plan, *_FAST))
+
+
+def _step_cost(plan: SpeedPlan, *further: str) -> dict[str, Any]:
     command = ["benchmarks.step_cost", "--model", str(plan.model), "--device", plan.device, "--dtype", plan.dtype]
-    command += ["--rows", plan.rows, "--context", str(plan.context), "--json"]
-    made = _run(command)
-    return judge_passes(json.loads(made.splitlines()[-1]))
+    command += ["--rows", plan.rows, "--context", str(plan.context), "--json", *further]
+    found: dict[str, Any] = json.loads(_run(command).splitlines()[-1])
+    return found
 
 
-def judge_passes(found: Mapping[str, Any]) -> GateVerdict:
-    """The verdict on what benchmarks.step_cost printed."""
-    ours, theirs, floor = found["milliseconds_by_rows"], found["transformers"], found["floor_milliseconds"]
-    table = [["rows", "ms", "transformers, ms", "times one row"]]
+def shown_passes(found: Mapping[str, Any]) -> GateVerdict:
+    """What benchmarks.step_cost printed of our passes."""
+    ours = found["milliseconds_by_rows"]
     first = next(iter(ours))
-    for rows, took in ours.items():
-        table.append([rows, f"{took:.2f}", f"{theirs[rows]:.2f}", f"{took / ours[first]:.2f}"])
-    stair = ours["64"] / ours["1"] if {"1", "64"} <= ours.keys() else None
-    steep = stair is not None and stair > _MOST_STAIR
-    said = f"; 64 rows cost {stair:.2f} times one" if stair is not None else ""
+    kind = "exact" if found["exact"] else "not exact"
     return GateVerdict(
-        result="fail" if steep else "pass",
-        found=f"{first} row: {ours[first]:.2f} ms, reading the weights alone takes {floor:.2f}{said}",
-        follows=f"64 rows must cost at most {_MOST_STAIR} of one: make gpu-check says where" if steep
-        else "the budget of nodes follows from this table",
-        figures=dict(found), table=table,
-    )  # fmt: skip
+        result="pass",
+        found=f"{first} row: {ours[first]:.2f} ms, reading the weights alone takes {found['floor_milliseconds']:.2f}; "
+        f"passes are {kind} (layers by {found['linears']})",
+        follows="the budget of nodes follows from this table",
+        figures=dict(found),
+        table=[
+            ["rows", "ms", "times one row"],
+            *([rows, f"{ms:.2f}", f"{ms / ours[first]:.2f}"] for rows, ms in ours.items()),
+        ],
+    )
+
+
+def shown_fast_passes(found: Mapping[str, Any]) -> GateVerdict:
+    """What it printed of passes by torch's own kernels."""
+    fast, theirs = found["milliseconds_by_rows"], found["transformers"]
+    first = next(iter(fast))
+    return GateVerdict(
+        result="pass",
+        found=f"{first} row: {fast[first]:.2f} ms, transformers' own modules take {theirs[first]:.2f}",
+        follows="what exact bits cost is judged by these",
+        figures=dict(found),
+        table=[
+            ["rows", "ms", "transformers, ms"],
+            *([rows, f"{ms:.2f}", f"{theirs[rows]:.2f}"] for rows, ms in fast.items()),
+        ],
+    )
 
 
 def tokens_per_second(plan: SpeedPlan, peers: Sequence[str] = ("hf", "vllm")) -> GateVerdict:
@@ -89,31 +117,42 @@ def tokens_per_second(plan: SpeedPlan, peers: Sequence[str] = ("hf", "vllm")) ->
     command += ["--concurrency", plan.concurrency, "--repeats", str(plan.repeats), "--out", str(folder)]
     for setting in (f"verifier.device={plan.device}", f"verifier.dtype={plan.dtype}", *plan.settings):
         command += ["--set", setting]
-    _run(command)
-    return judge_speed(json.loads((folder / "results.json").read_text()))
+    results = folder / "results.json"
+    results.unlink(missing_ok=True)
+    try:
+        _run(command)
+    except RuntimeError:
+        # It ends so, too, where tokens differ in float32: that is for a verdict.
+        if not results.is_file() or not _differing(json.loads(results.read_text())):
+            raise
+    return shown_speed(json.loads(results.read_text()))
 
 
-def judge_speed(results: Mapping[str, Any]) -> GateVerdict:
-    """The verdict on the results.json of ``outrider bench``."""
+def shown_speed(results: Mapping[str, Any]) -> GateVerdict:
+    """The results.json of ``outrider bench``."""
     speeds = {(one["contestant"], one["concurrency"]): one["tokens_per_second"]["median"] for one in results["summary"]}
     levels = sorted({level for _, level in speeds})
     names = list(dict.fromkeys(name for name, _ in speeds))
     table = [["tokens per second", *(f"{level} at a time" for level in levels)]]
     table += [[name, *(_figure(speeds.get((name, level))) for level in levels)] for name in names]
-    checks = [one for one in results["lossless"]["checks"] if one["against"] == "plain" and one["contestant"] not in PEERS]
-    differ = {one["contestant"]: one["answers"] - one["equal"] for one in checks if one["equal"] < one["answers"]}
-    gain = speeds[OURS, levels[0]] / speeds[PLAIN, levels[0]]
-    follows = [f"answers differ from plain decoding ({differ}): see make gpu-check, G5"] if differ else []
-    follows += (
-        [f"at {levels[0]} at a time it must be {_LEAST_GAIN}: see the page's table of passes"] if gain < _LEAST_GAIN else []
-    )
+    said = [f"{name} {_figure(speeds.get((name, levels[0])))}" for name in (PLAIN, OURS)]
     return GateVerdict(
-        result="fail" if follows else "pass",
-        found=f"{OURS} is {gain:.2f} times plain decoding at {levels[0]} at a time; "
-        + (f"answers that differ: {differ}" if differ else "every answer is plain decoding's, token for token"),
-        follows="; ".join(follows) or "write the table into docs/log.md",
-        figures={"summary": results["summary"], "lossless": results["lossless"]["checks"]}, table=table,
-    )  # fmt: skip
+        result="pass",
+        found=f"{', '.join(said)} tokens per second, {levels[0]} at a time",
+        follows="write the table into docs/log.md",
+        figures={"summary": results["summary"], "lossless": _checks(results)},
+        table=table,
+    )
+
+
+def _checks(results: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """How many of our strategies' answers are plain decoding's."""
+    checks = results["lossless"]["checks"]
+    return [one for one in checks if one["against"] == "plain" and one["contestant"] not in PEERS]
+
+
+def _differing(results: Mapping[str, Any]) -> bool:
+    return any(one["equal"] < one["answers"] for one in _checks(results))
 
 
 def _figure(value: float | None) -> str:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-# A gate that could not be run for want of time has no result.
-Result = Literal["pass", "fail", "not run"]
+# A gate that could not be run for want of time has no result, nor has one whose figure nothing has measured.
+Result = Literal["pass", "fail", "not run", "not measured"]
 # Rows of a table: its head first.
 Table = list[list[str]]
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
@@ -24,11 +25,27 @@ _WARM_UP = 2
 Seen = Mapping[int, torch.Tensor]
 # Copies a layer's hidden states of all rows to where they stay until the next pass.
 Keep = Callable[[int, torch.Tensor], torch.Tensor]
+
+
+class Made(NamedTuple):
+    """What a pass makes.
+
+    Attributes:
+        rows: the model's output, [rows, ...].
+        seen: hidden states of layers that are kept.
+        likeliest: [rows], of rows of logits what ``choosing.greatest`` finds; None: it was not looked for.
+    """
+
+    rows: torch.Tensor
+    seen: Seen
+    likeliest: torch.Tensor | None = None
+
+
 # Runs the model over a pass, and keeps hidden states of layers. The tensor holds the pass's tokens, [rows], or its hidden
 # states, [rows, hidden size].
-RunModel = Callable[[Pass, torch.Tensor, Sequence[int], Keep], tuple[torch.Tensor, Seen]]
-# Not a layer: what the model makes.
-_OUTPUT = -1
+RunModel = Callable[[Pass, torch.Tensor, Sequence[int], Keep], Made]
+# Not layers: what the model makes, and the likeliest tokens.
+_OUTPUT, _LIKELIEST = -1, -2
 
 
 @dataclass(kw_only=True, slots=True)
@@ -38,7 +55,7 @@ class _Captured:
     laid_out: FixedPass
     given: torch.Tensor
     layers: tuple[int, ...]
-    made: tuple[torch.Tensor, Seen] | None = None
+    made: Made | None = None
     graph: torch.cuda.CUDAGraph | None = None
 
 
@@ -85,12 +102,10 @@ class Graphs:
                 ) from error
         return sum(each.graph is not None for each in self._buckets.values())
 
-    def run(
-        self, batch: Sequence[Rows], hidden: torch.Tensor | None, layers: tuple[int, ...] = ()
-    ) -> tuple[torch.Tensor, Seen] | None:
-        """The model's output for the pass, [rows, ...], and the hidden states of at least ``layers``, padding included.
+    def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None, layers: tuple[int, ...] = ()) -> Made | None:
+        """What the pass makes, with the hidden states of at least ``layers``, their padding included.
 
-        The next pass may overwrite them. None if no graph holds the pass.
+        The next pass may overwrite it. None if no graph holds the pass.
         """
         rows = sum(len(request.tokens) for request in batch)
         kept = next((own for own in self._layers if set(own) >= set(layers)), None)
@@ -102,10 +117,10 @@ class Graphs:
         if bucket.graph is not None:
             bucket.graph.replay()
             assert bucket.made is not None
-            made, seen = bucket.made
+            made = bucket.made
         else:
-            made, seen = self._run(bucket.laid_out, bucket.given, bucket.layers, self._copied)
-        return made[:rows], seen
+            made = self._run(bucket.laid_out, bucket.given, bucket.layers, self._copied)
+        return Made(made.rows[:rows], made.seen, None if made.likeliest is None else made.likeliest[:rows])
 
     def _captured(self, key: Hashable, layers: tuple[int, ...]) -> _Captured:
         laid_out = self._kind.make(key)
@@ -123,9 +138,10 @@ class Graphs:
         """
         bucket.laid_out.fill([])
 
-        def run() -> tuple[torch.Tensor, Seen]:
-            made, seen = self._run(bucket.laid_out, bucket.given, bucket.layers, self._copied)
-            return self._copied(_OUTPUT, made), seen
+        def run() -> Made:
+            made = self._run(bucket.laid_out, bucket.given, bucket.layers, self._copied)
+            likeliest = None if made.likeliest is None else self._copied(_LIKELIEST, made.likeliest)
+            return Made(self._copied(_OUTPUT, made.rows), made.seen, likeliest)
 
         try:
             stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -29,8 +29,9 @@ from services.verifier.attention.on_gpu import pool_and_buckets
 from services.verifier.attention.recording import record
 from services.verifier.attention.static import StaticBuckets
 from services.verifier.attention.tiled import TiledPass
+from services.verifier.choosing.greatest import finder_on
 from services.verifier.config import TargetConfig
-from services.verifier.graphs import Graphs, Keep, Seen
+from services.verifier.graphs import Graphs, Keep, Made
 from services.verifier.hidden_states import HiddenStates
 from services.verifier.late_rows import LateRows, StreamWeights
 from services.verifier.loading import adapters
@@ -44,7 +45,7 @@ from services.verifier.native.layer_kernel import TOLERANCE, FusedLayer
 from services.verifier.native.library import library
 from services.verifier.stages.ways import device_of_stage
 from services.verifier.target_port import Rows
-from services.verifier.to_device import to_device
+from services.verifier.to_device import on_the_way, to_device
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -62,6 +63,10 @@ class ModelSlice:
 
     Raises:
         ConfigurationError: the model cannot be loaded or served; says why.
+
+    Attributes:
+        likeliest: of the last pass, gives the first of the greatest logits after each row chosen after, as
+            ``choosing.greatest`` does, until the next pass; None: its graph has not found them.
     """
 
     def __init__(
@@ -101,6 +106,7 @@ class ModelSlice:
         ours = self.library if self._triton is None and config.attention_backend == "auto" else None
         self._kernel = native_attention.kernel_for(ours, self.pool)
         self._graphs: Graphs | None = None
+        self.likeliest: Callable[[], list[int]] | None = None
         if self._kernel is not None or (self._triton is not None and self.choice.linears in ("triton", "cublaslt")):
             self._fuse()
         if streams is not None:
@@ -175,7 +181,8 @@ class ModelSlice:
             ValueError: a tree has more than ``MAX_NODES`` nodes.
         """
         self._make_current()
-        self.pool.clean()
+        self.pool.settle()
+        self.likeliest = None
         made = self._replay(batch, hidden, earlier)
         if made is None:
             made = self._launch(batch, hidden, earlier)
@@ -194,7 +201,7 @@ class ModelSlice:
             [chosen, vocabulary], the logits of these rows, float32.
         """
         assert self._kernel is not None
-        self.pool.clean()
+        self.pool.settle()
         laid_out = native_attention.lay_out_placed(self._kernel, self.pool, batch)
         with answering(Running(laid_out, self._calls)):
             found = self.model(
@@ -211,16 +218,18 @@ class ModelSlice:
         """The pass by a captured graph; None if no graph holds it, as none holds late rows."""
         if self._graphs is None or any(rows.ends for rows in batch):
             return None
-        found = self._graphs.run(batch, hidden, self.hidden_states.asked_of(batch))
-        if found is None:
+        made = self._graphs.run(batch, hidden, self.hidden_states.asked_of(batch))
+        if made is None:
             return None
-        made, seen = found
-        if any(rows.layers for rows in batch):
-            self.hidden_states.keep(batch, seen, earlier)
         chosen = _rows_chosen(batch)
-        if not self.is_last or len(chosen) == len(made):
-            return made
-        return made[to_device(chosen, self.device, torch.int64)]
+        if made.likeliest is not None:
+            # Before anything else is launched, so that whoever needs no more waits for no more.
+            self.likeliest = partial(_at_rows, on_the_way(made.likeliest), chosen)
+        if any(rows.layers for rows in batch):
+            self.hidden_states.keep(batch, made.seen, earlier)
+        if not self.is_last or len(chosen) == len(made.rows):
+            return made.rows
+        return made.rows[to_device(chosen, self.device, torch.int64)]
 
     def _launch(self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None) -> torch.Tensor:
         """The pass kernel by kernel, padded to the fewest rows that a layer may get."""
@@ -280,14 +289,14 @@ class ModelSlice:
         """
         start = time.perf_counter()
         module = self.model if self.is_last else self.model.get_decoder()
+        # torch's functions would read all logits several times in every pass, for requests that draw, too.
+        find = finder_on(self.device) if self.is_last else None
 
-        def run(
-            laid_out: attention.Pass, given: torch.Tensor, layers: Sequence[int], keep: Keep
-        ) -> tuple[torch.Tensor, Seen]:
+        def run(laid_out: attention.Pass, given: torch.Tensor, layers: Sequence[int], keep: Keep) -> Made:
             with answering(Running(laid_out, self._calls)), self.hidden_states.of_all_rows(layers, keep) as seen:
                 found = module(**self._inputs(module, laid_out, given))
             made: torch.Tensor = found.logits[0] if self.is_last else found.last_hidden_state[0]
-            return made, seen
+            return Made(made, seen, None if find is None else find(made))
 
         of_rows = () if self.is_first else (self.hidden_size,)
         dtype = torch.int64 if self.is_first else self.dtype
@@ -317,6 +326,11 @@ def _rows_chosen(batch: Sequence[Rows]) -> list[int]:
         end += len(rows.tokens)
         chosen += range(end - rows.logits, end)
     return chosen
+
+
+def _at_rows(numbers: Callable[[], list[int]], rows: Sequence[int]) -> list[int]:
+    of_all = numbers()
+    return [of_all[row] for row in rows]
 
 
 def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:

@@ -189,7 +189,7 @@ class TransformersTarget:
         logits = self.end_pass()
         start = time.perf_counter()
         try:
-            return self._chooser.outcomes(batch, logits)
+            return self._chooser.outcomes(batch, logits, self._part.likeliest)
         finally:
             self.choosing_s = time.perf_counter() - start
 

@@ -1,8 +1,8 @@
-"""Numbers of the host on their way to the device of a pass."""
+"""Numbers on their way between the host and the device of a pass."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -21,3 +21,23 @@ def to_device(
     if device.type != "cuda" or not len(made):
         return made.to(device)
     return made.pin_memory().to(device, non_blocking=True)
+
+
+def on_the_way(numbers: torch.Tensor) -> Callable[[], list[Any]]:
+    """Send numbers to the host behind what is launched by now; the function waits for them, and for nothing launched later.
+
+    From a CPU nothing is sent: it must be called before they change. Not run on a GPU yet (docs/gpus.md).
+    """
+    if numbers.device.type != "cuda":
+        return numbers.tolist
+    # To pinned memory, which torch takes for such a copy.
+    copy = numbers.to("cpu", non_blocking=True)
+    sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    sent.record()
+
+    def arrived() -> list[Any]:
+        sent.synchronize()
+        found: list[Any] = copy.tolist()
+        return found
+
+    return arrived

@@ -141,20 +141,21 @@ def test_a_specification_survives_the_way(model: Path) -> None:
 
 
 def passes(target: TransformersTarget) -> torch.Tensor:
-    """A prompt in two chunks beside another request, a tree, what is kept of it, and what follows."""
+    """Two prompts, two trees, what is kept of them, and what follows: rows move onto others', over a border of tiles."""
     made = []
     assert target.open("a", 200)
     assert target.open("b", 200)
     target.begin([Rows(session_id="a", context=0, tokens=tuple(range(5, 75)), logits=1)])
-    target.begin([Rows(session_id="b", context=0, tokens=tuple(range(90, 20, -1)), logits=1)])
+    target.begin([Rows(session_id="b", context=0, tokens=tuple(range(90, 30, -1)), logits=1)])
     made += [target.end_pass(), target.end_pass()]
     target.keep("a", 0, range(70))
-    target.keep("b", 0, range(70))
+    target.keep("b", 0, range(60))
     tree = Rows(session_id="a", context=70, tokens=(9, 1, 2, 3, 4), parents=(-1, -1, 1, 2), logits=5)
-    made += target.forward([tree, Rows(session_id="b", context=70, tokens=(3, 4, 5), logits=3)])
+    longer = Rows(session_id="b", context=60, tokens=(3, 8, *range(1, 8)), parents=(-1, -1, *range(1, 7)), logits=9)
+    made += target.forward([tree, longer])
     target.keep("a", 70, [0, 2, 3])
-    target.keep("b", 70, [0, 1, 2])
-    made += target.forward([Rows(session_id="a", context=73, tokens=(6,), logits=1)])
+    target.keep("b", 60, [0, *range(2, 8)])
+    made += target.forward([Rows(session_id=name, context=at, tokens=(6,), logits=1) for name, at in (("a", 73), ("b", 67))])
     target.close("a")
     target.close("b")
     return torch.cat(made)

@@ -13,7 +13,7 @@ from services.verifier.attention.calls import Call
 from services.verifier.attention.fixed import Buckets, Largest, largest_pass, steps
 from services.verifier.attention.static import StaticBuckets
 from services.verifier.config import TargetConfig
-from services.verifier.graphs import Graphs, Keep
+from services.verifier.graphs import Graphs, Keep, Made
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError
@@ -83,7 +83,7 @@ class Laid:
 
 def graphs(kind: OneRow) -> Graphs:
     def run(laid_out: Any, given: torch.Tensor, layers: Sequence[int], keep: Keep) -> Any:
-        return 2 * given[:, None], {layer: keep(layer, given[:, None] + layer) for layer in layers}
+        return Made(2 * given[:, None], {layer: keep(layer, given[:, None] + layer) for layer in layers})
 
     return Graphs(kind, run, torch.empty(0, dtype=torch.int64))
 
@@ -97,7 +97,7 @@ def test_a_pass_takes_the_graph_that_keeps_the_fewest_layers_more() -> None:
     for asked, kept in (((), set()), ((7,), {1, 7}), ((1, 7), {1, 7})):
         found = made.run([rows], None, asked)
         assert found is not None
-        assert found[0].flatten().tolist() == [10, 12] and set(found[1]) == kept
+        assert found.rows.flatten().tolist() == [10, 12] and set(found.seen) == kept
     assert made.run([rows], None, (3,)) is None
     assert made.run([Rows(session_id="a", context=0, tokens=(5, 6, 7), logits=1)], None) is None
     assert kind.made == [4, 4, 2, 2, 1, 1], "nothing is captured while requests wait"
@@ -125,8 +125,8 @@ def test_what_graphs_keep_lies_in_one_place() -> None:
     for tokens in ((1, 2, 3, 4), (5, 6), (8,)):
         found = made.run([Rows(session_id="a", context=0, tokens=tokens, logits=1)], None, (7,))
         assert found is not None
-        assert found[1][7].flatten().tolist() == [token + 7 for token in tokens]
-        places.add(found[1][7].data_ptr())
+        assert found.seen[7].flatten().tolist() == [token + 7 for token in tokens]
+        places.add(found.seen[7].data_ptr())
     assert len(places) == 1
 
 

@@ -1,4 +1,4 @@
-"""Numbers go to a GPU without waiting for it; here with a torch that is told so."""
+"""Numbers go to a GPU without waiting for it, and come from it without waiting for more; here with a torch told so."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.verifier.to_device import to_device
+from services.verifier.to_device import on_the_way, to_device
 
 CPU = torch.device("cpu")
 
@@ -35,3 +35,27 @@ def test_a_gpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "to", moved)
     assert to_device([1, 2], torch.device("cuda")).tolist() == [1, 2]
     assert asked == ["pinned", ("cuda", True)]
+
+
+def test_numbers_from_a_gpu_wait_for_themselves_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    happened: list[Any] = []
+
+    class Event:
+        def record(self) -> None:
+            happened.append("recorded")
+
+        def synchronize(self) -> None:
+            happened.append("waited")
+
+    class OnGpu:
+        device = torch.device("cuda")
+
+        def to(self, device: str, non_blocking: bool) -> torch.Tensor:
+            happened.append(("sent", device, non_blocking))
+            return torch.tensor([4, 5])
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    arrived = on_the_way(OnGpu())  # type: ignore[arg-type]
+    assert happened == [("sent", "cpu", True), "recorded"]
+    assert arrived() == [4, 5] and happened[2:] == ["waited"]
+    assert on_the_way(torch.tensor([7]))() == [7]

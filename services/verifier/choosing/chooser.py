@@ -6,7 +6,7 @@ noise decide on the host. If rounding could make a difference, or a model brings
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -81,11 +81,14 @@ class Chooser:
         """Forget all requests."""
         self._requests.clear()
 
-    def outcomes(self, batch: Sequence[Rows], logits: torch.Tensor) -> list[Outcome]:
+    def outcomes(
+        self, batch: Sequence[Rows], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None = None
+    ) -> list[Outcome]:
         """The result of a pass for each entry of ``batch``.
 
         Args:
             logits: [rows chosen after, vocabulary], float32, in the order of ``batch``, on any device.
+            likeliest: gives ``greatest.likeliest_of`` the logits, where the pass has found that on a device.
 
         Raises:
             ValueError: an entry's ``logits`` are neither 0 nor the chain's last row and all nodes.
@@ -100,7 +103,7 @@ class Chooser:
             request.advance(rows.context, rows.tokens[: rows.chain])
             walks.append(Walk(rows, request, end, [NOT_CHOSEN] * rows.logits))
             end += rows.logits
-        self._walk([walk for walk in walks if walk.rows.logits and walk.rows.tried is None], logits)
+        self._walk([walk for walk in walks if walk.rows.logits and walk.rows.tried is None], logits, likeliest)
         tried = [walk for walk in walks if walk.rows.logits and walk.rows.tried is not None]
         if not on_host(logits):
             self._try(tried, logits)
@@ -144,14 +147,14 @@ class Chooser:
                 found[at] = tuple(tuple(next(ids)) for _ in range(walks[at].rows.logits))
         return found
 
-    def _walk(self, walks: Sequence[Walk], logits: torch.Tensor) -> None:
+    def _walk(self, walks: Sequence[Walk], logits: torch.Tensor, likeliest: Callable[[], list[int]] | None) -> None:
         """Choose after every row that the walk down its tree reaches.
 
         On a CPU level by level, since work costs most there. On a device all rows at once, since waiting for it costs most.
         """
         if not on_host(logits):
             points = [walk.point(row) for walk in walks for row in range(walk.rows.logits)]
-            taken = iter(self.choose(logits, points))
+            taken = iter(self.choose(logits, points, likeliest))
             chosen = [[next(taken) for _ in range(walk.rows.logits)] for walk in walks]
         frontier = [(at, 0) for at in range(len(walks))]
         while frontier:
@@ -182,16 +185,20 @@ class Chooser:
         for walk in own:
             walk.tried = tuple(next(found) for _ in range(walk.rows.logits))
 
-    def choose(self, logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
+    def choose(
+        self, logits: torch.Tensor, points: Sequence[ChoicePoint], likeliest: Callable[[], list[int]] | None = None
+    ) -> list[TokenOrError]:
         """The choice at each point, or the error of that point; an error does not affect other requests."""
         try:
-            return self._choose(logits, points)
+            return self._choose(logits, points, likeliest)
         except Exception as error:
             if len(points) == 1:
                 return [error]
-            return [choice for point in points for choice in self.choose(logits, [point])]
+            return [choice for point in points for choice in self.choose(logits, [point], likeliest)]
 
-    def _choose(self, logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
+    def _choose(
+        self, logits: torch.Tensor, points: Sequence[ChoicePoint], likeliest: Callable[[], list[int]] | None
+    ) -> list[TokenOrError]:
         choices: list[TokenOrError] = [NOT_CHOSEN] * len(points)
         plain: list[int] = []
         changed: list[int] = []
@@ -204,7 +211,7 @@ class Chooser:
             else:
                 plain.append(at)
         if plain:
-            for at, choice in zip(plain, unchanged(logits, [points[at] for at in plain]), strict=True):
+            for at, choice in zip(plain, unchanged(logits, [points[at] for at in plain], likeliest), strict=True):
                 choices[at] = choice
         if changed and self._kernel is not None and on_host(logits):
             free = [at for at in changed if points[at].request.rule is None]

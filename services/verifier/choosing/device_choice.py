@@ -9,9 +9,7 @@ row. That is rare: the winner would have to be one of the few tokens at the very
 from __future__ import annotations
 
 import functools
-import logging
 from collections.abc import Callable, Sequence
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -19,12 +17,11 @@ import torch
 
 from services.verifier.choosing.candidates import ERROR, LANE_ERROR, LEAST_MIN_P, RATIO_ERROR
 from services.verifier.choosing.noise import words
+from services.verifier.choosing.own_kernels import own_kernel
 from services.verifier.target_port import NOT_CHOSEN
 from services.verifier.to_device import to_device
 from speculation.philox import NoiseStream
 from speculation.types import SamplingParams
-
-log = logging.getLogger(__name__)
 
 # Takes logits, the least that take part, seeds, positions and the noise's stream; see ``winners_by_torch``.
 Winners = Callable[
@@ -48,20 +45,6 @@ class Limits(NamedTuple):
 
     perhaps: torch.Tensor
     surely: torch.Tensor
-
-
-def likeliest_of(logits: torch.Tensor) -> list[int]:
-    """The first of the greatest logits of each row, [rows, vocabulary]; ``NOT_CHOSEN`` where that is not finite."""
-    found: list[int] = first_of_greatest(logits).tolist()
-    return found
-
-
-def first_of_greatest(logits: torch.Tensor) -> torch.Tensor:
-    """As ``likeliest_of``, [rows], where the logits are."""
-    tops = logits.amax(-1, keepdim=True)
-    ids = torch.arange(logits.shape[1], device=logits.device)
-    first = torch.where(logits == tops, ids, len(ids)).amin(-1)
-    return torch.where(torch.isfinite(tops[:, 0]), first, NOT_CHOSEN)
 
 
 def rows_at_once(vocabulary: int) -> int:
@@ -99,23 +82,20 @@ def _drawn(logits: torch.Tensor, params: Sequence[SamplingParams], positions: Se
 @functools.cache
 def winners_on(device: torch.device) -> Winners:
     """How winners are found on a device: by one kernel of ours where it runs and is right, else by torch's functions."""
-    if device.type != "cuda" or find_spec("triton") is None:
-        return winners_by_torch
-    from services.verifier.triton_kernels.noise_kernel import noisy_winners
 
-    rows = torch.randn(2, 3000, generator=torch.Generator().manual_seed(0)).to(device)
-    least = torch.zeros(2, dtype=torch.float64, device=device)
-    given = (rows, least, [3, 2**64 - 1], [7, 2**33], NoiseStream.CHOICE)
-    try:
-        found, expected = noisy_winners(*given), winners_by_torch(*given)
-        if torch.equal(found[1], expected[1]) and torch.allclose(found[0], expected[0], atol=SLACK / 100):
-            return noisy_winners
-        reason = "it finds other tokens"
-    except Exception as error:
-        # Compilers and drivers may fail in any way.
-        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
-    log.warning("tokens are drawn by torch's functions, since our kernel does not run: %s", reason)
-    return winners_by_torch
+    def load() -> Winners:
+        from services.verifier.triton_kernels import noise_kernel
+
+        return noise_kernel.noisy_winners
+
+    def is_right(winners: Winners) -> bool:
+        rows = torch.randn(2, 3000, generator=torch.Generator().manual_seed(0)).to(device)
+        least = torch.zeros(2, dtype=torch.float64, device=device)
+        given = (rows, least, [3, 2**64 - 1], [7, 2**33], NoiseStream.CHOICE)
+        found, expected = winners(*given), winners_by_torch(*given)
+        return torch.equal(found[1], expected[1]) and torch.allclose(found[0], expected[0], atol=SLACK / 100)
+
+    return own_kernel(device, load, is_right, "tokens are drawn") or winners_by_torch
 
 
 def winners_by_torch(

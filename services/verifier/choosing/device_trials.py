@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from services.verifier.choosing.device_choice import SLACK, first_of_greatest, limits_of, rows_at_once, winners_on
+from services.verifier.choosing.device_choice import SLACK, limits_of, rows_at_once, winners_on
+from services.verifier.choosing.greatest import first_of_greatest
 from services.verifier.target_port import NOT_CHOSEN, Tried
 from services.verifier.to_device import to_device
 from speculation.philox import NoiseStream, uniforms

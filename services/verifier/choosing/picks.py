@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 
 from services.verifier.choosing.candidates import Candidates, narrow, on_host, rows_of, truncates
-from services.verifier.choosing.device_choice import drawn, likeliest_of
+from services.verifier.choosing.device_choice import drawn
+from services.verifier.choosing.greatest import likeliest_of
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError
 from services.verifier.target_port import NOT_CHOSEN
 from speculation.choose import choose
@@ -37,10 +38,22 @@ def by_law(
         return error
 
 
-def unchanged(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
-    """The greatest logit at each point of [rows, vocabulary], for requests that change no logits."""
+def unchanged(
+    logits: torch.Tensor, points: Sequence[ChoicePoint], likeliest: Callable[[], list[int]] | None = None
+) -> list[TokenOrError]:
+    """The greatest logit at each point of [rows, vocabulary], for requests that change no logits.
+
+    Args:
+        likeliest: gives ``likeliest_of`` the logits; None: it is not known yet.
+    """
     if not on_host(logits):
-        return argmax(rows_of(logits, [point.row for point in points]), points)
+        if likeliest is None:
+            return argmax(rows_of(logits, [point.row for point in points]), points)
+        tokens = likeliest()
+        return [
+            by_law(point, _on_host, logits, point.row) if tokens[point.row] == NOT_CHOSEN else tokens[point.row]
+            for point in points
+        ]
     # As the law, without an array for every row.
     own, choices = logits.numpy(), []
     for point in points:
@@ -59,6 +72,10 @@ def argmax(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrE
         by_law(point, row.cpu) if token == NOT_CHOSEN else token
         for token, row, point in zip(likeliest_of(logits), logits, points, strict=True)
     ]
+
+
+def _on_host(logits: torch.Tensor, row: int) -> torch.Tensor:
+    return logits[row].cpu()
 
 
 def sample(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:

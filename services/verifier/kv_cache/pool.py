@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 
 from services.verifier.attention.calls import Call
@@ -33,6 +34,8 @@ class KVPool:
         self._make(-(-rows // TILE))
         self._tiles: dict[str, list[int]] = {}
         self._unclean: list[int] = []
+        # Of each slot (tile * TILE + place in it) that is to get another one's row: that slot. Both as before any move.
+        self._moves: dict[int, int] = {}
 
     def _make(self, tiles: int) -> None:
         self.total_tiles = tiles
@@ -66,21 +69,47 @@ class KVPool:
         self._tiles.setdefault(owner, []).extend(tiles)
         self._unclean += tiles[len(tiles) - fresh :]
 
-    def clean(self) -> None:
-        """Wipe the values in tiles that have got a new owner.
+    def move(self, owner: str, sources: Sequence[int], start: int) -> None:
+        """Have the rows at ``sources`` at ``start``, ``start + 1``, ... in every call, from the next pass on.
+
+        They are noted here, and moved by ``settle``, those of all requests together.
+        """
+        tiles = self._tiles[owner]
+        # What was moved before and waits is found where it lies still.
+        self._moves |= {
+            _slot(tiles, position): self._moves.get(_slot(tiles, source), _slot(tiles, source))
+            for position, source in enumerate(sources, start)
+            if position != source
+        }
+
+    def settle(self) -> None:
+        """Before a pass: move rows, and wipe the values in tiles that have got a new owner.
 
         Rows that are not written yet are read with weight zero; zero times an infinity left behind would not be zero.
         """
+        if self._moves:
+            self._move_rows()
         if self._unclean:
             unclean = to_device(self._unclean, self.device)
             for _, values in self._alike:
                 values[:, unclean, :, :, : values.shape[-1] - self._ones] = 0
             self._unclean = []
 
+    def _move_rows(self) -> None:
+        """All rows are read before one is written, so that places may be sources, too; four kernels for a shape of calls."""
+        slots, sources = (np.array(list(each)) for each in (self._moves, self._moves.values()))
+        places = to_device(np.stack([slots // TILE, slots % TILE, sources // TILE, sources % TILE]), self.device)
+        to_tiles, to_offsets, from_tiles, from_offsets = places
+        for keys, values in self._alike:
+            keys[:, to_tiles, :, :, to_offsets] = keys[:, from_tiles, :, :, from_offsets]
+            values[:, to_tiles, :, to_offsets] = values[:, from_tiles, :, from_offsets]
+        self._moves = {}
+
     def clear(self) -> None:
         """Take all tiles from all owners."""
         self._tiles.clear()
         self._unclean = []
+        self._moves = {}
 
     def forget(self, owner: str) -> None:
         """Take all tiles from ``owner``, which may have none."""
@@ -90,20 +119,6 @@ class KVPool:
         """``owner``'s tiles, in the order of its positions."""
         return self._tiles[owner]
 
-    def move(self, owner: str, sources: Sequence[int], start: int) -> None:
-        """Copy the rows at ``sources`` (ascending) to ``start``, ``start + 1``, ... in every call."""
-        offset = next((i for i, source in enumerate(sources) if source != start + i), len(sources))
-        if offset == len(sources):
-            return
-        from_tiles, from_offsets = self._places(owner, sources[offset:])
-        to_tiles, to_offsets = self._places(owner, range(start + offset, start + len(sources)))
-        for keys, values in self._alike:
-            keys[:, to_tiles, :, :, to_offsets] = keys[:, from_tiles, :, :, from_offsets]
-            values[:, to_tiles, :, to_offsets] = values[:, from_tiles, :, from_offsets]
 
-    def _places(self, owner: str, positions: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-        tiles = self._tiles[owner]
-        return (
-            to_device([tiles[position // TILE] for position in positions], self.device),
-            to_device([position % TILE for position in positions], self.device),
-        )
+def _slot(tiles: Sequence[int], position: int) -> int:
+    return tiles[position // TILE] * TILE + position % TILE
