@@ -22,6 +22,7 @@ from services.verifier.choosing.picks import argmax, by_law, sample, truncated, 
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError, Walk
 from services.verifier.native.choice_kernel import UNDECIDED, ChoiceKernel
 from services.verifier.native.library import Library
+from services.verifier.native.likeliest_kernel import LikeliestKernel
 from services.verifier.target_port import NOT_CHOSEN, Outcome, PackedBits, Rows, Sampling
 from services.verifier.to_device import to_device
 from speculation.choose import choose
@@ -48,6 +49,7 @@ class Chooser:
     ) -> None:
         self._eos_token_ids = eos_token_ids
         self._kernel = None if kernels is None else ChoiceKernel(kernels)
+        self._finder = None if kernels is None else LikeliestKernel(kernels)
         self._model = model or ModelProcessors()
         self._requests: dict[str, RequestState] = {}
         # Rows are copied here before they are changed. Allocating this anew for every level would cost more than all else.
@@ -132,8 +134,7 @@ class Chooser:
             error=walk.error,
         )
 
-    @staticmethod
-    def _likeliest(walks: Sequence[Walk], logits: torch.Tensor) -> list[tuple[tuple[int, ...], ...]]:
+    def _likeliest(self, walks: Sequence[Walk], logits: torch.Tensor) -> list[tuple[tuple[int, ...], ...]]:
         """The likeliest ids after the rows of walks that ask for them; one call for all that ask for the same number."""
         # Most passes ask for none.
         found: list[tuple[tuple[int, ...], ...]] = [()] * len(walks)
@@ -142,7 +143,8 @@ class Chooser:
         for k in {walk.rows.top_k for walk in walks if walk.rows.top_k and walk.rows.logits}:
             asking = [at for at, walk in enumerate(walks) if walk.rows.top_k == k]
             rows = [walks[at].first_row + row for at in asking for row in range(walks[at].rows.logits)]
-            ids = iter(likeliest(rows_of(logits, rows), k).tolist())
+            own = self._finder.find(logits, rows, k) if self._finder is not None and on_host(logits) else None
+            ids = iter(likeliest(rows_of(logits, rows), k).tolist() if own is None else own)
             for at in asking:
                 found[at] = tuple(tuple(next(ids)) for _ in range(walks[at].rows.logits))
         return found

@@ -1,0 +1,94 @@
+"""The native kernel that finds the likeliest ids: as sorting says, on every instruction set, and a wrong one is noticed."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from services.verifier.native import library as compiling
+from services.verifier.native.library import Library, instruction_sets, library
+from services.verifier.native.likeliest_kernel import LikeliestKernel
+
+SOURCE = Path(compiling.__file__).parent / "likeliest.c"
+SIZES = (1, 15, 63, 64, 65, 200, 1000, 49152)
+
+
+@pytest.fixture(params=("avx512", "avx2", "neon"))
+def kernels(request: pytest.FixtureRequest) -> Library:
+    found = library(request.param)
+    if found is None:
+        pytest.skip(f"{request.param} cannot be compiled or run here")
+    return found
+
+
+def by_sorting(row: torch.Tensor, k: int) -> tuple[int, ...]:
+    """Of equals the first one first; what is not a number counts as -inf."""
+    kept = torch.where(row.isnan(), -torch.inf, row).double()
+    return tuple(sorted(range(len(row)), key=lambda id: (-float(kept[id]), id))[:k])
+
+
+def check(kernels: Library) -> None:
+    kernel, random = LikeliestKernel(kernels), torch.Generator().manual_seed(1)
+    for vocabulary in SIZES:
+        logits = torch.randn(5, vocabulary, generator=random)
+        # Many equals; both ends; descending; and neighbours that are no numbers.
+        logits[1] = logits[1].mul(2).round()
+        logits[2, 0] = logits[2, -1] = 9.0
+        logits[3] = logits[3].sort(descending=True).values
+        logits[4, ::3] = torch.nan
+        logits[4, 1::5] = -torch.inf
+        for k in (1, 2, 8, 64):
+            for rows in ([0, 1, 2, 3], [4], [3, 0]):
+                enough = all((logits[row] > -torch.inf).sum() >= k for row in rows)
+                expected = [by_sorting(logits[row], k) for row in rows] if enough else None
+                assert kernel.find(logits, rows, k) == expected, (vocabulary, k, rows)
+
+
+def test_as_sorting_says(kernels: Library) -> None:
+    check(kernels)
+
+
+def test_rows_that_lie_apart(kernels: Library) -> None:
+    logits = torch.randn(6, 300)[::2, :200]
+    assert LikeliestKernel(kernels).find(logits, [2, 0], 3) == [by_sorting(logits[2], 3), by_sorting(logits[0], 3)]
+
+
+def test_what_it_cannot_read_is_refused(kernels: Library) -> None:
+    kernel = LikeliestKernel(kernels)
+    assert kernel.find(torch.randn(1, 200), [0], 65) is None
+    for logits in (torch.randn(2, 200).double(), torch.randn(200, 2).T):
+        with pytest.raises(ValueError, match="must be float32, side by side"):
+            kernel.find(logits, [0], 2)
+    for row in (-1, 2):
+        with pytest.raises(ValueError, match="there are 2"):
+            kernel.find(torch.randn(2, 200), [0, row], 2)
+
+
+WRONG = {
+    "the last of equals": ("values[at - 1] < value", "values[at - 1] <= value"),
+    "the end is left out": ("end = vocabulary;", "break;"),
+    "the limit of the row before": ("float values[MOST], least", "static float values[MOST], least"),
+    "one vector of four": ("v < COMPARED / LANES", "v < 1"),
+    "too low a limit": ("least = values[count - 1]", "least = values[0]"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_kernel_is_caught(wrong: str, tmp_path: Path) -> None:
+    compiler, names = shutil.which("cc"), instruction_sets()
+    if compiler is None or not names or library(names[-1]) is None:
+        pytest.skip("nothing can be compiled or run here")
+    right, planted = WRONG[wrong]
+    source = SOURCE.read_text()
+    assert source.count(right) == 1
+    (tmp_path / "likeliest.c").write_text(source.replace(right, planted))
+    made = str(tmp_path / "wrong.so")
+    flags = [*compiling._FLAGS, *compiling._FLAGS_OF[names[-1]], "-O1", f"-I{SOURCE.parent}", "-shared", "-nostdlib"]
+    subprocess.run([compiler, *flags, str(tmp_path / "likeliest.c"), "-o", made], check=True)
+    with pytest.raises(AssertionError):
+        check(Library(name=names[-1], digest="", functions=ctypes.CDLL(made)))
