@@ -136,9 +136,9 @@ def test_who_begins_asks_where_that_pays_or_costs_little(slower: float, requests
     assert opening_pays(average_s, known(slower), prices) == asks
 
 
-def test_before_the_first_pass_drafts_are_taken_to_cost_something() -> None:
-    assert opening_pays(0.0, AskCost(), PRICES)
-    assert not opening_pays(0.0, AskCost(), Prices(pass_s=PASS_S, row_s=0.0, requests=4))
+def test_before_the_first_pass_few_requests_find_out_what_drafts_cost() -> None:
+    assert opening_pays(0.0, AskCost(), Prices(pass_s=PASS_S, row_s=0.0, requests=4))
+    assert not opening_pays(0.0, AskCost(), Prices(pass_s=PASS_S, row_s=0.0, requests=5))
 
 
 # --- with the loop, on a simulated clock ----------------------------------------------------------------------------
@@ -224,7 +224,7 @@ async def took(drafter: NeighbourDrafter, slower: float, requests: int = 1, roun
 def test_a_neighbour_that_brings_nothing_costs_nothing(delay: float, slower: float, requests: int) -> None:
     found, _ = run(took(NeighbourDrafter(lambda: delay, "random"), slower, requests, rounds=3))
     # The first requests pay for what the others know. A draft that costs half a pass, in one of 32 steps, is 1.6 % already.
-    assert found[0] <= 1.04
+    assert found[0] <= 1.05
     assert sum(found[1:]) / 2 <= (1.025 if slower < 0.5 else 1.04)
 
 

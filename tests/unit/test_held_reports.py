@@ -95,7 +95,7 @@ def test_probes_keep_their_ids() -> None:
     second = StepReport(
         session_id="s", committed=(9,), length=second.length, prefix_hash=0, accepted_path=(), max_nodes=0, observation=seen
     )
-    found = joined(first, second).observation
+    found = joined([first, second]).observation
     assert found is not None
     assert [found.tree.tokens[node] for node in found.tree.probes] == [7, 8]
     assert found.probe_ids == tuple(found.top_ids[node + 1] for node in found.tree.probes)

@@ -30,6 +30,8 @@ _MOST_SLOWER = 0.5
 # How many passes with a change tell what a draft costs; until then it is taken to cost this share of a pass. A request that
 # drafts bring nothing then asks seldom from the beginning, and so its passes show the cost.
 _KNOWN, _ASSUMED = 8.0, 0.15
+# So many requests at once are few.
+_FEW = 4
 # A text that began to repeat itself and brought nothing is a reason to ask so many times more seldom.
 _LESS_OFTEN = 4
 # A pass is quiet with this many drafts per request less than on average.
@@ -102,8 +104,10 @@ class AskCost:
         self._begun = False
 
     def seconds(self, prices: Prices) -> float:
-        """The estimate; at first, an assumption."""
-        return self._slope.seconds if self._begun else _ASSUMED * prices.pass_s
+        """The estimate. Before a pass has told anything it is assumed, but for a few requests, which are to find out."""
+        if self._begun:
+            return self._slope.seconds
+        return 0.0 if prices.requests <= _FEW else _ASSUMED * prices.pass_s
 
     @property
     def explores(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from services.verifier.engine.kept_features import pieces
@@ -19,18 +19,19 @@ class HeldReports:
     """One request's reports that one origin has not been sent yet, and the hidden states that belong to them."""
 
     def __init__(self) -> None:
-        self._report: StepReport | None = None
+        self._reports: list[StepReport] = []
         self._features: list[Features] = []
+        # Of all reports: tokens, and nodes of the larger tree.
+        self._tokens = self._nodes = 0
 
     def __bool__(self) -> bool:
-        return self._report is not None
+        return bool(self._reports)
 
     def fits(self, report: StepReport) -> bool:
         """Whether ``report`` and those held fit into one message."""
-        if self._report is None:
+        if not self._reports:
             return True
-        nodes = _nodes(self._report) + 1 + _nodes(report)
-        tokens = len(self._report.committed) + len(report.committed)
+        nodes, tokens = self._nodes + 1 + _nodes(report), self._tokens + len(report.committed)
         return nodes <= limits.MAX_TREE_NODES and tokens <= limits.MAX_TREE_NODES + 1
 
     def add(self, report: StepReport, features: Features | None) -> None:
@@ -40,14 +41,15 @@ class HeldReports:
             report: without hidden states.
             features: those that belong to it.
         """
-        self._report = report if self._report is None else joined(self._report, report)
+        self._nodes += _nodes(report) + (1 if self._reports else 0)
+        self._tokens += len(report.committed)
+        self._reports.append(report)
         if features is not None:
             self._features.append(features)
 
     def take(self) -> tuple[Iterable[Features], StepReport]:
         """What is held, which is dropped: hidden states to send first, and the report. There must be one."""
-        report, features = self._report, list(pieces(self._features, limits.MAX_FEATURE_BYTES))
-        assert report is not None
+        report, features = joined(self._reports), list(pieces(self._features, limits.MAX_FEATURE_BYTES))
         self.drop()
         if features:
             observation = replace(report.observation or Observation(), features=features.pop())
@@ -56,38 +58,59 @@ class HeldReports:
 
     def drop(self) -> None:
         """Hold nothing any more."""
-        self._report, self._features = None, []
+        self._reports, self._features = [], []
+        self._tokens = self._nodes = 0
 
 
-def joined(first: StepReport, second: StepReport) -> StepReport:
-    """One report of two steps that followed each other, both without hidden states.
+def joined(reports: Sequence[StepReport]) -> StepReport:
+    """One report of steps that followed each other, all without hidden states.
 
-    The second step's tree hangs on the first one's last token, which was its pending token: that becomes an accepted node.
+    Each step's tree hangs on the last token of the step before, which was its pending token: that becomes an accepted node.
     """
-    shift = _nodes(first) + 1
-    path = (*first.accepted_path, shift - 1, *(node + shift for node in second.accepted_path))
-    observation = None
-    if first.observation is not None and second.observation is not None:
-        observation = _joined(first.observation, second.observation, first.committed[-1], first.accepted_path)
-    return replace(second, committed=first.committed + second.committed, accepted_path=path, observation=observation)
+    last = reports[-1]
+    if len(reports) == 1:
+        return last
+    path: list[int] = []
+    nodes = 0
+    for report in reports:
+        if report is not reports[0]:
+            path.append(nodes)
+            nodes += 1
+        path += (node + nodes for node in report.accepted_path)
+        nodes += _nodes(report)
+    committed = tuple(token for report in reports for token in report.committed)
+    return replace(last, committed=committed, accepted_path=tuple(path), observation=_joined_observation(reports))
 
 
-def _joined(first: Observation, second: Observation, pending: int, path: tuple[int, ...]) -> Observation | None:
-    if not first.top_ids or not second.top_ids:
+def _joined_observation(reports: Sequence[StepReport]) -> Observation | None:
+    """Of the larger tree. None if a step has none."""
+    seen = [report.observation for report in reports if report.observation is not None and report.observation.top_ids]
+    if len(seen) < len(reports):
         return None
-    shift = len(first.tree) + 1
-    tree = TokenTree(
-        tokens=(*first.tree.tokens, pending, *second.tree.tokens),
-        parents=(
-            *first.tree.parents,
-            path[-1] if path else ROOT,
-            *(parent + shift for parent in second.tree.parents),
-        ),
-        sources=(_JOINED,) * (shift + len(second.tree)),
-        probes=(*first.tree.probes, *(node + shift for node in second.tree.probes)),
+    tokens: list[int] = []
+    parents: list[int] = []
+    probes: list[int] = []
+    at = ROOT
+    for number, (report, observation) in enumerate(zip(reports, seen, strict=True)):
+        if number:
+            # The token that the step before has left pending.
+            tokens.append(reports[number - 1].committed[-1])
+            parents.append(at)
+            at = len(tokens) - 1
+        shift, tree = len(tokens), observation.tree
+        tokens += tree.tokens
+        parents += (at if parent == ROOT else parent + shift for parent in tree.parents)
+        probes += (probe + shift for probe in tree.probes)
+        if report.accepted_path:
+            at = report.accepted_path[-1] + shift
+    sources = (_JOINED,) * len(tokens)
+    tree = TokenTree(tokens=tuple(tokens), parents=tuple(parents), sources=sources, probes=tuple(probes))
+    # The ids after a later step's pending token are those after the node that it has become.
+    return Observation(
+        tree=tree,
+        top_ids=tuple(ids for observation in seen for ids in observation.top_ids),
+        probe_ids=tuple(ids for observation in seen for ids in observation.probe_ids),
     )
-    # The ids after the second step's pending token are those after the node that it has become.
-    return Observation(tree=tree, top_ids=first.top_ids + second.top_ids, probe_ids=first.probe_ids + second.probe_ids)
 
 
 def _nodes(report: StepReport) -> int:

@@ -80,11 +80,12 @@ class Experience:
         self.worth = Worth()
         self._guess = first_guess_s
         self._took: deque[float] = deque(maxlen=_REMEMBERED)
+        self._typical_s = first_guess_s
         self._vain = 0
 
     def came(self, seconds: float) -> None:
         """Note a draft that arrived ``seconds`` after it was asked for, whether or not a step waited for it."""
-        self._took.append(seconds)
+        self._note(seconds)
 
     def spoke(self) -> None:
         """Note that the origin has replied."""
@@ -93,12 +94,16 @@ class Experience:
     def in_vain(self) -> None:
         """Note that a step waited until its deadline and no draft came."""
         self._vain += 1
-        self._took.append(math.inf)
+        self._note(math.inf)
 
     @property
     def typical_s(self) -> float:
         """Seconds that a draft takes; infinite if most waits are fruitless."""
-        return statistics.median(self._took or (self._guess,))
+        return self._typical_s
+
+    def _note(self, seconds: float) -> None:
+        self._took.append(seconds)
+        self._typical_s = statistics.median(self._took)
 
     def left(self, age_s: float) -> list[float]:
         """How many more seconds a draft may take that was asked for ``age_s`` seconds ago.
