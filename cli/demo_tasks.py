@@ -100,4 +100,4 @@ TASKS = (
     ),
 )
 ABOUT_PLAIN = "one token per pass; all others are compared with it, token for token"
-ABOUT_BLEND = "all sources in one tree; it learns which to trust: most tokens per pass, fewest where nothing repeats"
+ABOUT_BLEND = "all sources in one tree; it learns which to trust, and asks them as often as pays"

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from llguidance import LLMatcher, LLParserLimits
 
+from services.printable import printable_line
 from speculation.errors import InvalidArgument
 from speculation.types import SamplingParams, StructuredOutputs
 
@@ -48,14 +49,9 @@ def refusal(structured: StructuredOutputs, words: str) -> InvalidArgument:
     Args:
         words: what is wrong with it; may quote the constraint, so it is clipped and freed of control characters.
     """
-    plain = _one_line(words.partition("<non-verbose/>")[0])
-    shown = plain if len(plain) <= _MOST_WORDS else f"{plain[:_MOST_WORDS]}..."
-    value = _one_line(structured.text) or "true"
+    shown = printable_line(words.partition("<non-verbose/>")[0], _MOST_WORDS)
+    value = printable_line(structured.text, 4 * _MOST_WORDS) or "true"
     return InvalidArgument(field_of(structured), value, f"what the grammar engine supports: {shown}")
-
-
-def _one_line(text: str) -> str:
-    return " ".join("".join(c if c.isprintable() else " " for c in text[: 4 * _MOST_WORDS]).split())
 
 
 def engine_text(structured: StructuredOutputs) -> str:

@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from outrider.v1 import generation_pb2
+from services.printable import printable
 from speculation import errors
 from speculation.errors import (
     Cancelled,
@@ -34,6 +35,7 @@ from speculation.errors import (
 log = logging.getLogger(__name__)
 
 DETAIL_KEY = "outrider-error-bin"
+# Characters of an error: clients drop the whole answer where trailers are larger than 8 KiB.
 _MOST_SHOWN = 600
 _STATUS_KEY = "grpc-status-details-bin"
 
@@ -74,16 +76,12 @@ def status_of(error: BaseException) -> Status:
 def detail_of(error: OutriderError) -> generation_pb2.ErrorDetail:
     """The fields of ``error`` that a client program may need."""
     if isinstance(error, InvalidArgument):
-        return generation_pb2.ErrorDetail(field=error.field, value=error.value, allowed=_shown(error.allowed))
+        return generation_pb2.ErrorDetail(
+            field=error.field, value=error.value, allowed=printable(error.allowed, _MOST_SHOWN)
+        )
     if isinstance(error, ResourceExhausted):
         return generation_pb2.ErrorDetail(retry_after_s=error.retry_after_s)
     return generation_pb2.ErrorDetail()
-
-
-def _shown(text: str) -> str:
-    """An error's text as a status can hold it. Clients drop the whole answer where trailers are larger than 8 KiB."""
-    line = "".join(letter if letter.isprintable() else " " for letter in text)
-    return line if len(line) <= _MOST_SHOWN else line[: _MOST_SHOWN - 3] + "..."
 
 
 def _with_retry_info(error: ResourceExhausted) -> bytes:
@@ -100,7 +98,7 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], error: OutriderErro
     trailer = (*(context.trailing_metadata() or ()), (DETAIL_KEY, detail_of(error).SerializeToString()))
     if isinstance(error, ResourceExhausted):
         trailer = (*trailer, (_STATUS_KEY, _with_retry_info(error)))
-    await context.abort(grpc.StatusCode[status_of(error).grpc], _shown(str(error)), trailer)
+    await context.abort(grpc.StatusCode[status_of(error).grpc], printable(str(error), _MOST_SHOWN), trailer)
     raise AssertionError("context.abort returned")
 
 

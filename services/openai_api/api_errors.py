@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from services.links.status import status_of
+from services.printable import printable
 from speculation.errors import (
     Internal,
     InvalidArgument,
@@ -53,6 +54,8 @@ _CODES: dict[type[OutriderError], str] = {
     ResourceExhausted: "rate_limit_exceeded",
     Unavailable: "service_unavailable",
 }
+# Characters of a message: parts of it may come from a request or a chat template.
+_MOST_SHOWN = 1000
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -68,7 +71,7 @@ def error_body(error: OutriderError) -> dict[str, Any]:
     code = own or next((_CODES[cls] for cls in type(error).__mro__ if cls in _CODES), None)
     kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
     param = error.field if isinstance(error, InvalidArgument) else None
-    return {"error": {"message": printable(str(error)), "type": kind, "param": param, "code": code}}
+    return {"error": {"message": printable(str(error), _MOST_SHOWN), "type": kind, "param": param, "code": code}}
 
 
 def error_headers(error: OutriderError) -> Headers:
@@ -86,9 +89,3 @@ def error_headers(error: OutriderError) -> Headers:
     if isinstance(error, Unauthenticated):
         return [("www-authenticate", "Bearer")]
     return []
-
-
-def printable(text: str, most: int = 1000) -> str:
-    """A message without control characters, shortened: parts of it may come from a request or a chat template."""
-    kept = "".join(char if char.isprintable() else " " for char in text[: most + 1])
-    return kept if len(kept) <= most else kept[: most - 3] + "..."

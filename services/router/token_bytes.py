@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from functools import cache
 
 from tokenizers import Tokenizer
+
+from services.byte_letters import byte_of_letter
 
 # Spellings of bytes in vocabularies: "<0xE6>", and GPT-2's alphabet of printable characters.
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -35,17 +36,9 @@ class TokenBytes:
         if name is None:
             return b""
         if self._by_alphabet:
-            alphabet = _alphabet()
+            alphabet = byte_of_letter()
             return b"".join(bytes([alphabet[char]]) if char in alphabet else char.encode() for char in name)
         if self._by_number:
             number = _BYTE.fullmatch(name)
             return bytes([int(number[1], 16)]) if number else name.replace(_METASPACE, " ").encode()
         return str(self._tokenizer.decode([token])).encode()
-
-
-@cache
-def _alphabet() -> dict[str, int]:
-    """GPT-2's printable character for each byte, reversed."""
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + rank): byte for rank, byte in enumerate(others)}

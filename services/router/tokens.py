@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 from jinja2 import TemplateError
 
 from services.client_api import ChatMessage, ChatOptions, TokenSpelling
+from services.printable import printable_line
 from services.router.conversations import as_dicts, check_messages, template_options
 from services.router.templates import ChatTemplate
 from services.router.tokenizer_file import open_file
@@ -61,12 +62,6 @@ def length_of(source: Source) -> int:
 
 def _length(message: ChatMessage) -> int:
     return len(message.role) + len(message.content) + len(message.name) + len(message.tool_calls)
-
-
-def _plain(text: str) -> str:
-    """A foreign text as part of an error: one short line."""
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text[: 2 * _SAID]).split())
-    return line if len(text) <= _SAID else f"{line[:_SAID]}..."
 
 
 def load(model_path: str) -> Backend:
@@ -151,7 +146,7 @@ class Tokens:
         try:
             text = template.render(shown, given, continue_final_message=options.continue_final_message)
         except TemplateError as error:
-            said = _plain(str(error))
+            said = printable_line(str(error), _SAID)
             raise InvalidArgument("messages", "a conversation", f"what the chat template allows: {said}") from error
         # The template writes the special tokens itself.
         return tuple(self._backend.encode(text, special=False))

@@ -13,10 +13,10 @@ from tokenizers import Tokenizer, decoders, models
 
 from services.client_api import ChatMessage, ChatOptions, TextChunk
 from services.openai_api.answer_usage import metrics
-from services.openai_api.api_errors import printable
 from services.openai_api.choice_text import ChoiceText
 from services.openai_api.tool_calls import Delta, EnvelopedCalls, ListedCalls
 from services.openai_api.tool_choice import ToolUse
+from services.printable import printable, printable_line
 from services.router.templates import ChatTemplate
 from services.router.token_bytes import TokenBytes
 from services.router.tokens import Tokens
@@ -189,8 +189,10 @@ def test_a_template_that_trims_what_is_continued() -> None:
 
 
 def test_messages_are_one_printable_line() -> None:
-    assert printable("a\nb\x00c" + "d" * 2000) == "a b c" + "d" * 992 + "..."
-    assert json.dumps(printable("Größe")) == '"Gr\\u00f6\\u00dfe"'
+    assert printable("a\nb\x00c" + "d" * 2000, 1000) == "a b c" + "d" * 992 + "..."
+    assert json.dumps(printable("Größe", 5)) == '"Gr\\u00f6\\u00dfe"'
+    assert printable_line(" a\n\n b\x1b[0m " + "c" * 50, 20) == "a b [0m cccccccc..."
+    assert printable_line("a\nb", 3) == "a b"
 
 
 def test_an_answer_says_what_was_left_out_and_why() -> None:

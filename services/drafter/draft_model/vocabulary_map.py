@@ -13,7 +13,7 @@ import logging
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from services.byte_letters import byte_of_letter
 from services.model_folder import read_json, reading, text_config
 from services.weights.shared_weights import read_shared
 from speculation.errors import ConfigurationError
@@ -173,17 +174,9 @@ class _Vocabulary:
 def _bytes(token: str, on_bytes: bool) -> bytes:
     """The bytes that a token stands for, in a tokeniser on bytes (GPT-2's) or on characters (sentencepiece's)."""
     if on_bytes:
-        letters = _byte_letters()
+        letters = byte_of_letter()
         if all(letter in letters for letter in token):
             return bytes(letters[letter] for letter in token)
     elif _BYTE.fullmatch(token):
         return bytes.fromhex(token[3:5])
     return token.replace("▁", " ").encode()
-
-
-@cache
-def _byte_letters() -> dict[str, int]:
-    """GPT-2's letters for bytes: printable ones stand for themselves, the others for letters from 256 on, in order."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
