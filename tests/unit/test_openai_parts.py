@@ -191,7 +191,7 @@ def test_a_template_that_trims_what_is_continued() -> None:
 def test_messages_are_one_printable_line() -> None:
     assert printable("a\nb\x00c" + "d" * 2000, 1000) == "a b c" + "d" * 992 + "..."
     assert json.dumps(printable("Größe", 5)) == '"Gr\\u00f6\\u00dfe"'
-    assert printable_line(" a\n\n b\x1b[0m " + "c" * 50, 20) == "a b [0m cccccccc..."
+    assert printable_line(" a\n\n b\x1b[0m " + "c" * 50, 20) == "a b [0m ccccccccc..."
     assert printable_line("a\nb", 3) == "a b"
 
 
