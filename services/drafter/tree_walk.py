@@ -16,7 +16,7 @@ _DEPTHS = (1, 2, 4)
 _BUCKETS = 12
 _PER_BIT = 2
 # What a source claims that gives no scores, by rank among its candidates.
-_BY_RANK = (0.4, 0.15, 0.08, 0.05)
+_BY_RANK = (0.5, 0.15, 0.08, 0.05)
 
 
 def prior_of(name: str) -> dict[str, float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -41,11 +42,12 @@ async def test_a_model_drafts_for_sixteen_sessions_at_once(
         # While it is at work on one, the others' text goes on; then all that wait are drafted together.
         double.batches.clear()
         double.stuck.set()
-        link.step(report(names[0], TEXT, (4,)))
+        # Room for both: the text goes on as look-up says, so it has come to count for more than the model.
+        link.step(replace(report(names[0], TEXT, (4,)), max_nodes=8))
         assert (await recorder.replies.get()).group == "text"
         await until(lambda: double.batches)
         for name in names[1:]:
-            link.step(report(name, TEXT, (4,)))
+            link.step(replace(report(name, TEXT, (4,)), max_nodes=8))
         texts = await replies(15)
         assert [(draft.session_id, draft.group, draft.more) for draft in texts] == [
             (name, "text", True) for name in names[1:]
