@@ -59,8 +59,10 @@ def test_where_that_brings_nothing_it_is_a_reason_more_seldom() -> None:
     prices, pace = Prices(pass_s=0.01, row_s=0.001, requests=1), Pace()
 
     class Costly(AskCost):
-        seconds = 0.002  # type: ignore[assignment]
         explores = False  # type: ignore[assignment]
+
+        def seconds(self, prices: Prices) -> float:
+            return 0.002
 
     def due(gain: Gain, *, free: bool = True) -> bool:
         pace.restart()

@@ -210,7 +210,7 @@ class DecodingLoop:
             self._release(live)
         self._forgetting.between_passes()
         for live in self._requests.admit():
-            self._drafting.open(live, prices_of(load_to_come(self._requests.live.values()), self._budget))
+            self._drafting.open(live, self._prices_of(load_to_come(self._requests.live.values())))
         while not self._passes.full and await self._begin_pass():
             pass
         if len(self._passes):
@@ -284,6 +284,13 @@ class DecodingLoop:
         """What time costs in the coming step, after learning from a pass what drafting costs."""
         try:
             self._drafting.learn(parts, seconds, whole_s, self._budget.seconds(load_of(parts)))
+        except Exception:
+            log.exception("what drafts cost was not learnt from a pass")
+            return None
+        return self._prices_of(load)
+
+    def _prices_of(self, load: Load) -> Prices | None:
+        try:
             return prices_of(load, self._budget)
         except Exception:
             # Asking for too many drafts costs speed, and nothing else.
