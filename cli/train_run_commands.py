@@ -30,7 +30,7 @@ Run = Annotated[Path, typer.Argument(help="Folder of a run; or one of its checkp
 def run(
     recipe: Annotated[str, typer.Option(help="Name of a built-in recipe, or a YAML file.")],
     data: Data,
-    vocabulary: Annotated[Path, typer.Option(help="Folder made by outrider train vocabulary.")],
+    vocabulary: Annotated[Path, typer.Option(help="Folder of outrider train vocabulary, or a checkpoint that drafts it.")],
     out: Annotated[Path, typer.Option("--out", help="Folder for checkpoints; continues an interrupted run.")],
     model: Model = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Optimiser steps. Default: the recipe's.")] = None,

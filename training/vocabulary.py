@@ -6,17 +6,21 @@ learn first: they cover the text that the answers do not. Tokens that end a turn
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict, ValidationError
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from pydantic import BaseModel, ConfigDict
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
+from services.drafter.feature_draft.head_files import TRAINING
 from services.model_folder import one_line
+from services.weights.headers import BLOCKS_FILE, SINGLE
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 from training.shards import DataManifest, TrainingSequence, read_shards
@@ -142,19 +146,18 @@ def write_vocabulary(folder: Path, chosen: ChosenVocabulary) -> None:
 
 
 def read_vocabulary(folder: Path, manifest: DataManifest) -> ChosenVocabulary:
-    """The draft vocabulary in a folder, for data of the same target.
+    """The draft vocabulary in a folder, or the one that the checkpoint in it drafts, for data of the same target.
 
     Raises:
         ConfigurationError: it is missing, damaged, or for another tokenizer.
     """
     where, make = f"{folder}: the draft vocabulary", "make it with outrider train vocabulary"
     try:
-        tensors = load_file(folder / TENSORS)
-        record = VocabularyRecord.model_validate_json((folder / RECORD).read_bytes())
-        d2t, t2d = tensors["d2t"], tensors["t2d"]
+        d2t, t2d = _maps(folder)
+        record = VocabularyRecord.model_validate(_record(folder))
     except OSError as error:
         raise ConfigurationError(f"{folder} holds no draft vocabulary ({error.strerror or error}); {make}") from error
-    except (SafetensorError, ValidationError, KeyError) as error:
+    except (SafetensorError, ValueError, KeyError) as error:
         raise ConfigurationError(f"{where} is damaged ({one_line(error)}); {make}") from error
     if (record.tokenizer_sha256, record.vocab_size) != (manifest.target.tokenizer_sha256, manifest.target.vocab_size):
         raise ConfigurationError(f"{where} is for {record.target}, not {manifest.target.name}; {make}")
@@ -162,3 +165,17 @@ def read_vocabulary(folder: Path, manifest: DataManifest) -> ChosenVocabulary:
     if len(d2t) != record.size or not np.array_equal(chosen.t2d, t2d):
         raise ConfigurationError(f"{where} is damaged (d2t and t2d disagree); {make}")
     return chosen
+
+
+def _maps(folder: Path) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """d2t and t2d; heads keep them among their weights."""
+    files = [file for name in (TENSORS, BLOCKS_FILE, SINGLE) if (file := folder / name).is_file()]
+    with safe_open(files[0] if files else folder / TENSORS, framework="numpy") as tensors:
+        return tensors.get_tensor("d2t"), tensors.get_tensor("t2d")
+
+
+def _record(folder: Path) -> Any:
+    """What was written of it; checkpoints keep it in their training.json."""
+    if (folder / RECORD).is_file() or not (folder / TRAINING).is_file():
+        return json.loads((folder / RECORD).read_bytes())
+    return json.loads((folder / TRAINING).read_bytes())["vocabulary"]

@@ -20,7 +20,7 @@ from services.drafter.ahead_draft.streams import Streams
 from services.drafter.feature_draft.head import FeatureHead
 from services.drafter.feature_draft.head_files import TRAINING, load_head
 from services.model_folder import read_json, reading
-from services.weights.headers import SINGLE
+from services.weights.headers import BLOCKS_FILE, SINGLE
 from services.weights.weight_files import WeightFiles
 from speculation.errors import ConfigurationError
 from training.learner import trained
@@ -32,7 +32,7 @@ _Head = FeatureHead | Streams | MedusaHeads
 
 def start_from(folder: Path, opened: OpenedModel, target: Path) -> StartRecord:
     """Give an untrained model the weights of the checkpoint in ``folder``: one of ``outrider train export``, or a head in
-    any layout that drafters load.
+    any layout that drafters load. Weights in blocks begin at the numbers that the blocks stand for.
 
     Args:
         target: folder of the target, as it is served.
@@ -44,9 +44,10 @@ def start_from(folder: Path, opened: OpenedModel, target: Path) -> StartRecord:
         ConfigurationError: it is no such checkpoint, was made for another target or draft vocabulary, or has another shape
             than the recipe's model; names what differs.
     """
-    if not (folder / SINGLE).is_file():
+    weights = next((file for name in (BLOCKS_FILE, SINGLE) if (file := folder / name).is_file()), None)
+    if weights is None:
         raise ConfigurationError(
-            f"--start-from {folder}: has no {SINGLE}: must be a folder of outrider train export, in floats"
+            f"--start-from {folder}: has neither {SINGLE} nor {BLOCKS_FILE}: must be a folder of outrider train export"
         )
     module = opened.learner.module
     recorded = read_json(folder / TRAINING, of="checkpoint") if (folder / TRAINING).is_file() else {}
@@ -63,7 +64,7 @@ def start_from(folder: Path, opened: OpenedModel, target: Path) -> StartRecord:
             parameter.copy_(tensor)
     before = recorded.get("start") or {}
     return StartRecord(
-        weights_sha256=hashlib.sha256((folder / SINGLE).read_bytes()).hexdigest(),
+        weights_sha256=hashlib.sha256(weights.read_bytes()).hexdigest(),
         steps=_count(recorded, "steps") + _count(before, "steps"),
         predictions=_count(recorded, "predictions") + _count(before, "predictions"),
     )

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from services.drafter.ahead_draft.stream_files import load_streams
+from services.weights.headers import SINGLE
 from speculation.errors import ConfigurationError
 from tests.training_data import open_tiny
 from training.evaluate import quick_score
@@ -21,7 +22,7 @@ from training.recipe import load_recipe
 from training.shards import DataManifest, read_shards, write_manifest
 from training.snapshots import StartRecord
 from training.trainer import RunLimits, Trainer
-from training.vocabulary import write_vocabulary
+from training.vocabulary import read_vocabulary, write_vocabulary
 from training.warm_start import start_from
 
 SMALL = {"batch_rows": 300, "micro_rows": 130, "evaluate_every": 2, "learning_rate": 0.005, "steps": 4}
@@ -107,6 +108,29 @@ def test_a_run_begins_with_the_weights_of_a_checkpoint(
     assert start_from(tmp_path / "second", open_model(recipe), target).steps == start.steps + second["steps"]
 
 
+@pytest.mark.parametrize("recipe", list(RECIPES))
+def test_weights_in_blocks_begin_at_the_numbers_of_the_blocks(
+    recipe: str,
+    target: Path,
+    data: tuple[Path, DataManifest],
+    open_model: Callable[..., OpenedModel],
+    exported: Callable[[str], Path],
+    tmp_path: Path,
+) -> None:
+    floats = exported(recipe)
+    export_run(floats.parent, TrainingTarget(folder=target, floats=lambda: target), tmp_path / "int8", "int8")
+    assert not (tmp_path / "int8" / SINGLE).exists()
+    ours, exact = open_model(recipe), open_model(recipe)
+    assert start_from(tmp_path / "int8", ours, target).steps == start_from(floats, exact, target).steps
+    wanted = trained(exact.learner.module)
+    for name, each in trained(ours.learner.module).items():
+        torch.testing.assert_close(each, wanted[name], rtol=0, atol=0.01 * wanted[name].detach().abs().max().item())
+    # What it drafts need not be chosen again.
+    for folder in (floats, tmp_path / "int8"):
+        found = read_vocabulary(folder, data[1])
+        assert found.ids.tolist() == ours.vocabulary.ids.tolist() and found.record == ours.vocabulary.record
+
+
 def test_a_run_that_began_elsewhere_is_not_gone_on_with(
     data: tuple[Path, DataManifest],
     open_model: Callable[..., OpenedModel],
@@ -180,7 +204,9 @@ def test_other_layers_are_refused(
 def test_another_target_and_what_is_no_checkpoint_are_refused(
     open_model: Callable[..., OpenedModel], exported: Callable[[str], Path], target: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigurationError, match=r"has no model\.safetensors: must be a folder of outrider train export"):
+    with pytest.raises(
+        ConfigurationError, match=r"has neither model\.safetensors nor \S+: must be a folder of outrider train export"
+    ):
         start_from(tmp_path, open_model("fspad"), target)
     other = tmp_path / "other"
     other.mkdir()
