@@ -78,7 +78,7 @@ def answer_counts(sequences: Iterable[TrainingSequence], vocab_size: int) -> NDA
 
 
 def choose_ids(counts: NDArray[np.int64], size: int, forced: Iterable[int]) -> NDArray[np.int64]:
-    """``size`` ids, ascending: the forced ones, then the most frequent ones up to half of it, then the lowest.
+    """``size`` ids, ascending: the forced ones, then the most frequent ones up to three quarters of it, then the lowest.
 
     Raises:
         ConfigurationError: ``size`` does not fit.
@@ -92,7 +92,7 @@ def choose_ids(counts: NDArray[np.int64], size: int, forced: Iterable[int]) -> N
     # Equally frequent tokens are taken by their id.
     by_count = np.lexsort((np.arange(len(counts)), -counts))
     by_count = by_count[(counts[by_count] > 0) & ~held[by_count]]
-    held[by_count[: max(0, size // 2 - len(first))]] = True
+    held[by_count[: max(0, size * 3 // 4 - len(first))]] = True
     held[np.flatnonzero(~held)[: size - int(held.sum())]] = True
     return np.flatnonzero(held).astype(np.int64)
 
