@@ -47,7 +47,8 @@ def data(
     max_new_tokens: Annotated[int, typer.Option(help="Most tokens of an answer.")] = 192,
     max_prompt_tokens: Annotated[int, typer.Option(help="Longer prompts are left out.")] = 1024,
     layers: Annotated[
-        str, typer.Option(help="Layers whose hidden states are kept, comma-separated; -1: after the final norm.")
+        str,
+        typer.Option(help="Layers whose hidden states are kept, comma-separated; -1: after the final norm (for train run)."),
     ] = "-1",
     concurrency: Annotated[int, typer.Option(min=1, help="Requests decoded at a time.")] = 64,
     shard_sequences: Annotated[int, typer.Option(help="Sequences in one file.")] = 64,

@@ -6,7 +6,7 @@ import json
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -80,6 +80,12 @@ def run(
         lambda: quick_score(opened.learner, held_out, 4, 8192),
         say=lambda text: stderr().print(text, style="yellow"),
     )
+    if not any(len(each.tokens) - each.prompt_length >= 2 for each in held_out):
+        stderr().print(
+            "no held-out answer has two tokens: nothing tells which step is best, and the last one is exported; "
+            "outrider train data makes more",
+            style="yellow",
+        )
     out.mkdir(parents=True, exist_ok=True)
     write_manifest(out, manifest)
     write_vocabulary(out, opened.vocabulary)
@@ -132,7 +138,7 @@ def _bar(out: Path, done: int, steps: int) -> Iterator[Callable[[StepProgress], 
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("steps"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[figures]}"))
-    with Bars(*columns, console=stderr()) as bars, (out / "log.jsonl").open("a") as log:
+    with Bars(*columns, console=stderr()) as bars, (out / "log.jsonl").open("ab", buffering=0) as log:
         task = bars.add_task("steps", total=steps, completed=done, figures="")
 
         def report(progress: StepProgress) -> None:
@@ -144,8 +150,9 @@ def _bar(out: Path, done: int, steps: int) -> Iterator[Callable[[StepProgress], 
             bars.update(task, completed=progress.step, figures=figures)
             if progress.validation is not None:
                 bars.console.print(f"step {progress.step:,}: {figures}, validation {progress.validation:.3f}")
-            log.write(json.dumps({key: _short(value) for key, value in asdict(progress).items()}) + "\n")
-            log.flush()
+            # A full disk is reported where checkpoints are written, which is worth more than this line.
+            with suppress(OSError):
+                log.write(json.dumps({key: _short(value) for key, value in asdict(progress).items()}).encode() + b"\n")
 
         yield report
 
@@ -175,23 +182,30 @@ def evaluate(
     from dataclasses import replace
     from itertools import islice
 
+    from cluster.host import check_device
     from speculation.files import write_whole
     from training.evaluate import measure, tree_taus
     from training.export import EVALUATION
     from training.freed_memory import keep_freed_memory
-    from training.open_run import reopen
+    from training.open_run import check_same_target, reopen
     from training.shards import read_shards
     from training.snapshots import find_snapshot, read_snapshot, run_of
 
+    sizes = _sizes(trees)
+    check_device(device)
     keep_freed_memory()
     snapshot = find_snapshot(run_folder)
     state, tensors, _ = read_snapshot(snapshot)
     opened = reopen(run_of(snapshot), state, tensors, _target(model), device)
-    held_out = read_shards(data, "validation")
+    shards = read_shards(data, "validation")
+    check_same_target(data, shards.manifest, opened.manifest)
+    held_out = list(islice(shards, sequences))
+    if not any(len(each.tokens) - each.prompt_length >= 2 for each in held_out):
+        raise ConfigurationError(f"--data {data}: no held-out answer has two tokens; outrider train data makes more")
     with stderr().status(f"measuring {snapshot}"):
         opened.learner.module.eval()
-        found = dict(measure(opened.learner, islice(held_out, sequences), positions, opened.output))
-        if sizes := _sizes(trees):
+        found = dict(measure(opened.learner, held_out, positions, opened.output))
+        if sizes:
             source = opened.source()
             served = map(opened.as_served, held_out)
             for domain, (greedy, sampled) in tree_taus(source, served, sizes, tree_sequences, opened.layers).items():

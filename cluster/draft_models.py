@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _STREAMING = "streaming"
+_HEADS = {"eagle", "eagle3", "fspad"}
 _BUNDLED = Path(drafters.__file__).parent
 
 
@@ -31,9 +32,8 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
     """The models that draft for ``model``, by source. If its folder is not here yet, less is checked.
 
     Raises:
-        ConfigurationError: a folder of ``drafter.models`` cannot be used, two hold weights of the same source, or
-            drafter.streaming_form is not two_steps, and there are no streams; or drafter.streaming_prune_below does not go
-            with it.
+        ConfigurationError: a folder of ``drafter.models`` cannot be used, two hold weights of the same source, or a setting
+            is for a kind of model of which there is none, or contradicts another.
     """
     named = settings.drafter.models
     target = model.path if (model.path / "config.json").is_file() else None
@@ -45,13 +45,14 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
             if named is not None:
                 raise
             # Another model may have the same name; nobody asked for these weights.
-            log.info("the weights that come along for %s are not used: %s", model.name, error)
+            log.warning("the weights that come along for %s are not used: %s", model.name, error)
             continue
         if (other := found.get(checkpoint.source)) is not None:
             raise ConfigurationError(
                 f"drafter.models names {other.folder} and {folder}: both are weights of {checkpoint.source}; name one"
             )
         found[checkpoint.source] = checkpoint
+    _check_used(settings, found)
     form, below = settings.drafter.streaming_form, settings.drafter.streaming_prune_below
     if below and form == "two_steps":
         raise ConfigurationError(
@@ -64,6 +65,22 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
         own = streams.layers if form == "cheaper" else ()
         found[_STREAMING] = replace(streams, layers=(*own, *streams.layers_in_pass))
     return found
+
+
+def _check_used(settings: Settings, found: Mapping[str, Checkpoint]) -> None:
+    """Settings of a kind of model of which there is none would be ignored."""
+    config = trained_config(settings)
+    size, policy = config.num_draft_tokens, config.stop.policy
+    if size is not None and not _HEADS & found.keys():
+        raise ConfigurationError(
+            f"drafter.speculative_num_draft_tokens is {size}, but there are no weights of {', '.join(sorted(_HEADS))}, "
+            "whose tree it sizes: leave it out, or name a head in drafter.models"
+        )
+    if policy != "static" and "draft_model" not in found:
+        raise ConfigurationError(
+            f"drafter.stop_policy is {policy}, but there is no draft_model, whose chains it ends: leave it out, or name one "
+            "in drafter.models"
+        )
 
 
 def observed_layers(settings: Settings, model: ResolvedModel) -> tuple[int, ...]:

@@ -66,12 +66,12 @@ def check_settings(settings: Settings, *, here: bool) -> None:
     named = ResolvedModel(name=settings.model, path=Path(settings.model))
     server, http = build.server_config(settings), build.http_config(settings)
     build.router_config(settings, named)
+    _check_stop(settings)
     build.drafter_config(settings, named)
     build.verifier_config(settings, named)
     settings.retrieval.check_place()
     host.check_folder("cache_dir", settings.cache_dir)
     _check_ops_port(settings)
-    _check_stop(settings)
     if not here:
         return
     check_server(server, first=True)

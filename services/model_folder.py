@@ -12,6 +12,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -159,8 +160,14 @@ def tokenizer_digest(folder: Path) -> str:
     """
     file = folder / "tokenizer.json"
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        found = file.stat()
+        return _tokenizer_digest(file, found.st_mtime_ns, found.st_size)
     except (OSError, ValueError) as error:
         raise ConfigurationError(f"{folder}: cannot read tokenizer.json ({one_line(error)})") from error
+
+
+@lru_cache(maxsize=8)
+def _tokenizer_digest(file: Path, modified: int, size: int) -> str:
+    content = json.loads(file.read_text(encoding="utf-8"))
     content = {key: value for key, value in content.items() if key not in ("truncation", "padding")}
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -138,15 +138,15 @@ def head_rows(
     device: torch.device,
     recipe: HeadRecipe | None = None,
     random: np.random.Generator | None = None,
-) -> HeadRows:
+) -> HeadRows | None:
     """The rows of some sequences.
 
     Args:
         most: tokens of a sequence that are read, from its end.
         recipe, random: leave out states and add noise, as the recipe says. None: all states, without noise.
 
-    Raises:
-        ValueError: no sequence is long enough to predict anything.
+    Returns:
+        None: no sequence is long enough to predict anything.
     """
     spans: list[Span] = []
     parts: list[tuple[NDArray[np.int64 | np.bool_], ...]] = []
@@ -178,7 +178,7 @@ def head_rows(
         inputs.append(noisy)
         rows, tokens = rows + count, tokens + len(read)
     if not spans:
-        raise ValueError("no sequence is long enough to predict anything")
+        return None
     joined = [torch.from_numpy(np.concatenate(each)).to(device) for each in zip(*parts, strict=True)]
     token, read_tokens, is_known, is_missing, positions, last = joined
     return HeadRows(

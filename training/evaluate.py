@@ -10,7 +10,7 @@ import torch
 
 from services.drafter.interfaces import ModelSource
 from training.learner import Learner, Prediction
-from training.shards import Shards, TrainingSequence
+from training.shards import TrainingSequence
 from training.target_choices import TargetChoices
 from training.tree_replay import passes_of, tokens_per_pass
 
@@ -172,9 +172,10 @@ def tree_taus(
     """
     chosen: dict[tuple[str, bool], list[TrainingSequence]] = {}
     for sequence in sequences:
-        members = chosen.setdefault((sequence.domain, sequence.temperature > 0), [])
-        if len(members) < most and len(sequence.tokens) - sequence.prompt_length >= 2:
-            members.append(sequence)
+        if len(sequence.tokens) - sequence.prompt_length >= 2:
+            members = chosen.setdefault((sequence.domain, sequence.temperature > 0), [])
+            if len(members) < most:
+                members.append(sequence)
     groups = dict(chosen)
     for sampled in (False, True):
         if any(kind == sampled for _, kind in chosen):
@@ -191,13 +192,13 @@ def tree_taus(
     return found
 
 
-def quick_score(learner: Learner, shards: Shards, steps: int, most_rows: int) -> float:
-    """A chain's tokens per target pass by overlap over the draft vocabulary alone, on the first ``most_rows`` tokens of the
-    validation split: enough to tell which of two checkpoints is better."""
+def quick_score(learner: Learner, held_out: Iterable[TrainingSequence], steps: int, most_rows: int) -> float | None:
+    """A chain's tokens per target pass by overlap over the draft vocabulary alone, on the first ``most_rows`` tokens of
+    ``held_out``: enough to tell which of two checkpoints is better. None: no answer there has two tokens."""
     overlap, rows = [0.0] * steps, [0] * steps
     chosen: list[TrainingSequence] = []
     total = 0
-    for sequence in shards:
+    for sequence in held_out:
         chosen.append(sequence)
         total += len(sequence.tokens)
         if total >= most_rows:
@@ -210,4 +211,6 @@ def quick_score(learner: Learner, shards: Shards, steps: int, most_rows: int) ->
                 q = (prediction.hidden[part] @ learner.rows.T).softmax(-1)
                 overlap[step] += float(torch.minimum(p, q).sum())
                 rows[step] += len(p)
+    if not any(rows):
+        return None
     return chain_tau([each / max(1, count) for each, count in zip(overlap, rows, strict=True)])

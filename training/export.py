@@ -16,8 +16,8 @@ from services.drafter.ahead_draft.medusa_files import save_medusa
 from services.drafter.ahead_draft.stream_files import save_streams
 from services.drafter.ahead_draft.streams import Streams
 from services.drafter.feature_draft.head import FeatureHead
-from services.drafter.feature_draft.head_files import TRAINING
 from services.drafter.feature_draft.head_writing import save_head
+from services.drafter.feature_draft.target_shape import TRAINING
 from services.weights.weight_files import quantize_folder
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole

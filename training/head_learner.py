@@ -41,6 +41,8 @@ class HeadLearner(OverVocabulary):
     def lose(self, sequences: Sequence[TrainingSequence], random: np.random.Generator, progress: float) -> Tally:
         recipe, device = self._recipe, self.rows.device
         rows = head_rows(sequences, recipe.max_rows, device, recipe, random)
+        if rows is None:
+            return Tally(torch.zeros((), device=device, requires_grad=True), 0, 0.0)
         unrolled = recipe.unroll_steps > 1 and progress >= recipe.unroll_from
         total = torch.zeros((), device=device)
         overlap = 0.0
@@ -73,6 +75,8 @@ class HeadLearner(OverVocabulary):
 
     def predict(self, sequences: Sequence[TrainingSequence], steps: int) -> Iterator[Prediction]:
         rows = head_rows(sequences, self._recipe.max_rows, self.rows.device)
+        if rows is None:
+            return
         for number, step in enumerate(unroll(self.module, rows, steps)):
             _, at, exists = rows.ahead(number)
             counts = step.rows[exists[step.rows]]

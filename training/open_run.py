@@ -146,6 +146,19 @@ def open_model(
     )
 
 
+def check_same_target(folder: Path, data: DataManifest, run: DataManifest) -> None:
+    """Whether the data in ``folder`` are from the target of a run, and hold the states that it reads.
+
+    Raises:
+        ConfigurationError: they do not.
+    """
+    if (data.target.weights_sha256, data.layers) != (run.target.weights_sha256, run.layers):
+        raise ConfigurationError(
+            f"--data {folder}: made by {data.target.name} ({data.target.weights_sha256[:12]}), layers {list(data.layers)}: "
+            f"must be of the run's target, {run.target.name} ({run.target.weights_sha256[:12]}), layers {list(run.layers)}"
+        )
+
+
 def _guessing(
     recipe: StreamsRecipe | MedusaRecipe, shape: TargetShape, output: SharedOutput, target: TrainingTarget
 ) -> Guessing:

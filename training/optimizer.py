@@ -34,8 +34,10 @@ class Optimizer:
         self._momentum = {
             name: torch.zeros_like(each) for name, each in self._parameters.items() if muon and each.dim() == 2
         }
+        others = [each for name, each in self._parameters.items() if name not in self._momentum]
         self._adam = torch.optim.AdamW(
-            [each for name, each in self._parameters.items() if name not in self._momentum],
+            # torch refuses no parameters, but takes an empty group of them.
+            [{"params": others}],
             lr=recipe.learning_rate,
             betas=(recipe.beta1, recipe.beta2),
             weight_decay=recipe.weight_decay,
@@ -99,8 +101,8 @@ class Optimizer:
             if key == "momentum":
                 self._momentum[name].copy_(value)
                 continue
-            # Adam's count of steps stays on the CPU.
-            self._adam.state[parameter][key] = value if key == "step" else value.to(parameter.device)
+            # The count of steps, too: fused steps read it where the parameter is.
+            self._adam.state[parameter][key] = value.to(parameter.device)
 
 
 def orthogonal(matrix: torch.Tensor) -> torch.Tensor:

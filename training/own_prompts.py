@@ -23,6 +23,8 @@ from training.tasks import seed_of
 
 FILE = "own-prompts.json"
 DOMAIN = "own"
+# A run that is killed loses fewer messages than this.
+_SAVE_EVERY = 16
 # Messages that do not end by themselves are dropped.
 _MOST_TOKENS = 128
 # Two messages with nothing in common, neither in their first nor in their last token.
@@ -87,11 +89,11 @@ class OwnPrompts:
         self.progress = DataProgress(stage="own prompts", total=count, done=done, before=done)
 
     async def work(self, loop: DecodingLoop, concurrency: int) -> None:
-        """Make what is missing, and save it; if it is cancelled, what has been made is kept.
+        """Make what is missing, and save it now and then; if it is cancelled, what has been made is kept.
 
         Raises:
             OutriderError: the target failed.
-            OSError: the prompts cannot be written.
+            ConfigurationError: the prompts cannot be written.
         """
         try:
             async with asyncio.TaskGroup() as makers:
@@ -118,6 +120,8 @@ class OwnPrompts:
         for number in self._queue:
             self._made[number] = await self._make(loop, number)
             self.progress.done += 1
+            if self.progress.done % _SAVE_EVERY == 0:
+                self._save()
 
     async def _make(self, loop: DecodingLoop, number: int) -> list[int]:
         """A message's tokens; none if it did not end."""
@@ -152,5 +156,10 @@ class OwnPrompts:
         return {}
 
     def _save(self) -> None:
-        self._out.mkdir(parents=True, exist_ok=True)
-        write_whole(self._out / FILE, json.dumps({"key": self._key, "prompts": self._made}).encode())
+        try:
+            self._out.mkdir(parents=True, exist_ok=True)
+            write_whole(self._out / FILE, json.dumps({"key": self._key, "prompts": self._made}).encode())
+        except OSError as error:
+            raise ConfigurationError(
+                f"{self._out / FILE} cannot be written ({error.strerror}): make room and run the same command again"
+            ) from error

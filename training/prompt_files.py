@@ -80,7 +80,8 @@ def read_prompts(files: Sequence[Path]) -> list[TrainingPrompt]:
 
 def _of_file(file: Path) -> Iterator[TrainingPrompt]:
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(), which also cuts where JSON may have a line separator within a string.
+        lines = file.read_text(encoding="utf-8").split("\n")
     except OSError as error:
         raise ConfigurationError(f"--prompts {file}: cannot be read ({error.strerror})") from error
     except UnicodeDecodeError as error:

@@ -44,8 +44,8 @@ class RecipeBase(_Strict):
         None, gt=0, description="learning rate of Muon, which then trains the matrices; null: AdamW trains all"
     )
     warmup: Share = Field(0.03, description="share of the steps in which the learning rate rises")
-    beta1: Share = 0.9
-    beta2: Share = 0.95
+    beta1: float = Field(0.9, ge=0, lt=1)
+    beta2: float = Field(0.95, ge=0, lt=1)
     weight_decay: float = Field(0.0, ge=0)
     clip_norm: float | None = Field(None, gt=0, description="largest norm of the gradient")
     clip_value: float | None = Field(None, gt=0, description="largest single value of the gradient")

@@ -23,7 +23,6 @@ import json
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -222,12 +221,12 @@ def fault_of(folder: Path, entry: ShardEntry) -> str | None:
 class Shards:
     """Sequences of a folder, memory-mapped; see ``read_shards``.
 
-    While the data grow, a sequence keeps its index: a shard behind one that is not there yet is left out.
+    While the data grow, a sequence keeps its index: shards behind one that is not there yet, or not full yet, are left out.
     """
 
     def __init__(self, folder: Path, manifest: DataManifest, split: Split | None) -> None:
         self.manifest = manifest
-        self._tensors = [_mapped(folder / entry.file, manifest.width) for entry in _without_gap(manifest.shards)]
+        self._tensors = [_mapped(folder / entry.file, manifest.width) for entry in _without_gap(manifest)]
         self._places = [
             (shard, index)
             for shard, tensors in enumerate(self._tensors)
@@ -286,9 +285,16 @@ def read_shards(folder: Path, split: Split | None = None, *, verify: bool = True
     return Shards(folder, manifest, split)
 
 
-def _without_gap(shards: Sequence[ShardEntry]) -> list[ShardEntry]:
-    """The shards before the first one that is missing."""
-    return [entry for _, entry in takewhile(lambda each: each[1].file == shard_name(each[0]), enumerate(shards))]
+def _without_gap(manifest: DataManifest) -> list[ShardEntry]:
+    """The shards before the first one that is missing, and up to the first one that is not full."""
+    found = []
+    for number, entry in enumerate(manifest.shards):
+        if entry.file != shard_name(number):
+            break
+        found.append(entry)
+        if entry.sequences < manifest.sampling.shard_sequences:
+            break
+    return found
 
 
 def _mapped(file: Path, width: int) -> dict[str, NDArray[Any]]:

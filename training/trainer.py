@@ -64,7 +64,7 @@ class Trainer:
 
     Args:
         fresh: the state of a run that begins; its hashes must be those of an earlier run in the folder.
-        validate: a score of the model as it is, higher is better.
+        validate: a score of the model as it is, higher is better; None: there is nothing to measure it on, and no best.
 
     Raises:
         ConfigurationError: the folder holds a run of another recipe, target, vocabulary or data, or no whole checkpoint.
@@ -77,7 +77,7 @@ class Trainer:
         recipe: RecipeBase,
         folder: Path,
         fresh: RunState,
-        validate: Callable[[], float],
+        validate: Callable[[], float | None],
         say: Callable[[str], None] = lambda text: None,
     ) -> None:
         self._learner = learner
@@ -88,6 +88,7 @@ class Trainer:
         self._parameters = trained(learner.module)
         self._optimizer = Optimizer(self._parameters, recipe)
         self.state = fresh
+        self._lengths = shards.lengths
         found = newest_whole(folder)
         if found is not None:
             for fault in found[1]:
@@ -101,13 +102,12 @@ class Trainer:
             OutriderError: the loss is no longer a number; the last checkpoint is whole.
             ResourceExhausted: a checkpoint cannot be written.
         """
-        lengths = self._shards.lengths
-        if not lengths:
+        if not self._lengths:
             raise ConfigurationError("the data hold no sequence of the training split")
         times: list[tuple[float, int]] = [(time.monotonic(), 0)]
         saved_at, saved_step = time.monotonic(), self.state.step
         while self.state.step < self._recipe.steps:
-            loss, acceptance, norm, rows = self._step(lengths)
+            loss, acceptance, norm, rows = self._step()
             times = [*times[-_RECENT:], (time.monotonic(), rows)]
             spent = times[-1][0] - times[0][0]
             step, last = self.state.step, self.state.step == self._recipe.steps
@@ -142,8 +142,8 @@ class Trainer:
             self._save()
         return self.state.step == self._recipe.steps
 
-    def _step(self, lengths: list[int]) -> tuple[float, float, float, int]:
-        state, recipe = self.state, self._recipe
+    def _step(self) -> tuple[float, float, float, int]:
+        state, recipe, lengths = self.state, self._recipe, self._lengths
         place = Place(state.epoch, state.sequences, state.offset)
         indices, place = next_batch(place, lengths, recipe)
         loss = overlap = 0.0
@@ -170,12 +170,15 @@ class Trainer:
         )
         return loss / max(1, rows), overlap / max(1, rows), norm, rows
 
-    def _look(self) -> float:
-        self._learner.module.eval()
+    def _look(self) -> float | None:
+        module = self._learner.module
+        # A draft model is trained as it is loaded, without dropout: none before the first look, and none behind it.
+        training = module.training
+        module.eval()
         with torch.no_grad():
             score = self._validate()
-        self._learner.module.train()
-        if self.state.best_score is None or score > self.state.best_score:
+        module.train(training)
+        if score is not None and (self.state.best_score is None or score > self.state.best_score):
             self.state = self.state.model_copy(update={"best_step": self.state.step, "best_score": score})
         return score
 
@@ -187,6 +190,11 @@ class Trainer:
         for what, old, new in _differences(state, self.state):
             raise ConfigurationError(
                 f"{self._folder} holds a run with {what} {old}, not {new}: give another folder, or begin again with --fresh"
+            )
+        if state.sequences > len(self._lengths):
+            raise ConfigurationError(
+                f"{self._folder} holds a run whose present epoch has {state.sequences} sequences, and the data hold "
+                f"{len(self._lengths)} now: complete them with outrider train data, or begin again with --fresh"
             )
         if sorted(model) != sorted(self._parameters):
             raise ConfigurationError(f"{snapshot} holds other parameters than the recipe's model: give another folder")

@@ -1,7 +1,7 @@
 """The draft vocabulary: which target tokens a drafter can propose (FR-Spec; EAGLE-3's d2t and t2d).
 
-Half of it are the tokens that occur most often in the target's answers, the rest the lowest ids, which byte-pair merges
-learn first: they cover the text that the answers do not. Tokens that end a turn are always in it.
+Three quarters of it are the tokens that occur most often in the target's answers, the rest the lowest ids, which byte-pair
+merges learn first: they cover the text that the answers do not. Tokens that end a turn are always in it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from services.drafter.feature_draft.head_files import TRAINING
+from services.drafter.feature_draft.target_shape import TRAINING
 from services.model_folder import one_line
 from services.weights.headers import BLOCKS_FILE, SINGLE
 from speculation.errors import ConfigurationError

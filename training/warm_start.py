@@ -18,16 +18,20 @@ from services.drafter.ahead_draft.medusa_files import load_medusa
 from services.drafter.ahead_draft.stream_files import load_streams
 from services.drafter.ahead_draft.streams import Streams
 from services.drafter.feature_draft.head import FeatureHead
-from services.drafter.feature_draft.head_files import TRAINING, load_head
+from services.drafter.feature_draft.head_files import load_head
+from services.drafter.feature_draft.target_shape import TRAINING
 from services.model_folder import read_json, reading
 from services.weights.headers import BLOCKS_FILE, SINGLE
 from services.weights.weight_files import WeightFiles
 from speculation.errors import ConfigurationError
 from training.learner import trained
 from training.open_run import OpenedModel
+from training.recipe import LayersRecipe
 from training.snapshots import StartRecord
 
 _Head = FeatureHead | Streams | MedusaHeads
+# How far numbers may be from the target's, over a tensor's greatest one, because they are stored in 16 bits or in blocks.
+_ROUNDED = 0.01
 
 
 def start_from(folder: Path, opened: OpenedModel, target: Path) -> StartRecord:
@@ -52,7 +56,11 @@ def start_from(folder: Path, opened: OpenedModel, target: Path) -> StartRecord:
     module = opened.learner.module
     recorded = read_json(folder / TRAINING, of="checkpoint") if (folder / TRAINING).is_file() else {}
     _check_target(recorded, opened, folder)
-    found = _head(folder, module, opened, target) if isinstance(module, _Head) else _tensors(folder, target)
+    if isinstance(module, _Head):
+        found = _head(folder, module, opened, target)
+    else:
+        found = _tensors(folder, target)
+        _check_layers(recorded, found, opened, folder)
     with torch.no_grad():
         for name, parameter in trained(module).items():
             tensor = found.get(name)
@@ -97,6 +105,37 @@ def _head(folder: Path, module: _Head, opened: OpenedModel, target: Path) -> dic
     if not torch.equal(head.vocabulary.ids.cpu(), torch.from_numpy(opened.vocabulary.ids)):
         raise ConfigurationError(f"--start-from {folder}: the head drafts other tokens: must be those of --vocabulary")
     return {**module.state_dict(), **head.state_dict()}
+
+
+def _check_layers(recorded: dict[str, Any], found: dict[str, torch.Tensor], opened: OpenedModel, folder: Path) -> None:
+    """A draft model's weights that the run leaves as they are must be the target's in the checkpoint, too."""
+    recipe = opened.recipe
+    assert isinstance(recipe, LayersRecipe)
+    theirs = recorded.get("recipe") or {}
+    if theirs.get("kind") == recipe.kind:
+        if tuple(theirs.get("layers", ())) != recipe.layers:
+            raise ConfigurationError(
+                f"--start-from {folder}: was made of the target's layers {theirs.get('layers')}: must be "
+                f"{list(recipe.layers)}, by the recipe"
+            )
+        if theirs.get("frozen_layers", 0) < recipe.frozen_layers:
+            raise ConfigurationError(
+                f"--start-from {folder}: its frozen_layers are {theirs.get('frozen_layers', 0)}: must be at least the "
+                "recipe's, or trained layers would be lost"
+            )
+    ours = opened.learner.module.state_dict()
+    own = trained(opened.learner.module)
+    for name, tensor in found.items():
+        if name in own:
+            continue
+        kept = ours.get(name)
+        if kept is None:
+            raise ConfigurationError(f"--start-from {folder}: has the tensor {name}, which the recipe's model has not")
+        if kept.shape != tensor.shape or (kept - tensor).abs().max() > _ROUNDED * kept.abs().max():
+            raise ConfigurationError(
+                f"--start-from {folder}: the tensor {name} is not the target's, and the recipe does not "
+                "train it: it would be lost"
+            )
 
 
 def _tensors(folder: Path, target: Path) -> dict[str, torch.Tensor]:

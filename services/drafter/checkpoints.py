@@ -15,13 +15,12 @@ from services.drafter.feature_draft.head_config import FINAL, HeadConfig
 from services.drafter.feature_draft.head_fields import Shapes, parse, unused
 from services.drafter.feature_draft.layouts import COMPUTED, HeadLayout, detect, refuse_others, stripped
 from services.drafter.feature_draft.pickled import refuse_pickles
-from services.drafter.feature_draft.target_shape import read_target_shape
+from services.drafter.feature_draft.target_shape import TRAINING, check_tokenizer, read_target_shape
 from services.model_folder import read_json, text_config
 from services.weights.headers import read_shapes
 from services.weights.shared_weights import SharedWeights, read_shared
 from speculation.errors import ConfigurationError
 
-_TRAINING = "training.json"
 # Parts that a head of hidden states has and a language model has not.
 _OF_HEADS = ("fc.", "fusion_fc.", "midlayer.", "layers.0.hidden_norm.", "blocks.", "medusa_heads.")
 
@@ -65,6 +64,8 @@ def inspect(folder: Path, target: Path | None) -> Checkpoint:
     refuse_pickles(folder)
     shapes = {name: shape for name, shape in read_shapes(folder).items() if not name.endswith(COMPUTED)}
     numbers = sum(math.prod(shape) for shape in shapes.values())
+    if target is not None and not _is_whole_model(shapes, folder):
+        check_tokenizer(folder, target)
     if config.get("model_type") == KIND:
         return _streams(folder, config, shapes, numbers, target)
     if is_medusa(shapes):
@@ -119,6 +120,11 @@ def _sharing(
     return Checkpoint(folder=folder, source="draft_model", layers=(), numbers=numbers + kept)
 
 
+def _is_whole_model(shapes: Shapes, folder: Path) -> bool:
+    """Whether it has a tokenizer of its own, whose tokens are mapped to the target's."""
+    return _is_language_model(shapes) and (folder / "tokenizer.json").is_file()
+
+
 def _is_language_model(names: Iterable[str]) -> bool:
     short = [stripped(name) for name in names]
     return any(".layers.0." in f".{name}" or ".h.0." in f".{name}" for name in short) and not any(
@@ -131,5 +137,5 @@ def _head(
 ) -> HeadConfig:
     known = {layout.canonical(stripped(name)): shape for name, shape in shapes.items()}
     used = {name: shape for name, shape in known.items() if name is not None and name not in unused(config, layout)}
-    recorded = read_json(folder / _TRAINING, of="head") if (folder / _TRAINING).is_file() else {}
+    recorded = read_json(folder / TRAINING, of="head") if (folder / TRAINING).is_file() else {}
     return parse(config, layout, used, read_target_shape(target), str(folder), recorded)

@@ -224,7 +224,10 @@ class TrainedConfig:
     num_draft_tokens: Annotated[
         int | None,
         Setting(
-            name="speculative_num_draft_tokens", ge=2, le=512, about="grow EAGLE-2's own tree, of this size with its root"
+            name="speculative_num_draft_tokens",
+            ge=2,
+            le=512,
+            about="grow EAGLE-2's own tree, of this size with its root; for heads",
         ),
     ] = None
     window: Annotated[

@@ -21,15 +21,18 @@ from tests.feature_sources import EAGLE, known, opening
 from tests.lossless.enumeration import VOCAB, Oracle, Output, distance, outcomes, plain
 from tests.lossless.test_enumeration import EXACT, by_rejection
 from tests.lossless.test_strategies import PROMPTS, plain_answers, plan_of, verifier
+from tests.tiny import make_tiny_model
 from tests.trained_heads import AHEAD, FAMILIES, STREAM_FORMS
 
 MODELS = (*FAMILIES, *AHEAD)
 
 
-async def drafted(folder: Path, link: str, plan: Plan, sampling: Mapping[str, object]) -> list[list[int]]:
+async def drafted(
+    folder: Path, link: str, plan: Plan, sampling: Mapping[str, object], drafting_for: Path | None = None
+) -> list[list[int]]:
     """The answers, with drafts of the heads among what was verified."""
     fields = {"max_tokens": 24, "ignore_eos": True, **sampling}
-    async with verifier(folder, "real", link, "fixed", draft_deadline_s=5.0) as running:
+    async with verifier(folder, "real", link, "fixed", draft_deadline_s=5.0, drafting_for=drafting_for) as running:
         verified = running.loop.stats.nodes_by_source
         # The model is loaded when a request first names it, and nobody waits long for one that is seldom right.
         while sum(verified.get(name, 0) for name in MODELS) < 20:
@@ -51,6 +54,17 @@ async def test_no_token_changes(tiny_model: Path, link: str, sampling: dict[str,
     for name in MODELS:
         assert await drafted(tiny_model, link, plan_of((name,)), sampling) == expected, name
     assert await drafted(tiny_model, link, plan_of(("suffix", "recycling", "fspad")), sampling) == expected
+
+
+@pytest.mark.parametrize("link", ["in_process", "grpc"])
+async def test_a_drafter_for_another_revision_of_the_target_costs_speed_alone(
+    tiny_model: Path, tmp_path: Path, link: str
+) -> None:
+    other = make_tiny_model(tmp_path / "other", initializer_range=0.3)
+    for sampling in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}):
+        expected = [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)]
+        for name in MODELS:
+            assert await drafted(tiny_model, link, plan_of((name,)), sampling, other) == expected, name
 
 
 @pytest.mark.parametrize("link", ["in_process", "grpc"])

@@ -57,12 +57,21 @@ def model(request: pytest.FixtureRequest, tiny_model: Path, tmp_path_factory: py
 
 @asynccontextmanager
 async def verifier(
-    folder: Path, drafter: str, link: str, budget: Literal["fixed", "measured"], draft_deadline_s: float = 0.025
+    folder: Path,
+    drafter: str,
+    link: str,
+    budget: Literal["fixed", "measured"],
+    draft_deadline_s: float = 0.025,
+    drafting_for: Path | None = None,
 ) -> AsyncIterator[VerifierService]:
-    heads = heads_beside(folder)
+    """A verifier of the model in ``folder``, whose drafter's models are for ``drafting_for``; None: for the same."""
+    drafting_for = drafting_for or folder
+    heads = heads_beside(drafting_for)
     config = DrafterConfig(
         trained=TrainedConfig(
-            checkpoints={"draft_model": draft_beside(folder), **heads}, target=folder, draft_kernels=by_kernels
+            checkpoints={"draft_model": draft_beside(drafting_for), **heads},
+            target=drafting_for,
+            draft_kernels=by_kernels,
         ),
         lookahead=LookaheadConfig(ngram=4, window=3, guesses=4),
         spectra=SpectraConfig(ngram=4, window=3, guesses=4),
@@ -91,7 +100,7 @@ async def verifier(
             origin(draft_link, "far", sources=["random"]),
             origin(InProcessDraftLink(DrafterService(config, RandomRetriever(vocab=250))), "near", sources=TWO[:-1]),
         ]
-    streams = read_stream_weights(heads["streaming"], folder) if "streaming" in heads else None
+    streams = read_stream_weights(heads_beside(folder)["streaming"], folder) if "streaming" in heads else None
     running = VerifierService(verifier_config, origins, streams=streams)
     await running.start()
     try:

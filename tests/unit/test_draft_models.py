@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -243,6 +244,12 @@ def test_weights_that_come_with_outrider(
 
     assert drafting(settings, "a-model") == ["draft_model", "fspad"]
     assert drafting(settings, "another") == []
+    # Weights for another tokenizer are left out, unless they are named.
+    fspad = tmp_path / "a-model" / "fspad"
+    (fspad / "training.json").write_text(json.dumps({"tokenizer_sha256": "f" * 64}))
+    assert drafting(settings, "a-model") == ["draft_model"]
+    with pytest.raises(ConfigurationError, match=r"tokenizer_sha256 in training.json is ffffffffffff\.\.\.: must be"):
+        drafting(settings_of(target, fspad), "a-model")
     # Named ones take their place; [] is none.
     assert drafting(settings_of(target), "a-model") == []
     assert drafting(settings_of(target, folders["eagle"]), "a-model") == ["eagle"]

@@ -97,8 +97,9 @@ def test_the_window_is_all_that_is_read() -> None:
     mixed.add(states(range(19, 29)))
     same(tree, fresh(own, others, mixed))
     assert tree != fresh(source(window=window + 1), tokens, known(range(29)))
-    # A head's own window counts, too.
-    same(tree, fresh(source(replace(EAGLE, window=window)), tokens, known(range(29))))
+    # A head's own window counts, too, and so does the context that it was trained for.
+    for narrow in (replace(EAGLE, window=window), replace(EAGLE, max_positions=window)):
+        same(tree, fresh(source(narrow), tokens, known(range(29))))
 
 
 def test_what_is_noted_of_rows_without_a_state_goes_with_the_rows() -> None:

@@ -107,6 +107,11 @@ def proposal(**fields: Any) -> Callable[[HeadCheckpoint], None]:
         (made.eagle, config(is_causal=False), "is_causal is False: must be True"),
         (made.eagle, config(quantization_config={"bits": 4}), "quantization_config is .*: must be None"),
         (made.eagle, config(partial_rotary_factor=0.5), "partial_rotary_factor is 0.5: must be 1"),
+        (made.eagle, config(rope_parameters={"partial_rotary_factor": 0.5}), "partial_rotary_factor is 0.5: must be 1"),
+        (made.eagle, config(add_para_norm=True), r"add_para_norm is true: must be false: embed_norm\.weight is not among"),
+        (made.eagle, config(logit_scale=0.5), "logit_scale is 0.5: must be 1.0, the target's, whose output layer it shares"),
+        (made.eagle3, config(hidden_size=32), r"hidden_size is 32: must be 64, the target's, since it has no embed_tokens"),
+        (made.eagle, tensor("fc.bias", torch.full((HIDDEN,), torch.nan)), r"fc\.bias holds infinite values or NaN"),
         (made.eagle, config(rope_scaling={"rope_type": "longrope"}), "rope_type is longrope: must be one of default"),
         (
             made.eagle,
@@ -203,6 +208,20 @@ def test_pickled_weights_are_converted(tmp_path: Path, target: Path, beside: boo
     load_head(out, target)
     with pytest.raises(ConfigurationError, match="is there already"):
         convert(folder, out)
+
+
+def test_converting_deletes_nothing_that_was_there(tmp_path: Path, target: Path) -> None:
+    folder, link, other = tmp_path / "head", tmp_path / "link", tmp_path / "other"
+    pickled(folder)
+    link.symlink_to(folder)
+    other.mkdir()
+    (other / "config.json").write_text("{}")
+    with pytest.raises(ConfigurationError, match=r"other/config\.json is there already"):
+        convert(folder, other)
+    assert (other / "config.json").read_text() == "{}"
+    # Another name of the same folder.
+    assert convert(link, folder, target=target) == link
+    assert (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
 
 
 class _Program:

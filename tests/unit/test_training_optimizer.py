@@ -43,6 +43,15 @@ def test_it_trains_matrices_alone() -> None:
     assert torch.allclose(moved, expected, atol=1e-6)
 
 
+def test_there_may_be_matrices_alone() -> None:
+    held = {"w": parameters()["w"]}
+    made = optimizer(held, muon_rate=0.1)
+    held["w"].grad = torch.ones(4, 6)
+    made.make_step(0, 1)
+    assert not torch.equal(held["w"], parameters()["w"])
+    made.restore(made.tensors())
+
+
 def test_its_momentum_is_kept_and_restored() -> None:
     whole, first = parameters(), parameters()
     one, other = optimizer(whole, muon_rate=0.1), optimizer(first, muon_rate=0.1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 from dataclasses import replace
@@ -83,6 +84,29 @@ async def test_without_a_chat_template_prompts_are_needed(model: Path, files: li
     assert progress.done == 3
 
 
+async def test_own_prompts_are_saved_under_way(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(own_prompts, "_SAVE_EVERY", 2)
+    kept: list[int] = []
+    write_all = own_prompts.write_whole
+
+    def count(file: Path, content: bytes) -> None:
+        kept.append(len(json.loads(content)["prompts"]))
+        write_all(file, content)
+
+    monkeypatch.setattr(own_prompts, "write_whole", count)
+    await make(tmp_path / "data", model, [], replace(OPTIONS, own_prompts=6, samples=1, max_prompt_tokens=200))
+    assert kept == [2, 4, 6, 6]
+
+    def full(file: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(file))
+
+    monkeypatch.setattr(own_prompts, "write_whole", full)
+    with pytest.raises(
+        ConfigurationError, match=r"own-prompts.json cannot be written \(No space left on device\): make room"
+    ):
+        await make(tmp_path / "full", model, [], replace(OPTIONS, own_prompts=2, samples=1, max_prompt_tokens=200))
+
+
 async def test_prompts_that_are_too_long_are_left_out(model: Path, files: list[Path], tmp_path: Path) -> None:
     long = write(tmp_path, json.dumps({"text": "so " * 200}))
     said: list[str] = []
@@ -110,11 +134,17 @@ def test_prompt_files_have_many_forms(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [
         {"prompt": "p"}, {"question": "q"}, {"text": "t"}, {"messages": messages, "text": "ignored"}, {"text": "q"},
     ]  # fmt: skip
-    found = read_prompts([write(tmp_path, "\n\n".join(map(json.dumps, lines)))])
+    found = read_prompts([write(tmp_path, "\n\r\n".join(map(json.dumps, lines)))])
     assert [[(m.role, m.content) for m in prompt.messages] for prompt in found] == [
         [("user", "p")], [("user", "q")], [("user", "t")], turns[:4],
     ]  # fmt: skip
     assert {prompt.domain for prompt in found} == {"asked"}
+
+
+def test_line_separators_may_stand_in_a_text(tmp_path: Path) -> None:
+    texts = ["one\u2028line", "a\u0085b\u2029c"]
+    found = read_prompts([write(tmp_path, "\n".join(json.dumps({"text": text}, ensure_ascii=False) for text in texts))])
+    assert [prompt.messages[0].content for prompt in found] == texts
 
 
 @pytest.mark.parametrize(

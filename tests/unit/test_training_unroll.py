@@ -12,6 +12,7 @@ from services.drafter.feature_draft.target_rows import read_target_rows, read_ta
 from tests.model_source import ModelDouble
 from tests.tiny import make_tiny_model
 from training.batches import head_rows
+from training.head_learner import HeadLearner
 from training.recipe import HeadRecipe, load_recipe
 from training.shards import TrainingSequence
 from training.tree_replay import passes_of, tokens_per_pass
@@ -60,6 +61,7 @@ def _drafted(head: FeatureHead, sequence: TrainingSequence, row: int, steps: int
 def test_unrolled_steps_equal_drafting_token_by_token(head: FeatureHead) -> None:
     sequences = [_sequence(14, 5, 1), _sequence(3, 1, 2), _sequence(9, 4, 3, unknown=(2, 5)), _sequence(11, 1, 4)]
     rows = head_rows(sequences, 2048, torch.device("cpu"))
+    assert rows is not None
     assert [span.stop - span.start for span in rows.spans] == [12, 1, 7, 9]
     compared = 0
     with torch.no_grad():
@@ -91,6 +93,7 @@ def test_noise_and_missing_states_touch_inputs_alone() -> None:
     device = torch.device("cpu")
     plain = head_rows(sequences, 2048, device)
     changed = head_rows(sequences, 2048, device, recipe, np.random.default_rng(1))
+    assert plain is not None and changed is not None
     short = [span.stop - span.start for span in changed.spans]
     assert 5 < short.count(29) < 35 and short.count(29) + short.count(38) == 40
     assert 0.4 < float(changed.missing.float().mean()) < 0.6
@@ -100,13 +103,30 @@ def test_noise_and_missing_states_touch_inputs_alone() -> None:
     clean = changed.states[changed.token]
     assert 0 < float((changed.inputs - clean).abs().max()) <= 0.5 * 512 / 31 + 1e-3
     again = head_rows(sequences, 2048, device, recipe, np.random.default_rng(1))
+    assert again is not None
     torch.testing.assert_close(changed.inputs, again.inputs, rtol=0, atol=0)
 
 
 def test_long_sequences_lose_their_beginning() -> None:
     rows = head_rows([_sequence(40, 10, 1)], 16, torch.device("cpu"))
+    assert rows is not None
     assert rows.positions.tolist() == list(range(24, 38))
     assert rows.spans[0].answer == 0
+
+
+def test_answers_of_one_token_teach_nothing(head: FeatureHead) -> None:
+    recipe = load_recipe("fspad")
+    assert isinstance(recipe, HeadRecipe)
+    one = [_sequence(11, 10, 1), _sequence(10, 10, 2)]
+    output = torch.randn(300, 64, generator=torch.Generator().manual_seed(1))
+    learner = HeadLearner(head, output, torch.arange(300), recipe)
+    tally = learner.lose(one, np.random.default_rng(1), 0.0)
+    tally.loss.backward()
+    assert (tally.rows, tally.overlap, float(tally.loss)) == (0, 0.0, 0.0)
+    assert list(learner.predict(one, 2)) == []
+    # Beside a longer one they are left out.
+    both = head_rows([*one, _sequence(40, 10, 3)], 2048, torch.device("cpu"))
+    assert both is not None and len(both.spans) == 1
 
 
 def test_replay_counts_what_a_verifier_would_accept() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from services.drafter.ahead_draft.stream_files import load_streams
 from services.weights.headers import SINGLE
@@ -197,8 +198,39 @@ def test_an_early_exit_is_trained_alone(
 def test_other_layers_are_refused(
     open_model: Callable[..., OpenedModel], exported: Callable[[str], Path], target: Path
 ) -> None:
-    with pytest.raises(ConfigurationError, match=r"the tensor model.layers.1.\S+ is missing: must be \[.*by the recipe"):
-        start_from(exported("draft_model"), open_model("draft_model", layers=[0, 1]), target)
+    made_of = r"made of the target's layers \[0\]: must be "
+    for layers in ([0, 1], [1]):
+        with pytest.raises(ConfigurationError, match=made_of):
+            start_from(exported("draft_model"), open_model("draft_model", layers=layers), target)
+
+
+def test_weights_that_would_be_lost_are_refused(
+    open_model: Callable[..., OpenedModel], exported: Callable[[str], Path], target: Path, tmp_path: Path
+) -> None:
+    both = {"layers": [0, 1]}
+    trained_both = open_model("draft_model", **both)
+    recorded = {"recipe": trained_both.recipe.model_dump(mode="json")}
+    tensors = {name: each.detach().clone().contiguous() for name, each in trained_both.learner.module.state_dict().items()}
+    tensors.pop("lm_head.weight", None)
+    (tmp_path / "config.json").write_bytes((target / "config.json").read_bytes())
+
+    def start(record: dict[str, Any], changed: dict[str, torch.Tensor], **recipe: Any) -> None:
+        save_file({**tensors, **changed}, tmp_path / SINGLE)
+        (tmp_path / "training.json").write_text(json.dumps(record))
+        start_from(tmp_path, open_model("draft_model", **both, **recipe), target)
+
+    start(recorded, {})
+    with pytest.raises(ConfigurationError, match=r"its frozen_layers are 0: must be at least the recipe's"):
+        start(recorded, {}, frozen_layers=1)
+    # Without a record, the numbers tell.
+    name = "model.layers.0.mlp.up_proj.weight"
+    start({}, {name: tensors[name].bfloat16().float()}, frozen_layers=1)
+    with pytest.raises(
+        ConfigurationError, match=rf"the tensor {name} is not the target's, and the recipe does not train it"
+    ):
+        start({}, {name: 1.1 * tensors[name]}, frozen_layers=1)
+    with pytest.raises(ConfigurationError, match=r"has the tensor model.layers.2\.\S+, which the recipe's model has not"):
+        start({}, {"model.layers.2.mlp.up_proj.weight": torch.zeros(2, 2)})
 
 
 def test_another_target_and_what_is_no_checkpoint_are_refused(

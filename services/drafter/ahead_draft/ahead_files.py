@@ -12,12 +12,13 @@ from safetensors.torch import save
 
 from services.drafter.feature_draft.draft_vocabulary import membership, offsets_of_ids
 from services.drafter.feature_draft.head_config import TargetShape
-from services.drafter.feature_draft.head_files import CONFIG, TRAINING, check_tokenizer, take_vocabulary
+from services.drafter.feature_draft.head_files import CONFIG, take_vocabulary
 from services.drafter.feature_draft.layouts import DRAFT_OFFSETS, DRAFTED
 from services.drafter.feature_draft.pickled import refuse_pickles
 from services.drafter.feature_draft.shared_output import SharedOutput
 from services.drafter.feature_draft.target_rows import TargetRows
-from services.model_folder import read_json, reading
+from services.drafter.feature_draft.target_shape import TRAINING, check_tokenizer
+from services.model_folder import reading
 from services.weights.headers import SINGLE
 from services.weights.stored_blocks import StoredBlocks
 from services.weights.weight_files import WeightFiles
@@ -33,9 +34,8 @@ def read_tensors(folder: Path, target: Path) -> Tensors:
     Raises:
         ConfigurationError: they are pickled or damaged, or were made for a target with another tokenizer.
     """
-    recorded = read_json(folder / TRAINING, of="head") if (folder / TRAINING).is_file() else {}
     refuse_pickles(folder)
-    check_tokenizer(recorded, target, str(folder))
+    check_tokenizer(folder, target)
     with reading(f"load the head at {folder}"), WeightFiles(folder) as files:
         found = {name: files.get(name) for name in files.names}
         return {name: each.float() if isinstance(each, StoredBlocks) else each.clone() for name, each in found.items()}

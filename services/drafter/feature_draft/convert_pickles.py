@@ -18,8 +18,9 @@ from safetensors.torch import save
 
 from services.drafter.ahead_draft.medusa_files import load_medusa
 from services.drafter.ahead_draft.medusa_names import is_medusa
-from services.drafter.feature_draft.head_files import CONFIG, TRAINING, load_head
+from services.drafter.feature_draft.head_files import CONFIG, load_head
 from services.drafter.feature_draft.pickled import PICKLED
+from services.drafter.feature_draft.target_shape import TRAINING
 from services.model_folder import one_line, read_json, tokenizer_digest
 from services.weights.headers import SINGLE
 from speculation.errors import ConfigurationError
@@ -48,11 +49,13 @@ def convert(
         ConfigurationError: there is no pickle, or it holds anything but tensors, or the head does not suit the target;
             nothing is left behind then.
     """
-    out = folder if out is None else out
+    beside = out is None or out.resolve() == folder.resolve()
+    out = folder if out is None or beside else out
     read_json(folder / CONFIG, of="head")
     files = _pickles(folder)
-    if (out / SINGLE).exists():
-        raise ConfigurationError(f"cannot convert the head at {folder}: {out / SINGLE} is there already")
+    for name in (SINGLE,) if beside else (SINGLE, CONFIG, TRAINING):
+        if (out / name).exists():
+            raise ConfigurationError(f"cannot convert the head at {folder}: {out / name} is there already")
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
         for name, tensor in _tensors(file).items():
@@ -66,11 +69,11 @@ def convert(
         recorded["layer_ids"] = layer_ids
     if target is not None:
         recorded["tokenizer_sha256"] = tokenizer_digest(target)
-    written = [SINGLE, TRAINING] if out == folder else [SINGLE, TRAINING, CONFIG]
+    written = [SINGLE, TRAINING] if beside else [SINGLE, TRAINING, CONFIG]
     before = (out / TRAINING).read_bytes() if (out / TRAINING).is_file() else None
     out.mkdir(parents=True, exist_ok=True)
     try:
-        if out != folder:
+        if not beside:
             shutil.copyfile(folder / CONFIG, out / CONFIG)
         write_whole(out / TRAINING, json.dumps(recorded, indent=2).encode())
         write_whole(out / SINGLE, save(tensors, metadata={"format": "pt"}))

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from speculation.errors import ConfigurationError
+
 Family = Literal["eagle", "fspad", "eagle3"]
 
 # Activations of its MLP, as config.json names them.
@@ -131,8 +133,14 @@ def head_for(
     Args:
         sampler, two_outputs: FSPAD's two parts; both, if not given, for ``family="fspad"``.
         flags: further fields of ``HeadConfig``; they replace what is taken from the target.
+
+    Raises:
+        ConfigurationError: the target's config.json lacks a size of a Llama's layer.
     """
     config, eagle3 = target.config, family == "eagle3"
+    for name in ("num_attention_heads", "intermediate_size"):
+        if name not in config and name not in flags:
+            raise ConfigurationError(f"the target's config.json has no {name}: a head has the shape of a Llama's layer")
     heads = int(config["num_attention_heads"])
     fspad = family == "fspad"
     fields: dict[str, Any] = {

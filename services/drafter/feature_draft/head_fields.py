@@ -136,7 +136,7 @@ def parse(
         o_bias="layers.0.self_attn.o_proj.bias" in shapes,
         mlp_bias=fields.shown_by("layers.0.mlp.down_proj.bias", shapes, "mlp_bias"),
         qk_norm="layers.0.self_attn.q_norm.weight" in shapes,
-        embed_norm="connector.embed_norm.weight" in shapes,
+        embed_norm=fields.shown_by("connector.embed_norm.weight", shapes, "add_para_norm", "layernorms"),
         state_norm="connector.state_norm.weight" in shapes,
         input_norm=not eagle3 and "layers.0.input_layernorm.weight" in shapes,
         output_norm=eagle3 or "norm.weight" in shapes,
@@ -199,6 +199,10 @@ def _check_target(
         raise fields.refuse("target_hidden_size", said, f"{target.hidden_size}, the target's")
     if not eagle3 and hidden != target.hidden_size:
         raise fields.refuse("hidden_size", hidden, f"{target.hidden_size}, the target's: it is another target's head")
+    for name in ("embed_tokens.weight", "lm_head.weight"):
+        if hidden != target.hidden_size and name not in shapes:
+            allowed = f"{target.hidden_size}, the target's, since it has no {name} of its own"
+            raise fields.refuse("hidden_size", hidden, allowed)
     vocabulary = fields.number("vocab_size", target.vocab_size)
     if vocabulary != target.vocab_size:
         raise fields.refuse("vocab_size", vocabulary, f"{target.vocab_size}, the target's: it is another target's head")
@@ -251,6 +255,8 @@ def _rope(fields: HeadFields, target: TargetShape) -> Mapping[str, Any]:
     """The rotary parameters. Frequencies that depend on the text's length are served where they would not change."""
     rope = rope_of(fields.fields)
     kind, trained = rope["rope_type"], fields.number("max_position_embeddings", 2048)
+    if (share := rope.get("partial_rotary_factor")) not in (None, 1):
+        raise fields.refuse("partial_rotary_factor", share, "1: nothing else is implemented")
     if kind in FIXED or (kind == "dynamic" and target.max_positions <= trained):
         return rope
     if kind == "dynamic":

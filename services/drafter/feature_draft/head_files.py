@@ -25,11 +25,12 @@ from services.drafter.feature_draft.layouts import (
 )
 from services.drafter.feature_draft.pickled import refuse_pickles
 from services.drafter.feature_draft.target_rows import RowTable, TargetRows, read_target_rows, read_target_shape
-from services.model_folder import read_json, reading, tokenizer_digest
+from services.drafter.feature_draft.target_shape import TRAINING, check_tokenizer
+from services.model_folder import read_json, reading
 from services.weights.weight_files import WeightFiles
 from speculation.errors import ConfigurationError
 
-CONFIG, TRAINING = "config.json", "training.json"
+CONFIG = "config.json"
 # Matrices closer than this, relative to their size, are the target's own, rounded in another way.
 _SAME = 0.01
 # Rows that are compared.
@@ -62,7 +63,7 @@ def load_head(
     refuse_others(config, where)
     recorded = read_json(folder / TRAINING, of="head") if (folder / TRAINING).is_file() else {}
     refuse_pickles(folder)
-    check_tokenizer(recorded, target, where)
+    check_tokenizer(folder, target)
     with reading(f"load the head at {folder}"):
         layout, tensors = _read(folder, config)
     shape = read_target_shape(target)
@@ -75,6 +76,11 @@ def load_head(
     parsed = parse(config, layout, shapes, shape, where, recorded)
     if ids is None and draft_ids is not None and not parsed.own_output:
         ids, parsed = draft_ids, replace(parsed, draft_vocab_size=len(draft_ids))
+    if not parsed.own_output and parsed.logit_scale not in (1.0, rows.scale):
+        raise ConfigurationError(
+            f"cannot load the head at {where}: logit_scale is {parsed.logit_scale}: must be {rows.scale}, the target's, "
+            "whose output layer it shares"
+        )
     if ids is None:
         ids = torch.arange(shape.vocab_size)
     # Not accelerate's ``init_empty_weights``, which would empty what other threads load meanwhile.
@@ -82,20 +88,6 @@ def load_head(
         head = FeatureHead(parsed, rows, ids)
     _fill(head, tensors, layout, where)
     return head.to(device, dtype).requires_grad_(False).eval()
-
-
-def check_tokenizer(recorded: Mapping[str, Any], target: Path, where: str) -> None:
-    """Refuse a checkpoint whose training.json records another tokenizer than the target's.
-
-    Raises:
-        ConfigurationError: it does.
-    """
-    said = recorded.get("tokenizer_sha256")
-    if said is not None and said != (found := tokenizer_digest(target)):
-        raise ConfigurationError(
-            f"cannot load the head at {where}: tokenizer_sha256 in {TRAINING} is {str(said)[:12]}...: must be "
-            f"{found[:12]}..., that of the target's tokenizer: the head was trained for another"
-        )
 
 
 def _read(folder: Path, config: Mapping[str, Any]) -> tuple[HeadLayout, Tensors]:
@@ -173,6 +165,8 @@ def _fill(head: FeatureHead, tensors: Tensors, layout: HeadLayout, where: str) -
     for name, tensor in tensors.items():
         if name not in wanted:
             raise ConfigurationError(f"{refused} {layout.public(name)} is unknown: its config.json has no place for it")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ConfigurationError(f"{refused} {layout.public(name)} holds infinite values or NaN: must be finite numbers")
         if tensor.shape != wanted[name].shape:
             shown, must = list(tensor.shape), list(wanted[name].shape)
             raise ConfigurationError(

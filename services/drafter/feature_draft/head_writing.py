@@ -13,7 +13,7 @@ from safetensors.torch import save
 from services.drafter.feature_draft.draft_vocabulary import membership, offsets_of_ids
 from services.drafter.feature_draft.head import FeatureHead
 from services.drafter.feature_draft.head_config import HeadConfig
-from services.drafter.feature_draft.head_files import CONFIG, TRAINING
+from services.drafter.feature_draft.head_files import CONFIG
 from services.drafter.feature_draft.layouts import (
     DRAFT_OFFSETS,
     DRAFTED,
@@ -23,6 +23,7 @@ from services.drafter.feature_draft.layouts import (
     SPECULATORS_EAGLE3,
     HeadLayout,
 )
+from services.drafter.feature_draft.target_shape import TRAINING
 from services.weights.headers import SINGLE
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole

@@ -137,7 +137,7 @@ class FeatureSource:
 
     Args:
         name: of the source.
-        window: most committed rows that a row attends to.
+        window: most committed rows that a row attends to; no more than the head's own context, for which it was trained.
         form: of the trees.
         draw: draws chains under ``acceptance: rejection``.
         most_bytes: of all sessions' caches.
@@ -166,7 +166,7 @@ class FeatureSource:
             layers=config.num_layers,
             heads=config.num_key_value_heads,
             width=config.head_dim,
-            window=min(window, config.window or window),
+            window=min(window, config.window or window, config.max_positions),
             dtype=missing.dtype,
             device=missing.device,
         )

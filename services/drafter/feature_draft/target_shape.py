@@ -1,12 +1,14 @@
-"""What a head must know about its target, read from the target's folder without torch."""
+"""What a head must know about its target, and whether it was made for it, read from the folders without torch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from services.drafter.feature_draft.head_config import TargetShape
-from services.model_folder import read_json, text_config
+from services.model_folder import read_json, text_config, tokenizer_digest
 from speculation.errors import ConfigurationError
+
+TRAINING = "training.json"
 
 
 def read_target_shape(folder: Path) -> TargetShape:
@@ -30,3 +32,18 @@ def read_target_shape(folder: Path) -> TargetShape:
         max_positions=number("max_position_embeddings", "n_positions", "max_seq_len", "max_sequence_length"),
         config=config,
     )
+
+
+def check_tokenizer(folder: Path, target: Path) -> None:
+    """Refuse a checkpoint whose training.json records another tokenizer than the target's.
+
+    Raises:
+        ConfigurationError: it does.
+    """
+    recorded = read_json(folder / TRAINING, of="head") if (folder / TRAINING).is_file() else {}
+    said = recorded.get("tokenizer_sha256")
+    if said is not None and said != (found := tokenizer_digest(target)):
+        raise ConfigurationError(
+            f"cannot load the head at {folder}: tokenizer_sha256 in {TRAINING} is {str(said)[:12]}...: must be "
+            f"{found[:12]}..., that of the target's tokenizer: the head was trained for another"
+        )
