@@ -89,7 +89,7 @@ def _tiny(kind: type[PreTrainedConfig], vocab_size: int) -> dict[str, Any]:
         found = _ruled(field.name, field.default)
         if found is not _ABSENT:
             settings[field.name] = found
-        if field.name in ("vocab_size", "vocab_size_per_layer_input", "audio_vocab_size") and field.default is not None:
+        if re.fullmatch(r"(unpadded_|audio_)?vocab_size(_per_layer_input)?", field.name) and field.default is not None:
             settings[field.name] = vocab_size
         if field.name in _SWITCHED_ON:
             settings[field.name] = True

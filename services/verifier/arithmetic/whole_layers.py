@@ -21,7 +21,7 @@ TrialPass = Callable[[], Running]
 Forward = Callable[..., torch.Tensor]
 MakeForward = Callable[[nn.Module], Forward]
 # Arguments of a layer that a kernel does not need: the pass knows positions and masks.
-_IGNORED = {"attention_mask", "position_ids", "past_key_values", "use_cache", "cache_position"}
+_IGNORED = {"attention_mask", "position_ids", "past_key_values", "cache", "use_cache", "cache_position"}
 
 
 @dataclass(kw_only=True, slots=True)

@@ -25,12 +25,16 @@ from transformers.models.mpt import modeling_mpt as mpt
 from services.verifier.attention.calls import NAME, Bias, attend
 from services.verifier.attention.masks import Sight
 
+# GPT-J and Codegen call transformers' attention interface themselves since 5.24.
+_GPTJ_CALLS_THE_INTERFACE = not hasattr(gptj.GPTJAttention, "_attn")
+
 
 def register() -> None:
     """Allow our attention in architectures that choose a class by the name of the attention."""
     falcon.FALCON_ATTENTION_CLASSES[NAME] = falcon.FalconAttention
-    gptj.GPTJ_ATTENTION_CLASSES[NAME] = gptj.GPTJAttention
     gpt_neo.GPT_NEO_ATTENTION_CLASSES[NAME] = gpt_neo.GPTNeoSelfAttention
+    if not _GPTJ_CALLS_THE_INTERFACE:
+        gptj.GPTJ_ATTENTION_CLASSES[NAME] = gptj.GPTJAttention
 
 
 def install(model: nn.Module, positions: int, device: torch.device) -> None:
@@ -58,7 +62,7 @@ def install(model: nn.Module, positions: int, device: torch.device) -> None:
 def exact_attention(config: PreTrainedConfig) -> str:
     """Which of transformers' own attentions computes what the model means.
 
-    This is eager attention, except for falcon with alibi: there, eager attention of transformers 5.23 adds the bias twice,
+    This is eager attention, except for falcon with alibi: there, eager attention of transformers (5.17 to 5.24) adds the bias twice,
     while the other implementations and the paper add it once.
     """
     return "sdpa" if config.model_type == "falcon" and config.alibi else "eager"
@@ -169,7 +173,7 @@ _ADAPTERS: dict[type[nn.Module], tuple[str, Callable[..., Any], Callable[[Any, i
     falcon.FalconAttention: ("forward", _falcon, _falcon_bias),
     mpt.MptAttention: ("forward", _mpt, _mpt_bias),
     mpt.MptModel: ("forward", _mpt_model, None),
-    gptj.GPTJAttention: ("_attn", _gptj, None),
-    codegen.CodeGenAttention: ("_attn", _gptj, None),
     gpt_neo.GPTNeoSelfAttention: ("_attn", _gpt_neo, None),
 }
+if not _GPTJ_CALLS_THE_INTERFACE:
+    _ADAPTERS |= dict.fromkeys((gptj.GPTJAttention, codegen.CodeGenAttention), ("_attn", _gptj, None))
