@@ -82,6 +82,9 @@ def export_run(
                 leave_out_shared(building, module, recipe, target.folder)
         if dtype == "int8":
             quantize_folder(building)
+        for file in building.iterdir():
+            # safetensors leaves its files to their owner alone, and a server may be another user.
+            file.chmod(0o644)
         if out.exists():
             out.rmdir()
         building.rename(out)
