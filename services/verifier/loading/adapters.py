@@ -62,7 +62,7 @@ def install(model: nn.Module, positions: int, device: torch.device) -> None:
 def exact_attention(config: PreTrainedConfig) -> str:
     """Which of transformers' own attentions computes what the model means.
 
-    This is eager attention, except for falcon with alibi: there, eager attention of transformers (5.17 to 5.24) adds the bias twice,
+    This is eager attention, except for falcon with alibi: there, eager attention of transformers 5.24 adds the bias twice,
     while the other implementations and the paper add it once.
     """
     return "sdpa" if config.model_type == "falcon" and config.alibi else "eager"
