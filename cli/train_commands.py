@@ -120,9 +120,11 @@ def vocabulary(
 
 @app.command()
 def convert(
-    folder: Annotated[Path, typer.Argument(help="Folder of a public head: config.json and pytorch_model.bin.")],
+    folder: Annotated[
+        Path, typer.Argument(help="Folder of a public head or draft model: config.json and pytorch_model.bin.")
+    ],
     out: Annotated[Path | None, typer.Option("--out", help="Folder to write to. Default: beside the pickle.")] = None,
-    model: Annotated[str | None, typer.Option(help="The head's target, to check that they go together.")] = None,
+    model: Annotated[str | None, typer.Option(help="The target, to check that they go together.")] = None,
     layer_ids: Annotated[
         Literal["hidden_states", "layers"] | None,
         typer.Option(
@@ -131,7 +133,7 @@ def convert(
         ),
     ] = None,
 ) -> None:
-    """Make safetensors of a head that is published as a pickle, once. Nothing but tensors is read from it.
+    """Make safetensors of a head or a draft model that is published as a pickle, once. Nothing but tensors is read from it.
 
     A server opens no pickles: they can hold programs.
     """

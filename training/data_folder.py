@@ -161,6 +161,8 @@ def open_folder(out: Path, wanted: DataManifest) -> tuple[DataManifest, list[str
     """
     out.mkdir(parents=True, exist_ok=True)
     if not (out / FILE).exists():
+        for unfinished in (*out.glob(f"{OWN_PROMPTS}.*.partial"), *out.glob(f"{UNDER_WAY}.*.partial")):
+            unfinished.unlink()
         if {file.name for file in out.iterdir()} - {OWN_PROMPTS, UNDER_WAY}:
             raise ConfigurationError(f"--out {out}: holds other things; give a new folder, or one of an earlier run")
         write_manifest(out, wanted)

@@ -27,12 +27,15 @@ def new_head(recipe: HeadRecipe, shape: TargetShape, rows: TargetRows, draft_ids
         ConfigurationError: the recipe wants the target's last layer, and it has not the names and sizes of a Llama's.
     """
     flags = {} if recipe.intermediate_size is None else {"intermediate_size": recipe.intermediate_size}
+    fspad = recipe.sampler or recipe.partial_alignment
     config = head_for(
         shape,
-        "fspad" if recipe.sampler or recipe.partial_alignment else "eagle",
+        "fspad" if fspad else "eagle",
         draft_vocab_size=len(draft_ids),
         sampler=recipe.sampler,
         two_outputs=recipe.partial_alignment,
+        # vLLM's EAGLE has none, and would leave it out without a word.
+        fc_bias=fspad,
         **flags,
     )
     head = FeatureHead(config, rows, draft_ids)

@@ -102,9 +102,10 @@ def write_snapshot(
         _write(building / STATE, state.model_copy(update={"sha256": digests}).model_dump_json(indent=1).encode())
         shutil.rmtree(final, ignore_errors=True)
         os.replace(building, final)
-        write_whole(folder / LATEST, final.name.encode())
+        # Who goes on from an older ``latest`` comes to this step again; ``best`` would never be written after it.
         if state.best_step == state.step:
             write_whole(folder / BEST, final.name.encode())
+        write_whole(folder / LATEST, final.name.encode())
     except OSError as error:
         shutil.rmtree(building, ignore_errors=True)
         raise ResourceExhausted(

@@ -73,7 +73,7 @@ def inspect(folder: Path, target: Path | None) -> Checkpoint:
     refuse_others(config, where)
     if (shared := read_shared(folder)) is not None:
         return _sharing(folder, config, shared, shapes, numbers, target)
-    if _is_language_model(shapes):
+    if is_language_model(shapes):
         return Checkpoint(folder=folder, source="draft_model", layers=(), numbers=numbers)
     layout = detect([stripped(name) for name in shapes], config, where)
     if target is None:
@@ -122,10 +122,11 @@ def _sharing(
 
 def _is_whole_model(shapes: Shapes, folder: Path) -> bool:
     """Whether it has a tokenizer of its own, whose tokens are mapped to the target's."""
-    return _is_language_model(shapes) and (folder / "tokenizer.json").is_file()
+    return is_language_model(shapes) and (folder / "tokenizer.json").is_file()
 
 
-def _is_language_model(names: Iterable[str]) -> bool:
+def is_language_model(names: Iterable[str]) -> bool:
+    """Whether tensors of these names are a whole language model's, and not a head's."""
     short = [stripped(name) for name in names]
     return any(".layers.0." in f".{name}" or ".h.0." in f".{name}" for name in short) and not any(
         name.startswith(_OF_HEADS) for name in short
@@ -136,6 +137,7 @@ def _head(
     folder: Path, config: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]], layout: HeadLayout, target: Path
 ) -> HeadConfig:
     known = {layout.canonical(stripped(name)): shape for name, shape in shapes.items()}
-    used = {name: shape for name, shape in known.items() if name is not None and name not in unused(config, layout)}
+    skipped = unused(config, layout, str(folder))
+    used = {name: shape for name, shape in known.items() if name is not None and name not in skipped}
     recorded = read_json(folder / TRAINING, of="head") if (folder / TRAINING).is_file() else {}
     return parse(config, layout, used, read_target_shape(target), str(folder), recorded)

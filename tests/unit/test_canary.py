@@ -160,6 +160,16 @@ def test_a_wrong_flag_is_named(trial: Trial, caplog: pytest.LogCaptureFixture) -
     assert "may be set wrong" in caplog.text
 
 
+def test_a_head_that_helps_a_little_is_refused_where_a_fault_explains_it() -> None:
+    """A shifted head is right now and then."""
+    found = canary.CanaryResult(
+        guesses=100, first=0.1, second=0.0, likely_fault="its rows are shifted by one (45 % that way)"
+    )
+    with pytest.raises(ConfigurationError, match="HEAD as it is set: .*10% of the first.*its rows are shifted by one"):
+        canary.judge(found, "HEAD")
+    assert canary.judge(replace(found, first=0.4), "HEAD").first == 0.4
+
+
 def test_an_untrained_head_is_refused(trial: Trial) -> None:
     with pytest.raises(ConfigurationError, match="no shift, layer or flag that was tried explains it"):
         trial.check(trial.head("eagle", RIGHT, steps=0))

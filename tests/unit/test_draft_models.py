@@ -261,10 +261,15 @@ def test_weights_that_come_with_outrider(
 def test_eagles_own_tree_can_be_set(target: Path, folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     forms: list[TreeForm] = []
     monkeypatch.setattr(FeatureSource, "__init__", lambda self, *rest, form, **more: forms.append(form))
-    for own in ([], ["drafter.speculative_num_draft_tokens=60", "drafter.speculative_eagle_topk=10"]):
+    for own in (
+        [],
+        ["drafter.speculative_num_draft_tokens=60", "drafter.speculative_eagle_topk=10"],
+        # The first pass gives the first level.
+        ["drafter.speculative_num_steps=1"],
+    ):
         settings = load(flags=[f"model={target}", f"drafter.models=[{folders['eagle']}]", *own], environ={})
         make_source("eagle", build.drafter_config(settings, ResolvedModel(name="tiny", path=target)))
-    assert forms == [TreeForm(), TreeForm(width=10, dynamic=60)]
+    assert forms == [TreeForm(), TreeForm(width=10, dynamic=60), TreeForm(steps=0)]
 
 
 def test_the_plan_shows_them(target: Path, folders: dict[str, Path], tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from services.drafter.checkpoints import inspect
 from services.drafter.feature_draft.convert_pickles import convert
 from services.drafter.feature_draft.head_files import load_head
 from services.model_folder import tokenizer_digest
@@ -222,6 +224,20 @@ def test_converting_deletes_nothing_that_was_there(tmp_path: Path, target: Path)
     # Another name of the same folder.
     assert convert(link, folder, target=target) == link
     assert (folder / "config.json").is_file() and (folder / "model.safetensors").is_file()
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_pickled_draft_models_are_converted(tmp_path: Path, target: Path, beside: bool) -> None:
+    folder, out = tmp_path / "model", tmp_path / "model" if beside else tmp_path / "out"
+    shutil.copytree(target, folder)
+    tensors = load_file(folder / "model.safetensors")
+    torch.save(tensors, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+    assert convert(folder, out, target=target) == out
+    assert "tokenizer_sha256" not in json.loads((out / "training.json").read_text())
+    assert inspect(out, target).source == "draft_model"
+    assert (out / "tokenizer.json").read_bytes() == (target / "tokenizer.json").read_bytes()
+    assert all(torch.equal(value, tensors[name]) for name, value in load_file(out / "model.safetensors").items())
 
 
 class _Program:

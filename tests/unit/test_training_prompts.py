@@ -96,6 +96,13 @@ async def test_own_prompts_are_saved_under_way(model: Path, tmp_path: Path, monk
     monkeypatch.setattr(own_prompts, "write_whole", count)
     await make(tmp_path / "data", model, [], replace(OPTIONS, own_prompts=6, samples=1, max_prompt_tokens=200))
     assert kept == [2, 4, 6, 6]
+    # A run that is killed while it writes them leaves a part of a file.
+    again = tmp_path / "again"
+    again.mkdir()
+    shutil.copy(tmp_path / "data" / "own-prompts.json", again)
+    (again / "own-prompts.json.0123abcd.partial").write_bytes(b"{")
+    await make(again, model, [], replace(OPTIONS, own_prompts=6, samples=1, max_prompt_tokens=200))
+    assert not list(again.glob("*.partial"))
 
     def full(file: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(file))

@@ -24,7 +24,8 @@ from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
 
-# Share of first guesses accepted: under the one, something is wrong; under the other, everything is.
+# Share of first guesses accepted: under the one, a head is refused if a fault explains it, and doubted if none does; under
+# the other, it is refused.
 DOUBTFUL, USELESS = 0.3, 0.05
 # Fewest guesses that say anything.
 LEAST = 64
@@ -73,7 +74,8 @@ def judge(result: CanaryResult, where: str) -> CanaryResult:
         where: the checkpoint, for errors and the log.
 
     Raises:
-        ConfigurationError: it is useless; says what was measured and the likely fault.
+        ConfigurationError: it is useless, or helps little for a reason that was found; says what was measured and the likely
+            fault.
     """
     shares = f"the target chose {result.first:.0%} of the first guesses and {result.second:.0%} of the second ones"
     measured = f"on {result.guesses} tokens of its own text {shares}"
@@ -85,6 +87,8 @@ def judge(result: CanaryResult, where: str) -> CanaryResult:
         raise ConfigurationError(
             f"cannot use the head at {where}: {measured}, which must be {USELESS:.0%} at least: {fault}"
         )
+    if result.first < DOUBTFUL and result.likely_fault:
+        raise ConfigurationError(f"cannot use the head at {where} as it is set: {measured}: {fault}")
     if result.first < DOUBTFUL:
         log.warning("the head at %s helps little: %s: %s", where, measured, fault)
     elif result.likely_fault:
@@ -109,7 +113,13 @@ def check_at(folder: Path, target: Path, trial: Check, *, asked_for: bool) -> Ca
     """
     file = folder / TEXTS
     if not file.is_file():
-        log.warning("the head at %s comes without a canary's texts (%s): what it is worth shows in serving", folder, TEXTS)
+        log.warning(
+            "the head at %s comes without a canary's texts (%s), so no shift or wrong layer would be noticed: "
+            "`outrider train canary %s` makes them, and tries it",
+            folder,
+            TEXTS,
+            folder,
+        )
         return None
     texts, shape = read_texts(file), read_target_shape(target)
     try:

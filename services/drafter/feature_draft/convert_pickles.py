@@ -1,4 +1,4 @@
-"""Makes safetensors of a head's pickled weights, once, before it is ever served: the only place that opens a pickle.
+"""Makes safetensors of a drafter's pickled weights, once, before it is ever served: the only place that opens a pickle.
 
 A pickle can hold any program. With ``weights_only``, torch builds tensors and plain containers and nothing else; what comes
 out must be tensors by name.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +18,8 @@ from safetensors.torch import save
 
 from services.drafter.ahead_draft.medusa_files import load_medusa
 from services.drafter.ahead_draft.medusa_names import is_medusa
+from services.drafter.checkpoints import is_language_model
+from services.drafter.draft_model.loading_drafts import load_draft_model
 from services.drafter.feature_draft.head_files import CONFIG, load_head
 from services.drafter.feature_draft.pickled import PICKLED
 from services.drafter.feature_draft.target_shape import TRAINING
@@ -25,6 +27,15 @@ from services.model_folder import one_line, read_json, tokenizer_digest
 from services.weights.headers import SINGLE
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
+
+# A draft model's own, where it has one.
+_TOKENIZERS = (
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "generation_config.json",
+)
 
 
 def convert(
@@ -34,11 +45,12 @@ def convert(
     target: Path | None = None,
     layer_ids: Literal["hidden_states", "layers"] | None = None,
 ) -> Path:
-    """Write model.safetensors, config.json and training.json for the pickled head in ``folder``.
+    """Write model.safetensors, config.json and training.json for the pickled head or draft model in ``folder``.
 
     Args:
         out: folder to write to; None: beside the pickles, which are not opened again then.
-        target: folder of the head's target: its tokenizer is recorded, and the head must load for it.
+        target: folder of the target: the drafter must load for it, and a head records its tokenizer. A draft model's own
+            tokenizer is copied.
         layer_ids: how config.json counts EAGLE-3's layers, if that is known: as indices into transformers' ``hidden_states``
             (vLLM), or as layers (SpecForge, SGLang).
 
@@ -46,40 +58,40 @@ def convert(
         The folder written.
 
     Raises:
-        ConfigurationError: there is no pickle, or it holds anything but tensors, or the head does not suit the target;
+        ConfigurationError: there is no pickle, or it holds anything but tensors, or the drafter does not suit the target;
             nothing is left behind then.
     """
     beside = out is None or out.resolve() == folder.resolve()
     out = folder if out is None or beside else out
     read_json(folder / CONFIG, of="head")
     files = _pickles(folder)
-    for name in (SINGLE,) if beside else (SINGLE, CONFIG, TRAINING):
+    copied = [] if beside else [name for name in (CONFIG, *_TOKENIZERS) if (folder / name).is_file()]
+    for name in (SINGLE,) if beside else (SINGLE, TRAINING, *copied):
         if (out / name).exists():
-            raise ConfigurationError(f"cannot convert the head at {folder}: {out / name} is there already")
+            raise ConfigurationError(f"cannot convert the weights at {folder}: {out / name} is there already")
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
         for name, tensor in _tensors(file).items():
             if name in tensors:
-                raise ConfigurationError(f"cannot convert the head at {folder}: {name} is in two files")
+                raise ConfigurationError(f"cannot convert the weights at {folder}: {name} is in two files")
             # Tensors that share memory, as tied weights do, are written one by one.
             tensors[name] = tensor.clone().contiguous()
     recorded: dict[str, Any] = read_json(folder / TRAINING, of="head") if (folder / TRAINING).is_file() else {}
     recorded["converted_from"] = {file.name: _sha256(file) for file in files}
     if layer_ids is not None:
         recorded["layer_ids"] = layer_ids
-    if target is not None:
+    if target is not None and not is_language_model(tensors):
         recorded["tokenizer_sha256"] = tokenizer_digest(target)
-    written = [SINGLE, TRAINING] if beside else [SINGLE, TRAINING, CONFIG]
+    written = [SINGLE, TRAINING, *copied]
     before = (out / TRAINING).read_bytes() if (out / TRAINING).is_file() else None
     out.mkdir(parents=True, exist_ok=True)
     try:
-        if not beside:
-            shutil.copyfile(folder / CONFIG, out / CONFIG)
+        for name in copied:
+            shutil.copyfile(folder / name, out / name)
         write_whole(out / TRAINING, json.dumps(recorded, indent=2).encode())
         write_whole(out / SINGLE, save(tensors, metadata={"format": "pt"}))
         if target is not None:
-            load = load_medusa if is_medusa(tensors) else load_head
-            load(out, target)
+            _load(out, target, tensors)
     except BaseException:
         for name in written:
             (out / name).unlink(missing_ok=True)
@@ -89,11 +101,22 @@ def convert(
     return out
 
 
+def _load(out: Path, target: Path, names: Iterable[str]) -> None:
+    """Load a drafter once, as a server would."""
+    names = list(names)
+    if is_medusa(names):
+        load_medusa(out, target)
+    elif is_language_model(names):
+        load_draft_model(out, target, device="cpu", dtype="float32")
+    else:
+        load_head(out, target)
+
+
 def _pickles(folder: Path) -> list[Path]:
     found = sorted(file for file in folder.iterdir() if file.suffix in PICKLED and file.is_file())
     if not found:
         kinds = ", ".join(PICKLED)
-        raise ConfigurationError(f"cannot convert the head at {folder}: no pickled weights there ({kinds})")
+        raise ConfigurationError(f"cannot convert the weights at {folder}: no pickled weights there ({kinds})")
     return found
 
 

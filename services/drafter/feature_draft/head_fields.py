@@ -42,10 +42,18 @@ class HeadFields:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], where: str) -> HeadFields:
-        """The fields; ``where`` names the checkpoint in errors. Those of its layer may be nested."""
+        """The fields; ``where`` names the checkpoint in errors. Those of its layer may be nested.
+
+        Raises:
+            ConfigurationError: a field, at any depth, asks for a rule that changes the target's answers.
+        """
         keys = ("transformer_layer_config", "model", "eagle_config")
         nested = [part for key in keys if isinstance(part := config.get(key), dict)]
-        return cls(ChainMap(dict(config), *nested), where)
+        fields = cls(ChainMap(dict(config), *nested), where)
+        for name, value in _everywhere(config):
+            if name in _LOSSLESS and value is not None and value != _LOSSLESS[name]:
+                raise fields.refuse(name, value, f"{_LOSSLESS[name]}: anything else changes the target's answers")
+        return fields
 
     def refuse(self, field: str, value: object, allowed: str) -> ConfigurationError:
         """The error for one field."""
@@ -101,7 +109,7 @@ def parse(
         ConfigurationError: a field is wrong, or does not suit the tensors or the target; names it and what is allowed.
     """
     fields = HeadFields.of(config, where)
-    _refuse_unserved(fields, config)
+    _refuse_unserved(fields)
     eagle3 = layout.family == "eagle3"
     hidden = fields.number("hidden_size", target.hidden_size)
     heads = fields.number("num_attention_heads")
@@ -151,25 +159,28 @@ def parse(
     )
 
 
-def unused(config: Mapping[str, Any], layout: HeadLayout) -> frozenset[str]:
+def unused(config: Mapping[str, Any], layout: HeadLayout, where: str) -> frozenset[str]:
     """Canonical names of tensors that are saved although this checkpoint does not use them.
 
     vLLM's form of EAGLE-1 saves the norms of a whole decoder and skips them, unless ``skip_prenorm`` and
     ``skip_output_norm`` are false.
+
+    Args:
+        where: the checkpoint, for errors.
+
+    Raises:
+        ConfigurationError: one of these flags is no flag.
     """
     if layout.family == "eagle3":
         return frozenset()
-    fields = HeadFields.of(config, "")
+    fields = HeadFields.of(config, where)
     nested = isinstance(config.get("model"), dict)
     named = {"skip_prenorm": "layers.0.input_layernorm.weight", "skip_output_norm": "norm.weight"}
     skipped = {flag: said if (said := fields.flag(flag)) is not None else nested for flag in named}
     return frozenset(name for flag, name in named.items() if skipped[flag])
 
 
-def _refuse_unserved(fields: HeadFields, config: Mapping[str, Any]) -> None:
-    for name, value in _everywhere(config):
-        if name in _LOSSLESS and value is not None and value != _LOSSLESS[name]:
-            raise fields.refuse(name, value, f"{_LOSSLESS[name]}: anything else changes the target's answers")
+def _refuse_unserved(fields: HeadFields) -> None:
     for name, allowed in _NEUTRAL.items():
         value = fields.fields.get(name, allowed[0])
         if value not in allowed:

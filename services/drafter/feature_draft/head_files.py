@@ -95,7 +95,7 @@ def _read(folder: Path, config: Mapping[str, Any]) -> tuple[HeadLayout, Tensors]
     with WeightFiles(folder) as files:
         names = {name: stripped(name) for name in files.names if not name.endswith(COMPUTED)}
         layout = detect(names.values(), config, str(folder))
-        skipped = unused(config, layout)
+        skipped = unused(config, layout, str(folder))
         found: Tensors = {}
         for public, short in names.items():
             name = layout.canonical(short)

@@ -84,7 +84,8 @@ def _made(name: str, config: DrafterConfig) -> FeatureSource:
     check_checkpoint(head, folder, target, asked_for=trained.asked_for)
     usual = TreeForm()
     form = TreeForm(
-        steps=trained.num_steps or usual.steps,
+        # The first pass gives the first level.
+        steps=usual.steps if trained.num_steps is None else trained.num_steps - 1,
         width=trained.eagle_topk or usual.width,
         dynamic=trained.num_draft_tokens,
     )
