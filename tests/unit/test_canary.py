@@ -165,7 +165,7 @@ def test_a_head_that_helps_a_little_is_refused_where_a_fault_explains_it() -> No
     found = canary.CanaryResult(
         guesses=100, first=0.1, second=0.0, likely_fault="its rows are shifted by one (45 % that way)"
     )
-    with pytest.raises(ConfigurationError, match="HEAD as it is set: .*10% of the first.*its rows are shifted by one"):
+    with pytest.raises(ConfigurationError, match=r"HEAD as it is set: .*10% of the first.*its rows are shifted by one"):
         canary.judge(found, "HEAD")
     assert canary.judge(replace(found, first=0.4), "HEAD").first == 0.4
 
