@@ -21,6 +21,7 @@ from cli import (
     operator_commands,
     plan_command,
     stopping_command,
+    tau_command,
     train_commands,
     train_run_commands,
 )
@@ -63,7 +64,7 @@ def main_options(
 bench_commands.app.command()(stopping_command.stopping)
 app.add_typer(bench_commands.app, name="bench")
 app.add_typer(index_commands.app, name="index")
-for command in (*train_run_commands.COMMANDS, disco_command.disco, canary_command.canary):
+for command in (*train_run_commands.COMMANDS, tau_command.tau, disco_command.disco, canary_command.canary):
     train_commands.app.command()(command)
 app.add_typer(train_commands.app, name="train")
 app.command()(bench_commands.replay)

@@ -191,7 +191,7 @@ def evaluate(
     from training.shards import read_shards
     from training.snapshots import find_snapshot, read_snapshot, run_of
 
-    sizes = _sizes(trees)
+    sizes = tree_sizes(trees)
     check_device(device)
     keep_freed_memory()
     snapshot = find_snapshot(run_folder)
@@ -254,7 +254,12 @@ def _tree_table(found: Mapping[str, DomainFigures]) -> Any:
     return table
 
 
-def _sizes(text: str) -> list[int]:
+def tree_sizes(text: str) -> list[int]:
+    """The sizes of trees that ``--trees`` names.
+
+    Raises:
+        ConfigurationError: they are none.
+    """
     try:
         sizes = [int(part) for part in text.split(",") if part]
     except ValueError as error:
