@@ -1,6 +1,7 @@
 """How far the drafter's next-token distribution q is from the target's p, over the draft vocabulary.
 
 ====================  ===============================================================================
+``hard_ce``           -log q of p's likeliest token: Medusa's and Speculative Streaming's labels, for greedy text
 ``soft_ce``           -sum p log q: EAGLE's and FSPAD's token loss
 ``kl``                KL(p || q)
 ``tv``                total variation, 1 - sum min(p, q): one minus the chance that a draft is accepted
@@ -49,6 +50,9 @@ def divergence(name: str, p_logits: torch.Tensor, q_logits: torch.Tensor) -> tup
     overlap = torch.minimum(p, q).sum(-1)
     if name == "tv":
         return 1 - overlap, _tv_slope(p, q), overlap
+    if name == "hard_ce":
+        best = p_logits.argmax(-1, keepdim=True)
+        return -log_q.gather(-1, best).squeeze(-1), q.scatter_add(-1, best, -torch.ones_like(q)), overlap
     slope = q - p
     if name == "soft_ce":
         return -log_q.mul_(p).sum(-1), slope, overlap

@@ -20,7 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError,
 from speculation.errors import ConfigurationError
 
 Share = Annotated[float, Field(ge=0, le=1)]
-Divergence = Literal["soft_ce", "kl", "tv", "lk"]
+Divergence = Literal["hard_ce", "soft_ce", "kl", "tv", "lk"]
 
 
 class _Strict(BaseModel):

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from training.losses import compare, divergence
 
-NAMES = ("soft_ce", "kl", "tv", "lk")
+NAMES = ("hard_ce", "soft_ce", "kl", "tv", "lk")
 
 
 def _softmax(logits: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -22,7 +22,13 @@ def _formula(name: str, p: NDArray[np.float64], q: NDArray[np.float64], overlap:
     tv = 0.5 * np.abs(p - q).sum()
     kl = float((p * (np.log(p) - np.log(q))).sum())
     share = float(np.exp(-3 * ((1 - tv) if overlap is None else overlap)))
-    return {"soft_ce": -float((p * np.log(q)).sum()), "kl": kl, "tv": float(tv), "lk": share * kl + (1 - share) * tv}[name]
+    return {
+        "hard_ce": -float(np.log(q[p.argmax()])),
+        "soft_ce": -float((p * np.log(q)).sum()),
+        "kl": kl,
+        "tv": float(tv),
+        "lk": share * kl + (1 - share) * tv,
+    }[name]
 
 
 def _logits(rows: int, columns: int, seed: int) -> NDArray[np.float64]:
@@ -78,7 +84,13 @@ def test_gradients_reach_what_the_output_layer_reads(name: str) -> None:
     overlap = torch.minimum(p, log_q.exp()).sum(-1)
     cross = -(p * log_q).sum(-1)
     kl, share = cross + (p * p.log()).sum(-1), torch.exp(-3 * overlap.detach())
-    plain = {"soft_ce": cross, "kl": kl, "tv": 1 - overlap, "lk": share * kl + (1 - share) * (1 - overlap)}[name]
+    plain = {
+        "hard_ce": -log_q.gather(-1, p.argmax(-1, keepdim=True))[:, 0],
+        "soft_ce": cross,
+        "kl": kl,
+        "tv": 1 - overlap,
+        "lk": share * kl + (1 - share) * (1 - overlap),
+    }[name]
     (expected,) = torch.autograd.grad((plain * weights).sum(), hidden)
     assert hidden.grad is not None
     torch.testing.assert_close(hidden.grad, expected, rtol=1e-4, atol=1e-5)
