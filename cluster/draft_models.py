@@ -76,6 +76,11 @@ def _check_used(settings: Settings, found: Mapping[str, Checkpoint]) -> None:
             f"drafter.speculative_num_draft_tokens is {size}, but there are no weights of {', '.join(sorted(_HEADS))}, "
             "whose tree it sizes: leave it out, or name a head in drafter.models"
         )
+    if config.medusa_choices is not None and "medusa" not in found:
+        raise ConfigurationError(
+            f"drafter.medusa_choices is {config.medusa_choices}, but there are no weights of medusa, whose tree it is: "
+            "leave it out, or name Medusa's heads in drafter.models"
+        )
     if policy != "static" and "draft_model" not in found:
         raise ConfigurationError(
             f"drafter.stop_policy is {policy}, but there is no draft_model, whose chains it ends: leave it out, or name one "

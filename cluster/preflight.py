@@ -64,9 +64,9 @@ def check_settings(settings: Settings, *, here: bool) -> None:
         ConfigurationError: see ``preflight``.
     """
     named = ResolvedModel(name=settings.model, path=Path(settings.model))
+    _check_stop(settings)
     server, http = build.server_config(settings), build.http_config(settings)
     build.router_config(settings, named)
-    _check_stop(settings)
     build.drafter_config(settings, named)
     build.verifier_config(settings, named)
     settings.retrieval.check_place()

@@ -186,6 +186,10 @@ class StopConfig:
     ] = None
 
 
+# TensorRT-LLM's word for the fixed tree of Medusa's heads, and its authors' name of their tree.
+Choices = Literal["mc_sim_7b_63"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainedConfig:
     """Sources that run a model of their own. Names as SGLang's where it has them.
@@ -200,6 +204,7 @@ class TrainedConfig:
         num_steps: most levels of a tree; None: as many as pay.
         eagle_topk: most branches of a node; None: as many as pay.
         num_draft_tokens: size of EAGLE-2's own tree, with its root; None: the likeliest paths, as many as pay.
+        medusa_choices: the fixed tree of Medusa's heads; None: the likeliest paths.
         window: the latest committed positions that a drafter of hidden states attends to.
         stop: when a draft model's chain ends.
         draft_kernels: computes the draft model in a folder, for the target in another one, by the target's own kernels, over
@@ -229,6 +234,10 @@ class TrainedConfig:
             le=512,
             about="grow EAGLE-2's own tree, of this size with its root; for heads",
         ),
+    ] = None
+    medusa_choices: Annotated[
+        Choices | None,
+        Setting(name="medusa_choices", about="grow Medusa's fixed tree, as many of its 63 nodes as pay; for Medusa's heads"),
     ] = None
     window: Annotated[
         int, Setting(name="draft_window", ge=16, about="latest positions that a drafter of hidden states attends to")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from services.drafter.ahead_draft.fixed_tree import CHOICES
 from services.drafter.ahead_draft.levels import LevelForm
 from services.drafter.ahead_draft.medusa_files import load_medusa
 from services.drafter.ahead_draft.medusa_source import MedusaSource
@@ -95,6 +96,21 @@ def test_settings_bound_the_tree(target: Path, tmp_path: Path) -> None:
     (tree,) = drafted(MedusaSource(heads, form=LevelForm(depth=2, width=2)), [state(1)], nodes=30)
     assert tree is not None
     assert len(tree) == 2 + 4 and max(depths(tree)) == 2
+
+
+@pytest.mark.parametrize("nodes", [3, 20, 64])
+def test_the_fixed_tree_takes_the_same_ranks_at_every_step(target: Path, tmp_path: Path, nodes: int) -> None:
+    folder = make_medusa(target, tmp_path / "heads")
+    source = MedusaSource(load_medusa(folder, target), form=LevelForm(fixed="mc_sim_7b_63"))
+    # These heads guess three tokens ahead.
+    wanted = {tuple(map(int, path)) for path in CHOICES["mc_sim_7b_63"][:nodes] if len(path) <= HEADS}
+    assert len(CHOICES["mc_sim_7b_63"]) == 63 and len(wanted) == {3: 3, 20: 20, 64: 61}[nodes]
+    for given, tree in zip((state(1), state(2)), drafted(source, [state(1), state(2)], nodes=nodes), strict=True):
+        assert tree is not None
+        likely = levels(folder, target, given).topk(10).indices.tolist()
+        paths = [[tree.tokens[each] for each in path_to(tree, node)] for node in range(len(tree))]
+        found = {tuple(likely[level].index(token) for level, token in enumerate(path)) for path in paths}
+        assert found == wanted and len(tree) == len(wanted)
 
 
 def test_chains_are_drawn_for_rejection(target: Path, tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ def test_what_would_start_is_let_through(model: Path, tmp_path: Path) -> None:
         (["drafter.stop_policy=disco", "drafter.stop_classifier=pyproject.toml"], "pyproject.json cannot be read"),
         (["drafter.stop_classifier=a.safetensors"], "but drafter.stop_policy is .*: must be unset, or stop_policy disco"),
         (["drafter.stop_policy=entropy"], "stop_policy is entropy, but there is no draft_model, whose chains it ends"),
+        (["drafter.medusa_choices=mc_sim_7b_63"], "medusa_choices is mc_sim_7b_63, but there are no weights of medusa"),
+        (["drafter.medusa_choices=mc_sim_7b_64"], r"drafter\.medusa_choices"),
         (["drafter.speculative_num_draft_tokens=60"], "is 60, but there are no weights of eagle, eagle3, fspad"),
         (["server.port=50777", "server.ops_port=50777"], "server.ops_port is 50777, as server.port: must be another one"),
     ],

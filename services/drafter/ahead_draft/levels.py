@@ -8,12 +8,13 @@ most; and the calibrator learns what each depth is worth.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
-from services.drafter.config import TrainedConfig
+from services.drafter.ahead_draft.fixed_tree import FixedTree
+from services.drafter.config import Choices, TrainedConfig
 from services.drafter.drawn_proposals import Draw, draw_with
 from services.drafter.feature_draft.beam import BestFirst, Growth, SampledChain
 from services.drafter.feature_draft.choosing_session import ChoosingSession
@@ -29,15 +30,22 @@ class LevelForm:
     Attributes:
         depth: most levels that are used; None: all.
         width: most children of a node. Medusa's trees take the ten likeliest tokens of each head.
+        fixed: Medusa's fixed tree; None: the likeliest paths.
     """
 
     depth: int | None = None
     width: int = 10
+    fixed: Choices | None = None
 
     @classmethod
     def of(cls, config: TrainedConfig) -> LevelForm:
         """As the settings say."""
         return cls(depth=config.num_steps, width=config.eagle_topk or cls().width)
+
+    @classmethod
+    def of_medusa(cls, config: TrainedConfig) -> LevelForm:
+        """As the settings say; ``medusa_choices`` with them."""
+        return replace(cls.of(config), fixed=config.medusa_choices)
 
 
 class LevelTrees:
@@ -55,6 +63,7 @@ class LevelTrees:
         self._levels = levels
         self._depth = min(levels, form.depth or levels)
         self._width = form.width
+        self._fixed = form.fixed
         # Of the system's own entropy: answers to equal prompts must not share their drafts.
         self._draw = draw or draw_with(np.random.default_rng())
 
@@ -87,5 +96,7 @@ class LevelTrees:
     def _growth(self, wanted: DraftWanted) -> Growth:
         if wanted.session.sampled:
             return SampledChain(wanted.max_nodes, steps=self._depth - 1, draw=self._draw)
+        if self._fixed is not None:
+            return FixedTree(wanted.max_nodes, self._fixed)
         # Deeper nodes cost nothing, so that the tree is the likeliest paths of all.
         return BestFirst(wanted.max_nodes, steps=wanted.max_nodes, width=self._width, least=wanted.min_probability)

@@ -37,7 +37,7 @@ def make(config: DrafterConfig) -> MedusaSource:
     use_threads(_THREADS)
     heads = load_medusa(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
     check_levels_at(heads, folder, target, asked_for=trained.asked_for)
-    return MedusaSource(heads, form=LevelForm.of(trained))
+    return MedusaSource(heads, form=LevelForm.of_medusa(trained))
 
 
 class MedusaSource:

@@ -107,7 +107,7 @@ class _Pool:
         )
 
 
-class _Grown:
+class Growing:
     """What all growths share."""
 
     def __init__(self) -> None:
@@ -124,7 +124,7 @@ class _Grown:
         return np.where(nodes == ROOT, 0, self._pool.depths[nodes]) if len(self._pool) else np.zeros_like(nodes)
 
 
-class BestFirst(_Grown):
+class BestFirst(Growing):
     """The ``max_nodes`` likeliest paths, as far as the model is run. Implements ``Growth``.
 
     Each round runs the likeliest nodes that have not been run, at whatever depth: as long as a child of theirs can still
@@ -166,7 +166,7 @@ class BestFirst(_Grown):
         return self._pool.tree(self._pool.best(self._max_nodes, self._least), source)
 
 
-class DynamicTree(_Grown):
+class DynamicTree(Growing):
     """EAGLE-2's dynamic tree, exactly as its authors' ``topK_genrate``. Implements ``Growth``.
 
     Every level runs the best ``top_k`` of the level before, and the draft is the best ``total`` - 1 of all candidates (their
@@ -200,7 +200,7 @@ class DynamicTree(_Grown):
         return self._pool.tree(self._pool.best(self._nodes), source)
 
 
-class SampledChain(_Grown):
+class SampledChain(Growing):
     """A chain drawn from the draft distribution q, as speculation/rejection.py needs it. Implements ``Growth``.
 
     q is what the model gives, cut to the ``limits.MAX_PROPOSAL`` likeliest tokens: tokens are drawn from the very
