@@ -58,6 +58,7 @@ class ModelInReplay:
         levels: tokens ahead that it guesses at once; 0: one after the other.
         make: a new source that uses so many levels; None: all.
         trained: numbers that were trained.
+        fixed: a new source that grows Medusa's fixed tree, where the model is Medusa's heads.
     """
 
     name: str
@@ -66,6 +67,7 @@ class ModelInReplay:
     levels: int
     make: Callable[[int | None], ModelSource]
     trained: int | None
+    fixed: Callable[[], ModelSource] | None = None
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -98,7 +100,7 @@ def find_models(folders: Sequence[Path], target: Path) -> list[ModelInReplay]:
 
 def _find_model(checkpoint: Checkpoint, target: Path) -> ModelInReplay:
     folder, source = checkpoint.folder, checkpoint.source
-    streams, levels, trained = None, 0, None
+    streams, levels, trained, fixed = None, 0, None, None
     make: Callable[[int | None], ModelSource]
     # Those that guess by levels are loaded once for all numbers of levels, and without their canary.
     if source == "streaming":
@@ -109,11 +111,14 @@ def _find_model(checkpoint: Checkpoint, target: Path) -> ModelInReplay:
         heads = load_medusa(folder, target)
         levels, trained = heads.config.num_heads, sum(each.numel() for each in heads.parameters())
         make = lambda depth: MedusaSource(heads, form=LevelForm(depth=depth))  # noqa: E731
+        fixed = lambda: MedusaSource(heads, form=LevelForm(fixed="mc_sim_7b_63"))  # noqa: E731
     else:
         config = TrainedConfig(checkpoints={source: folder}, asked_for=False, target=target, window=_WINDOW)
         made = make_source(source, DrafterConfig(trained=config))
         make = lambda depth: made  # type: ignore[assignment, return-value]  # noqa: E731
-    return ModelInReplay(name=folder.name, checkpoint=checkpoint, streams=streams, levels=levels, make=make, trained=trained)
+    return ModelInReplay(
+        name=folder.name, checkpoint=checkpoint, streams=streams, levels=levels, make=make, trained=trained, fixed=fixed
+    )
 
 
 def compare_models(
@@ -126,6 +131,10 @@ def compare_models(
             for size in nodes:
                 result = replay_texts(model.make(levels), texts, model.layers, size)
                 yield _record(model, levels or model.levels, size, "one pass" if model.streams else "", result)
+        if model.fixed is not None:
+            for size in nodes:
+                result = replay_texts(model.fixed(), texts, model.layers, size)
+                yield _record(model, model.levels, size, "fixed tree", result)
         if model.streams is not None:
             own = replace(model, streams=None)
             result = replay_texts(own.make(None), own.texts(known[:_FEW]), own.layers, nodes[-1])

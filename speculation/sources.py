@@ -1,6 +1,6 @@
 """What each source of drafts needs, and which sources a strategy uses. Router, drafter and verifier all read it here.
 
-A new source is one file in ``services/drafter`` (or ``services/verifier/heads``) and one entry here.
+A new source is one file in ``services/drafter`` and one entry here.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class SourceSpec:
 
     Attributes:
         made_by: "module:function", which makes the source from its component's configuration.
-        kind: ``text`` drafts from tokens in under a millisecond; ``model`` runs a model; ``head`` drafts inside the pass.
+        kind: ``text`` drafts from tokens in under a millisecond; ``model`` runs a model.
         nodes: default for the most drafted nodes per step; trees with branches need more than chains.
         top_k: how many of the likeliest next tokens it wants reported after every verified node.
         layers: hidden states that it wants, see ``Features.layers``; of a model, the usual ones, and its weights say which.
@@ -26,7 +26,7 @@ class SourceSpec:
 
     name: str
     made_by: str
-    kind: Literal["text", "model", "head"] = "text"
+    kind: Literal["text", "model"] = "text"
     nodes: int = 32
     top_k: int = 0
     layers: tuple[int, ...] = ()

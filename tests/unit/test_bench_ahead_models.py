@@ -88,6 +88,7 @@ def test_models_of_each_kind_are_compared(model: Path, target: TransformersTarge
         *(("streams", levels, "one pass") for levels in (1, 2, 3)),
         ("streams", 3, "two steps, 2 texts"),
         *(("heads", levels, "") for levels in (1, 2, 3)),
+        ("heads", 3, "fixed tree"),
     ]
     # The same drafts, wherever their streams are computed.
     assert records[2]["tau"] == records[3]["tau"]
