@@ -130,18 +130,27 @@ def compare_models(
         for levels in [*range(1, model.levels), None] if model.levels else [None]:
             for size in nodes:
                 result = replay_texts(model.make(levels), texts, model.layers, size)
-                yield _record(model, levels or model.levels, size, "one pass" if model.streams else "", result)
+                form = "one pass" if model.streams else ""
+                yield _record(model, levels or model.levels, size, form, result, texts)
         if model.fixed is not None:
             for size in nodes:
                 result = replay_texts(model.fixed(), texts, model.layers, size)
-                yield _record(model, model.levels, size, "fixed tree", result)
+                yield _record(model, model.levels, size, "fixed tree", result, texts)
         if model.streams is not None:
             own = replace(model, streams=None)
-            result = replay_texts(own.make(None), own.texts(known[:_FEW]), own.layers, nodes[-1])
-            yield _record(model, model.levels, nodes[-1], f"two steps, {_FEW} texts", result)
+            few = own.texts(known[:_FEW])
+            result = replay_texts(own.make(None), few, own.layers, nodes[-1])
+            yield _record(model, model.levels, nodes[-1], f"two steps, {_FEW} texts", result, few)
 
 
-def _record(model: ModelInReplay, levels: int, nodes: int, form: str, result: ReplayedTexts) -> dict[str, Any]:
+def _record(
+    model: ModelInReplay,
+    levels: int,
+    nodes: int,
+    form: str,
+    result: ReplayedTexts,
+    texts: Sequence[tuple[KnownText, States | None]],
+) -> dict[str, Any]:
     times = sorted(result.drafting_s)
     return {
         "model": model.name,
@@ -150,6 +159,7 @@ def _record(model: ModelInReplay, levels: int, nodes: int, form: str, result: Re
         "levels": levels,
         "nodes": nodes,
         "tau": result.tau,
+        "tau_by_task": result.tau_by_task([text.trace.task for text, _ in texts]),
         "call_reduction": result.call_reduction,
         "draft_ms": 1e3 * statistics.median(times),
         "draft_ms_low": 1e3 * times[len(times) // 10],
@@ -188,6 +198,22 @@ def show_record(record: dict[str, Any]) -> str:
         f"| {record['tau']:.2f} | {record['call_reduction']:.2f} | {record['draft_ms']:.1f} ({record['draft_ms_low']:.1f}) "
         f"| {trained} | {record['memory_mib']:.0f} |"
     )
+
+
+def by_task(records: Sequence[dict[str, Any]]) -> str:
+    """A Markdown table of tokens per pass by task, of each model as it is served."""
+    whole = [each for each in records if each["form"] in ("", "one pass") and each["levels"] == _most_levels(records, each)]
+    tasks = sorted({task for each in whole for task in each["tau_by_task"]})
+    lines = ["", f"| model, nodes | all | {' | '.join(tasks)} |", f"|---|{'---|' * (len(tasks) + 1)}"]
+    for each in whole:
+        taus = " | ".join(f"{each['tau_by_task'][task]:.2f}" for task in tasks)
+        lines.append(f"| {each['model']}, {each['nodes']} | {each['tau']:.2f} | {taus} |")
+    return "\n".join(lines)
+
+
+def _most_levels(records: Sequence[dict[str, Any]], of: dict[str, Any]) -> int:
+    """The most levels of a model's records."""
+    return max(int(each["levels"]) for each in records if each["model"] == of["model"])
 
 
 def _numbers(text: str) -> list[float]:
@@ -237,6 +263,7 @@ def _run(arguments: argparse.Namespace, nodes: list[int], thresholds: list[float
     for record in compare_models(models, known, nodes):
         records.append(record)
         print(show_record(record), flush=True)
+    print(by_task(records))
     pruned = []
     for name, size, found in prune_models(models, known, nodes, thresholds, target) if thresholds else ():
         pruned += [{"model": name, "nodes": size, **asdict(each)} for each in found]

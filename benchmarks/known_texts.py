@@ -7,6 +7,7 @@ are those that the target would report.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -96,6 +97,14 @@ class ReplayedTexts:
     def tau(self) -> float:
         """Tokens per pass behind the first token."""
         return (self.tokens - self.texts) / max(1, len(self.steps))
+
+    def tau_by_task(self, tasks: Sequence[str]) -> dict[str, float]:
+        """The same for each task; ``tasks`` of the texts in their order."""
+        passes = Counter(tasks[step.text] for step in self.steps)
+        taken = Counter[str]()
+        for step in self.steps:
+            taken[tasks[step.text]] += step.accepted + 1
+        return {task: taken[task] / passes[task] for task in sorted(passes)}
 
     @property
     def call_reduction(self) -> float:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.ahead_models import compare_models, find_models, prune_models
+from benchmarks.ahead_models import by_task, compare_models, find_models, prune_models
 from benchmarks.known_texts import KnownText, read_states, replay_texts, tree_states
 from benchmarks.replay import Trace
 from benchmarks.tree_pruning import EdgesOfStep, prune_at
@@ -93,6 +93,9 @@ def test_models_of_each_kind_are_compared(model: Path, target: TransformersTarge
     # The same drafts, wherever their streams are computed.
     assert records[2]["tau"] == records[3]["tau"]
     json.dumps(records)
+    assert all(each["tau_by_task"] == {known.trace.task: pytest.approx(each["tau"])} for each in records)
+    lines = by_task(records).splitlines()
+    assert [line.split("|")[1].strip() for line in lines[1:]] == ["model, nodes", "---", "streams, 6", "heads, 6"]
     ((name, size, found),) = prune_models(models, [known], [6], [0.5], target)
     assert (name, size) == ("streams", 6)
     assert (found[0].dropped, found[0].lost_drafts, found[0].work) == (0, 0, 1)
