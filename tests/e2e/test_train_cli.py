@@ -15,7 +15,7 @@ from tests.e2e.command_line import ONE_THREAD, outrider
 from tests.e2e.conftest import Command
 from tests.patience import PATIENCE_S
 from training.generate import UNDER_WAY
-from training.shards import read_data_manifest, read_shards
+from training.shards import FILE, read_data_manifest, read_shards
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -37,7 +37,7 @@ def test_data_that_were_terminated_go_on(outrider_here: Command, questions: Path
         [sys.executable, "-m", "cli", *asked, "--out", str(out)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     end = time.monotonic() + PATIENCE_S
-    while not list(out.glob("shard-*")) and time.monotonic() < end:
+    while not ((out / FILE).exists() and read_data_manifest(out).shards) and time.monotonic() < end:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     said, errors = process.communicate(timeout=PATIENCE_S)

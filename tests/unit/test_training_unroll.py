@@ -122,7 +122,7 @@ def test_answers_of_one_token_teach_nothing(head: FeatureHead) -> None:
     learner = HeadLearner(head, output, torch.arange(300), recipe)
     tally = learner.lose(one, np.random.default_rng(1), 0.0)
     tally.loss.backward()
-    assert (tally.rows, tally.overlap, float(tally.loss)) == (0, 0.0, 0.0)
+    assert (tally.rows, tally.overlap, float(tally.loss.detach())) == (0, 0.0, 0.0)
     assert list(learner.predict(one, 2)) == []
     # Beside a longer one they are left out.
     both = head_rows([*one, _sequence(40, 10, 3)], 2048, torch.device("cpu"))
