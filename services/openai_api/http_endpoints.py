@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
+from dataclasses import replace
 from typing import Any, Protocol
 
 from services.access.gate import Gate
@@ -20,7 +20,7 @@ from services.openai_api.completion_answer import CompletionAnswer
 from services.openai_api.completion_request import read_completion, read_prompts
 from services.openai_api.event_stream import PING_S, EventStream
 from services.openai_api.fields import Fields
-from services.openai_api.generation import RunningChoices, named, own_names, prepare
+from services.openai_api.generation import RunningChoices, expected, named, own_names, prepare
 from services.openai_api.http_call import HttpCall
 from services.openai_api.http_config import HttpConfig
 from services.openai_api.json_body import read_object
@@ -92,24 +92,36 @@ class Endpoints:
         if private is not None and asked.stream is not None and not asked.stream.include_obfuscation:
             named_as = "stream_options.include_obfuscation"
             raise Refused(named_as, False, "true, or unset: events of private answers are padded")
-        prepared = await prepare(asked, self._router, call.base_request(asked.request_id))
-        answer = form(asked, prepared, self._router, call.request_id, int(time.time()))
-        admit = functools.partial(self._gate.admit, call.known_caller, method=method)
-        async with RunningChoices(self._router, prepared.requests, admit) as running:
-            self.running.add(running)
-            try:
-                if asked.stream is None:
-                    await self._whole(call, running, answer)
-                else:
-                    padding = private or (self._config.padding if asked.stream.include_obfuscation else None)
-                    stream = EventStream(
-                        call.send, [], padding, self._config.public.send_timeout_s, everything=private is not None
-                    )
-                    await self._streamed(stream, running, answer, usage=asked.stream.include_usage)
-            except InvalidArgument as error:
-                raise named(error, own_names(asked)) from error
-            finally:
-                self.running.discard(running)
+        base, counted_as = call.base_request(asked.request_id), "n" if asked.n > 1 else "prompt"
+        try:
+            # Before the prompts are read, which takes longer than to refuse a caller.
+            async with self._gate.hold(
+                call.known_caller, expected(asked, base), method=method, counted_as=counted_as
+            ) as seats:
+                prepared = await prepare(asked, self._router, base)
+                seats.charge(prepared.requests)
+                answer = form(asked, prepared, self._router, call.request_id, int(time.time()))
+                async with RunningChoices(self._router, prepared.requests, seats.admit) as running:
+                    await self._told(call, asked, running, answer, private)
+        except InvalidArgument as error:
+            raise named(error, own_names(asked)) from error
+
+    async def _told(
+        self, call: HttpCall, asked: Asked, running: RunningChoices, answer: AnswerForm, private: int | None
+    ) -> None:
+        """Send the answer. ``private``: bytes of which each of its events is a multiple; None: it is not private."""
+        self.running.add(running)
+        try:
+            if asked.stream is None:
+                await self._whole(call, running, answer)
+            else:
+                padding = private or (self._config.padding if asked.stream.include_obfuscation else None)
+                stream = EventStream(
+                    call.send, [], padding, self._config.public.send_timeout_s, everything=private is not None
+                )
+                await self._streamed(stream, running, answer, usage=asked.stream.include_usage)
+        finally:
+            self.running.discard(running)
 
     async def _whole(self, call: HttpCall, running: RunningChoices, answer: AnswerForm) -> None:
         while not running.over:
@@ -188,6 +200,7 @@ class Endpoints:
             raise fields.refuse("add_special_tokens", "another", "as generation has it: true for text, false for messages")
         fields.end(known=("model", "prompt", "messages", "return_token_strs", "tools", "chat_template_kwargs"))
         card = await self._card(model)
+        request = replace(request, tenant=call.known_caller.tenant)
         ids = await call.unless_gone(self._router.tokenize(request))
         found: dict[str, Any] = {"count": len(ids), "max_model_len": card.max_model_len, "tokens": list(ids)}
         spelt = [each.data.decode(errors="replace") for each in await self._router.spell(ids)] if names else None
@@ -201,7 +214,7 @@ class Endpoints:
             raise fields.refuse("tokens", "unset", "a list of token ids", "missing_required_parameter")
         fields.end(known=("model", "tokens"))
         await self._card(model)
-        await call.answer({"prompt": await self._router.detokenize(ids)})
+        await call.answer({"prompt": await call.unless_gone(self._router.detokenize(ids))})
 
     async def _card(self, model: str | None) -> ModelCard:
         card = (await self._router.models())[0]
