@@ -74,7 +74,11 @@ class OpsListener:
 
 
 async def serve_ops(
-    host: str, port: int, exposition: Callable[[], bytes], ready: Callable[[], Awaitable[bool]]
+    host: str,
+    port: int,
+    exposition: Callable[[], bytes],
+    ready: Callable[[], Awaitable[bool]],
+    leaving: Callable[[], bool] = lambda: False,
 ) -> OpsListener:
     """Listen for those who operate the service.
 
@@ -82,6 +86,7 @@ async def serve_ops(
         port: 0 takes any free one.
         exposition: what ``/metrics`` says; called in a thread.
         ready: whether requests would be answered now; must answer in time.
+        leaving: whether the server is stopping; unlike ``ready``, asked each time.
 
     Raises:
         ConfigurationError: see ``bind_ops``.
@@ -99,6 +104,8 @@ async def serve_ops(
         return JSONResponse({"status": "alive"})
 
     async def readiness(_: Request) -> Response:
+        if leaving():
+            return JSONResponse({"status": "stopping"}, 503)
         answer = await asked()
         return JSONResponse({"status": "ready" if answer else "not ready"}, 200 if answer else 503)
 
