@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from services.links.arriving_requests import arriving_within
 from services.metrics.ops_address import bind_ops
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds for which an answer to whether the service is ready holds, however many ask here.
 _FRESH_S = 1.0
 _MOST_CONNECTIONS = 64
+# Seconds that a request may take to arrive, so that connections that say nothing do not keep supervisors out.
+_ARRIVES_S = 5.0
 
 
 class _Server(uvicorn.Server):
@@ -116,7 +119,8 @@ async def serve_ops(
         log_level="warning",
         access_log=False,
         lifespan="off",
-        limit_concurrency=_MOST_CONNECTIONS,
+        http=arriving_within(_ARRIVES_S, _MOST_CONNECTIONS),
+        ws="none",
         timeout_keep_alive=30,
         timeout_graceful_shutdown=1,
         server_header=False,
