@@ -137,7 +137,7 @@ async def ways(model_name: str, extra: Sequence[str], clients: Executor) -> Asyn
     settings = load(flags=[*flags, *extra])
     model = resolve(settings.model, settings.cache_dir)
     async with in_process(settings, model) as pipeline:
-        entry = await open_entry(pipeline.router, settings, pipeline.observing, alone=True)
+        entry = await open_entry(pipeline.router, settings, pipeline.observing)
         try:
             assert entry.addresses.http is not None
             yield {

@@ -247,7 +247,8 @@ class RouterDeployment(_Process):
             )
             # Open the public ports only once requests can be answered.
             await _answered(router)
-            self._entry = await open_entry(router, settings, observing)
+            service = f"{ray.get_runtime_context().gcs_address}/{settings.cluster.name}"
+            self._entry = await open_entry(router, settings, observing, service=service)
 
     async def addresses(self) -> Addresses:
         """Where it answers."""

@@ -40,8 +40,7 @@ async def _serve(
     stop = asyncio.Event()
     try:
         async with build.in_process(settings, model) as pipeline:
-            # There is one router here, whatever the settings say of replicas on Ray.
-            entry = await open_entry(pipeline.router, settings, pipeline.observing, alone=True)
+            entry = await open_entry(pipeline.router, settings, pipeline.observing)
             try:
                 ready.set_result((entry.addresses, asyncio.get_running_loop(), stop))
                 await stop.wait()

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cluster.config import Settings
@@ -12,7 +11,6 @@ from services.access.gate import Gate, open_gate
 from services.client_api import RouterPort
 from services.links.certificate_expiry import expires_at
 from services.links.config import PublicServerConfig
-from services.links.well import Well
 from services.metrics.observed_drafter import LooksUpIndex, ObservedDrafter, ObservedRetrieval
 from services.metrics.observed_router import ObservedRouter
 from services.metrics.registry import DROPPED, Metrics
@@ -21,7 +19,6 @@ from speculation.ports import Drafter, VerifierPort
 
 if TYPE_CHECKING:
     from services.drafter.service import DrafterService
-    from services.metrics.ops_listener import OpsListener
 
 
 class Observing:
@@ -115,30 +112,6 @@ def export_of(settings: Settings, *, on_ray: bool) -> str:
             "Ray's agent on each node exports; use ray, or none"
         )
     return export or ("ray" if on_ray else "prometheus")
-
-
-@asynccontextmanager
-async def operated(
-    settings: Settings, exposition: Callable[[], bytes], router: RouterPort
-) -> AsyncIterator[OpsListener | None]:
-    """The ops listener during the block; None where ``server.ops_port`` is null.
-
-    Raises:
-        ConfigurationError: its address cannot be used.
-    """
-    port = settings.server.ops
-    if port is None:
-        yield None
-        return
-    from services.metrics.ops_listener import serve_ops
-
-    well = Well(router)
-    listener = await serve_ops(settings.server.ops_host, port, exposition, well.ready)
-    try:
-        yield listener
-    finally:
-        await well.stop()
-        await listener.stop()
 
 
 def _nothing() -> bytes:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import replace
 from typing import NamedTuple
 
 from cluster import build
 from cluster.config import Settings
-from cluster.observing import Observing, operated
+from cluster.observing import Observing
+from cluster.ops_entry import OpsEntry
+from cluster.port_claims import claim_port
 from services.client_api import RouterPort
-from services.links.config import PublicServerConfig
+from services.links.config import PublicServerConfig, check_server
 from services.links.public_server import PublicServer, serve_public
+from services.openai_api.http_config import HttpConfig
 from services.openai_api.http_server import HttpServer, serve_http
+from services.openai_api.listening import check_http
 from services.privacy.even_router import EvenRouter
-from speculation.errors import ConfigurationError
-
-log = logging.getLogger(__name__)
 
 
 class Addresses(NamedTuple):
@@ -32,56 +32,64 @@ class Addresses(NamedTuple):
 class PublicEntry:
     """The servers of one router, running."""
 
-    def __init__(self, grpc: PublicServer, http: HttpServer | None, ops: AsyncExitStack) -> None:
+    def __init__(self, grpc: PublicServer, http: HttpServer | None, ops: OpsEntry, claims: ExitStack) -> None:
         self._grpc = grpc
         self._http = http
         self._ops = ops
+        self._claims = claims
         self.addresses = Addresses(grpc.address, http.url if http is not None else None)
 
     async def stop(self) -> None:
         """Say NOT_SERVING, refuse calls a little later, and wait until running ones have finished."""
+        self._ops.leaving = True
         await asyncio.gather(self._grpc.stop(), *([] if self._http is None else [self._http.stop()]))
-        await self._ops.aclose()
+        self._claims.close()
+        await self._ops.stop()
 
 
-async def open_entry(router: RouterPort, settings: Settings, observing: Observing, *, alone: bool = False) -> PublicEntry:
+async def open_entry(router: RouterPort, settings: Settings, observing: Observing, *, service: str = "") -> PublicEntry:
     """Start the servers.
 
     Args:
-        alone: there is one router, whatever the settings say of replicas.
+        service: names the service whose routers come and go beside this one, and share its named ports; empty: this router
+            is the only one, whatever the settings say of replicas.
 
     Raises:
         ConfigurationError: an address is taken, or the settings do not allow a server; nothing is left running.
     """
     public, http = build.server_config(settings), build.http_config(settings)
-    if alone:
-        public = replace(public, shared=False)
+    # A single router, too: Serve starts the one that replaces it while it drains.
+    shared = bool(service)
+    public = replace(public, shared=shared and (public.shared or public.port != 0))
+    if http is not None:
+        http = replace(http, public=replace(public, shared=shared and (public.shared or http.port != 0)))
     router = EvenRouter(router, public.privacy)
     # One gate, so that a key's limits count for both servers together.
     gate = observing.gate(public)
     async with AsyncExitStack() as started:
+        claims = started.enter_context(ExitStack())
+        await _claim(claims, public, http, service)
         grpc = await serve_public(router, public, gate)
         started.push_async_callback(grpc.stop, 0)
-        serving_http = None if http is None else await serve_http(router, replace(http, public=public), gate)
+        serving_http = None if http is None else await serve_http(router, http, gate)
         if serving_http is not None:
             started.push_async_callback(serving_http.stop, 0)
-        ops = await _operated(router, settings, observing, public)
+        ops = OpsEntry(settings, observing.exposition, router)
+        await ops.start(patient=shared)
         started.pop_all()
-    return PublicEntry(grpc, serving_http, ops)
+    return PublicEntry(grpc, serving_http, ops, claims)
 
 
-async def _operated(
-    router: RouterPort, settings: Settings, observing: Observing, public: PublicServerConfig
-) -> AsyncExitStack:
-    stack = AsyncExitStack()
-    try:
-        await stack.enter_async_context(operated(settings, observing.exposition, router))
-    except ConfigurationError as error:
-        if not public.shared:
-            raise
-        # Before the start the port was free, so another router of this service on this node has it.
-        log.warning("this router has no ops port: %s", error)
-    return stack
+async def _claim(claims: ExitStack, public: PublicServerConfig, http: HttpConfig | None, service: str) -> None:
+    """Claim the ports that are shared, until ``claims`` are closed."""
+    wanted = []
+    if public.shared:
+        wanted.append((f"{public.host}:{public.port}", lambda: check_server(public, first=True)))
+    if http is not None and http.public.shared:
+        wanted.append((f"{http.host}:{http.port}", lambda: check_http(http, first=True)))
+    for address, check in wanted:
+        if (claim := await claim_port(address, service, check)) is not None:
+            claims.callback(claim.close)
 
 
 def how_to_try(url: str, *, needs_key: bool) -> str:

@@ -12,26 +12,24 @@ The public servers, gRPC and HTTP, share one gate, so that a key's limits count 
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from services.access.audit import AuditLog
+from services.access.charges import charge_of, estimate, tokens_of, within
 from services.access.key_hash import hash_key
 from services.access.key_records import SCOPES, KeyRecord, plain_record
 from services.access.key_ring import KeyRing
-from services.access.token_bucket import TokenBucket
-from services.client_api import ChatMessage, ClientRequest, Completion, TextChunk
+from services.access.key_use import KeyUse
+from services.client_api import ClientRequest, Completion, TextChunk
 from services.metrics.registry import DROPPED, Metrics
-from speculation.errors import InvalidArgument, OutriderError, PermissionDenied, ResourceExhausted, Unauthenticated
-from speculation.types import DEFAULT_MAX_TOKENS
+from services.metrics.request_outcomes import outcome_of
+from speculation.errors import OutriderError, PermissionDenied, Unauthenticated
 
-# Characters of an average token, until the tokeniser has counted them.
-_CHARACTERS_PER_TOKEN = 4
 _NO_KEY = KeyRecord(hash="", id="", tenant="", scopes=frozenset(SCOPES))
 
 
@@ -70,7 +68,7 @@ class Visit:
         request: what to ask the router: the caller's request, with its tenant, weight and longest answer.
         prompt_tokens: an estimate, until the completion says.
         completion_tokens: tokens of the answer that have come.
-        strategy: that of the answer, once it is known.
+        strategy, model: those of the answer, once they are known.
     """
 
     def __init__(self, request: ClientRequest, prompt_tokens: int) -> None:
@@ -78,39 +76,85 @@ class Visit:
         self.prompt_tokens = prompt_tokens
         self.completion_tokens = 0
         self.strategy = request.strategy
+        self.model = request.model
         self.finished = False
 
     def note(self, event: TextChunk | Completion) -> None:
         """Count a piece of the answer. What was not used of the tokens charged is given back at the end."""
         if isinstance(event, Completion):
             self.prompt_tokens, self.strategy = len(event.prompt_token_ids), event.strategy
+            self.model = event.model
             self.completion_tokens, self.finished = event.completion_tokens, True
         else:
             self.completion_tokens += len(event.token_ids)
 
+    def told(self) -> dict[str, object]:
+        """What the audit log says of it."""
+        return {
+            "model": self.model,
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "strategy": self.strategy,
+        }
 
-class _Use:
-    """What one key uses at present."""
 
-    def __init__(self, record: KeyRecord, clock: Callable[[], float]) -> None:
-        self.running = 0
-        self._clock = clock
-        self.buckets: dict[str, TokenBucket] = {}
-        self.follow(record)
+class Seats:
+    """A key's room for the answers to one request, from before its prompts are read until the last answer has ended.
 
-    def follow(self, record: KeyRecord) -> None:
-        """Take over the record's limits, which may have changed."""
-        for name, per_minute in (("requests", record.requests_per_minute), ("tokens", record.tokens_per_minute)):
-            if per_minute is None:
-                self.buckets.pop(name, None)
-            elif name in self.buckets:
-                self.buckets[name].resize(per_minute)
-            else:
-                self.buckets[name] = TokenBucket(per_minute, self._clock)
+    Args:
+        charged: tokens that have been charged for all of the answers together, by estimate.
+    """
 
-    def settle(self, name: str, units: float) -> None:
-        if name in self.buckets:
-            self.buckets[name].settle(units)
+    def __init__(self, gate: Gate, caller: Caller, use: KeyUse, method: str, answers: int, charged: int) -> None:
+        self._gate = gate
+        self._caller = caller
+        self._use = use
+        self._method = method
+        # Seats that no answer has taken yet, and the tokens charged for them.
+        self._free = answers
+        self._charged = charged
+        self.begun = False
+
+    def charge(self, requests: Sequence[ClientRequest]) -> None:
+        """Correct what has been charged, now that the prompts' tokens are known: one request for each answer.
+
+        Raises:
+            InvalidArgument: the key's limits can never allow the requests; names the field.
+            ResourceExhausted: the key has not so many tokens left; says when to try again.
+        """
+        record = self._caller.limits
+        more = tokens_of(record, [within(record, request) for request in requests]) - self._charged
+        if more > 0:
+            self._use.charge(more)
+        else:
+            self._use.give_back(-more)
+        self._charged += more
+
+    @asynccontextmanager
+    async def admit(self, request: ClientRequest) -> AsyncIterator[Visit]:
+        """An answer's time at the router, in one of the seats. Its end is recorded, and what was not used given back."""
+        visit = Visit(within(self._caller.limits, request), estimate(request))
+        charged = charge_of(visit.request, visit.prompt_tokens)
+        self._free -= 1
+        self._charged -= charged
+        self.begun = True
+        refused = False
+        try:
+            with self._gate.recorded(self._caller, self._method, request.request_id, visit):
+                yield visit
+        except OutriderError:
+            refused = visit.completion_tokens == 0
+            raise
+        finally:
+            self._use.leave()
+            # A refused request has used nothing; one that was left may have used its whole prompt.
+            self._use.give_back(charged - (0 if refused else visit.prompt_tokens + visit.completion_tokens))
+
+    def close(self) -> None:
+        """Give back the seats that no answer has taken."""
+        for _ in range(self._free):
+            self._use.leave()
+        self._use.give_back(self._charged)
 
 
 class Gate:
@@ -139,7 +183,8 @@ class Gate:
         self._limited = metrics.counter("rate_limited_total")
         self._clock = clock
         self._now = now
-        self._uses: dict[str, _Use] = {}
+        self._requests = metrics.counter("requests_total")
+        self._uses: dict[str, KeyUse] = {}
 
     def caller(self, key: str | None, address: str = "") -> Caller:
         """Who calls with ``key``.
@@ -173,13 +218,69 @@ class Gate:
             InvalidArgument: the key's limits can never allow the request; names the field.
             ResourceExhausted: a limit is reached; says when to try again.
         """
-        visit = Visit(request, _estimate(request))
-        with self.recorded(caller, method, request.request_id, visit), self._seat(caller.limits, visit):
+        async with self.hold(caller, [request], method=method) as seats, seats.admit(request) as visit:
             yield visit
 
+    @asynccontextmanager
+    async def hold(
+        self, caller: Caller, requests: Sequence[ClientRequest], *, method: str, counted_as: str = "n"
+    ) -> AsyncIterator[Seats]:
+        """Room for all answers to a request, before its prompts are read: who may not ask costs no more than the question.
+
+        A request that fails before its first answer begins is recorded here, and counted if it had its seats.
+
+        Args:
+            requests: one for each answer; a lower bound of ``max_tokens`` will do until ``Seats.charge``.
+            counted_as: the field of the request that says how many answers there are.
+
+        Raises:
+            OutriderError: as ``admit``.
+        """
+        first = requests[0]
+        visit = Visit(first, estimate(first))
+        seats: Seats | None = None
+        with self.recorded(caller, method, first.request_id, visit, unless=lambda: seats is not None and seats.begun):
+            self.require(caller, "generate")
+            allowed = [within(caller.limits, request) for request in requests]
+            tokens, use = tokens_of(caller.limits, allowed), self._use(caller.limits)
+            use.enter(len(requests), tokens, counted_as=counted_as)
+            seats = Seats(self, caller, use, method, len(requests), tokens)
+            try:
+                yield seats
+            except BaseException as error:
+                if not seats.begun:
+                    self._requests.add(1, *outcome_of(error))
+                raise
+            finally:
+                seats.close()
+
     @contextmanager
-    def recorded(self, caller: Caller, method: str, request_id: str = "", visit: Visit | None = None) -> Iterator[None]:
-        """A call that the audit log names when it ends, with how it ended."""
+    def counted(self, caller: Caller, method: str, request_id: str) -> Iterator[None]:
+        """A recorded call of a key that may generate, which counts as one of its requests, and writes no tokens.
+
+        Raises:
+            PermissionDenied: the key may not generate.
+            ResourceExhausted: a limit is reached; says when to try again.
+        """
+        with self.recorded(caller, method, request_id):
+            self.require(caller, "generate")
+            use = self._use(caller.limits)
+            use.enter(1, 0, counted_as="request")
+            try:
+                yield
+            finally:
+                use.leave()
+
+    @contextmanager
+    def recorded(
+        self,
+        caller: Caller,
+        method: str,
+        request_id: str = "",
+        visit: Visit | None = None,
+        unless: Callable[[], bool] = lambda: False,
+    ) -> Iterator[None]:
+        """A call that the audit log names when it ends, with how it ended; but not if ``unless`` is true then."""
         outcome = "ok"
         try:
             yield
@@ -192,24 +293,16 @@ class Gate:
             outcome = type(error).__name__
             raise
         finally:
-            used = (
-                {}
-                if visit is None
-                else {
-                    "prompt_tokens": visit.prompt_tokens,
-                    "completion_tokens": visit.completion_tokens,
-                    "strategy": visit.strategy,
-                }
-            )
-            self._audit.write(
-                request_id=request_id,
-                key_id=caller.key_id,
-                tenant=caller.tenant,
-                method=method,
-                outcome=outcome,
-                address=caller.address,
-                **used,
-            )
+            if not unless():
+                self._audit.write(
+                    request_id=request_id,
+                    key_id=caller.key_id,
+                    tenant=caller.tenant,
+                    method=method,
+                    outcome=outcome,
+                    address=caller.address,
+                    **({} if visit is None else visit.told()),
+                )
 
     def require(self, caller: Caller, scope: str) -> None:
         """Check that a caller's key has a scope.
@@ -224,83 +317,22 @@ class Gate:
     def rates(self, caller: Caller) -> dict[str, str]:
         """What is left of the key's rates, as headers that OpenAI's clients read, such as x-ratelimit-limit-requests."""
         use = self._uses.get(caller.key_id)
-        if use is None or not caller.key_id:
-            use = _Use(caller.limits, self._clock)
-        told = {}
-        for name, bucket in use.buckets.items():
-            told[f"x-ratelimit-limit-{name}"] = str(bucket.per_minute)
-            told[f"x-ratelimit-remaining-{name}"] = str(max(0, math.floor(bucket.level)))
-            told[f"x-ratelimit-reset-{name}"] = f"{bucket.full_in_s:.3f}s"
-        return told
+        return (use if use is not None and caller.key_id else self._new_use(caller.limits)).rates()
 
-    @contextmanager
-    def _seat(self, record: KeyRecord, visit: Visit) -> Iterator[None]:
-        """Hold a seat among the key's requests."""
-        self.require(Caller(limits=record), "generate")
-        visit.request = _within(record, visit.request)
-        use = self._uses.setdefault(record.id, _Use(record, self._clock)) if record.id else _Use(record, self._clock)
+    def _use(self, record: KeyRecord) -> KeyUse:
+        """What the key uses, by the limits that it has now."""
+        if not record.id:
+            return self._new_use(record)
+        use = self._uses.setdefault(record.id, self._new_use(record))
         use.follow(record)
-        charged = self._charge(record, use, visit)
-        use.running += 1
-        refused = False
-        try:
-            yield
-        except OutriderError:
-            refused = visit.completion_tokens == 0
-            raise
-        finally:
-            use.running -= 1
-            # A refused request has used nothing; one that was left may have used its whole prompt.
-            used = 0 if refused else visit.prompt_tokens + visit.completion_tokens
-            use.settle("tokens", used - charged)
+        return use
 
-    def _charge(self, record: KeyRecord, use: _Use, visit: Visit) -> int:
-        """Take a request and its tokens from the key's rates. Returns the tokens."""
-        if record.max_concurrent is not None and use.running >= record.max_concurrent:
-            self._limited.add(1, "max_concurrent")
-            raise ResourceExhausted(f"{use.running} requests of this API key run already (max_concurrent)")
-        request = visit.request
-        most = request.sampling.max_tokens or min(DEFAULT_MAX_TOKENS, request.most_tokens or DEFAULT_MAX_TOKENS)
-        tokens = visit.prompt_tokens + most
-        if record.tokens_per_minute is not None and tokens > record.tokens_per_minute:
-            allowed = f"small enough for this key's {record.tokens_per_minute} tokens_per_minute, with the prompt's tokens"
-            raise InvalidArgument("max_tokens", most, allowed)
-        for name, units in (("requests", 1), ("tokens", tokens)):
-            if name in use.buckets and (wait_s := use.buckets[name].wait_s(units)) > 0:
-                self._limited.add(1, f"{name}_per_minute")
-                limit = f"{use.buckets[name].per_minute} {name} per minute"
-                raise ResourceExhausted(f"this API key's limit of {limit} is reached; try again in {wait_s:.1f} s", wait_s)
-        use.settle("requests", 1)
-        use.settle("tokens", tokens)
-        return tokens
+    def _new_use(self, record: KeyRecord) -> KeyUse:
+        return KeyUse(record, self._clock, self._limited)
 
     def _refuse(self, why: str, key_id: str, address: str) -> None:
         self._refused.add(1, why.replace(" ", "_"))
         self._audit.write(key_id=key_id, method="authenticate", outcome=why, address=address)
-
-
-def _within(record: KeyRecord, request: ClientRequest) -> ClientRequest:
-    """The request as the router gets it.
-
-    Raises:
-        InvalidArgument: it asks for a longer answer, or for another strategy, than the key may.
-    """
-    asked = request.sampling.max_tokens
-    if asked is not None and record.max_tokens is not None and asked > record.max_tokens:
-        raise InvalidArgument("max_tokens", asked, f"at most {record.max_tokens} with this API key")
-    if request.strategy is not None and record.strategies is not None and request.strategy not in record.strategies:
-        allowed = ", ".join(sorted(record.strategies))
-        raise InvalidArgument("speculation.strategy", request.strategy, f"one of {allowed} with this API key")
-    return replace(request, tenant=record.tenant, weight=record.weight, most_tokens=record.max_tokens)
-
-
-def _estimate(request: ClientRequest) -> int:
-    """About how many tokens the prompt has; exactly, where it is given in tokens."""
-    if isinstance(request.input, str):
-        return -(-len(request.input) // _CHARACTERS_PER_TOKEN)
-    characters = sum(len(entry.role) + len(entry.content) for entry in request.input if isinstance(entry, ChatMessage))
-    ids = sum(1 for entry in request.input if isinstance(entry, int))
-    return ids + -(-characters // _CHARACTERS_PER_TOKEN)
 
 
 def open_gate(

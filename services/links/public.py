@@ -16,7 +16,8 @@ from services.client_api import (
     TextChunk,
 )
 from services.links.codec.verification import acceptance_rule, default_fields
-from speculation.errors import InvalidArgument
+from speculation import limits
+from speculation.errors import InvalidArgument, PromptTooLong
 from speculation.types import FinishReason, StructuredOutputs, TokenLogprobs
 
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
@@ -95,6 +96,10 @@ def _decode_input(wire: pb.GenerateRequest) -> str | tuple[ChatMessage, ...] | t
         case "prompt_token_ids":
             if not wire.prompt_token_ids.ids:
                 raise InvalidArgument("prompt_token_ids", "empty", "at least one token id")
+            if (count := len(wire.prompt_token_ids.ids)) > limits.MAX_SESSION_TOKENS:
+                # Before they are copied: a message has room for four times as many.
+                most = f"at most {limits.MAX_SESSION_TOKENS} tokens, whatever the model"
+                raise PromptTooLong("prompt_token_ids", f"{count} tokens", most)
             return tuple(wire.prompt_token_ids.ids)
         case _:
             raise InvalidArgument("input", "unset", "set: one of prompt, messages, prompt_token_ids")

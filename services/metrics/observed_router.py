@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator
 
 from services.client_api import ClientRequest, Completion, RouterPort, TextChunk
-from services.links.status import status_of
 from services.metrics.registry import Metrics
+from services.metrics.request_outcomes import outcome_of
 from services.passing_router import PassingRouter
-from speculation.errors import (
-    Cancelled,
-    DeadlineExceeded,
-    InvalidArgument,
-    PermissionDenied,
-    ResourceExhausted,
-    Unauthenticated,
-)
-
-_REFUSED = (InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated)
-_LEFT = (GeneratorExit, asyncio.CancelledError, Cancelled)
 
 
 class ObservedRouter(PassingRouter):
@@ -65,7 +53,7 @@ class ObservedRouter(PassingRouter):
                 yield event
         except BaseException as error:
             if not ended:
-                self._requests.add(1, *_outcome(error))
+                self._requests.add(1, *outcome_of(error))
             raise
         finally:
             self._open -= 1
@@ -93,12 +81,3 @@ class ObservedRouter(PassingRouter):
         ready = await super().ready()
         self._ready.set(float(ready))
         return ready
-
-
-def _outcome(error: BaseException) -> tuple[str, str]:
-    """The labels of a request that ended in ``error``: outcome and gRPC status."""
-    if isinstance(error, _LEFT):
-        return "cancelled", "CANCELLED"
-    if isinstance(error, DeadlineExceeded):
-        return "cancelled", "DEADLINE_EXCEEDED"
-    return "refused" if isinstance(error, _REFUSED) else "error", status_of(error).grpc

@@ -17,6 +17,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from services.links.arriving_requests import arriving_within
 from services.metrics.ops_address import bind_ops
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,8 @@ TEXT = "text/plain; version=0.0.4; charset=utf-8"
 # Seconds for which an answer to whether the service is ready holds, however many ask here.
 _FRESH_S = 1.0
 _MOST_CONNECTIONS = 64
+# Seconds that a request may take to arrive, so that connections that say nothing do not keep supervisors out.
+_ARRIVES_S = 5.0
 
 
 class _Server(uvicorn.Server):
@@ -74,7 +77,11 @@ class OpsListener:
 
 
 async def serve_ops(
-    host: str, port: int, exposition: Callable[[], bytes], ready: Callable[[], Awaitable[bool]]
+    host: str,
+    port: int,
+    exposition: Callable[[], bytes],
+    ready: Callable[[], Awaitable[bool]],
+    leaving: Callable[[], bool] = lambda: False,
 ) -> OpsListener:
     """Listen for those who operate the service.
 
@@ -82,6 +89,7 @@ async def serve_ops(
         port: 0 takes any free one.
         exposition: what ``/metrics`` says; called in a thread.
         ready: whether requests would be answered now; must answer in time.
+        leaving: whether the server is stopping; unlike ``ready``, asked each time.
 
     Raises:
         ConfigurationError: see ``bind_ops``.
@@ -99,6 +107,8 @@ async def serve_ops(
         return JSONResponse({"status": "alive"})
 
     async def readiness(_: Request) -> Response:
+        if leaving():
+            return JSONResponse({"status": "stopping"}, 503)
         answer = await asked()
         return JSONResponse({"status": "ready" if answer else "not ready"}, 200 if answer else 503)
 
@@ -109,7 +119,8 @@ async def serve_ops(
         log_level="warning",
         access_log=False,
         lifespan="off",
-        limit_concurrency=_MOST_CONNECTIONS,
+        http=arriving_within(_ARRIVES_S, _MOST_CONNECTIONS),
+        ws="none",
         timeout_keep_alive=30,
         timeout_graceful_shutdown=1,
         server_header=False,

@@ -46,6 +46,17 @@ class Prepared:
     echoed: tuple[str, ...]
 
 
+def expected(asked: Asked, base: ClientRequest) -> list[ClientRequest]:
+    """What is known of the request for each answer before the prompts are read. ``max_tokens`` is the least that it can be.
+
+    Args:
+        base: as of ``prepare``.
+    """
+    sampling = replace(asked.sampling, max_tokens=asked.sampling.max_tokens or max(1, asked.sampling.min_tokens or 0))
+    known = replace(base, sampling=sampling, model=asked.model, strategy=asked.strategy)
+    return [replace(known, input=source) for source in asked.inputs for _ in range(asked.n)]
+
+
 async def prepare(asked: Asked, router: RouterPort, base: ClientRequest) -> Prepared:
     """Complete a request with the defaults of OpenAI's API and of the model.
 
@@ -61,7 +72,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest) -> Prep
     if asked.model is not None and asked.model != card.name:
         raise NotFound("model", asked.model, card.name)
     _check_tools(asked, card)
-    prompts = [await _tokenize(asked, router, source, card) for source in asked.inputs]
+    prompts = [await _tokenize(asked, router, replace(base, input=source, chat=asked.chat), card) for source in asked.inputs]
     seed = asked.seed if asked.seed is not None else secrets.randbits(_SEED_BITS)
     requests = []
     for ids in prompts:
@@ -91,10 +102,11 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest) -> Prep
     return Prepared(card=card, requests=tuple(requests), prompts=tuple(prompts), echoed=tuple(echoed))
 
 
-async def _tokenize(asked: Asked, router: RouterPort, source: Input, card: ModelCard) -> tuple[int, ...]:
+async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, card: ModelCard) -> tuple[int, ...]:
+    source = request.input
     field = "messages" if source and isinstance(source, tuple) and not isinstance(source[0], int) else "prompt"
     try:
-        ids = await router.tokenize(ClientRequest(input=source, sampling=RequestedSampling(), chat=asked.chat))
+        ids = await router.tokenize(request)
     except InvalidArgument as error:
         raise named(error, {"prompt": field}) from error
     most = card.max_model_len - 1

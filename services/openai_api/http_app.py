@@ -38,8 +38,8 @@ class _Path:
     is_open: bool = False
     # Its name in the audit log, if nothing else records it.
     recorded: str = ""
-    # The scope that a key needs, if nothing else asks for it.
-    scope: str | None = None
+    # It counts as one of its key's requests, if nothing else counts it.
+    counts: bool = False
 
 
 class HttpApp:
@@ -65,8 +65,8 @@ class HttpApp:
             "/v1/completions": _Path("POST", ends.completions),
             "/v1/models": _Path("GET", ends.models, recorded="ListModels"),
             _MODEL: _Path("GET", ends.model, recorded="ListModels"),
-            "/tokenize": _Path("POST", ends.tokenize, recorded="Tokenize", scope="generate"),
-            "/detokenize": _Path("POST", ends.detokenize, recorded="Detokenize", scope="generate"),
+            "/tokenize": _Path("POST", ends.tokenize, recorded="Tokenize", counts=True),
+            "/detokenize": _Path("POST", ends.detokenize, recorded="Detokenize", counts=True),
             "/health": _Path("GET", ends.health, is_open=True),
             "/ready": _Path("GET", ends.ready, is_open=True),
             "/version": _Path("GET", ends.version, is_open=True),
@@ -121,9 +121,8 @@ class HttpApp:
         self._taken += 1
         self._empty.clear()
         try:
-            with self._gate.recorded(call.caller, found.recorded, call.request_id) if found.recorded else nullcontext():
-                if found.scope is not None:
-                    self._gate.require(call.caller, found.scope)
+            record = self._gate.counted if found.counts else self._gate.recorded
+            with record(call.caller, found.recorded, call.request_id) if found.recorded else nullcontext():
                 await found.handler(call)
         finally:
             self._taken -= 1

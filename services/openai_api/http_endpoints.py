@@ -2,34 +2,33 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
-from typing import Any, Protocol
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
 
 from services.access.gate import Gate
-from services.client_api import ClientRequest as Request
-from services.client_api import Completion, ModelCard, RequestedSampling, RouterPort, TextChunk
+from services.client_api import Completion, ModelCard, RouterPort, TextChunk
 from services.links.well import Well
 from services.openai_api.api_errors import Refused
 from services.openai_api.asked import Asked
 from services.openai_api.chat_answer import ChatAnswer
-from services.openai_api.chat_messages import read_messages
-from services.openai_api.chat_request import read_chat, read_chat_options
+from services.openai_api.chat_request import read_chat
 from services.openai_api.completion_answer import CompletionAnswer
-from services.openai_api.completion_request import read_completion, read_prompts
+from services.openai_api.completion_request import read_completion
 from services.openai_api.event_stream import PING_S, EventStream
-from services.openai_api.fields import Fields
-from services.openai_api.generation import RunningChoices, named, own_names, prepare
+from services.openai_api.generation import RunningChoices, expected, named, own_names, prepare
 from services.openai_api.http_call import HttpCall
 from services.openai_api.http_config import HttpConfig
-from services.openai_api.json_body import read_object
+from services.openai_api.json_body import read_body
 from services.openai_api.server_fingerprint import server_version
-from services.openai_api.tool_choice import read_tools
+from services.openai_api.token_requests import read_detokenize, read_tokenize
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
 
 log = logging.getLogger(__name__)
 
+_Read = TypeVar("_Read")
 _OWNER = "outrider"
 # Seconds for which an answer to "are you ready?" holds: anyone may ask, and every answer asks a verifier.
 _READY_S = 1.0
@@ -75,13 +74,16 @@ class Endpoints:
 
     async def chat(self, call: HttpCall) -> None:
         """POST /v1/chat/completions"""
-        asked = read_chat(await read_object(call.receive, call.headers, self._config.arrives_s))
+        asked = await self._read(call, read_chat)
         await call.unless_gone(self._generate(call, asked, ChatAnswer, "ChatCompletions"))
 
     async def completions(self, call: HttpCall) -> None:
         """POST /v1/completions"""
-        asked = read_completion(await read_object(call.receive, call.headers, self._config.arrives_s))
+        asked = await self._read(call, read_completion)
         await call.unless_gone(self._generate(call, asked, CompletionAnswer, "Completions"))
+
+    async def _read(self, call: HttpCall, read: Callable[[dict[str, Any]], _Read]) -> _Read:
+        return await read_body(call.receive, call.headers, self._config.arrives_s, read)
 
     async def _generate(
         self, call: HttpCall, asked: Asked, form: type[ChatAnswer] | type[CompletionAnswer], method: str
@@ -92,24 +94,36 @@ class Endpoints:
         if private is not None and asked.stream is not None and not asked.stream.include_obfuscation:
             named_as = "stream_options.include_obfuscation"
             raise Refused(named_as, False, "true, or unset: events of private answers are padded")
-        prepared = await prepare(asked, self._router, call.base_request(asked.request_id))
-        answer = form(asked, prepared, self._router, call.request_id, int(time.time()))
-        admit = functools.partial(self._gate.admit, call.known_caller, method=method)
-        async with RunningChoices(self._router, prepared.requests, admit) as running:
-            self.running.add(running)
-            try:
-                if asked.stream is None:
-                    await self._whole(call, running, answer)
-                else:
-                    padding = private or (self._config.padding if asked.stream.include_obfuscation else None)
-                    stream = EventStream(
-                        call.send, [], padding, self._config.public.send_timeout_s, everything=private is not None
-                    )
-                    await self._streamed(stream, running, answer, usage=asked.stream.include_usage)
-            except InvalidArgument as error:
-                raise named(error, own_names(asked)) from error
-            finally:
-                self.running.discard(running)
+        base, counted_as = call.base_request(asked.request_id), "n" if asked.n > 1 else "prompt"
+        try:
+            # Before the prompts are read, which takes longer than to refuse a caller.
+            async with self._gate.hold(
+                call.known_caller, expected(asked, base), method=method, counted_as=counted_as
+            ) as seats:
+                prepared = await prepare(asked, self._router, base)
+                seats.charge(prepared.requests)
+                answer = form(asked, prepared, self._router, call.request_id, int(time.time()))
+                async with RunningChoices(self._router, prepared.requests, seats.admit) as running:
+                    await self._told(call, asked, running, answer, private)
+        except InvalidArgument as error:
+            raise named(error, own_names(asked)) from error
+
+    async def _told(
+        self, call: HttpCall, asked: Asked, running: RunningChoices, answer: AnswerForm, private: int | None
+    ) -> None:
+        """Send the answer. ``private``: bytes of which each of its events is a multiple; None: it is not private."""
+        self.running.add(running)
+        try:
+            if asked.stream is None:
+                await self._whole(call, running, answer)
+            else:
+                padding = private or (self._config.padding if asked.stream.include_obfuscation else None)
+                stream = EventStream(
+                    call.send, [], padding, self._config.public.send_timeout_s, everything=private is not None
+                )
+                await self._streamed(stream, running, answer, usage=asked.stream.include_usage)
+        finally:
+            self.running.discard(running)
 
     async def _whole(self, call: HttpCall, running: RunningChoices, answer: AnswerForm) -> None:
         while not running.over:
@@ -172,22 +186,9 @@ class Endpoints:
 
     async def tokenize(self, call: HttpCall) -> None:
         """POST /tokenize: of a text, or of a conversation as it is sent to the model."""
-        fields = Fields(await read_object(call.receive, call.headers, self._config.arrives_s))
-        model, names = fields.text("model"), fields.truth("return_token_strs")
-        if fields.given("messages") and fields.given("prompt"):
-            raise fields.refuse("prompt", "set", "unset where messages is set")
-        if fields.given("messages"):
-            messages, tools = read_messages(fields), read_tools(fields)
-            request = Request(input=messages, sampling=RequestedSampling(), chat=read_chat_options(fields, tools))
-        else:
-            prompts = read_prompts(fields)
-            if len(prompts) != 1:
-                raise Refused("prompt", f"{len(prompts)} prompts", "one prompt")
-            request = Request(input=prompts[0], sampling=RequestedSampling())
-        if fields.truth("add_special_tokens") is (not isinstance(request.input, str)):
-            raise fields.refuse("add_special_tokens", "another", "as generation has it: true for text, false for messages")
-        fields.end(known=("model", "prompt", "messages", "return_token_strs", "tools", "chat_template_kwargs"))
+        model, request, names = await self._read(call, read_tokenize)
         card = await self._card(model)
+        request = replace(request, tenant=call.known_caller.tenant)
         ids = await call.unless_gone(self._router.tokenize(request))
         found: dict[str, Any] = {"count": len(ids), "max_model_len": card.max_model_len, "tokens": list(ids)}
         spelt = [each.data.decode(errors="replace") for each in await self._router.spell(ids)] if names else None
@@ -195,13 +196,9 @@ class Endpoints:
 
     async def detokenize(self, call: HttpCall) -> None:
         """POST /detokenize"""
-        fields = Fields(await read_object(call.receive, call.headers, self._config.arrives_s))
-        model, ids = fields.text("model"), fields.ids("tokens")
-        if ids is None:
-            raise fields.refuse("tokens", "unset", "a list of token ids", "missing_required_parameter")
-        fields.end(known=("model", "tokens"))
+        model, ids = await self._read(call, read_detokenize)
         await self._card(model)
-        await call.answer({"prompt": await self._router.detokenize(ids)})
+        await call.answer({"prompt": await call.unless_gone(self._router.detokenize(ids))})
 
     async def _card(self, model: str | None) -> ModelCard:
         card = (await self._router.models())[0]

@@ -12,8 +12,8 @@ import uvicorn
 
 from services.access.gate import Gate, open_gate
 from services.client_api import RouterPort
+from services.links.arriving_requests import arriving_within
 from services.links.config import public_files
-from services.openai_api.arriving_requests import arriving_within
 from services.openai_api.http_app import HttpApp
 from services.openai_api.http_config import HEADER_BYTES, HttpConfig
 from services.openai_api.listening import check_http, listen
@@ -116,7 +116,8 @@ def _uvicorn_config(app: HttpApp, config: HttpConfig) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         # h11 bounds headers, and refuses what httptools lets through.
-        http=arriving_within(config.arrives_s),
+        # Connections, idle ones included; requests have their own limit, with an answer in JSON.
+        http=arriving_within(config.arrives_s, config.public.max_connections),
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -124,8 +125,6 @@ def _uvicorn_config(app: HttpApp, config: HttpConfig) -> uvicorn.Config:
         access_log=False,
         server_header=False,
         proxy_headers=False,
-        # Connections, idle ones included; requests have their own limit, with an answer in JSON.
-        limit_concurrency=config.public.max_connections,
         timeout_keep_alive=_KEEP_ALIVE_S,
         timeout_graceful_shutdown=_LAST_WORDS_S,
         h11_max_incomplete_event_size=HEADER_BYTES,

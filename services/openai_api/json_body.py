@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar
 
 from starlette.datastructures import Headers
 from starlette.types import Receive
@@ -14,19 +15,22 @@ from speculation import limits
 from speculation.errors import Cancelled
 
 MAX_DEPTH = 100
+_Read = TypeVar("_Read")
 # Bytes beyond which JSON is read in a thread, so that it does not delay other requests.
 _LARGE = 64 << 10
 
 
-async def read_object(receive: Receive, headers: Headers, arrives_s: float) -> dict[str, Any]:
-    """The body's JSON object.
+async def read_body(receive: Receive, headers: Headers, arrives_s: float, read: Callable[[dict[str, Any]], _Read]) -> _Read:
+    """What ``read`` makes of the body's JSON object.
 
     Args:
         arrives_s: seconds that it may take.
+        read: called in a thread where the body is large: it looks at every token id.
 
     Raises:
         HttpError: it is too large, too slow, or not declared as JSON.
         Refused: it is no JSON object.
+        OutriderError: as ``read``.
         Cancelled: the client has gone.
     """
     kind = headers.get("content-type", "").partition(";")[0].strip().lower()
@@ -44,8 +48,8 @@ async def read_object(receive: Receive, headers: Headers, arrives_s: float) -> d
             408, "request_timeout", f"the body has not arrived within {arrives_s:g} s (server.http_arrives_s)"
         ) from None
     if len(body) > _LARGE:
-        return await asyncio.to_thread(parse_object, body)
-    return parse_object(body)
+        return await asyncio.to_thread(lambda: read(parse_object(body)))
+    return read(parse_object(body))
 
 
 async def _collect(receive: Receive) -> bytes:

@@ -55,7 +55,7 @@ class RouterService:
         self._tokens.check_length(request.input, card.max_model_len)
         self._tokens.check_length(request.prediction, card.max_model_len, "prediction")
         size = length_of(request.input) + len(request.prediction)
-        inner = await self._pool.run(lambda: self._prepare(request, card), size)
+        inner = await self._pool.run(lambda: self._prepare(request, card), size, request.tenant)
         detokenizer = self._tokens.detokenizer(special=not request.skip_special_tokens)
         answer = Answer(inner, request.request_id, detokenizer, arrived_at)
         events = self._migration.generate(inner)
@@ -95,10 +95,13 @@ class RouterService:
 
     async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
         self._tokens.check_length(request.input, (await self._describe()).max_model_len)
-        return await self._pool.run(lambda: self._encode(request), length_of(request.input))
+        return await self._pool.run(lambda: self._encode(request), length_of(request.input), request.tenant)
 
     async def detokenize(self, token_ids: Sequence[int]) -> str:
-        size = (await self._describe()).vocab_size
+        card = await self._describe()
+        size, most = card.vocab_size, card.max_model_len
+        if len(token_ids) > most:
+            raise PromptTooLong("tokens", f"{len(token_ids)} tokens", f"at most {most} tokens (max_model_len is {most})")
         wrong = next((token for token in token_ids if not 0 <= token < size), None)
         if wrong is not None:
             raise InvalidArgument("tokens", wrong, f"token ids from 0 to {size - 1}")

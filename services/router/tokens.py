@@ -55,9 +55,14 @@ class Backend(Protocol):
 
 def length_of(source: Source) -> int:
     """Characters of a text or a conversation; the number of token ids."""
-    if isinstance(source, str):
+    if isinstance(source, str) or _is_ids(source):
         return len(source)
-    return sum(1 if isinstance(entry, int) else _length(entry) for entry in source)
+    return sum(_length(entry) for entry in source if isinstance(entry, ChatMessage))
+
+
+def _is_ids(source: Source) -> bool:
+    # All entries are of one kind: millions of ids are not looked at one by one.
+    return not isinstance(source, str) and (not source or isinstance(source[0], int))
 
 
 def _length(message: ChatMessage) -> int:
@@ -107,8 +112,9 @@ class Tokens:
         Raises:
             PromptTooLong: it has at least ``most_tokens`` tokens.
         """
-        ids = not isinstance(source, str) and all(isinstance(entry, int) for entry in source)
-        unit, most = ("tokens", most_tokens - 1) if ids else ("characters", most_tokens * self._backend.longest_token)
+        unit, most = (
+            ("tokens", most_tokens - 1) if _is_ids(source) else ("characters", most_tokens * self._backend.longest_token)
+        )
         if (length := length_of(source)) > most:
             raise PromptTooLong(field, f"{length} {unit}", f"at most {most} {unit} (max_model_len is {most_tokens})")
 

@@ -9,20 +9,23 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 
 from services.links.config import PublicServerConfig
+from services.metrics import ops_listener
 from services.openai_api.http_config import HttpConfig
 from services.openai_api.http_server import serve_http
 from tests.scripted_router import ScriptedRouter
 
 WAIT_S = 30
 ARRIVES_S = 0.5
+# Where connections that are there must not time out before the test has used them.
+LATER_S = 3.0
 HEAD = b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-type: application/json\r\n"
 BODY = b'{"messages": [{"role": "user", "content": "x"}]}'
 HEALTH = b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 @asynccontextmanager
-async def served(**public: int) -> AsyncIterator[str]:
-    config = HttpConfig(port=0, arrives_s=ARRIVES_S, public=PublicServerConfig(port=0, **public))  # type: ignore[arg-type]
+async def served(arrives_s: float = ARRIVES_S, **public: int) -> AsyncIterator[str]:
+    config = HttpConfig(port=0, arrives_s=arrives_s, public=PublicServerConfig(port=0, **public))  # type: ignore[arg-type]
     server = await serve_http(ScriptedRouter("words"), config)
     try:
         yield server.address
@@ -97,6 +100,54 @@ async def test_others_are_answered_while_many_are_slow() -> None:
         assert answer.startswith(b"HTTP/1.1 200 OK") and b"words" in answer
         writer.close()
         assert all(found == b"" for found, _ in await asyncio.gather(*slow))
+
+
+async def opened(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    host, port = address.rsplit(":", 1)
+    return await asyncio.open_connection(host, int(port))
+
+
+async def answered(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Whether the connection gives an answer to whether the server lives."""
+    with suppress(ConnectionError):
+        writer.write(HEALTH)
+        return (await asyncio.wait_for(reader.read(4096), WAIT_S)).startswith(b"HTTP/1.1 200 OK")
+    return False
+
+
+async def test_only_connections_beyond_the_limit_are_closed() -> None:
+    async with served(LATER_S, max_connections=3) as address:
+        known = await opened(address)
+        assert await answered(*known)
+        silent = [await opened(address) for _ in range(2)]
+        # Refused as it comes, not when it asks, and whoever is there already is answered.
+        assert not await answered(*await opened(address))
+        assert await answered(*known)
+        for reader, _ in silent:
+            assert await asyncio.wait_for(reader.read(1), WAIT_S) == b""
+        assert await answered(*await opened(address))
+        for _, writer in (known, *silent):
+            writer.close()
+
+
+async def test_silent_connections_do_not_keep_supervisors_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ops_listener, "_ARRIVES_S", LATER_S)
+    monkeypatch.setattr(ops_listener, "_MOST_CONNECTIONS", 4)
+
+    async def ready() -> bool:
+        return True
+
+    listener = await ops_listener.serve_ops("127.0.0.1", 0, lambda: b"", ready)
+    known = await opened(listener.address)
+    assert await answered(*known)
+    silent = [await opened(listener.address) for _ in range(3)]
+    assert not await answered(*await opened(listener.address))
+    assert await answered(*known)
+    for reader, writer in silent:
+        assert await asyncio.wait_for(reader.read(1), WAIT_S) == b""
+        writer.close()
+    assert await answered(*await opened(listener.address))
+    await listener.stop()
 
 
 async def test_a_long_answer_is_no_slow_request() -> None:

@@ -173,6 +173,7 @@ async def test_every_request_and_every_refused_caller_is_recorded_without_text(t
         "method": "Generate",
         "outcome": "ok",
         "address": "ipv4:1.2.3.4:5",
+        "model": "m",
         "prompt_tokens": 3,
         "completion_tokens": 4,
         "strategy": "suffix",

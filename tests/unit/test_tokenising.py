@@ -91,6 +91,28 @@ async def test_what_nobody_waits_for_is_not_done_and_what_waits_is_bounded() -> 
     assert await pool.run(lambda: work("long"), 1000) == "long"
 
 
+async def test_one_tenants_texts_leave_room_for_those_of_others() -> None:
+    pool, go = TokenisingPool(threads=1, most_waiting=4, most_characters=100), threading.Event()
+    waiting = [asyncio.create_task(pool.run(lambda: go.wait(60), 10, "greedy")) for _ in range(2)]
+    await asyncio.sleep(0)
+    with pytest.raises(ResourceExhausted, match="2 texts of yours wait"):
+        await pool.run(lambda: True, 10, "greedy")
+    waiting.append(asyncio.create_task(pool.run(lambda: go.wait(60), 10, "other")))
+    await asyncio.sleep(0)
+    with pytest.raises(ResourceExhausted, match="of yours"):
+        await pool.run(lambda: True, 41, "other")
+    go.set()
+    assert await asyncio.gather(*waiting) == [True] * 3
+    assert await pool.run(lambda: True, 10, "greedy")
+
+
+async def test_tokens_that_no_answer_could_have_are_not_spelt_out(tiny_model: Path) -> None:
+    router = RouterService(RouterConfig(model_path=str(tiny_model)), Card())  # type: ignore[arg-type]
+    assert await router.detokenize((5,) * 32)
+    with pytest.raises(PromptTooLong, match="33 tokens: must be at most 32 tokens"):
+        await router.detokenize((5,) * 33)
+
+
 def test_what_a_template_says_is_clipped_and_plain(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tokens = Tokens(str(tiny_model))
     template = ChatTemplate("{{ raise_exception('bad\x1b[31m\n\x00' ~ messages[0]['content']) }}", {})
