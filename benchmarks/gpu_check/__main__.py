@@ -16,7 +16,7 @@ import shutil
 import sys
 from pathlib import Path
 
-# Without split-K, cuBLASLt's sums run from the first term to the last. It reads this when CUDA starts.
+# As ``forbid_split_sums`` sets them, which G2 calls: cuBLASLt reads them when CUDA starts, before G2.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
 os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "1")
 

@@ -148,6 +148,20 @@ def test_layers_whose_rows_depend_on_others_are_seen(monkeypatch: pytest.MonkeyP
     assert shapes_of(size, 49152)["query, key, value"] == (6720, 4032)
 
 
+def test_layers_are_checked_by_the_route_that_a_verifier_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verifier forbids cuBLASLt to split sums before its first product; G2 does so before it makes a route."""
+    events: list[str] = []
+
+    def routes(weight: torch.Tensor) -> dict[str, layer_gate.Route]:
+        events.append("made")
+        return dict.fromkeys((CUBLAS, TRITON), lambda rows: rows)
+
+    monkeypatch.setattr(layer_gate, "forbid_split_sums", lambda: events.append("forbidden"))
+    monkeypatch.setattr(layer_gate, "routes_of", routes)
+    linear_layers({"down": (48, 300)}, "cpu", compared=(1,), timed=())
+    assert events == ["forbidden", "made"]
+
+
 def test_attention_passes_and_a_wrong_mask_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with hopper():
         found = attention("cpu", length=24, depth=3, others=3, shapes=[(2, 16, None)])
