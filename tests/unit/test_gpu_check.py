@@ -175,11 +175,12 @@ def test_a_whole_models_logits() -> None:
     """In one pass, in two chunks, in a tree beside another request, and alone."""
     size = Size(width=48, intermediate=40, layers=1, heads=3, kv_heads=1, head_size=16)
     model = BareModel(size, 40, lengths=[24, 24], dtype=torch.float32, device="cpu")
-    assert model.left == []
+    normed = BareModel(size, 40, lengths=[24, 24], dtype=torch.float32, device="cpu", head_norms=True)
+    assert model.left == normed.left == []
     with hopper():
-        found = same_bits(model, length=9, depth=2, others=2, vocabulary=40)
+        found = same_bits({"plain": model, "normed": normed}, length=9, depth=2, others=2, vocabulary=40)
         made = model.logits([rows_of("1", 0, range(5))])
-    assert found.result == "pass" and found.figures["compared"] == 15, found.found
+    assert found.result == "pass" and found.figures["compared"] == 30, found.found
     torch.manual_seed(0)
     model.config._attn_implementation = "eager"
     expected = LlamaForCausalLM(model.config)(torch.arange(5)[None]).logits[0]
