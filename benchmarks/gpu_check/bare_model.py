@@ -1,4 +1,4 @@
-"""A Llama or a Qwen3 of random weights over our kernels: what a target computes, with torch, Triton and transformers alone."""
+"""A Llama or a Qwen3 of random weights over our kernels: what a target computes, by torch, Triton and transformers alone."""
 
 from __future__ import annotations
 

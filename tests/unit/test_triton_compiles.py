@@ -16,8 +16,10 @@ from tests.compile_kernels import KERNELS
 
 # Shared memory that a program may have: of an A100, and of an H100.
 ROOM = {80: 163 * 1024, 90: 227 * 1024}
-LARGE = {"many rows", "everything", "many products", "gated products", "one product"}
-WITH_PRODUCTS = LARGE | {"few rows", "few products"}
+LARGE = {"many rows", "many rows of wide heads", "everything", "many products", "gated products", "one product"}
+WITH_PRODUCTS = LARGE | {"few rows", "few rows of wide heads", "few products"}
+# Not in a loop: nothing to be copied ahead.
+WITHOUT_COPIES = {"one product"}
 
 
 def printed(program: str, tmp_path: Path) -> list[dict[str, Any]]:
@@ -36,6 +38,7 @@ def test_every_kernel_compiles(tmp_path: Path) -> None:
     for one in found:
         assert one["shared"] <= ROOM[one["capability"]], one
         assert (one["wgmma"] + one["mma"] > 0) == (one["kernel"] in WITH_PRODUCTS), one
+        assert (one["copies"] > 0) == (one["kernel"] in WITH_PRODUCTS - WITHOUT_COPIES), one
         # Hopper's own units take 64 rows at a time; fewer go to those that Ampere has.
         assert (one["wgmma"] > 0) == (one["capability"] == 90 and one["kernel"] in LARGE), one
 
