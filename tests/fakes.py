@@ -8,7 +8,7 @@ import struct
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -155,6 +155,9 @@ class ToyTarget:
 
     def streams(self, layers: Sequence[int]) -> StreamRows | None:
         return None
+
+    def fetch_features(self, asked: Mapping[str, Sequence[int]]) -> None:
+        pass
 
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
         """Two numbers per row and layer: the row's token, and the number of the session's rows in the pass."""

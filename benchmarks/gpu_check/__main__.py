@@ -14,9 +14,10 @@ import json
 import os
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-# Without split-K, cuBLASLt's sums run from the first term to the last. It reads this when CUDA starts.
+# As ``forbid_split_sums`` sets them, which G2 calls: cuBLASLt reads them when CUDA starts, before G2.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
 os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "1")
 
@@ -60,6 +61,10 @@ def gates_of(layers: int) -> list[GpuGate]:
     def model() -> BareModel:
         return BareModel(size, _VOCABULARY, lengths=[4608, *[704] * 63], dtype=torch.bfloat16, device=_DEVICE)
 
+    def with_head_norms() -> BareModel:
+        few = replace(size, layers=min(2, size.layers))
+        return BareModel(few, _VOCABULARY, lengths=[704] * 2, dtype=torch.bfloat16, device=_DEVICE, head_norms=True)
+
     def first() -> GateVerdict:
         verdict = ceilings(_DEVICE)
         measured["terabytes"] = verdict.figures["terabytes_per_second"]
@@ -73,7 +78,10 @@ def gates_of(layers: int) -> list[GpuGate]:
         ),
         GpuGate(name="G3", asks="how the chip adds", run=lambda: how_it_adds(_DEVICE), seconds=20),
         GpuGate(name="G4", asks="attention's bits", run=lambda: attention(_DEVICE), seconds=60),
-        GpuGate(name="G5", asks="a model's bits", run=lambda: same_bits(model()), seconds=90),
+        GpuGate(
+            name="G5", asks="a model's bits", seconds=90,
+            run=lambda: same_bits({"Llama": model(), "norms of heads": with_head_norms()}),
+        ),
         GpuGate(
             name="G6", asks="the cost of a pass", seconds=90,
             run=lambda: step_costs(model(), measured.get("terabytes", _TERABYTES)),

@@ -1,4 +1,4 @@
-"""A Llama with random weights over our kernels: what a target computes, with torch, Triton and transformers alone."""
+"""A Llama or a Qwen3 of random weights over our kernels: what a target computes, by torch, Triton and transformers alone."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Sequence
 
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks.inflate import Size
 from services.verifier.attention import calls as attention
@@ -25,6 +25,7 @@ class BareModel:
     Args:
         lengths: for how many tokens each of the requests "0", "1", ... has room.
         row_kernels: whether layers are replaced by ours; else they are torch's.
+        head_norms: a Qwen3, which has norms of heads.
     """
 
     def __init__(
@@ -36,16 +37,18 @@ class BareModel:
         dtype: torch.dtype,
         device: str,
         row_kernels: bool = True,
+        head_norms: bool = False,
     ) -> None:
         attention.register()
-        self.config = LlamaConfig(
+        self.config = (Qwen3Config if head_norms else LlamaConfig)(
             hidden_size=size.width, intermediate_size=size.intermediate, num_hidden_layers=size.layers,
             num_attention_heads=size.heads, num_key_value_heads=size.kv_heads, head_dim=size.head_size,
             vocab_size=vocabulary, max_position_embeddings=max(*lengths, 2048), attn_implementation=attention.NAME,
         )  # fmt: skip
         torch.manual_seed(0)
         with torch.device(device):
-            made = LlamaForCausalLM._from_config(self.config, dtype=dtype)
+            kind = Qwen3ForCausalLM if head_norms else LlamaForCausalLM
+            made: PreTrainedModel = kind._from_config(self.config, dtype=dtype)
         self._model = made.eval().requires_grad_(False)
         self.left = use_row_kernels(self._model) if row_kernels else []
         self.bytes = sum(each.numel() * each.element_size() for each in self._model.parameters())

@@ -9,7 +9,7 @@ import torch
 from benchmarks.gpu_check.gpu import milliseconds
 from benchmarks.gpu_check.verdicts import GateVerdict
 from benchmarks.inflate import Size
-from services.verifier.arithmetic.padded_linear import PaddedLinear
+from services.verifier.arithmetic.padded_linear import PaddedLinear, forbid_split_sums
 from services.verifier.triton_kernels.row_products import RowLinear
 
 Route = Callable[[torch.Tensor], torch.Tensor]
@@ -48,7 +48,8 @@ def differing(route: Route, rows: torch.Tensor, compared: Sequence[int]) -> list
 def linear_layers(
     shapes: dict[str, tuple[int, int]], device: str, compared: Sequence[int] = COMPARED, timed: Sequence[int] = TIMED
 ) -> GateVerdict:
-    """G2. Without ``timed`` nothing is timed."""
+    """G2. Without ``timed`` nothing is timed. From then on the process has cuBLASLt as a verifier has it."""
+    forbid_split_sums()
     wrong: dict[str, list[str]] = {CUBLAS: [], TRITON: []}
     speeds: dict[str, dict[str, dict[int, float]]] = {}
     table = [["layer", "by", "bits differ beside", *(f"GB/s at {count} rows" for count in timed)]]

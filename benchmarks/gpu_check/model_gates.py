@@ -23,8 +23,23 @@ PASSES: tuple[Pass, ...] = (
 _LEAST_SHARE, _MOST_STAIR = 0.7, 1.25
 
 
-def same_bits(model: BareModel, length: int = 600, depth: int = 8, others: int = 5, vocabulary: int = 49152) -> GateVerdict:
-    """G5: the logits of plain decoding, of prompts in chunks, and of trees beside other requests."""
+def same_bits(models: Mapping[str, BareModel], **sizes: int) -> GateVerdict:
+    """G5, of models by their names; ``sizes``: of ``differing_rows``."""
+    wrong: list[str] = []
+    compared = 0
+    for name, model in models.items():
+        found, count = differing_rows(model, **sizes)
+        wrong += [f"{name}: {row}" for row in found]
+        compared += count
+    return judge_bits(wrong, compared, sorted({kind for model in models.values() for kind in model.left}))
+
+
+def differing_rows(
+    model: BareModel, length: int = 600, depth: int = 8, others: int = 5, vocabulary: int = 49152
+) -> tuple[list[str], int]:
+    """The logits of plain decoding, of prompts in chunks, and of trees beside other requests: the rows that differ, and how
+    many were compared.
+    """
     text = torch.randint(0, vocabulary, (length,), generator=torch.Generator().manual_seed(1)).tolist()
     whole = model.logits([rows_of("0", 0, text)])
     half = length // 2 + 1
@@ -42,7 +57,7 @@ def same_bits(model: BareModel, length: int = 600, depth: int = 8, others: int =
         compared += 2 * len(path)
         # The tree has overwritten what follows the position.
         model.logits([rows_of("0", start, text[start:])])
-    return judge_bits(wrong, compared, model.left)
+    return wrong, compared
 
 
 def _rows_that_differ(made: torch.Tensor, expected: torch.Tensor) -> list[int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from benchmarks.regret.recorded_answers import RecordedAnswer
 from services.verifier.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling, StreamRows
@@ -109,6 +109,9 @@ class RecordedTarget:
 
     def streams(self, layers: Sequence[int]) -> StreamRows | None:
         return None
+
+    def fetch_features(self, asked: Mapping[str, Sequence[int]]) -> None:
+        pass
 
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
         raise NotImplementedError("a recording has no hidden states")

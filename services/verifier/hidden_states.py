@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -25,6 +28,20 @@ from speculation.types import Features
 OUTPUT = -1
 
 Made = TypeVar("Made")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Fetched:
+    """A request's hidden states on the host.
+
+    Attributes:
+        places: by row of the request, its place in ``numbers``.
+        numbers: [rows, numbers of a row], the bits of ``dtype``.
+    """
+
+    places: Mapping[int, int]
+    numbers: NDArray[np.int16]
+    dtype: torch.dtype
 
 
 class HiddenStates:
@@ -48,9 +65,11 @@ class HiddenStates:
         self._head = head
         self.late: LateRows | None = None
         self._modules: dict[int, nn.Module] = dict(zip(layers, _layers_of(model, len(layers)), strict=False))
-        # Of the last pass: by layer, [rows asked for, hidden size]; and by request, where its rows begin among them.
+        # Of the last pass: by layer, [rows asked for, hidden size]; by request, where its rows begin among them; and what is
+        # on the host.
         self._kept: dict[int, torch.Tensor] = {}
         self._starts: dict[str, int] = {}
+        self._fetched: dict[str, _Fetched] = {}
 
     def find_layers(self, trial: Callable[[], Made], rows: int) -> Made:
         """Run a trial pass over ``rows`` rows, and check whether the layers can be observed one by one.
@@ -107,7 +126,7 @@ class HiddenStates:
         Yields:
             Rows that the output layer must be given behind the ``needed`` ones. A hook cuts them off before it computes.
         """
-        self._kept, self._starts = {}, {}
+        self._kept, self._starts, self._fetched = {}, {}, {}
         asked = self._rows_asked(batch)
         if not asked:
             yield []
@@ -167,7 +186,7 @@ class HiddenStates:
 
     def keep(self, batch: Sequence[Rows], seen: Mapping[int, torch.Tensor], earlier: torch.Tensor | None) -> None:
         """Keep what a pass was asked for out of ``of_all_rows``; ``earlier`` as in ``kept``."""
-        self._kept, self._starts = {}, {}
+        self._kept, self._starts, self._fetched = {}, {}, {}
         index = to_device(self._rows_asked(batch), self._device, torch.int64)
         self._take_earlier(batch, earlier)
         self._kept.update((number, rows[index]) for number, rows in seen.items())
@@ -186,31 +205,58 @@ class HiddenStates:
         numbers = self._numbers(batch, range(self._layers.stop))
         return torch.stack([self._kept[number] for number in numbers]) if numbers else None
 
-    def features(self, own: Rows, rows: Sequence[int]) -> Features:
-        """The hidden states kept for ``own``, one request's part of the last pass; see ``Target.features``.
+    def fetch(self, asked: Sequence[tuple[Rows, Sequence[int]]]) -> None:
+        """Copy the hidden states of these rows of the last pass's requests to the host, with a single wait for all of them.
 
         bfloat16 if the model computes in it, else float16; numbers beyond the range of float16 are clamped to it.
         """
-        begin = self._starts[own.session_id]
-        at = torch.tensor([begin + row for row in rows], dtype=torch.int64, device=self._device)
-        states = torch.cat([self._states(own, rows, at, layer) for layer in own.layers], dim=-1)
-        if states.dtype != torch.bfloat16:
-            most = torch.finfo(torch.float16).max
-            states = states.clamp(-most, most).half()
+        alike: dict[tuple[int, ...], list[tuple[Rows, Sequence[int]]]] = {}
+        for own, rows in asked:
+            alike.setdefault(own.layers, []).append((own, rows))
+        made = [self._states(some, layers) for layers, some in alike.items()]
+        together = made[0].flatten() if len(made) == 1 else torch.cat([states.flatten() for states in made])
+        numbers: NDArray[np.int16] = together.cpu().view(torch.int16).numpy()
+        for some, states in zip(alike.values(), made, strict=True):
+            own_numbers, numbers = numbers[: states.numel()].reshape(states.shape), numbers[states.numel() :]
+            begin = 0
+            for own, rows in some:
+                places = {row: place for place, row in enumerate(rows)}
+                part = own_numbers[begin : begin + len(rows)]
+                self._fetched[own.session_id] = _Fetched(places=places, numbers=part, dtype=states.dtype)
+                begin += len(rows)
+
+    def features(self, own: Rows, rows: Sequence[int]) -> Features:
+        """The hidden states kept for ``own``, one request's part of the last pass; see ``Target.features`` and ``fetch``."""
+        found = self._fetched.get(own.session_id)
+        if found is None or not found.places.keys() >= set(rows):
+            self.fetch([(own, rows)])
+            found = self._fetched[own.session_id]
         return Features(
-            data=states.cpu().view(torch.int16).numpy().astype("<i2").tobytes(),
+            data=found.numbers[[found.places[row] for row in rows]].astype("<i2").tobytes(),
             rows=len(rows),
-            width=states.shape[1],
-            dtype="bfloat16" if states.dtype == torch.bfloat16 else "float16",
+            width=found.numbers.shape[1],
+            dtype="bfloat16" if found.dtype == torch.bfloat16 else "float16",
             start=_position(own, rows[0]) if rows else own.context,
             layers=own.layers,
         )
 
-    def _states(self, own: Rows, rows: Sequence[int], at: torch.Tensor, layer: int) -> torch.Tensor:
-        """[rows, hidden size], of one layer."""
-        if self.late is None or not self._is_stream(layer):
+    def _states(self, asked: Sequence[tuple[Rows, Sequence[int]]], layers: Sequence[int]) -> torch.Tensor:
+        """[rows, layers * hidden size] of requests that ask for the same layers, in the type in which they travel."""
+        places = [self._starts[own.session_id] + row for own, rows in asked for row in rows]
+        at = to_device(places, self._device, torch.int64)
+        states = torch.cat([self._of_layer(asked, at, layer) for layer in layers], dim=-1)
+        if states.dtype != torch.bfloat16:
+            most = torch.finfo(torch.float16).max
+            states = states.clamp(-most, most).half()
+        return states
+
+    def _of_layer(self, asked: Sequence[tuple[Rows, Sequence[int]]], at: torch.Tensor, layer: int) -> torch.Tensor:
+        """[rows, hidden size]."""
+        late = self.late
+        if late is None or not self._is_stream(layer):
             return self._kept[_number(layer, self._total)][at]
-        return torch.stack([self.late.states(own.session_id, row)[layer - self._total] for row in rows])
+        rows = [(own.session_id, row) for own, some in asked for row in some]
+        return torch.stack([late.states(name, row)[layer - self._total] for name, row in rows])
 
     def _is_stream(self, layer: int) -> bool:
         return self.late is not None and self._total <= layer < self._total + self.late.streams

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -203,6 +203,9 @@ class TransformersTarget:
 
     def streams(self, layers: Sequence[int]) -> StreamRows | None:
         return self._part.hidden_states.streams(layers)
+
+    def fetch_features(self, asked: Mapping[str, Sequence[int]]) -> None:
+        self._part.hidden_states.fetch([(self._rows[session_id], rows) for session_id, rows in asked.items()])
 
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
         return self._part.hidden_states.features(self._rows[session_id], rows)

@@ -5,7 +5,7 @@ The load-bearing rule: the loop hands over rows and gets choices. Logits stay wh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -206,6 +206,9 @@ class Target(Protocol):
 
     def streams(self, layers: Sequence[int]) -> StreamRows | None:
         """The streams among ``Rows.layers``; None: there are none among them."""
+
+    def fetch_features(self, asked: Mapping[str, Sequence[int]]) -> None:
+        """Say, by session, for which rows of the pass just finished ``features`` will be called: one wait for them all."""
 
     def features(self, session_id: str, rows: Sequence[int]) -> Features:
         """Hidden states of ``Rows.layers``, concatenated, from the session's pass just finished.

@@ -18,6 +18,7 @@ from cluster.stage_actors import launch_child
 from services.verifier import model_slice
 from services.verifier.config import TargetConfig
 from services.verifier.engine.live_request import check_request
+from services.verifier.hidden_states import HiddenStates
 from services.verifier.loading.adapters import exact_attention
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
@@ -159,6 +160,26 @@ def test_prompt_chunks_nodes_and_accepted_paths(served: Served) -> None:
     target.forward([chunk("asking", 45, text[45:46], (-1,), logits=1)])
     check(target.features("asking", [0]), expected, 45, (-1,))
     for name in ("asking", "other", "plain"):
+        target.close(name)
+
+
+def test_fetched_together_they_are_the_same_bits(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What several requests ask for, of the same layers and of others, comes to the host at once."""
+    target, text = served.target, served.text
+    rows = {"first": [0, 3, 7], "second": [2], "third": range(5)}
+    for name in rows:
+        assert target.open(name, 100)
+    batch = [
+        chunk("first", 0, text[:8], ASKED), chunk("second", 0, text[5:9], (1, -1)), chunk("third", 0, text[3:9], ASKED),
+    ]  # fmt: skip
+    target.forward(batch)
+    apart = [target.features(name, some) for name, some in rows.items()]
+    target.forward(batch)
+    target.fetch_features(rows)
+    monkeypatch.setattr(HiddenStates, "fetch", lambda *_: 1 / 0)
+    assert [target.features(name, some) for name, some in rows.items()] == apart
+    assert target.features("third", [4]).data == apart[2].part(4, 5).data
+    for name in rows:
         target.close(name)
 
 

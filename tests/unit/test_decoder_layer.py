@@ -71,6 +71,7 @@ TAKEN: dict[str, tuple[str, torch.dtype, dict[str, Any]]] = {
     "llama in bfloat16": ("llama", torch.bfloat16, {}),
     "norms of heads": ("qwen3", torch.float32, {}),
     "norms of heads in bfloat16": ("qwen3", torch.bfloat16, {}),
+    "norms of heads, sums in leaves": ("qwen3", torch.bfloat16, {"hidden_size": 192}),
     "biases": ("qwen2", torch.float32, {}),
     "a part is rotated, one product": ("phi3", torch.float32, {"partial_rotary_factor": 0.5}),
     "other norms and gates": ("gemma", torch.float32, {}),
@@ -121,10 +122,18 @@ def test_a_wrong_rotation_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done == 0 and "the kernel computes something else" in reason
 
 
-def test_kernels_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight, where queries, keys and values, and gate and up, are one product each."""
-    served = Served("llama", torch.float32)
+@pytest.mark.parametrize(
+    ("kind", "settings", "added"),
+    [("llama", {}, []), ("qwen3", {"hidden_size": 192}, ["add_leaves"])],
+    ids=["llama", "qwen3"],
+)
+def test_kernels_of_a_layer(
+    monkeypatch: pytest.MonkeyPatch, kind: str, settings: dict[str, int], added: Sequence[str]
+) -> None:
+    """Eight, where queries, keys and values, and gate and up, are one product each; one more before norms of heads."""
+    served = Served(kind, torch.float32, **settings)
     served.fuse()
+    width = settings.get("hidden_size", 32)
     launched: list[str] = []
     for module, names in (
         ("row_products", ("multiply", "add_leaves", "add_and_normalise", "gate")),
@@ -136,19 +145,13 @@ def test_kernels_of_a_layer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(layer.forward, RowDecoderLayer)
     laid_out = TritonPass(served.pool, PassShape.of([FIRST], 2, 3))
     with answering(Running(laid_out, served.calls)), torch.inference_mode():
-        layer(torch.zeros(1, 3, 32), position_embeddings=(torch.ones(1, 3, 16), torch.zeros(1, 3, 16)))
+        layer(torch.zeros(1, 3, width), position_embeddings=(torch.ones(1, 3, 16), torch.zeros(1, 3, 16)))
+    one = ["rotate_write", "attend", "multiply", "add_and_normalise", "multiply", "multiply", "add_and_normalise"]
+    # Gate and up have few columns here, so with leaves the gate is a kernel of its own.
+    if added:
+        one.insert(5, "gate")
     # The first norm of all is a kernel more.
-    one = [
-        "multiply",
-        "rotate_write",
-        "attend",
-        "multiply",
-        "add_and_normalise",
-        "multiply",
-        "multiply",
-        "add_and_normalise",
-    ]
-    assert launched == ["add_and_normalise", *one] and len(one) == 8
+    assert launched == ["add_and_normalise", "multiply", *added, *one] and len(one) == 7 + len(added)
 
 
 class Noted:

@@ -148,6 +148,20 @@ def test_layers_whose_rows_depend_on_others_are_seen(monkeypatch: pytest.MonkeyP
     assert shapes_of(size, 49152)["query, key, value"] == (6720, 4032)
 
 
+def test_layers_are_checked_by_the_route_that_a_verifier_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A verifier forbids cuBLASLt to split sums before its first product; G2 does so before it makes a route."""
+    events: list[str] = []
+
+    def routes(weight: torch.Tensor) -> dict[str, layer_gate.Route]:
+        events.append("made")
+        return dict.fromkeys((CUBLAS, TRITON), lambda rows: rows)
+
+    monkeypatch.setattr(layer_gate, "forbid_split_sums", lambda: events.append("forbidden"))
+    monkeypatch.setattr(layer_gate, "routes_of", routes)
+    linear_layers({"down": (48, 300)}, "cpu", compared=(1,), timed=())
+    assert events == ["forbidden", "made"]
+
+
 def test_attention_passes_and_a_wrong_mask_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with hopper():
         found = attention("cpu", length=24, depth=3, others=3, shapes=[(2, 16, None)])
@@ -161,11 +175,12 @@ def test_a_whole_models_logits() -> None:
     """In one pass, in two chunks, in a tree beside another request, and alone."""
     size = Size(width=48, intermediate=40, layers=1, heads=3, kv_heads=1, head_size=16)
     model = BareModel(size, 40, lengths=[24, 24], dtype=torch.float32, device="cpu")
-    assert model.left == []
+    normed = BareModel(size, 40, lengths=[24, 24], dtype=torch.float32, device="cpu", head_norms=True)
+    assert model.left == normed.left == []
     with hopper():
-        found = same_bits(model, length=9, depth=2, others=2, vocabulary=40)
+        found = same_bits({"plain": model, "normed": normed}, length=9, depth=2, others=2, vocabulary=40)
         made = model.logits([rows_of("1", 0, range(5))])
-    assert found.result == "pass" and found.figures["compared"] == 15, found.found
+    assert found.result == "pass" and found.figures["compared"] == 30, found.found
     torch.manual_seed(0)
     model.config._attn_implementation = "eager"
     expected = LlamaForCausalLM(model.config)(torch.arange(5)[None]).logits[0]

@@ -14,7 +14,7 @@ from torch.nn import functional
 pytest.importorskip("triton")
 from services.verifier.arithmetic import gpu_kernels
 from services.verifier.arithmetic.gpu_kernels import choose_gpu_kernels, is_exact_layer, use_gpu_kernels
-from services.verifier.arithmetic.padded_linear import PaddedLinear
+from services.verifier.arithmetic.padded_linear import PaddedLinear, forbid_split_sums
 from services.verifier.attention import on_gpu
 from services.verifier.attention.calls import Call
 from services.verifier.config import AttentionBackend, Kernels, TargetConfig, check_backends
@@ -104,6 +104,21 @@ def test_one_that_is_not_exact_is_not_taken_however_fast(monkeypatch: pytest.Mon
     assert choose_gpu_kernels(model(), config, timer).linears == "torch"
     with pytest.raises(ConfigurationError, match=r"verifier.kernels is triton: .*not exact here: triton; use auto or torch"):
         choose_gpu_kernels(model(), replace(config, kernels="triton"), timer)
+
+
+def test_parts_of_sums_are_forbidden_by_name_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    matmul = torch.backends.cuda.matmul
+    names = [f"allow_{kind}_reduced_precision_reduction" for kind in ("bf16", "fp16")]
+    before = {name: (getattr(matmul, name), getattr(matmul, f"{name}_split_k")) for name in names}
+    for variable in ("CUBLAS_WORKSPACE_CONFIG", "CUBLASLT_WORKSPACE_SIZE"):
+        # Set, so that it is taken back afterwards.
+        monkeypatch.setenv(variable, "as before")
+    try:
+        forbid_split_sums()
+        assert not any(getattr(matmul, name) or getattr(matmul, f"{name}_split_k") for name in names)
+    finally:
+        for name, values in before.items():
+            setattr(matmul, name, values)
 
 
 def test_a_split_sum_shows_and_padding_changes_no_number() -> None:

@@ -18,13 +18,17 @@ def forbid_split_sums() -> None:
     """Keep cuBLASLt from splitting a product's sums, in this process. Must come before its first product on a GPU.
 
     Without workspace it has no room for parts of sums, so each runs from its first term to its last (vLLM's batch-invariant
-    mode on Hopper did the same, vllm-project/vllm#28161).
+    mode on Hopper did the same, vllm-project/vllm#28161). Newer releases of torch forbid it by name as well. Where torch has
+    no CUDA only the settings change.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
     os.environ.setdefault("CUBLASLT_WORKSPACE_SIZE", "1")
-    torch.backends.cuda.preferred_blas_library("cublaslt")
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
-    torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction = False
+    if torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]
+        torch.backends.cuda.preferred_blas_library("cublaslt")
+    matmul = torch.backends.cuda.matmul
+    for name in ("allow_bf16_reduced_precision_reduction", "allow_fp16_reduced_precision_reduction"):
+        # Parts of sums in reduced precision; and parts at all, where torch takes a second value (pytorch/pytorch#164766).
+        setattr(matmul, name, (False, False) if hasattr(matmul, f"{name}_split_k") else False)
 
 
 class PaddedLinear(nn.Module):

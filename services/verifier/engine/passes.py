@@ -172,13 +172,27 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
     with times.measure("forward"):
         outcomes = target.finish()
     times.move(target.choosing_s, "forward", "choose")
-    for part, outcome in zip(parts, outcomes, strict=True):
-        rows = list(range(part.rows.chain))
+    kept = [list(range(part.rows.chain)) for part in parts]
+    for part, outcome, rows in zip(parts, outcomes, kept, strict=True):
+        if not part.rows.logits:
+            continue
         try:
-            if part.rows.logits:
-                with times.measure("choose"):
-                    part.verdict = verify(part.session, part.tree, outcome)
-                rows += [part.rows.chain + node for node in part.verdict.accepted_path]
+            with times.measure("choose"):
+                part.verdict = verify(part.session, part.tree, outcome)
+            rows += [part.rows.chain + node for node in part.verdict.accepted_path]
+        except Exception as error:
+            part.error = error
+    observed = {
+        part.session.id: rows[0 if part.session.observes.prompt else _first_chosen(part) :]
+        for part, rows in zip(parts, kept, strict=True)
+        if part.rows.layers and part.error is None
+    }
+    if observed:
+        target.fetch_features(observed)
+    for part, rows in zip(parts, kept, strict=True):
+        if part.error is not None:
+            continue
+        try:
             if part.rows.layers:
                 _observe(target, part, rows)
         except Exception as error:
@@ -197,8 +211,13 @@ def whole_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
 
 def _observe(target: Target, part: Part, rows: Sequence[int]) -> None:
     """Take the hidden states of the kept rows: those that tokens were chosen from, and the prompt's rows before them."""
-    chosen = part.rows.chain - 1 if part.verdict is not None else part.rows.chain
+    chosen = _first_chosen(part)
     if part.session.observes.prompt and chosen:
         part.prompt_features = target.features(part.session.id, rows[:chosen])
     if part.verdict is not None:
         part.verdict = with_features(part.verdict, target.features(part.session.id, rows[chosen:]))
+
+
+def _first_chosen(part: Part) -> int:
+    """Number of the rows after which no token was chosen: the prompt's."""
+    return part.rows.chain - 1 if part.verdict is not None else part.rows.chain

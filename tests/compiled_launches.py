@@ -1,0 +1,92 @@
+"""What a layer of ours launches on a GPU at several numbers of rows, compiled as there: ``python -m tests.compiled_launches``.
+
+Prints one JSON object per kernel and set of constants: the sets of what else it is compiled by, and how the lanes of its sums
+are spread over threads. Run it with TRITON_INTERPRET=0.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from services.verifier.attention import calls as attention
+from services.verifier.attention.calls import Running, answering
+from services.verifier.attention.recording import record
+from services.verifier.kv_cache.pool import KVPool
+from services.verifier.target_port import Rows
+from services.verifier.triton_kernels.decoder_layer import RowDecoderLayer
+from services.verifier.triton_kernels.row_layers import use_row_kernels
+from services.verifier.triton_kernels.triton_pass import PassShape, TritonPass
+from tests.triton_compiler import Launch, compile_for, layouts_of_sums, noted_launches
+
+# Leaves of products lie apart up to 64 rows.
+ROWS = (1, 3, 16, 33, 64, 65, 130, 256)
+# Within one segment, and in two.
+CONTEXTS = (8, 600)
+# With and without norms of heads.
+KINDS = ("qwen3", "llama")
+# The kernels whose sums run over lanes.
+SUMMING = ("add_and_normalise", "rotate_write")
+_TOKENS = 1024
+
+
+@torch.inference_mode()
+def launched(kind: str) -> list[Launch]:
+    """By a decoder layer of a kind of model, with the sizes of Qwen3-0.6B."""
+    attention.register()
+    sizes = {
+        "vocab_size": 16, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 1, "num_attention_heads": 16,
+        "num_key_value_heads": 8, "head_dim": 128, "attn_implementation": attention.NAME, "pad_token_id": 0,
+    }  # fmt: skip
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes), dtype=torch.bfloat16).eval()
+    with noted_launches() as noted:
+        use_row_kernels(model)
+        calls = record(model, torch.arange(1, 6)[None], _TOKENS)
+        call = next(iter(calls.values()))[0]
+        pool = KVPool([call], rows=_TOKENS, dtype=torch.bfloat16, device=torch.device("cpu"), ones=False)
+        pool.assign("one", range(_TOKENS // 64), 0)
+        decoder = model.get_decoder()
+        layer = RowDecoderLayer(decoder.layers[0], calls, decoder.norm)
+        noted.clear()
+        for rows in ROWS:
+            for context in CONTEXTS:
+                batch = [Rows(session_id="one", context=context, tokens=(1,) * rows, logits=1)]
+                laid_out = TritonPass(pool, PassShape.of(batch, call.share, rows))
+                laid_out.fill(batch)
+                turns = torch.ones(1, rows, call.key_size, dtype=torch.bfloat16)
+                with answering(Running(laid_out, calls)):
+                    layer(
+                        torch.zeros(1, rows, sizes["hidden_size"], dtype=torch.bfloat16), position_embeddings=(turns, turns)
+                    )
+    return list(noted)
+
+
+def described(launches: list[Launch]) -> Iterator[dict[str, object]]:
+    """Each kernel and set of constants once."""
+    alike: dict[str, list[Launch]] = {}
+    for one in launches:
+        alike.setdefault(f"{one.kernel} {one.constants}", []).append(one)
+    for some in alike.values():
+        first = some[0]
+        layouts = layouts_of_sums(first.compiled()) if first.kernel in SUMMING else []
+        yield {
+            "kernel": first.kernel, "constants": first.constants, "sums": layouts,
+            "specialised": sorted({one.specialised for one in some}),
+        }  # fmt: skip
+
+
+def main() -> None:
+    """For the compute capabilities named, such as 80 90."""
+    for capability in map(int, sys.argv[1:]):
+        compile_for(capability)
+        for kind in KINDS:
+            for one in described(launched(kind)):
+                print(json.dumps({"capability": capability, "kind": kind, **one}))
+
+
+if __name__ == "__main__":
+    main()
