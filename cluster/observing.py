@@ -69,10 +69,15 @@ class Observing:
         return TracedVerifier(verifier, self._tracing.tracer)
 
     def drafter(self, drafter: DrafterService) -> Drafter:
-        """``drafter``, counted."""
+        """``drafter``, counted and traced."""
         self.metrics.follow("drafter_sessions", lambda: {(): drafter.sessions})
         self.metrics.follow("drafter_retrievals_missed_total", lambda: {(): drafter.retrievals_missed})
-        return drafter if self.metrics is DROPPED else ObservedDrafter(drafter, self.metrics)
+        observed: Drafter = drafter if self.metrics is DROPPED else ObservedDrafter(drafter, self.metrics)
+        if self._tracing is None:
+            return observed
+        from services.tracing.drafter_spans import TracedDrafter
+
+        return TracedDrafter(observed, self._tracing.tracer)
 
     def retrieval(self, service: LooksUpIndex) -> ObservedRetrieval:
         """``service``, counted."""
