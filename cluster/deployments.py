@@ -126,9 +126,14 @@ class DrafterDeployment(_DraftServer):
             self._drafter = DrafterService(build.drafter_config(settings, model), link)
             await self._drafter.start()
             host, silence_s = settings.drafter.host, settings.drafter.session_silence_s
-            tls = server_tls(settings, "drafter")
+            observing, tls = self._observing, server_tls(settings, "drafter")
             self._server, port = await serve_drafter(
-                self._observing.drafter(self._drafter), f"{host}:0", settings.internal_token, silence_s, tls
+                observing.drafter(self._drafter),
+                f"{host}:0",
+                settings.internal_token,
+                silence_s,
+                tls,
+                observing.component(settings, "drafter"),
             )
             self._address = f"{_reachable(host)}:{port}"
 
@@ -148,9 +153,10 @@ class RetrievalDeployment(_DraftServer):
             self._retrieval = RetrievalService(build.retrieval_config(settings, model))
             await self._retrieval.start()
             host = settings.retrieval.host
-            observed = Observing(settings, on_ray=True, component="retrieval").retrieval(self._retrieval)
+            observing = Observing(settings, on_ray=True, component="retrieval")
+            observed, refused = observing.retrieval(self._retrieval), observing.component(settings, "retrieval")
             tls = server_tls(settings, "retrieval")
-            self._server, port = await serve_retrieval(observed, f"{host}:0", settings.internal_token, tls)
+            self._server, port = await serve_retrieval(observed, f"{host}:0", settings.internal_token, tls, refused)
             self._address = f"{_reachable(host)}:{port}"
 
     async def version(self) -> str | None:
@@ -178,6 +184,8 @@ class VerifierDeployment(_Process):
                 launch = launcher_in(get_current_placement_group(), num_cpus=own.num_cpus, num_gpus=own.num_gpus)
             self._rows = own.max_num_seqs
             observing = Observing(settings, on_ray=True, component="verifier")
+            # It has no server to refuse anybody at, but shows its certificate.
+            observing.component(settings, "verifier")
             origins = await build.origins(settings, model, link)
             self._verifier = VerifierService(config, origins, launch, observing.metrics, stream_weights(settings, model))
             self._observed = observing.verifier(self._verifier)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from cluster.component_tls import server_tls
 from cluster.config import Settings
+from services.access.audit import AuditLog
 from services.access.gate import Gate, open_gate
+from services.access.refused_components import RefusedComponents
 from services.client_api import RouterPort
 from services.links.certificate_expiry import expires_at
 from services.links.config import PublicServerConfig
@@ -19,6 +23,9 @@ from speculation.ports import Drafter, VerifierPort
 
 if TYPE_CHECKING:
     from services.drafter.service import DrafterService
+
+
+log = logging.getLogger(__name__)
 
 
 class Observing:
@@ -69,10 +76,15 @@ class Observing:
         return TracedVerifier(verifier, self._tracing.tracer)
 
     def drafter(self, drafter: DrafterService) -> Drafter:
-        """``drafter``, counted."""
+        """``drafter``, counted and traced."""
         self.metrics.follow("drafter_sessions", lambda: {(): drafter.sessions})
         self.metrics.follow("drafter_retrievals_missed_total", lambda: {(): drafter.retrievals_missed})
-        return drafter if self.metrics is DROPPED else ObservedDrafter(drafter, self.metrics)
+        observed: Drafter = drafter if self.metrics is DROPPED else ObservedDrafter(drafter, self.metrics)
+        if self._tracing is None:
+            return observed
+        from services.tracing.drafter_spans import TracedDrafter
+
+        return TracedDrafter(observed, self._tracing.tracer)
 
     def retrieval(self, service: LooksUpIndex) -> ObservedRetrieval:
         """``service``, counted."""
@@ -88,6 +100,21 @@ class Observing:
             # Read each time: it may be renewed.
             self.metrics.follow("certificate_expiry_timestamp_seconds", lambda: {(): expires_at(tls.certificate)})
         return open_gate(config.api_key_hashes, config.keys_file, config.audit_log, self.metrics)
+
+    def component(self, settings: Settings, role: str) -> RefusedComponents:
+        """Where the component in ``role`` tells of callers that it refuses; with it, how long its certificate lasts."""
+        if (tls := server_tls(settings, role)) is not None:
+            # Read each time: it may be renewed.
+            self.metrics.follow(
+                "component_certificate_expiry_timestamp_seconds", lambda: {(role,): expires_at(tls.certificate)}
+            )
+        try:
+            audit = AuditLog(settings.server.audit_log)
+        except ConfigurationError as error:
+            # Made for the routers' machines; this one may lack the folder.
+            log.warning("the %s keeps no audit log: %s", role, error)
+            audit = AuditLog()
+        return RefusedComponents(role, audit, self.metrics)
 
     async def stop(self) -> None:
         """Send the spans that have not been sent."""

@@ -103,6 +103,21 @@ class ChatOptions:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class HowAsked:
+    """How a user has asked, for traces: it changes nothing of the answer.
+
+    Attributes:
+        chats: the input was a conversation, whatever it is now.
+        streams: the answer is sent piece by piece.
+        choices: answers to the same input that were asked for.
+    """
+
+    chats: bool = False
+    streams: bool = True
+    choices: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ClientRequest:
     """A user's request. The router fills in whatever is None.
 
@@ -117,6 +132,7 @@ class ClientRequest:
         cache_salt, priority: as in ``GenerationRequest``.
         private: what is sent of the answer tells nothing of its drafts, and none come from others' texts; None: as the
             server does by default.
+        how: of the user's call.
         most_tokens: longest answer where ``sampling.max_tokens`` does not say; None: the router's default alone counts.
     """
 
@@ -137,6 +153,7 @@ class ClientRequest:
     priority: int = 0
     most_tokens: int | None = None
     private: bool | None = None
+    how: HowAsked = HowAsked()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -185,6 +185,7 @@ class Gate:
         self._now = now
         self._requests = metrics.counter("requests_total")
         self._uses: dict[str, KeyUse] = {}
+        keys.tell_reload = lambda outcome, valid: self._audit.write(method="reload_keys", outcome=outcome, keys=valid)
 
     def caller(self, key: str | None, address: str = "") -> Caller:
         """Who calls with ``key``.

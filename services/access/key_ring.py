@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -26,6 +27,10 @@ class KeyRing:
         file: a keys file; None: there is none.
         clock: seconds, never going back.
 
+    Attributes:
+        tell_reload: called from another thread after the file has been read again, with how that ended (ok, refused) and the
+            number of valid keys.
+
     Raises:
         ConfigurationError: the file is wrong. Once running, a wrong file is logged, and the old keys stay.
     """
@@ -37,6 +42,8 @@ class KeyRing:
         self._file = file
         self._clock = clock
         self._looked_at = clock()
+        self._reading: threading.Thread | None = None
+        self.tell_reload: Callable[[str, int], None] = _say_nothing
         self._stamp = self._now_stamped()
         self._records = self._plain if file is None else self._with(read_keys(file))
 
@@ -52,6 +59,11 @@ class KeyRing:
         """
         self._follow()
         return self._records.get(hash_key(key))
+
+    def settle(self) -> None:
+        """Wait until a changed file that has been noticed is read."""
+        if self._reading is not None:
+            self._reading.join()
 
     def _with(self, records: Iterable[KeyRecord]) -> dict[str, KeyRecord]:
         return {**self._plain, **{record.hash: record for record in records}}
@@ -70,12 +82,23 @@ class KeyRing:
             return
         self._looked_at = self._clock()
         stamp = self._now_stamped()
-        if stamp == self._stamp:
+        if stamp == self._stamp or (self._reading is not None and self._reading.is_alive()):
             return
         self._stamp = stamp
+        # A file of thousands of keys takes seconds to read, in which whoever asks is answered by the old keys.
+        self._reading = threading.Thread(target=self._read, args=(self._file,), name="keys", daemon=True)
+        self._reading.start()
+
+    def _read(self, file: Path) -> None:
         try:
-            self._records = self._with(read_keys(self._file))
+            self._records = self._with(read_keys(file))
         except ConfigurationError as error:
             log.error("the keys stay as they were: %s", error)
+            self.tell_reload("refused", len(self._records))
         else:
-            log.warning("%s has changed: %d keys are valid", self._file, len(self._records))
+            log.warning("%s has changed: %d keys are valid", file, len(self._records))
+            self.tell_reload("ok", len(self._records))
+
+
+def _say_nothing(outcome: str, keys: int) -> None:
+    pass

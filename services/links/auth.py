@@ -10,6 +10,7 @@ import grpc
 import grpc.aio
 
 from services.access.key_hash import hash_key
+from services.access.refused_components import RefusedComponents
 from services.links.status import abort
 from speculation.errors import Unauthenticated
 
@@ -34,10 +35,12 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
 
     Args:
         key_hashes: SHA-256 of each known key, in hex.
+        refused: where refused calls are told.
     """
 
-    def __init__(self, key_hashes: Iterable[str]) -> None:
+    def __init__(self, key_hashes: Iterable[str], refused: RefusedComponents) -> None:
         self._hashes = tuple(key_hashes)
+        self._refused = refused
 
     async def intercept_service(
         self,
@@ -47,7 +50,8 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or self._known(handler_call_details):
             return handler
-        return _refusing(handler)
+        known = bearer_of(handler_call_details.invocation_metadata) is not None
+        return _refusing(handler, "unknown_token" if known else "no_token", self._refused)
 
     def _known(self, details: grpc.HandlerCallDetails) -> bool:
         key = bearer_of(details.invocation_metadata)
@@ -56,11 +60,14 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
         return key is not None and any(matches)
 
 
-def _refusing(handler: grpc.RpcMethodHandler[Any, Any]) -> grpc.RpcMethodHandler[Any, Any]:
+def _refusing(
+    handler: grpc.RpcMethodHandler[Any, Any], reason: str, refused: RefusedComponents
+) -> grpc.RpcMethodHandler[Any, Any]:
     """A handler of the same kind that refuses every call."""
     error = Unauthenticated("no valid API key: send metadata 'authorization: Bearer KEY'")
 
     async def refuse(_request: object, context: grpc.aio.ServicerContext[Any, Any]) -> None:
+        refused.note(reason, context.peer())
         await abort(context, error)
 
     if handler.request_streaming:

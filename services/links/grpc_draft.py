@@ -14,6 +14,7 @@ import grpc
 import grpc.aio
 
 from outrider.internal.v1 import drafting_pb2, drafting_pb2_grpc
+from services.access.refused_components import RefusedComponents
 from services.links.auth import bearer
 from services.links.call_queue import END, CallQueue
 from services.links.codec import drafting as codec
@@ -168,6 +169,7 @@ async def serve_drafter(
     token: str | None = None,
     silence_s: float = SILENCE_S,
     tls: ComponentTls | None = None,
+    refused: RefusedComponents | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Start a server for ``drafter`` at "host:port" (port 0: any free one). Returns it and its port.
 
@@ -175,8 +177,14 @@ async def serve_drafter(
         token: asked for on every call; None: nothing is asked for.
         silence_s: seconds without a call after which a session is closed.
         tls: the drafter's files for mutual TLS; None: plain text.
+        refused: where refused calls are told; None: the log alone.
     """
-    servicer = _DraftingServicer(drafter, silence_s, guard_of(tls))
+    refused = refused or RefusedComponents("drafter")
+    servicer = _DraftingServicer(drafter, silence_s, guard_of(tls, refused))
     return await serve_internal(
-        lambda server: drafting_pb2_grpc.add_DraftingServiceServicer_to_server(servicer, server), address, token, tls
+        lambda server: drafting_pb2_grpc.add_DraftingServiceServicer_to_server(servicer, server),
+        address,
+        token,
+        tls,
+        refused,
     )

@@ -13,6 +13,7 @@ import grpc
 import grpc.aio
 
 from outrider.internal.v1 import retrieval_pb2, retrieval_pb2_grpc
+from services.access.refused_components import RefusedComponents
 from services.links.auth import bearer
 from services.links.codec import retrieval as codec
 from services.links.component_files import ComponentTls
@@ -172,15 +173,25 @@ class _RetrievalServicer(retrieval_pb2_grpc.RetrievalServiceServicer):
 
 
 async def serve_retrieval(
-    service: LooksUp, address: str, token: str | None = None, tls: ComponentTls | None = None
+    service: LooksUp,
+    address: str,
+    token: str | None = None,
+    tls: ComponentTls | None = None,
+    refused: RefusedComponents | None = None,
 ) -> tuple[grpc.aio.Server, int]:
     """Start a server for ``service`` at "host:port" (port 0: any free one). Returns it and its port.
 
     Args:
         token: asked for on every call; None: nothing is asked for.
         tls: the service's files for mutual TLS; None: plain text.
+        refused: where refused calls are told; None: the log alone.
     """
-    servicer = _RetrievalServicer(service, guard_of(tls))
+    refused = refused or RefusedComponents("retrieval")
+    servicer = _RetrievalServicer(service, guard_of(tls, refused))
     return await serve_internal(
-        lambda server: retrieval_pb2_grpc.add_RetrievalServiceServicer_to_server(servicer, server), address, token, tls
+        lambda server: retrieval_pb2_grpc.add_RetrievalServiceServicer_to_server(servicer, server),
+        address,
+        token,
+        tls,
+        refused,
     )

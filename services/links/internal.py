@@ -8,6 +8,7 @@ from typing import Any
 import grpc.aio
 
 from services.access.key_hash import hash_key
+from services.access.refused_components import RefusedComponents
 from services.links.auth import ApiKeyInterceptor
 from services.links.channel import bind, make_server
 from services.links.component_files import CALLERS, ComponentTls
@@ -18,7 +19,11 @@ Guard = Callable[[grpc.aio.ServicerContext[Any, Any]], None]
 
 
 async def serve_internal(
-    add: Callable[[grpc.aio.Server], None], address: str, token: str | None, tls: ComponentTls | None = None
+    add: Callable[[grpc.aio.Server], None],
+    address: str,
+    token: str | None,
+    tls: ComponentTls | None,
+    refused: RefusedComponents,
 ) -> tuple[grpc.aio.Server, int]:
     """Start a server at "host:port" (port 0: any free one). Returns it and its port.
 
@@ -26,8 +31,9 @@ async def serve_internal(
         add: adds the service to the server.
         token: asked for on every call; None: nothing is asked for.
         tls: the server's files; None: plain text.
+        refused: where refused calls are told.
     """
-    guards = [ApiKeyInterceptor([hash_key(token)])] if token else []
+    guards = [ApiKeyInterceptor([hash_key(token)], refused)] if token else []
     server = make_server(limits.MAX_DRAFT_MESSAGE_BYTES, interceptors=guards)
     add(server)
     port = bind(server, address) if tls is None else server.add_secure_port(address, server_credentials(tls))
@@ -35,7 +41,7 @@ async def serve_internal(
     return server, port
 
 
-def guard_of(tls: ComponentTls | None) -> Guard:
+def guard_of(tls: ComponentTls | None, refused: RefusedComponents) -> Guard:
     """What a servicer asks about every call before it answers: whether the caller's role may call it.
 
     Raises:
@@ -44,4 +50,4 @@ def guard_of(tls: ComponentTls | None) -> Guard:
     if tls is None:
         return lambda context: None
     roles = CALLERS[tls.role]
-    return lambda context: check_caller(context, roles)
+    return lambda context: check_caller(context, roles, refused)

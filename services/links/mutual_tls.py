@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Collection
 from typing import Any
 
 import grpc
 import grpc.aio
 
+from services.access.refused_components import RefusedComponents
 from services.links.component_files import ComponentTls, mismatch, name_of
 from services.links.renewed_files import RenewedFiles
 from speculation.errors import Unauthenticated
-
-log = logging.getLogger(__name__)
 
 
 def _kept(files: ComponentTls) -> RenewedFiles:
@@ -60,15 +58,16 @@ class CallerTls:
         await self._kept.renewed()
 
 
-def check_caller(context: grpc.aio.ServicerContext[Any, Any], roles: Collection[str]) -> None:
+def check_caller(context: grpc.aio.ServicerContext[Any, Any], roles: Collection[str], refused: RefusedComponents) -> None:
     """Check that a call comes from a component in one of ``roles``.
+
+    Args:
+        refused: where refused calls are told.
 
     Raises:
         Unauthenticated: its certificate names none of them.
     """
     names = {name.decode(errors="replace") for name in context.auth_context().get("x509_subject_alternative_name", ())}
     if not names & {name_of(role) for role in roles}:
-        log.warning(
-            "a call from %s is refused: its certificate names %s", context.peer(), ", ".join(sorted(names)) or "nobody"
-        )
+        refused.note("wrong_certificate", context.peer(), ", ".join(sorted(names)) or "nobody")
         raise Unauthenticated(f"the certificate must name {' or '.join(name_of(role) for role in roles)}")

@@ -153,7 +153,24 @@ _RETRIEVAL = (
     _counter("index_switches_total", "New versions of the index that came into use."),
 )
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (*_ROUTER, *_VERIFIER, *_DRAFTER, *_RETRIEVAL)}
+_COMPONENTS = (
+    _counter(
+        "component_auth_failures_total",
+        "Calls between components that were refused, by the component that refused them (drafter, retrieval) and why "
+        "(no_token, unknown_token, wrong_certificate).",
+        "component",
+        "reason",
+    ),
+    _gauge(
+        "component_certificate_expiry_timestamp_seconds",
+        "When the certificate ends that a component shows to others (cluster.tls), in seconds since 1970.",
+        "component",
+    ),
+)
+
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (*_ROUTER, *_VERIFIER, *_DRAFTER, *_RETRIEVAL, *_COMPONENTS)
+}
 
 
 def family_of(name: str, kind: Kind) -> Family:

@@ -10,7 +10,16 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, replace
 
 from services.access.gate import Visit
-from services.client_api import ClientRequest, Completion, ModelCard, RequestedSampling, RouterPort, TextChunk
+from services.client_api import (
+    ChatMessage,
+    ClientRequest,
+    Completion,
+    HowAsked,
+    ModelCard,
+    RequestedSampling,
+    RouterPort,
+    TextChunk,
+)
 from services.grammars import field_of
 from services.openai_api.api_errors import Refused
 from services.openai_api.asked import Asked, Input
@@ -74,6 +83,8 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest) -> Prep
     _check_tools(asked, card)
     prompts = [await _tokenize(asked, router, replace(base, input=source, chat=asked.chat), card) for source in asked.inputs]
     seed = asked.seed if asked.seed is not None else secrets.randbits(_SEED_BITS)
+    chats = any(isinstance(each, tuple) and isinstance(each[0], ChatMessage) for each in asked.inputs)
+    how = HowAsked(chats=chats, streams=asked.stream is not None, choices=asked.n)
     requests = []
     for ids in prompts:
         sampling = _completed(asked, card, len(ids), base.most_tokens)
@@ -92,6 +103,7 @@ async def prepare(asked: Asked, router: RouterPort, base: ClientRequest) -> Prep
                     priority=asked.priority,
                     private=asked.private,
                     skip_special_tokens=asked.skip_special_tokens,
+                    how=how,
                 )
             )
     wanted = sum(request.sampling.max_tokens or 0 for request in requests)

@@ -1,4 +1,4 @@
-"""A router and a verifier whose requests become spans: router (SERVER) -> verifier (INTERNAL).
+"""A router and a verifier whose requests become spans: router (SERVER) -> verifier (INTERNAL); drafter_spans has the third.
 
 The trace travels in ``traceparent`` (W3C Trace Context), so that the spans of several processes meet. Names of attributes:
 opentelemetry.io, semantic conventions for generative AI; what is ours begins with ``outrider.``. No span holds text, tokens,
@@ -8,23 +8,20 @@ keys or tenants.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from opentelemetry.context import Context
-from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer, set_span_in_context
-from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
 from services.client_api import ChatMessage, ClientRequest, Completion, RouterPort, TextChunk
 from services.passing_router import PassingRouter
+from services.tracing.trace_context import set_attributes, span_above, traceparent_of_span
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
 from speculation.types import SpeculationStats
 
-_TRACEPARENT = "traceparent"
-_W3C = TraceContextTextMapPropagator()
 _PROVIDER = "outrider"
 # Sampling parameters and the names that the conventions give them.
 _SAMPLING = {
@@ -54,13 +51,13 @@ class TracedRouter(PassingRouter):
         operation = "chat" if _is_chat(request) else "text_completion"
         name = f"{operation} {self._model}"
         with _span(self._tracer, name, SpanKind.SERVER, request.traceparent) as span:
-            _set(span, {"gen_ai.operation.name": operation, "gen_ai.provider.name": _PROVIDER, **_asked(request)})
+            set_attributes(span, {"gen_ai.operation.name": operation, "gen_ai.provider.name": _PROVIDER, **_asked(request)})
             span.set_attribute("gen_ai.request.model", request.model or self._model)
-            events = self._router.generate(replace(request, traceparent=_traceparent(span) or request.traceparent))
+            events = self._router.generate(replace(request, traceparent=traceparent_of_span(span) or request.traceparent))
             try:
                 async for event in events:
                     if isinstance(event, Completion):
-                        _set(span, _answered(event))
+                        set_attributes(span, _answered(event))
                     yield event
             finally:
                 await events.aclose()
@@ -76,7 +73,7 @@ class TracedVerifier:
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         stats, queued_s = SpeculationStats(), 0.0
         with _span(self._tracer, "verify", SpanKind.INTERNAL, request.traceparent) as span:
-            events = self._verifier.generate(replace(request, traceparent=_traceparent(span) or request.traceparent))
+            events = self._verifier.generate(replace(request, traceparent=traceparent_of_span(span) or request.traceparent))
             try:
                 async for event in events:
                     if isinstance(event, Progress):
@@ -85,7 +82,7 @@ class TracedVerifier:
                         queued_s = event.queue_s
                     yield event
             finally:
-                _set(span, _verified(request, stats, queued_s))
+                set_attributes(span, _verified(request, stats, queued_s))
                 await events.aclose()
 
     async def describe(self) -> VerifierCard:
@@ -98,7 +95,7 @@ class TracedVerifier:
 @contextmanager
 def _span(tracer: Tracer, name: str, kind: SpanKind, traceparent: str) -> Iterator[Span]:
     """A span during the block, below the caller's; what the block raises becomes its ``error.type``."""
-    above: Context = _W3C.extract({_TRACEPARENT: traceparent}, Context())
+    above = span_above(traceparent)
     # Not made the current span: the block belongs to a generator, whose steps run in its readers' contexts.
     span = tracer.start_span(name, above, kind)
     try:
@@ -113,27 +110,22 @@ def _span(tracer: Tracer, name: str, kind: SpanKind, traceparent: str) -> Iterat
         span.end()
 
 
-def _traceparent(span: Span) -> str:
-    carrier: dict[str, str] = {}
-    _W3C.inject(carrier, set_span_in_context(span, Context()))
-    return carrier.get(_TRACEPARENT, "")
-
-
-def _set(span: Span, attributes: Mapping[str, AttributeValue]) -> None:
-    if span.is_recording():
-        span.set_attributes(attributes)
-
-
 def _is_chat(request: ClientRequest) -> bool:
-    return not isinstance(request.input, str) and any(isinstance(entry, ChatMessage) for entry in request.input)
+    source = request.input
+    # Over HTTP a conversation has been tokenised already.
+    return request.how.chats or (not isinstance(source, str) and bool(source) and isinstance(source[0], ChatMessage))
 
 
 def _asked(request: ClientRequest) -> dict[str, AttributeValue]:
     given = request.sampling.given
     attributes: dict[str, AttributeValue] = {_SAMPLING[name]: value for name, value in given.items() if name in _SAMPLING}
+    if (seed := given.get("seed", 0)) >= 2**63:
+        # Attributes are signed numbers of 64 bits: the one with the same bits, which is also how HTTP's -1 was sent.
+        attributes[_SAMPLING["seed"]] = seed - 2**64
     if request.strategy is not None:
         attributes["outrider.requested_strategy"] = request.strategy[:64]
-    return {**attributes, "gen_ai.request.stream": True, "gen_ai.request.choice.count": 1}
+    how = request.how
+    return {**attributes, "gen_ai.request.stream": how.streams, "gen_ai.request.choice.count": how.choices}
 
 
 def _answered(event: Completion) -> dict[str, AttributeValue]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import re
 import socket
 import ssl
 from collections.abc import AsyncIterator, Sequence
@@ -12,18 +14,27 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import grpc
+import grpc.aio
 import pytest
 import trustme
 
 from cluster.component_tls import check_tls_files
 from cluster.config import load
+from cluster.observing import Observing
+from outrider.internal.v1 import drafting_pb2_grpc
+from services.access.audit import AuditLog
+from services.access.refused_components import RefusedComponents
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links import renewed_files
+from services.links.auth import bearer
+from services.links.certificate_expiry import expires_at
 from services.links.component_files import ComponentTls, check_files
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
 from services.links.mutual_tls import CallerTls
+from services.metrics.prometheus_sink import PrometheusSink
 from speculation.errors import ConfigurationError, Unavailable
 from speculation.messages import Draft, RetrievalQuery, Retrieved
 from tests.component_certificates import tls_flags, write_certificates
@@ -89,6 +100,48 @@ async def test_a_verifier_may_call_a_drafter_and_others_may_not(tmp_path: Path, 
         async with linked(port, CallerTls(verifier, "retrieval")) as (_, recorder):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(recorder.connected.wait(), 0.7)
+
+
+async def test_who_is_refused_is_told(tmp_path: Path, authority: trustme.CA, caplog: pytest.LogCaptureFixture) -> None:
+    files = {role: write_certificates(tmp_path, authority, role) for role in ("drafter", "verifier", "retrieval")}
+    sink, audit = PrometheusSink(), tmp_path / "audit"
+    refused = RefusedComponents("drafter", AuditLog(str(audit)), sink)
+    server, port = await serve_drafter(
+        DrafterService(DrafterConfig()), "127.0.0.1:0", "a token of sixteen", tls=files["drafter"], refused=refused
+    )
+    for role, token in (("verifier", None), ("verifier", "another token"), ("retrieval", "a token of sixteen")):
+        channel = CallerTls(files[role], "drafter").channel(f"127.0.0.1:{port}", [])
+        call = drafting_pb2_grpc.DraftingServiceStub(channel).Draft(iter(()), metadata=bearer(token))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            _ = [reply async for reply in call]
+        assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        await channel.close()
+    await server.stop(None)
+    told = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert [(line["component"], line["outcome"]) for line in told] == [
+        ("drafter", "no_token"), ("drafter", "unknown_token"), ("drafter", "wrong_certificate"),
+    ]  # fmt: skip
+    assert told[2]["shown"] == "retrieval.outrider.internal" and told[0]["address"].startswith("ipv4:127.0.0.1:")
+    text = sink.exposition().decode()
+    for line in told:
+        series = f'component="drafter",reason="{line["outcome"]}"'
+        assert f"outrider_component_auth_failures_total{{{series}}} 1.0" in text
+    assert caplog.text.count("the drafter refuses calls") == 3
+    for _ in range(3):
+        refused.note("no_token", "ipv4:127.0.0.1:1")
+    assert caplog.text.count("the drafter refuses calls") == 3
+
+
+def test_how_long_components_certificates_last(tmp_path: Path, authority: trustme.CA) -> None:
+    files = write_certificates(tmp_path, authority, "drafter")
+    tls = {name: str(getattr(files, name)) for name in ("certificate", "key", "ca")}
+    settings = load(over={"cluster": {"tls": tls}, "server": {"audit_log": "/no/such/folder/audit"}}, environ={})
+    observing = Observing(settings, on_ray=False)
+    observing.component(settings, "drafter")
+    (value,) = re.findall(
+        r'component_certificate_expiry_timestamp_seconds\{component="drafter"\} (\S+)', observing.exposition().decode()
+    )
+    assert float(value) == expires_at(files.certificate)
 
 
 async def test_only_a_drafter_may_look_something_up(tmp_path: Path, authority: trustme.CA) -> None:

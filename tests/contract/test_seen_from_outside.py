@@ -366,12 +366,14 @@ def test_spans_reach_a_collector(tiny_model: Path) -> None:
     model = ResolvedModel(name="tiny", path=tiny_model)
     try:
         with running_in_process(settings, model) as addresses, outrider.Client(addresses.grpc) as client:
-            client.generate(SECRET, max_tokens=5, ignore_eos=True, traceparent=TRACE)
+            client.generate(SECRET, max_tokens=5, ignore_eos=True, traceparent=TRACE, strategy="suffix")
             # The caller has decided that this one is not traced.
             client.generate(SECRET, max_tokens=5, ignore_eos=True, traceparent=TRACE[:-1] + "0")
         # What was not sent yet is sent when the server stops.
-        assert sorted(span.name for span in collector.spans) == ["text_completion tiny", "verify"]
+        assert sorted(span.name for span in collector.spans) == ["draft", "text_completion tiny", "verify"]
         assert {span.trace_id.hex() for span in collector.spans} == {TRACE[3:35]}
+        ids = {span.name.split()[0]: (span.span_id, span.parent_span_id) for span in collector.spans}
+        assert (ids["verify"][1], ids["draft"][1]) == (ids["text_completion"][0], ids["verify"][0])
         assert collector.components == {"outrider-server"}
         assert not any(word in str(collector.spans) for word in SECRET.split())
     finally:

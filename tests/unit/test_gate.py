@@ -188,6 +188,8 @@ async def test_a_changed_limit_counts_at_once(tmp_path: Path) -> None:
         pass
     gate(tmp_path, clock, "id: a, requests_per_minute: 3")
     clock.at += 1.5
+    door.caller(KEY + "0")
+    door._keys.settle()
     caller = door.caller(KEY + "0")
     for _ in range(2):
         async with door.admit(caller, asked()):
@@ -195,6 +197,31 @@ async def test_a_changed_limit_counts_at_once(tmp_path: Path) -> None:
     with pytest.raises(ResourceExhausted):
         async with door.admit(caller, asked()):
             pass
+    told = [line for line in lines(tmp_path) if line["method"] == "reload_keys"]
+    assert [(line["outcome"], line["keys"]) for line in told] == [("ok", 1)]
+
+
+async def test_a_wall_clock_that_jumps_changes_no_limit(tmp_path: Path) -> None:
+    clock, wall = Clock(), Clock()
+    file = tmp_path / "keys.yaml"
+    file.write_text(f"- {{hash: {hash_key(KEY)}, id: a, requests_per_minute: 2, tokens_per_minute: 1000}}")
+    audit = AuditLog(str(tmp_path / "audit"), now=wall)
+    door = Gate(KeyRing(file=file, clock=clock), audit, clock=clock, now=wall)
+    caller = door.caller(KEY)
+    for jump in (3600, -7200):
+        async with door.admit(caller, asked()):
+            before = door.rates(caller)
+            wall.at += jump
+            assert door.rates(caller) == before
+    for jump in (3600, -7200, 0):
+        wall.at += jump
+        with pytest.raises(ResourceExhausted) as caught:
+            async with door.admit(door.caller(KEY), asked()):
+                pass
+        assert caught.value.retry_after_s == pytest.approx(30)
+    clock.at += 30.01
+    async with door.admit(door.caller(KEY), asked()):
+        pass
 
 
 async def test_without_keys_there_is_one_user_and_no_limit() -> None:

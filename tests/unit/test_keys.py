@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from services.access import key_ring
 from services.access.audit import AuditLog
 from services.access.key_hash import hash_key, new_key
-from services.access.key_records import read_keys
+from services.access.key_records import KeyRecord, read_keys
 from services.access.key_ring import KeyRing
 from speculation.errors import ConfigurationError
 
@@ -90,10 +92,15 @@ def test_a_change_counts_without_a_restart(tmp_path: Path, caplog: pytest.LogCap
     assert ring.find(plain)
     assert not ring.find(two)
 
+    def noticed() -> None:
+        clock.at += 2
+        ring.find(plain)
+        ring.settle()
+
     def write(text: str) -> None:
         file.write_text(text)
         os.utime(file, ns=(0, 10**9 * int(clock.at)))
-        clock.at += 2
+        noticed()
 
     write(f"- hash: {hash_key(two)}\n")
     assert ring.find(two)
@@ -104,11 +111,38 @@ def test_a_change_counts_without_a_restart(tmp_path: Path, caplog: pytest.LogCap
         assert ring.find(two)
         assert "the keys stay as they were" in caplog.text
         file.unlink()
-        clock.at += 2
+        noticed()
         assert ring.find(two)
     write("[]")
     assert not ring.find(two)
     assert not ring.open
+
+
+def test_a_file_that_takes_long_to_read_keeps_nobody_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, clock, go = tmp_path / "keys.yaml", Clock(), threading.Event()
+    one, two = "one" * 8, "two" * 8
+    file.write_text(f"- hash: {hash_key(one)}\n")
+    ring = KeyRing((), file, clock=clock)
+    told: list[tuple[str, int]] = []
+    ring.tell_reload = lambda outcome, keys: told.append((outcome, keys))
+
+    def slow(path: Path) -> tuple[KeyRecord, ...]:
+        go.wait(60)
+        return read_keys(path)
+
+    monkeypatch.setattr(key_ring, "read_keys", slow)
+    file.write_text(f"- hash: {hash_key(two)}\n# longer")
+    clock.at += 2
+    # The old keys count meanwhile.
+    assert ring.find(one) and not ring.find(two) and not told
+    go.set()
+    ring.settle()
+    assert ring.find(two) and not ring.find(one)
+    file.write_text("- nonsense")
+    clock.at += 2
+    assert ring.find(two)
+    ring.settle()
+    assert told == [("ok", 1), ("refused", 1)]
 
 
 def test_new_keys_are_random_and_long() -> None:
