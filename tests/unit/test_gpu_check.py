@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,31 @@ def test_a_run_its_page_and_its_file() -> None:
     text = page({"GPU": "none"}, gates, verdicts)
     assert "| G3 | long | **not run** | 20 s are left, it may take 30 | run it alone: --only G3 |" in text
     assert "out of memory \\| 3" in text and "## G4: short\n\n| rows |\n|---|\n| 16 |" in text
+
+
+def test_what_was_found_is_kept_and_nothing_runs_on_a_broken_gpu(tmp_path: Path) -> None:
+    def broken() -> GateVerdict:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    gates = [
+        GpuGate(name="G1", asks="good", run=lambda: PASSED, seconds=1),
+        GpuGate(name="G2", asks="broken", run=broken, seconds=1),
+        GpuGate(name="G3", asks="behind it", run=lambda: PASSED, seconds=1),
+    ]
+    seen: list[list[str]] = []
+
+    def keep(verdicts: Mapping[str, GateVerdict]) -> None:
+        command.write(tmp_path, {"GPU": "none"}, gates, verdicts)
+        stored = json.loads((tmp_path / "gpu_check.json").read_text())["gates"]
+        seen.append([stored[gate.name]["result"] for gate in gates])
+
+    verdicts = run_gates(gates, 100, lambda line: None, keep=keep, works=lambda: False)
+    assert seen == [
+        ["not run"] * 3, ["pass", "not run", "not run"], ["pass", "fail", "not run"], ["pass", "fail", "not run"],
+    ]  # fmt: skip
+    assert verdicts["G3"].found == "since an error in G2 nothing more runs on the GPU in this process"
+    assert "| G3 | behind it | **not run** | since an error in G2" in (tmp_path / "gpu_check.md").read_text()
+    assert run_gates(gates, 100, lambda line: None)["G3"].result == "pass"
 
 
 def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
