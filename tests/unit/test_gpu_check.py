@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -127,15 +128,22 @@ def test_gpus_that_are_too_old_and_drivers(monkeypatch: pytest.MonkeyPatch) -> N
     assert "T4 is too old: its compute capability is 7.5, bfloat16 needs 8.0 (Ampere)" in gpu.too_old("T4", (7, 5))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
 
-    def unavailable() -> bool:
-        import warnings
+    said = "The NVIDIA driver on your system is too old (found version 11040)."
 
-        warnings.warn(
-            "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).", stacklevel=1
-        )
+    def warned() -> bool:
+        warnings.warn(f"CUDA initialization: {said}", stacklevel=1)
         return False
 
-    monkeypatch.setattr(torch.cuda, "is_available", unavailable)
+    def raised() -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", warned)
+    assert "driver is too old for torch" in gpu.missing() and "11040" in gpu.missing()
+    # torch warns once in a process; then the error of its start tells.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.missing().startswith("no GPU: torch ")
+    monkeypatch.setattr(torch.cuda, "init", raised)
     assert "driver is too old for torch" in gpu.missing() and "11040" in gpu.missing()
 
 
