@@ -23,7 +23,8 @@ LARGEST = Largest(rows=100, requests=3, positions=1500)
 
 
 def buckets_of(kind: str) -> Buckets:
-    call = Call(entry=0, heads=6, kv_heads=2, key_size=16, value_size=16, scale=0.25)
+    share = 29 if "29" in kind else 3
+    call = Call(entry=0, heads=2 * share, kv_heads=2, key_size=16, value_size=16, scale=0.25)
     pool = KVPool([call], rows=64, dtype=torch.float32, device=CPU)
     if kind == "torch":
         return StaticBuckets(pool)
@@ -33,7 +34,7 @@ def buckets_of(kind: str) -> Buckets:
     return TritonBuckets(pool, call.share)
 
 
-@pytest.mark.parametrize("kind", ["torch", "triton"])
+@pytest.mark.parametrize("kind", ["torch", "triton", "triton, 29 queries a key"])
 def test_every_pass_that_the_settings_allow_has_a_bucket(kind: str) -> None:
     buckets, source = buckets_of(kind), random.Random(0)
     allowed = set(buckets.allowed(LARGEST))
