@@ -17,6 +17,7 @@ import functools
 import json
 import math
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 from benchmarks.gpu_bench.speed_limits import verdicts_on
@@ -28,7 +29,7 @@ from benchmarks.gpu_bench.speed_parts import (
     tokens_per_second,
 )
 from benchmarks.gpu_check import gpu
-from benchmarks.gpu_check.verdicts import GpuGate, as_object, gates_named, page, run_gates
+from benchmarks.gpu_check.verdicts import GateVerdict, GpuGate, as_object, gates_named, page, run_gates
 
 # Room for the requests of the widest part, and for their prompts.
 _SETTINGS = ("verifier.kv_cache_tokens=65536", "verifier.max_model_len=2048", "verifier.max_num_seqs=64")
@@ -81,12 +82,17 @@ def main() -> int:
     about["model"] = str(arguments.model)
     arguments.out.mkdir(parents=True, exist_ok=True)
     say = functools.partial(print, flush=True)
-    found = run_gates(parts, arguments.seconds, say)
-    judged = verdicts_on(found, on_gpu=on_gpu)
-    found |= run_gates(judged, math.inf, say)
-    (arguments.out / "gpu_bench.json").write_text(json.dumps(as_object(about, found), indent=1) + "\n")
-    title = "How fast this GPU is with Outrider"
-    (arguments.out / "gpu_bench.md").write_text(page(about, [*judged, *parts], found, title))
+
+    def keep(found: Mapping[str, GateVerdict]) -> None:
+        judged = verdicts_on(dict(found), on_gpu=on_gpu)
+        both = {**found, **run_gates(judged, math.inf, lambda line: None)}
+        (arguments.out / "gpu_bench.json").write_text(json.dumps(as_object(about, both), indent=1) + "\n")
+        title = "How fast this GPU is with Outrider"
+        (arguments.out / "gpu_bench.md").write_text(page(about, [*judged, *parts], both, title))
+
+    # After each part, so that what was measured stays if a later one ends the program.
+    found = run_gates(parts, arguments.seconds, say, keep=keep)
+    found |= run_gates(verdicts_on(found, on_gpu=on_gpu), math.inf, say)
     print(f"{arguments.out / 'gpu_bench.md'} and gpu_bench.json are written")
     return 1 if any(verdict.result in ("fail", "not run") for verdict in found.values()) else 0
 

@@ -3,7 +3,8 @@
     python -m benchmarks.gpu_check [--out FOLDER] [--only G3,G4] [--layers 32] [--seconds 520]
 
 G1 ceilings, G2 linear layers, G3 how the chip adds, G4 attention, G5 a whole model's bits, G6 the cost of a pass. Writes
-gpu_check.json and gpu_check.md. Exits with 0 if every gate passed, with 1 if not, and with 2 if nothing could be checked.
+gpu_check.json and gpu_check.md, after each gate. Exits with 0 if every gate passed, with 1 if not, and with 2 if nothing
+could be checked.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ import json
 import os
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 # As ``forbid_split_sums`` sets them, which G2 calls: cuBLASLt reads them when CUDA starts, before G2.
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":16:8")
@@ -89,6 +92,12 @@ def gates_of(layers: int) -> list[GpuGate]:
     ]  # fmt: skip
 
 
+def write(folder: Path, about: Mapping[str, Any], gates: Sequence[GpuGate], verdicts: Mapping[str, GateVerdict]) -> None:
+    """The JSON file and the page, after each gate, so that what was found stays if a later one ends the program."""
+    (folder / "gpu_check.json").write_text(json.dumps(as_object(about, verdicts), indent=1) + "\n")
+    (folder / "gpu_check.md").write_text(page(about, gates, verdicts))
+
+
 def main() -> int:
     """See the module. Returns the exit code."""
     parser = argparse.ArgumentParser(
@@ -97,7 +106,9 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/gpu-check"), help="folder to write to")
     parser.add_argument("--only", help="gates to run, comma-separated; default: all")
     parser.add_argument("--layers", type=int, default=32, help="of the model; 32: seven billion parameters")
-    parser.add_argument("--seconds", type=float, default=520, help="in all; a gate that would take longer is not run")
+    parser.add_argument(
+        "--seconds", type=float, default=520, help="in all; a gate for which less is left than it may take is not run"
+    )
     arguments = parser.parse_args()
     try:
         gates = gates_named(gates_of(arguments.layers), arguments.only)
@@ -111,12 +122,10 @@ def main() -> int:
     if reason:
         print(f"gpu-check: {reason}", file=sys.stderr)
         return 2
-    about = gpu.about()
-    with torch.inference_mode():
-        verdicts = run_gates(gates, arguments.seconds, say=lambda line: print(line, flush=True))
     arguments.out.mkdir(parents=True, exist_ok=True)
-    (arguments.out / "gpu_check.json").write_text(json.dumps(as_object(about, verdicts), indent=1) + "\n")
-    (arguments.out / "gpu_check.md").write_text(page(about, gates, verdicts))
+    keep = functools.partial(write, arguments.out, gpu.about(), gates)
+    with torch.inference_mode():
+        verdicts = run_gates(gates, arguments.seconds, say=lambda line: print(line, flush=True), keep=keep, works=gpu.works)
     print(f"{arguments.out / 'gpu_check.md'} and gpu_check.json are written")
     return 0 if all(verdict.result == "pass" for verdict in verdicts.values()) else 1
 

@@ -55,7 +55,7 @@ class BareModel:
         self.bytes -= self._model.get_input_embeddings().weight.nbytes
         self._calls = record(self._model, torch.arange(1, 9, device=device)[None], max(lengths))
         calls = [call for own in self._calls.values() for call in own]
-        self._share = calls[0].share
+        self._share = max(call.share for call in calls)
         ends = list(itertools.accumulate(-(-length // TILE) for length in lengths))
         self.pool = KVPool(calls, rows=ends[-1] * TILE, dtype=dtype, device=torch.device(device), ones=False)
         for session, (begin, end) in enumerate(itertools.pairwise([0, *ends])):

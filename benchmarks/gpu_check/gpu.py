@@ -52,6 +52,15 @@ def about() -> dict[str, Any]:
     }
 
 
+def works() -> bool:
+    """Whether CUDA still works in this process; after some errors (a wrong address) every call fails."""
+    try:
+        return torch.ones(2, device="cuda").sum().item() == 2
+    except Exception:
+        # Whatever it raises.
+        return False
+
+
 def milliseconds(run: Callable[[], object], repeats: int = 10) -> float:
     """Median time of ``run`` on the GPU, after two that warm up."""
     for _ in range(2):

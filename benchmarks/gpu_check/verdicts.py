@@ -34,7 +34,7 @@ class GateVerdict:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuGate:
-    """A gate: what it asks, what it does, and how many seconds must be left for it to begin."""
+    """A gate: what it asks, what it does, and how many seconds must be left for it to begin; it may then take longer."""
 
     name: str
     asks: str
@@ -57,29 +57,52 @@ def gates_named(gates: Sequence[GpuGate], only: str | None) -> list[GpuGate]:
 
 
 def run_gates(
-    gates: list[GpuGate], limit_s: float, say: Callable[[str], None], clock: Callable[[], float] = time.monotonic
+    gates: Sequence[GpuGate],
+    limit_s: float,
+    say: Callable[[str], None],
+    clock: Callable[[], float] = time.monotonic,
+    *,
+    keep: Callable[[Mapping[str, GateVerdict]], None] = lambda verdicts: None,
+    works: Callable[[], bool] = lambda: True,
 ) -> dict[str, GateVerdict]:
-    """Run the gates one after the other. One that raises has failed; one for which too little time is left is not run."""
+    """Run the gates one after the other. One that raises has failed; one for which too little time is left is not run.
+
+    Args:
+        keep: called before the first and after each one, with the verdicts of all.
+        works: asked after one that raised; if not, none that follows is run.
+    """
     start = clock()
-    verdicts: dict[str, GateVerdict] = {}
+    verdicts = {gate.name: _not_run(gate, "it was not reached") for gate in gates}
+    keep(verdicts)
+    broken = ""
     for gate in gates:
         left = limit_s - (clock() - start)
-        if left < gate.seconds:
-            found = f"{left:.0f} s are left, it may take {gate.seconds:.0f}"
-            verdict = GateVerdict(result="not run", found=found, follows=f"run it alone: --only {gate.name}")
+        if broken:
+            verdicts[gate.name] = _not_run(gate, broken)
+        elif left < gate.seconds:
+            verdicts[gate.name] = _not_run(gate, f"{left:.0f} s are left, it may take {gate.seconds:.0f}")
         else:
             began = clock()
             try:
-                verdict = gate.run()
+                verdicts[gate.name] = gate.run()
             except Exception as error:
-                trace = "".join(traceback.format_exception(error)).splitlines()[-12:]
-                verdict = GateVerdict(
-                    result="fail", found=f"it raised {type(error).__name__}: {' '.join(str(error).split())[:300]}",
-                    follows="repair this first; the trace is in the JSON file", figures={"trace": trace},
-                )  # fmt: skip
-            say(f"{gate.name} {verdict.result} ({clock() - began:.0f} s): {verdict.found}")
-        verdicts[gate.name] = verdict
+                verdicts[gate.name] = _raised(error)
+                broken = "" if works() else f"since an error in {gate.name} nothing more runs on the GPU in this process"
+            say(f"{gate.name} {verdicts[gate.name].result} ({clock() - began:.0f} s): {verdicts[gate.name].found}")
+        keep(verdicts)
     return verdicts
+
+
+def _not_run(gate: GpuGate, found: str) -> GateVerdict:
+    return GateVerdict(result="not run", found=found, follows=f"run it alone: --only {gate.name}")
+
+
+def _raised(error: Exception) -> GateVerdict:
+    trace = "".join(traceback.format_exception(error)).splitlines()[-12:]
+    return GateVerdict(
+        result="fail", found=f"it raised {type(error).__name__}: {' '.join(str(error).split())[:300]}",
+        follows="repair this first; the trace is in the JSON file", figures={"trace": trace},
+    )  # fmt: skip
 
 
 def as_object(about: Mapping[str, Any], verdicts: Mapping[str, GateVerdict]) -> dict[str, Any]:
@@ -89,7 +112,7 @@ def as_object(about: Mapping[str, Any], verdicts: Mapping[str, GateVerdict]) -> 
 
 def page(
     about: Mapping[str, Any],
-    gates: list[GpuGate],
+    gates: Sequence[GpuGate],
     verdicts: Mapping[str, GateVerdict],
     title: str = "What this GPU does",
 ) -> str:

@@ -19,10 +19,21 @@ def no_gpu() -> str:
             return ""
     if torch.version.cuda is None:
         return f"no GPU: torch {torch.__version__} is built without CUDA; install torch's CUDA build on a machine with one"
-    said = " ".join(" ".join(str(warning.message).split()) for warning in caught)
+    # torch warns once in a process, but its start raises every time.
+    said = " ".join((_at_start() or " ".join(str(warning.message) for warning in caught)).split())
     if "driver" in said and "old" in said:
         return f"the GPU's driver is too old for torch {torch.__version__} (CUDA {torch.version.cuda}): {said[:_SHOWN]}"
     return f"no GPU: torch {torch.__version__} sees none{': ' + said[:_SHOWN] if said else ''}"
+
+
+def _at_start() -> str:
+    """What torch raises when it starts CUDA; empty if it starts."""
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except Exception as error:
+        # Of several kinds, by version.
+        return str(error)
+    return ""
 
 
 def multiplies_fp8(device: torch.device) -> bool:

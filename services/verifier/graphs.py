@@ -94,7 +94,9 @@ class Graphs:
         for done, (key, own) in enumerate((key, own) for key in keys for own in reversed(self._layers)):
             try:
                 self._buckets[key, own] = self._captured(key, own)
-            except torch.OutOfMemoryError as error:
+            except Exception as error:
+                if not _is_memory(error):
+                    raise
                 raise ConfigurationError(
                     f"not enough GPU memory to capture passes of up to {largest.rows} rows, {largest.requests} requests and "
                     f"{largest.positions} positions: it ended after {done} of {len(keys) * len(self._layers)} graphs; lower "
@@ -131,11 +133,19 @@ class Graphs:
         return made
 
     def _capture(self, bucket: _Captured) -> None:
-        """Run an empty pass until everything is warm, then capture it.
+        """Capture a pass; where that fails, but for want of memory, this one and the next ones are launched."""
+        try:
+            self._record(bucket)
+        except Exception as error:
+            # Models, compilers and drivers may fail in any way: Triton's own errors are no RuntimeErrors.
+            if _is_memory(error):
+                raise
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            log.warning("passes of this model cannot be captured, so each takes longer: %s", said)
+            self._captures = False
 
-        Raises:
-            torch.OutOfMemoryError: there is not enough memory.
-        """
+    def _record(self, bucket: _Captured) -> None:
+        """Run an empty pass until everything is warm, then capture it."""
         bucket.laid_out.fill([])
 
         def run() -> Made:
@@ -143,22 +153,16 @@ class Graphs:
             likeliest = None if made.likeliest is None else self._copied(_LIKELIEST, made.likeliest)
             return Made(self._copied(_OUTPUT, made.rows), made.seen, likeliest)
 
-        try:
-            stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-            stream.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(stream):
-                for _ in range(_WARM_UP):
-                    run()
-            torch.cuda.current_stream().wait_stream(stream)
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, pool=self._memory):
-                bucket.made = run()
-            bucket.graph = graph
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            log.warning("passes of this model cannot be captured, so each takes longer: %s", error)
-            self._captures = False
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            bucket.made = run()
+        bucket.graph = graph
 
     def _copied(self, number: int, rows: torch.Tensor) -> torch.Tensor:
         """A copy where all passes have theirs, which is made before the first is captured. Each pass overwrites it."""
@@ -166,3 +170,15 @@ class Graphs:
         if own is None or len(own) < len(rows):
             own = self._made[number] = torch.empty_like(rows)
         return own[: len(rows)].copy_(rows)
+
+
+def _is_memory(error: BaseException | None) -> bool:
+    """Whether memory did not suffice, which CUDA and Triton say in other errors than torch's own, as well.
+
+    The end of a capture that has failed raises an error of its own, whose context is the first.
+    """
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower():
+            return True
+        error = error.__cause__ or error.__context__
+    return False

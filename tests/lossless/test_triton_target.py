@@ -155,8 +155,8 @@ def _cut_by_rows(product: Any, few: int = 4) -> Any:
     return cut
 
 
-def a_call(size: int = 64) -> Call:
-    return Call(entry=0, heads=2, kv_heads=1, key_size=size, value_size=size, scale=0.1)
+def a_call(size: int = 64, share: int = 2) -> Call:
+    return Call(entry=0, heads=share, kv_heads=1, key_size=size, value_size=size, scale=0.1)
 
 
 def test_where_triton_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,6 +173,12 @@ def test_where_triton_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(on_gpu, "refusal", lambda *_: "")
     pool, buckets = on_gpu.pool_and_buckets([a_call()], 64, torch.float32, cpu)
     assert buckets is not None and pool.values[0].shape[-1] == 64
+    # Blocks of rows are those of the call with most queries a key.
+    calls = [a_call(), replace(a_call(share=16), entry=1)]
+    wide = on_gpu.pool_and_buckets(calls, 64, torch.float32, cpu)[1]
+    batch = [Rows(session_id="a", context=0, tokens=(1, 2), logits=1)]
+    shape = None if wide is None else wide.bucket(batch)
+    assert shape is not None and shape.block_rows == 4
     monkeypatch.setattr(TritonPass, "attend", lambda *_: 1 / 0)
     pool, buckets = on_gpu.pool_and_buckets([a_call()], 64, torch.float32, cpu)
     assert buckets is None and pool.values[0].shape[-1] == 65

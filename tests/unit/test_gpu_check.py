@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,31 @@ def test_a_run_its_page_and_its_file() -> None:
     assert "out of memory \\| 3" in text and "## G4: short\n\n| rows |\n|---|\n| 16 |" in text
 
 
+def test_what_was_found_is_kept_and_nothing_runs_on_a_broken_gpu(tmp_path: Path) -> None:
+    def broken() -> GateVerdict:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    gates = [
+        GpuGate(name="G1", asks="good", run=lambda: PASSED, seconds=1),
+        GpuGate(name="G2", asks="broken", run=broken, seconds=1),
+        GpuGate(name="G3", asks="behind it", run=lambda: PASSED, seconds=1),
+    ]
+    seen: list[list[str]] = []
+
+    def keep(verdicts: Mapping[str, GateVerdict]) -> None:
+        command.write(tmp_path, {"GPU": "none"}, gates, verdicts)
+        stored = json.loads((tmp_path / "gpu_check.json").read_text())["gates"]
+        seen.append([stored[gate.name]["result"] for gate in gates])
+
+    verdicts = run_gates(gates, 100, lambda line: None, keep=keep, works=lambda: False)
+    assert seen == [
+        ["not run"] * 3, ["pass", "not run", "not run"], ["pass", "fail", "not run"], ["pass", "fail", "not run"],
+    ]  # fmt: skip
+    assert verdicts["G3"].found == "since an error in G2 nothing more runs on the GPU in this process"
+    assert "| G3 | behind it | **not run** | since an error in G2" in (tmp_path / "gpu_check.md").read_text()
+    assert run_gates(gates, 100, lambda line: None)["G3"].result == "pass"
+
+
 def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
@@ -102,15 +128,22 @@ def test_gpus_that_are_too_old_and_drivers(monkeypatch: pytest.MonkeyPatch) -> N
     assert "T4 is too old: its compute capability is 7.5, bfloat16 needs 8.0 (Ampere)" in gpu.too_old("T4", (7, 5))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
 
-    def unavailable() -> bool:
-        import warnings
+    said = "The NVIDIA driver on your system is too old (found version 11040)."
 
-        warnings.warn(
-            "CUDA initialization: The NVIDIA driver on your system is too old (found version 11040).", stacklevel=1
-        )
+    def warned() -> bool:
+        warnings.warn(f"CUDA initialization: {said}", stacklevel=1)
         return False
 
-    monkeypatch.setattr(torch.cuda, "is_available", unavailable)
+    def raised() -> None:
+        raise RuntimeError(said)
+
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_available", warned)
+    assert "driver is too old for torch" in gpu.missing() and "11040" in gpu.missing()
+    # torch warns once in a process; then the error of its start tells.
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert gpu.missing().startswith("no GPU: torch ")
+    monkeypatch.setattr(torch.cuda, "init", raised)
     assert "driver is too old for torch" in gpu.missing() and "11040" in gpu.missing()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -23,7 +23,8 @@ LARGEST = Largest(rows=100, requests=3, positions=1500)
 
 
 def buckets_of(kind: str) -> Buckets:
-    call = Call(entry=0, heads=6, kv_heads=2, key_size=16, value_size=16, scale=0.25)
+    share = 29 if "29" in kind else 3
+    call = Call(entry=0, heads=2 * share, kv_heads=2, key_size=16, value_size=16, scale=0.25)
     pool = KVPool([call], rows=64, dtype=torch.float32, device=CPU)
     if kind == "torch":
         return StaticBuckets(pool)
@@ -33,7 +34,7 @@ def buckets_of(kind: str) -> Buckets:
     return TritonBuckets(pool, call.share)
 
 
-@pytest.mark.parametrize("kind", ["torch", "triton"])
+@pytest.mark.parametrize("kind", ["torch", "triton", "triton, 29 queries a key"])
 def test_every_pass_that_the_settings_allow_has_a_bucket(kind: str) -> None:
     buckets, source = buckets_of(kind), random.Random(0)
     allowed = set(buckets.allowed(LARGEST))
@@ -103,19 +104,60 @@ def test_a_pass_takes_the_graph_that_keeps_the_fewest_layers_more() -> None:
     assert kind.made == [4, 4, 2, 2, 1, 1], "nothing is captured while requests wait"
 
 
-def test_too_little_memory_at_capture_names_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+class TritonFailure(Exception):
+    """Like Triton's errors, no RuntimeError."""
+
+
+def out_of_memory_at_the_end() -> None:
+    try:
+        raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
+    finally:
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        torch.OutOfMemoryError("Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: out of memory"),
+        TritonFailure("Triton Error [CUDA]: out of memory"),
+        out_of_memory_at_the_end,
+    ],
+    ids=["torch", "CUDA", "Triton", "end of the capture"],
+)
+def test_too_little_memory_at_capture_names_the_settings(
+    failure: Exception | Callable[[], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object) -> None:
-        raise torch.OutOfMemoryError("CUDA out of memory")
+        if isinstance(failure, Exception):
+            raise failure
+        failure()
 
     made = graphs(OneRow())
     monkeypatch.setattr(made, "_captures", True)
-    monkeypatch.setattr(made, "_capture", full)
+    monkeypatch.setattr(made, "_record", full)
     with pytest.raises(ConfigurationError) as caught:
         made.capture(Largest(rows=4, requests=2, positions=9), {()})
     assert str(caught.value) == (
         "not enough GPU memory to capture passes of up to 4 rows, 2 requests and 9 positions: it ended after 0 of 3 graphs; "
         "lower verifier.kv_cache_tokens, verifier.max_model_len or verifier.max_num_seqs"
     )
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("not permitted"), TritonFailure("out of resource: shared memory")])
+def test_what_cannot_be_captured_is_launched(
+    failure: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fails(*_: object) -> None:
+        raise failure
+
+    made = graphs(OneRow())
+    monkeypatch.setattr(made, "_captures", True)
+    monkeypatch.setattr(made, "_record", fails)
+    assert made.capture(Largest(rows=2, requests=1, positions=9), {()}) == 0
+    assert f"cannot be captured, so each takes longer: {type(failure).__name__}: {failure}" in caplog.text
+    found = made.run([Rows(session_id="a", context=0, tokens=(5, 6), logits=1)], None)
+    assert found is not None and found.rows.flatten().tolist() == [10, 12]
 
 
 def test_what_graphs_keep_lies_in_one_place() -> None:

@@ -63,7 +63,8 @@ def pool_and_buckets(
     from services.verifier.triton_kernels.triton_pass import TritonBuckets
 
     log.info("attention by Triton kernels: rows of trees are summed up as in plain decoding")
-    return pool, TritonBuckets(pool, calls[0].share)
+    # All calls of a pass have one layout; blocks of rows must be small enough for the call with most queries a key.
+    return pool, TritonBuckets(pool, max(call.share for call in calls))
 
 
 def _trial(calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> str:

@@ -109,15 +109,21 @@ class TritonBuckets:
 
     def allowed(self, largest: Largest) -> list[PassShape]:
         segments, rows = steps(-(-largest.positions // (TILE * SEGMENT_TILES))), steps(min(MOST_ROWS, largest.rows))
-        # Blocks are narrow as long as every request has few rows.
+        # Blocks are narrow as long as every request has few rows; with more queries a key than a narrow one takes, never.
         few = max(1, _NARROW // self._share)
         return [
             PassShape(rows=count, segments=most, block_rows=max(1, size // self._share))
             for count in rows
             for most in segments
             for size in (_WIDE, _NARROW)
-            if (count > few if size == _WIDE else count <= rounded_up(largest.requests * few))
+            if self._occurs(count, few, size, largest.requests)
         ]
+
+    def _occurs(self, rows: int, few: int, size: int, requests: int) -> bool:
+        """Whether some pass of so many rows, rounded up, has blocks of this size."""
+        if self._share > _NARROW:
+            return size == _WIDE
+        return rows > few if size == _WIDE else rows <= rounded_up(requests * few)
 
     def make(self, bucket: PassShape) -> TritonPass:
         made = TritonPass(self._pool, bucket, self._scratch)
