@@ -52,7 +52,9 @@ class KnownText:
 
 
 def read_states(target: TransformersTarget, trace: Trace, layers: Sequence[int]) -> KnownText:
-    """The states of ``layers`` at all positions of a recorded answer."""
+    """The states of ``layers`` at all positions of a recorded answer; without layers, the text alone."""
+    if not layers:
+        return KnownText(trace, {})
     tokens = (*trace.prompt, *trace.output)[:-1]
     parts = []
     target.open(_SESSION, len(tokens))

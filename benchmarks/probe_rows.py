@@ -16,7 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.replay import Trace, read_traces
-from cluster.models import BUILT_IN, resolve
+from cluster.models import BUILT_IN, as_float32, resolve
 from services.machine import cache_folder
 
 _AMONG = 10
@@ -84,7 +84,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if not 1 <= arguments.ahead <= 8:
         parser.error("--ahead must be from 1 to 8")
-    folder = resolve(arguments.model, cache_folder(), say=print).path
+    folder = as_float32(resolve(arguments.model, cache_folder(), say=print).path, say=print)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     print(f"| mask embedding | tokens ahead | judged | right | among {_AMONG} |\n|---|---|---|---|---|")
     for name, places in guesses_of(model, read_traces(arguments.traces), arguments.ahead).items():

@@ -43,6 +43,11 @@ def known(target: TransformersTarget) -> KnownText:
     return read_states(target, TRACE, [STATE, -1])
 
 
+def test_a_text_is_known_without_states_too(target: TransformersTarget) -> None:
+    """A draft model reads none."""
+    assert read_states(target, TRACE, []) == KnownText(TRACE, {})
+
+
 class Knows:
     """A source that drafts the text's next two tokens, and a wrong one beside them."""
 

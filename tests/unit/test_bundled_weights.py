@@ -138,7 +138,9 @@ async def test_what_nobody_asks_for_is_not_loaded(monkeypatch: pytest.MonkeyPatc
 
 
 def test_another_target_of_that_name_is_told_apart(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"tokenizer_sha256 in training\.json is .*: the head was trained for another"):
+    with pytest.raises(
+        ConfigurationError, match=r"tokenizer_sha256 in training\.json is .*: the head was trained for another"
+    ):
         inspect(_ALL / BUILT_IN / "fspad", make_tiny_model(tmp_path))
     # Nobody named the weights, so the model is served without them.
     assert not draft_models.draft_models(load(environ={}), ResolvedModel(name=BUILT_IN, path=tmp_path))
