@@ -54,7 +54,8 @@ STATUS: dict[type[OutriderError], Status] = {
     InvalidArgument: Status("INVALID_ARGUMENT", 400),
     PromptTooLong: Status("OUT_OF_RANGE", 400),
     MalformedTree: Status("INVALID_ARGUMENT", 400),
-    ConfigurationError: Status("FAILED_PRECONDITION", 500),
+    # Not 409 or 5xx, which OpenAI's clients try again: nothing will have changed.
+    ConfigurationError: Status("FAILED_PRECONDITION", 400),
     Unauthenticated: Status("UNAUTHENTICATED", 401),
     PermissionDenied: Status("PERMISSION_DENIED", 403),
     NotFound: Status("NOT_FOUND", 404),
