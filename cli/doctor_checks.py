@@ -31,6 +31,7 @@ from cluster.ray_address import check_ray_answers, foreign_ray, ray_is_here
 from services.links.config import check_server
 from services.machine import cores, free_memory, processor
 from services.metrics.ops_address import bind_ops
+from services.openai_api.listening import check_http
 from services.verifier.native.library import instruction_sets
 from speculation.errors import OutriderError
 
@@ -178,9 +179,10 @@ def _disk(name: str, settings: Settings) -> Iterator[Finding]:
 
 
 def _ports(name: str, settings: Settings) -> Iterator[Finding]:
-    server = settings.server
+    server, http = settings.server, build.http_config(settings)
     looks: tuple[tuple[str, str, int | None, Callable[[], None]], ...] = (
         ("public", "server.port", server.port, lambda: check_server(build.server_config(settings))),
+        ("http", "server.http_port", server.http, lambda: None if http is None else check_http(http)),
         ("ops", "server.ops_port", server.ops, lambda: bind_ops(server.ops_host, server.ops or 0).close()),
     )
     for what, setting, number, look in looks:

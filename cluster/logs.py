@@ -15,6 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from cluster.operating_settings import LoggingSettings
+from services.log_names import UsersName
 from speculation.errors import InvalidArgument, OutriderError
 
 # A request as ``log_name`` names it: the user's id, what tells it from others so called, how often it has moved; its trace.
@@ -69,15 +70,23 @@ class JsonLines(logging.Formatter):
 def _request(record: logging.LogRecord) -> Iterator[tuple[str, str]]:
     """The request that a record names in one of its arguments."""
     for argument in record.args if isinstance(record.args, tuple) else ():
+        if isinstance(argument, UsersName):
+            yield "request_id", argument.request_id
+            yield from _trace(argument.traceparent)
+            return
         if isinstance(argument, str) and (found := _REQUEST.fullmatch(argument)):
             before = _CONNECTION.match(argument) if record.name.startswith("services.drafter") else None
             skipped = before.end() if before else 0
             yield "request_id", found["id"][skipped:]
             yield "request", argument.partition(" (trace ")[0][skipped:]
-            if found["trace"]:
-                known = _TRACE_ID.fullmatch(found["trace"])
-                yield "trace", known[1] if known else found["trace"]
+            yield from _trace(found["trace"])
             return
+
+
+def _trace(traceparent: str | None) -> Iterator[tuple[str, str]]:
+    if traceparent:
+        known = _TRACE_ID.fullmatch(traceparent)
+        yield "trace", known[1] if known else traceparent
 
 
 def _error(error: BaseException) -> Iterator[tuple[str, Any]]:

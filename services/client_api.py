@@ -218,6 +218,7 @@ class ModelCard:
         processors: further processing of the model's logits, as (name, value).
         bit_exact: a check at start found a token's logits to be the same bits whatever shares its pass. Otherwise answers
             are the same except where two tokens nearly tie.
+        arithmetic: as in ``VerifierCard``.
         chats: there is a chat template.
         calls_tools: the chat template has the model write calls of tools as ``<tool_call>{...}</tool_call>``.
     """
@@ -230,6 +231,7 @@ class ModelCard:
     bit_exact: bool
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     processors: tuple[tuple[str, str], ...] = ()
+    arithmetic: str = ""
     chats: bool = True
     calls_tools: bool = False
 

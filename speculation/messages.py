@@ -72,7 +72,10 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierCard:
-    """What a verifier serves and how busy it is; see ``client_api.ModelCard`` for the rest."""
+    """What a verifier serves and how busy it is; see ``client_api.ModelCard`` for the rest.
+
+    ``arithmetic``: a short hash that differs where weights, dtype or kernels could give other tokens.
+    """
 
     model: str
     max_model_len: int
@@ -84,6 +87,7 @@ class VerifierCard:
     bit_exact: bool
     defaults: SamplingDefaults = field(default_factory=SamplingDefaults)
     processors: tuple[tuple[str, str], ...] = ()
+    arithmetic: str = ""
 
 
 # --- verifier -> drafter ------------------------------------------------------------------------------------------

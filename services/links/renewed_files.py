@@ -42,7 +42,7 @@ class RenewedFiles:
                     log.warning("the changed %s is not used yet: %s", self._files[0], wrong)
                     return self._content, False
                 self._content, self._stamp = self._read(), stamp
-            except OSError as error:
+            except (OSError, ValueError) as error:
                 log.warning("%s cannot be read: %s", self._files[0], error)
                 return self._content, False
             log.info("read the renewed %s", self._files[0])

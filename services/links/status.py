@@ -13,6 +13,8 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from outrider.v1 import generation_pb2
+from services.links.request_names import REQUEST_ID, traceparent_of
+from services.log_names import UsersName
 from services.printable import printable
 from speculation import errors
 from speculation.errors import (
@@ -52,7 +54,8 @@ STATUS: dict[type[OutriderError], Status] = {
     InvalidArgument: Status("INVALID_ARGUMENT", 400),
     PromptTooLong: Status("OUT_OF_RANGE", 400),
     MalformedTree: Status("INVALID_ARGUMENT", 400),
-    ConfigurationError: Status("FAILED_PRECONDITION", 500),
+    # Not 409 or 5xx, which OpenAI's clients try again: nothing will have changed.
+    ConfigurationError: Status("FAILED_PRECONDITION", 400),
     Unauthenticated: Status("UNAUTHENTICATED", 401),
     PermissionDenied: Status("PERMISSION_DENIED", 403),
     NotFound: Status("NOT_FOUND", 404),
@@ -112,8 +115,14 @@ async def aborting(context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator
     except grpc.aio.AbortError:
         raise
     except Exception:
-        log.exception("a call failed")
+        log.exception("call %s failed", _named(context))
         await abort(context, errors.Internal("internal error; the server's log says why"))
+
+
+def _named(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """The request's id, where one has been given to the call's answer."""
+    ids = [value for name, value in context.trailing_metadata() or () if name == REQUEST_ID and isinstance(value, str)]
+    return UsersName(ids[0], traceparent_of(context.invocation_metadata())) if ids else "without a name"
 
 
 _BY_STATUS: dict[str, type[OutriderError]] = {

@@ -88,7 +88,7 @@ class EventStream:
 
     async def fail(self, error: OutriderError) -> None:
         """End the stream with an error, which clients raise."""
-        await self._write(event_bytes(error_body(error)))
+        await self._write(event_bytes(error_body(error), self._padding if self._everything else None))
         await self.end()
 
     async def end(self) -> None:

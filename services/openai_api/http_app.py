@@ -82,11 +82,11 @@ class HttpApp:
         try:
             await self._answer(call, scope["method"], scope["path"], scope.get("query_string", b""))
         except Cancelled as error:
-            log.info("request %s: %s", call.request_id, error)
+            log.info("request %s: %s", call.log_name, error)
         except OutriderError as error:
             await self._fail(call, error)
         except Exception:
-            log.exception("request %s failed", call.request_id)
+            log.exception("request %s failed", call.log_name)
             await self._fail(call, Internal("internal error; the server's log says why"))
 
     async def drain(self, grace_s: float) -> None:

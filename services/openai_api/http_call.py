@@ -14,6 +14,7 @@ from starlette.types import Message, Receive, Send
 from services.access.gate import Caller, Gate
 from services.client_api import ClientRequest, RequestedSampling
 from services.links.request_names import REQUEST_ID
+from services.log_names import UsersName
 from services.openai_api.api_errors import Headers as HeaderList
 from services.openai_api.api_errors import error_body, error_headers, http_status
 from speculation.errors import Cancelled, Internal, OutriderError
@@ -50,6 +51,11 @@ class HttpCall:
         if self.caller is None:
             raise Internal("the caller has not been asked for its key")
         return self.caller
+
+    @property
+    def log_name(self) -> str:
+        """What the log calls it."""
+        return UsersName(self.request_id, self.traceparent)
 
     async def send(self, message: Message) -> None:
         """Send a part of the answer."""

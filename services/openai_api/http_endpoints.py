@@ -121,7 +121,7 @@ class Endpoints:
                 stream = EventStream(
                     call.send, [], padding, self._config.public.send_timeout_s, everything=private is not None
                 )
-                await self._streamed(stream, running, answer, usage=asked.stream.include_usage)
+                await self._streamed(call, stream, running, answer, usage=asked.stream.include_usage)
         finally:
             self.running.discard(running)
 
@@ -131,7 +131,9 @@ class Endpoints:
                 await answer.take(*told)
         await call.answer(await answer.whole())
 
-    async def _streamed(self, stream: EventStream, running: RunningChoices, answer: AnswerForm, *, usage: bool) -> None:
+    async def _streamed(
+        self, call: HttpCall, stream: EventStream, running: RunningChoices, answer: AnswerForm, *, usage: bool
+    ) -> None:
         # What fails before the first token is an HTTP status, unless that token takes long.
         told = await running.next(PING_S)
         await stream.begin()
@@ -151,7 +153,7 @@ class Endpoints:
         except OutriderError as error:
             await stream.fail(error)
         except Exception:
-            log.exception("a stream failed")
+            log.exception("the stream of request %s failed", call.log_name)
             await stream.fail(Internal("internal error; the server's log says why"))
 
     async def stop(self) -> None:

@@ -12,8 +12,9 @@ import uvicorn
 
 from services.access.gate import Gate, open_gate
 from services.client_api import RouterPort
+from services.links import renewed_files
 from services.links.arriving_requests import arriving_within
-from services.links.config import public_files
+from services.links.config import TlsFiles, public_files
 from services.openai_api.http_app import HttpApp
 from services.openai_api.http_config import HEADER_BYTES, HttpConfig
 from services.openai_api.listening import check_http, listen
@@ -87,10 +88,23 @@ class HttpServer:
         if tls is None:
             return
         kept = public_files(tls)
+        shown = True
         while True:
-            await kept.renewed()
+            if shown:
+                await kept.renewed()
+            else:
+                await asyncio.sleep(renewed_files.LOOK_S)
+            shown = self._shown(tls)
+
+    def _shown(self, tls: TlsFiles) -> bool:
+        """Show the files' certificate from now on; False: they have changed again since they were found to fit."""
+        try:
             if (context := self._server.config.ssl) is not None:
                 context.load_cert_chain(tls.certificate, tls.key)
+        except (OSError, ValueError) as error:
+            log.warning("the renewed %s is not shown yet: %s", tls.certificate, error)
+            return False
+        return True
 
 
 async def serve_http(router: RouterPort, config: HttpConfig, gate: Gate | None = None) -> HttpServer:

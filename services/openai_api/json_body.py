@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable
 from typing import Any, NoReturn, TypeVar
 
 from starlette.datastructures import Headers
@@ -77,8 +78,17 @@ def parse_object(body: bytes) -> dict[str, Any]:
     Raises:
         Refused: it is none; says why.
     """
+    infinite: list[str] = []
+
+    def number(text: str) -> float:
+        if math.isinf(value := float(text)):
+            infinite.append(text)
+        return value
+
     try:
-        found = json.loads(body, object_pairs_hook=_unique, parse_constant=_no_constant)
+        # Given bytes, json would read UTF-16 and UTF-32 as well.
+        text = body.decode("utf-8-sig")
+        found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant, parse_float=number)
     except RecursionError:
         raise _not_json(f"it is nested deeper than {MAX_DEPTH} levels") from None
     except Refused:
@@ -88,7 +98,21 @@ def parse_object(body: bytes) -> dict[str, Any]:
     _check(found)
     if not isinstance(found, dict):
         raise _not_json(f"it is {_name_of(found)}")
+    if infinite:
+        raise Refused(_infinite_in(found) or "body", infinite[0], "a number that a float of 64 bits can hold")
     return found
+
+
+def _infinite_in(value: Any, path: str = "") -> str | None:
+    """The name of the first infinite number in a value of few levels; None: there is none."""
+    if isinstance(value, float) and math.isinf(value):
+        return path
+    entries: Iterable[tuple[str, Any]] = ()
+    if isinstance(value, dict):
+        entries = ((f"{path}.{key}" if path else str(key), each) for key, each in value.items())
+    elif isinstance(value, list):
+        entries = ((f"{path}[{index}]", each) for index, each in enumerate(value))
+    return next((named for name, each in entries if (named := _infinite_in(each, name)) is not None), None)
 
 
 def _not_json(why: str) -> Refused:

@@ -16,6 +16,7 @@ def server_version() -> str:
 
 
 def fingerprint(card: ModelCard) -> str:
-    """A short hash of the server's version and of everything that it says of the model."""
-    told = (server_version(), card.name, card.max_model_len, card.vocab_size, card.bit_exact, card.defaults, card.processors)
+    """A short hash of the server's version and of everything that decides the model's tokens."""
+    limits = (card.max_model_len, card.vocab_size)
+    told = (server_version(), card.name, *limits, card.bit_exact, card.defaults, card.processors, card.arithmetic)
     return "fp_" + hashlib.sha256(repr(told).encode()).hexdigest()[:12]

@@ -85,6 +85,7 @@ class RouterService:
                 bit_exact=card.bit_exact,
                 defaults=card.defaults,
                 processors=card.processors,
+                arithmetic=card.arithmetic,
                 chats=self._tokens.has_chat_template,
                 calls_tools=self._tokens.calls_tools,
             )

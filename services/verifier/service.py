@@ -18,6 +18,7 @@ from services.verifier.measure_costs import costs_of
 from services.verifier.self_check import SelfCheck
 from services.verifier.stages.upstream import Launch
 from services.verifier.target import TransformersTarget
+from services.verifier.token_arithmetic import arithmetic_of
 from speculation.budget import Budget, FixedBudget, MeasuredBudget
 from speculation.errors import Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
@@ -58,6 +59,7 @@ class VerifierService:
             self._target.shutdown()
             raise
         target = self._target
+        self._arithmetic = arithmetic_of(target, config.target)
         grammars = CompiledGrammars(config.target.model_path, target.vocab_size, target.eos_token_ids)
         self.loop = DecodingLoop(target, origins, budget, config.loop, worker, grammars=grammars, metrics=metrics)
         self._check = SelfCheck(self.loop, config.check_every if target.exact else 0, metrics)
@@ -121,6 +123,7 @@ class VerifierService:
             bit_exact=self._target.exact,
             defaults=self._target.generation.defaults,
             processors=self._target.generation.processors.shown,
+            arithmetic=self._arithmetic,
         )
 
 

@@ -253,6 +253,10 @@ BODIES: list[tuple[bytes, int, str]] = [
     (b'{"prompt": "a", "temperature": NaN}', 400, "invalid_json"),
     (b'{"prompt": "a", "temperature": -Infinity}', 400, "invalid_json"),
     (b'{"prompt": "a", "temperature": 1e999}', 400, "invalid_value"),
+    (b'{"prompt": "a", "metadata": {"a": [0, 1e999]}}', 400, "invalid_value"),
+    ('{"prompt": "a"}'.encode("utf-16"), 400, "invalid_json"),
+    ('{"prompt": "a"}'.encode("utf-16-le"), 400, "invalid_json"),
+    ('{"prompt": "a"}'.encode("utf-32"), 400, "invalid_json"),
     (b'{"prompt": "a", "seed": ' + b"9" * 5000 + b"}", 400, "invalid_json"),
     (b'{"prompt": "a", "n": 1, "n": 2}', 400, "duplicate_parameter"),
     (b'{"prompt": ' + b"[" * 200 + b"]" * 200 + b"}", 400, "invalid_json"),
@@ -265,6 +269,12 @@ BODIES: list[tuple[bytes, int, str]] = [
 def test_bodies_that_are_none(both_entries: HttpService, body: bytes, status: int, code: str) -> None:
     answer = CLIENT.post(both_entries.url + TEXT, content=body, headers={"content-type": "application/json"})
     assert (answer.status_code, error_of(answer)["code"]) == (status, code)
+
+
+def test_infinite_numbers_are_refused_by_name(both_entries: HttpService) -> None:
+    body = b'{"prompt": "a", "metadata": {"a": [0, {"b": -1e999}]}, "user": "1e999"}'
+    error = error_of(CLIENT.post(both_entries.url + TEXT, content=body, headers={"content-type": "application/json"}))
+    assert error["param"] == "metadata.a[1].b" and "-1e999" in error["message"]
 
 
 def test_a_body_without_a_length_is_counted(both_entries: HttpService) -> None:

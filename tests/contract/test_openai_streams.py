@@ -19,7 +19,6 @@ from openai import AsyncOpenAI
 from services.access.key_hash import hash_key
 from services.links.config import PublicServerConfig
 from services.openai_api import event_stream, http_endpoints
-from services.openai_api.event_stream import event_bytes
 from services.openai_api.http_config import HttpConfig
 from services.openai_api.http_server import HttpServer, serve_http
 from speculation.errors import ConfigurationError, Internal, InvalidArgument, ResourceExhausted, Unavailable
@@ -55,6 +54,8 @@ def openai_client(server: HttpServer, retries: int = 0) -> AsyncOpenAI:
         (ResourceExhausted("full", 2.5), 429, {"retry-after": "3", "retry-after-ms": "2500"}),
         (Unavailable("gone"), 503, {"retry-after": "1"}),
         (Internal("a bug"), 500, {"x-should-retry": "false"}),
+        # Clients try 409 again, and 5xx.
+        (ConfigurationError("not with these settings"), 400, {}),
     ],
 )
 async def test_errors_say_when_to_come_again(error: Any, status: int, headers: dict[str, str]) -> None:
@@ -65,7 +66,8 @@ async def test_errors_say_when_to_come_again(error: Any, status: int, headers: d
             answer = await client.post(CHAT, json={"messages": FOX, "stream": stream})
             assert answer.status_code == status
             assert {name: answer.headers[name] for name in headers} == headers
-            assert answer.json()["error"]["type"] == ("rate_limit_error" if status == 429 else "server_error")
+            kinds = {429: "rate_limit_error", 400: "invalid_request_error"}
+            assert answer.json()["error"]["type"] == kinds.get(status, "server_error")
 
 
 async def test_an_error_in_mid_stream_is_told() -> None:
@@ -157,37 +159,10 @@ async def test_silence_is_filled_with_comments(monkeypatch: pytest.MonkeyPatch) 
     async with served(router) as (client, _):
         answer = await client.post(CHAT, json={"messages": FOX, "stream": True})
         assert answer.text.count(": ping\n\n") >= 2
+        # What stands between must neither keep the answer nor wait for its end.
+        said = [answer.headers[name] for name in ("content-type", "cache-control", "x-accel-buffering")]
+        assert said == ["text/event-stream; charset=utf-8", "no-cache", "no"]
         assert [event["choices"][0]["delta"].get("content") for event in events_of(answer.text)] == ["", "a", "b", None]
-
-
-@pytest.mark.parametrize("padding", [64, 256])
-async def test_sizes_of_events_tell_nothing(padding: int) -> None:
-    """Steps of one to twelve tokens look alike, unless a request wants them as they are."""
-    sizes = {}
-    for obfuscated in (None, False):
-        options = {} if obfuscated is None else {"stream_options": {"include_obfuscation": obfuscated}}
-        for pieces in (1, 4, 12):
-            router = ScriptedRouter("abcdefghijkl" * 2, pieces)
-            async with served(router, HttpConfig(port=0, padding=padding)) as (client, _):
-                answer = await client.post(
-                    CHAT, json={"messages": FOX, "stream": True, **options}, headers={"x-request-id": "r"}
-                )
-                events = events_of(answer.text)
-                assert [check(event) for event in events]
-                blocks = answer.text.encode().split(b"\n\n")[1:-3]
-                sizes[obfuscated, pieces] = {len(block) + 2 for block in blocks}
-                assert all(("obfuscation" in event) == (obfuscated is None) for event in events)
-    assert all(size % padding == 0 for size in sizes[None, 1] | sizes[None, 4] | sizes[None, 12])
-    if padding == 256:
-        assert sizes[None, 1] == sizes[None, 4] == sizes[None, 12]
-    assert len({*sizes[False, 1], *sizes[False, 4], *sizes[False, 12]}) == 3
-
-
-def test_the_filler_is_as_long_as_needed() -> None:
-    for length in range(200):
-        event = event_bytes({"choices": [1], "text": "ü" * length}, 64)
-        assert len(event) % 64 == 0
-        assert json.loads(event[len("data: ") :])["text"] == "ü" * length
 
 
 async def test_tools_are_found_in_what_a_model_says() -> None:

@@ -8,6 +8,7 @@ import ssl
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import pytest
@@ -107,3 +108,26 @@ async def test_renewed_certificates_are_shown_without_a_restart(tmp_path: Path, 
         files.key.write_bytes(authority.issue_cert("localhost").private_key_pem.bytes())
         await asyncio.sleep(0.2)
         assert {await asyncio.to_thread(shown, where, tmp_path, kind) for kind, where in places.items()} == {good}
+
+
+async def test_files_that_change_while_they_are_read_are_read_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(renewed_files, "LOOK_S", 0.02)
+    authority = trustme.CA()
+    files = write(tmp_path, authority)
+    async with served(files) as (url, _):
+        place = url.removeprefix("https://")
+        first = await asyncio.to_thread(shown, place, tmp_path, "http/1.1")
+        load, failed = ssl.SSLContext.load_cert_chain, []
+
+        def half_written(context: ssl.SSLContext, *arguments: Any, **more: Any) -> None:
+            # The check, which tries with a password, has found them to fit.
+            if arguments[0] == files.certificate and not more and not failed:
+                failed.append(arguments)
+                raise ssl.SSLError("planted")
+            load(context, *arguments, **more)
+
+        monkeypatch.setattr(ssl.SSLContext, "load_cert_chain", half_written)
+        write(tmp_path, authority)
+        async with asyncio.timeout(WAIT_S):
+            while not failed or await asyncio.to_thread(shown, place, tmp_path, "http/1.1") == first:
+                await asyncio.sleep(0.05)

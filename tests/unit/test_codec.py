@@ -163,6 +163,7 @@ CARD = VerifierCard(
     free_blocks=5,
     total_blocks=6,
     bit_exact=True,
+    arithmetic="0a1b",
     defaults=SamplingDefaults(
         temperature=0.0,
         top_k=0,

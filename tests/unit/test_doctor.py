@@ -51,14 +51,17 @@ def test_a_taken_port() -> None:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        public, ops = found("ports", f"server.port={port}", "server.ops_port=0")
-        assert (public.status, ops.status) == ("fail", "ok")
+        public, http, ops = found("ports", f"server.port={port}", "server.http_port=0", "server.ops_port=0")
+        assert (public.status, http.status, ops.status) == ("fail", "ok", "ok")
         assert str(port) in public.found
         assert "server.port" in public.advice
-        public, ops = found("ports", f"server.ops_port={port}")
-        assert (public.status, ops.status) == ("ok", "fail")
+        public, http, ops = found("ports", f"server.ops_port={port}")
+        assert (public.status, http.status, ops.status) == ("ok", "ok", "fail")
         assert "server.ops_port" in ops.advice
-    assert [finding.status for finding in found("ports", "server.ops_port=null")] == ["ok"]
+        public, http, ops = found("ports", f"server.http_port={port}")
+        assert (public.status, http.status, ops.status) == ("ok", "fail", "ok")
+        assert "server.http_port" in http.advice
+    assert [finding.status for finding in found("ports", "server.ops_port=null", "server.http_port=null")] == ["ok"]
 
 
 def test_a_processor_and_a_clock_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:

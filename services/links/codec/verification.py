@@ -242,6 +242,7 @@ def encode_card(card: VerifierCard) -> verification_pb2.DescribeResponse:
         bit_exact=card.bit_exact,
         defaults=verification_pb2.SamplingDefaults(**default_fields(card.defaults)),
         processors=[verification_pb2.Processor(name=name, value=value) for name, value in card.processors],
+        arithmetic=card.arithmetic,
     )
 
 
@@ -257,6 +258,7 @@ def decode_card(wire: verification_pb2.DescribeResponse) -> VerifierCard:
         bit_exact=wire.bit_exact,
         defaults=_decode_defaults(wire.defaults),
         processors=tuple((processor.name, processor.value) for processor in wire.processors),
+        arithmetic=wire.arithmetic,
     )
 
 

@@ -465,6 +465,7 @@ class DescribeResponse(_message.Message):
     DEFAULTS_FIELD_NUMBER: _builtins.int
     PROCESSORS_FIELD_NUMBER: _builtins.int
     BIT_EXACT_FIELD_NUMBER: _builtins.int
+    ARITHMETIC_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     max_model_len: _builtins.int
     vocab_size: _builtins.int
@@ -473,6 +474,8 @@ class DescribeResponse(_message.Message):
     free_blocks: _builtins.int
     total_blocks: _builtins.int
     bit_exact: _builtins.bool
+    arithmetic: _builtins.str
+    """A short hash that differs where weights, dtype or kernels could give other tokens."""
     @_builtins.property
     def defaults(self) -> Global___SamplingDefaults: ...
     @_builtins.property
@@ -490,10 +493,11 @@ class DescribeResponse(_message.Message):
         defaults: Global___SamplingDefaults | None = ...,
         processors: _abc.Iterable[Global___Processor] | None = ...,
         bit_exact: _builtins.bool = ...,
+        arithmetic: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["defaults", b"defaults"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["bit_exact", b"bit_exact", "defaults", b"defaults", "free_blocks", b"free_blocks", "max_model_len", b"max_model_len", "model", b"model", "processors", b"processors", "running", b"running", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "waiting", b"waiting"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arithmetic", b"arithmetic", "bit_exact", b"bit_exact", "defaults", b"defaults", "free_blocks", b"free_blocks", "max_model_len", b"max_model_len", "model", b"model", "processors", b"processors", "running", b"running", "total_blocks", b"total_blocks", "vocab_size", b"vocab_size", "waiting", b"waiting"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
