@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import psutil
 import pytest
 import torch
 
+from services.verifier import target as target_module
 from services.verifier.config import TargetConfig
 from services.verifier.stages import exchange, upstream, ways
 from services.verifier.stages.ways import GLOO, NCCL, device_of_stage, way_of
@@ -139,6 +141,17 @@ def test_each_stage_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert [device_of_stage("cuda", stage, 4) for stage in range(4)] == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
     assert device_of_stage("cuda", 1, 5) == "cuda" and device_of_stage("cuda", 0, 1) == "cuda"
     assert device_of_stage("cuda:2", 1, 2) == "cuda:2" and device_of_stage("cpu", 1, 2) == "cpu"
+
+
+def test_memory_is_asked_of_the_gpu_of_the_last_stage(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(asked: TargetConfig) -> None:
+        raise ConfigurationError(f"asked of {asked.device}")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(target_module, "_check_device", lambda _: None)
+    monkeypatch.setattr(target_module, "check_memory", refused)
+    with pytest.raises(ConfigurationError, match="asked of cuda:1"):
+        TransformersTarget(replace(config(model, 2), device="cuda"))
 
 
 @pytest.mark.slow
