@@ -87,6 +87,8 @@ class TransformersTarget:
         config = self._config
         self._earlier = earlier_stages(config, self._launch)
         try:
+            last = device_of_stage(config.device, config.stages - 1, config.stages)
+            self._earlier.claim(torch.device(last))
             # When another stage is lost, this process keeps its own part.
             if part is None:
                 with reading(f"load the model at {config.model_path}"):

@@ -161,3 +161,18 @@ def test_two_stages_on_one_gpu_do_not_start(model: Path, monkeypatch: pytest.Mon
     with pytest.raises(ConfigurationError, match="stages 0 and 1 are on one GPU"):
         TransformersTarget(config(model, 2), Child)
     assert not children()
+
+
+@pytest.mark.parametrize("later", ["the verifier", "a stage"])
+def test_the_second_stage_on_a_gpu_is_told_before_it_loads(later: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "identity", lambda device: "one" if device.type == "cuda" else "")
+    meeting, gpu, cpu = exchange.Meeting("127.0.0.1"), torch.device("cuda"), torch.device("cpu")
+
+    def as_stage(rank: int, device: torch.device) -> None:
+        exchange.claim_gpu(meeting.host, meeting.port, rank, 3, device)
+
+    as_stage(0, cpu)
+    meeting.claim(2, 3, cpu)
+    as_stage(1, gpu) if later == "the verifier" else meeting.claim(2, 3, gpu)
+    with pytest.raises(ConfigurationError, match="stages 1 and 2 are on one GPU"):
+        meeting.claim(2, 3, gpu) if later == "the verifier" else as_stage(1, gpu)
