@@ -1,7 +1,7 @@
 """What a layer of ours launches on a GPU at several numbers of rows, compiled as there: ``python -m tests.compiled_launches``.
 
-Prints one JSON object per kernel and set of constants: the sets of what else it is compiled by, and how the lanes of its sums
-are spread over threads. Run it with TRITON_INTERPRET=0.
+Prints one JSON object per kernel and set of constants: all that else it is compiled by, of which there should be one, and how
+the lanes of its sums are spread over threads. Run it with TRITON_INTERPRET=0.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -27,8 +28,13 @@ from tests.triton_compiler import Launch, compile_for, layouts_of_sums, noted_la
 ROWS = (1, 3, 16, 33, 64, 65, 130, 256)
 # Within one segment, and in two.
 CONTEXTS = (8, 600)
-# With and without norms of heads.
-KINDS = ("qwen3", "llama")
+# With and without norms of heads; the sizes of Qwen3-0.6B, and those of SmolLM-135M, whose heads are an odd number.
+KINDS: dict[str, dict[str, int]] = {
+    "qwen3": {"hidden_size": 1024, "intermediate_size": 3072, "num_attention_heads": 16, "num_key_value_heads": 8,
+              "head_dim": 128},
+    "llama": {"hidden_size": 576, "intermediate_size": 1536, "num_attention_heads": 9, "num_key_value_heads": 3,
+              "head_dim": 64},
+}  # fmt: skip
 # The kernels whose sums run over lanes.
 SUMMING = ("add_and_normalise", "rotate_write")
 _TOKENS = 1024
@@ -36,11 +42,10 @@ _TOKENS = 1024
 
 @torch.inference_mode()
 def launched(kind: str) -> list[Launch]:
-    """By a decoder layer of a kind of model, with the sizes of Qwen3-0.6B."""
+    """By a decoder layer of a kind of model."""
     attention.register()
-    sizes = {
-        "vocab_size": 16, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 1, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "head_dim": 128, "attn_implementation": attention.NAME, "pad_token_id": 0,
+    sizes: dict[str, Any] = {
+        **KINDS[kind], "vocab_size": 16, "num_hidden_layers": 1, "attn_implementation": attention.NAME, "pad_token_id": 0,
     }  # fmt: skip
     model = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **sizes), dtype=torch.bfloat16).eval()
     with noted_launches() as noted:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from services.verifier.gpu_here import no_gpu
+from services.verifier.gpu_here import no_gpu, without_kernels
 from services.verifier.triton_kernels.triton_pass import OLDEST
 
 # From here on a product of matrices adds sixteen terms at a time.
@@ -21,7 +21,8 @@ def missing() -> str:
         return reason
     if torch.version.cuda is None:
         return f"no CUDA: torch {torch.__version__} is built for other GPUs than NVIDIA's"
-    return too_old(torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0))
+    old = too_old(torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0))
+    return old or without_kernels(torch.device("cuda", 0))
 
 
 def too_old(name: str, capability: tuple[int, int]) -> str:

@@ -1,4 +1,4 @@
-"""Whether torch sees a GPU, and why not; whether a GPU multiplies in fp8."""
+"""Whether torch sees a GPU and runs on it, and why not; whether a GPU multiplies in fp8."""
 
 from __future__ import annotations
 
@@ -34,6 +34,27 @@ def _at_start() -> str:
         # Of several kinds, by version.
         return str(error)
     return ""
+
+
+def without_kernels(device: torch.device) -> str:
+    """Why this build of torch does not run on a GPU that it sees, in one line; empty if it does."""
+    capability, built = torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()
+    if not built or any(_runs(one, capability) for one in built):
+        return ""
+    shown = ".".join(map(str, capability))
+    return (
+        f"torch {torch.__version__} is built for {', '.join(built)}, and the GPU's compute capability is {shown}: install a "
+        "build of torch that has it"
+    )
+
+
+def _runs(built: str, capability: tuple[int, int]) -> bool:
+    """Whether code such as sm_90 (for a generation) or compute_90 (to be compiled for any later one) runs on a GPU."""
+    kind, _, number = built.partition("_")
+    digits = int("".join(one for one in number if one.isdigit()))
+    if kind == "compute":
+        return digits <= 10 * capability[0] + capability[1]
+    return digits // 10 == capability[0] and digits % 10 <= capability[1]
 
 
 def multiplies_fp8(device: torch.device) -> bool:

@@ -18,7 +18,7 @@ from services.verifier.arithmetic.parameters import inexact
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.config import TargetConfig, check_backends
 from services.verifier.exactness import is_exact
-from services.verifier.gpu_here import no_gpu
+from services.verifier.gpu_here import no_gpu, without_kernels
 from services.verifier.guard import check_slice
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.kv_cache.tiles import TileAllocator
@@ -26,6 +26,7 @@ from services.verifier.late_rows import LateRows, StreamWeights
 from services.verifier.loading.load_model import check_files, check_memory, read_config, split_layers
 from services.verifier.model_slice import ModelSlice
 from services.verifier.stages.upstream import Launch, earlier_stages
+from services.verifier.stages.ways import device_of_stage
 from services.verifier.target_port import Outcome, Prefix, Rows, Sampling, StreamRows
 from speculation.errors import ConfigurationError
 from speculation.types import Features
@@ -59,7 +60,8 @@ class TransformersTarget:
             self.max_model_len = _max_model_len(config, model_config)
             # Captured passes, and the memory that they take, depend on the longest request.
             config = replace(config, max_model_len=self.max_model_len)
-            check_memory(config)
+            # Of the last stage's GPU: this process loads that stage, and a question to another GPU would take memory there.
+            check_memory(replace(config, device=device_of_stage(config.device, config.stages - 1, config.stages)))
             self.vocab_size: int = model_config.vocab_size
             self.generation = read_generation_config(
                 Path(config.model_path),
@@ -85,6 +87,8 @@ class TransformersTarget:
         config = self._config
         self._earlier = earlier_stages(config, self._launch)
         try:
+            last = device_of_stage(config.device, config.stages - 1, config.stages)
+            self._earlier.claim(torch.device(last))
             # When another stage is lost, this process keeps its own part.
             if part is None:
                 with reading(f"load the model at {config.model_path}"):
@@ -242,6 +246,8 @@ def _check_device(config: TargetConfig) -> None:
         raise ConfigurationError(f"device is {config.device}: {reason}; or use device: cpu")
     if kind == "cuda" and torch.device(config.device).index not in (None, *range(torch.cuda.device_count())):
         raise ConfigurationError(f"device is {config.device}: there are {torch.cuda.device_count()} GPUs, from cuda:0 on")
+    if kind == "cuda" and (reason := without_kernels(torch.device(config.device))):
+        raise ConfigurationError(f"device is {config.device}: {reason}; or use device: cpu")
 
 
 def _max_model_len(config: TargetConfig, model_config: object) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import psutil
 import pytest
 import torch
 
+from services.verifier import target as target_module
 from services.verifier.config import TargetConfig
 from services.verifier.stages import exchange, upstream, ways
 from services.verifier.stages.ways import GLOO, NCCL, device_of_stage, way_of
@@ -141,6 +143,17 @@ def test_each_stage_takes_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
     assert device_of_stage("cuda:2", 1, 2) == "cuda:2" and device_of_stage("cpu", 1, 2) == "cpu"
 
 
+def test_memory_is_asked_of_the_gpu_of_the_last_stage(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(asked: TargetConfig) -> None:
+        raise ConfigurationError(f"asked of {asked.device}")
+
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(target_module, "_check_device", lambda _: None)
+    monkeypatch.setattr(target_module, "check_memory", refused)
+    with pytest.raises(ConfigurationError, match="asked of cuda:1"):
+        TransformersTarget(replace(config(model, 2), device="cuda"))
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("over_nccl")
 def test_two_stages_on_one_gpu_do_not_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,3 +161,18 @@ def test_two_stages_on_one_gpu_do_not_start(model: Path, monkeypatch: pytest.Mon
     with pytest.raises(ConfigurationError, match="stages 0 and 1 are on one GPU"):
         TransformersTarget(config(model, 2), Child)
     assert not children()
+
+
+@pytest.mark.parametrize("later", ["the verifier", "a stage"])
+def test_the_second_stage_on_a_gpu_is_told_before_it_loads(later: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchange, "identity", lambda device: "one" if device.type == "cuda" else "")
+    meeting, gpu, cpu = exchange.Meeting("127.0.0.1"), torch.device("cuda"), torch.device("cpu")
+
+    def as_stage(rank: int, device: torch.device) -> None:
+        exchange.claim_gpu(meeting.host, meeting.port, rank, 3, device)
+
+    as_stage(0, cpu)
+    meeting.claim(2, 3, cpu)
+    as_stage(1, gpu) if later == "the verifier" else meeting.claim(2, 3, gpu)
+    with pytest.raises(ConfigurationError, match="stages 1 and 2 are on one GPU"):
+        meeting.claim(2, 3, gpu) if later == "the verifier" else as_stage(1, gpu)

@@ -28,6 +28,7 @@ from benchmarks.gpu_check.needs import unmet
 from benchmarks.gpu_check.packings import rows_of, starts_of, tree
 from benchmarks.gpu_check.verdicts import GateVerdict, GpuGate, as_object, page, run_gates
 from benchmarks.inflate import Size
+from services.verifier.gpu_here import without_kernels
 from services.verifier.triton_kernels import pass_meta
 from services.verifier.triton_kernels.row_products import RowLinear
 from services.verifier.triton_kernels.virtual_groups import VirtualGroup, pack
@@ -145,6 +146,26 @@ def test_gpus_that_are_too_old_and_drivers(monkeypatch: pytest.MonkeyPatch) -> N
     assert gpu.missing().startswith("no GPU: torch ")
     monkeypatch.setattr(torch.cuda, "init", raised)
     assert "driver is too old for torch" in gpu.missing() and "11040" in gpu.missing()
+
+
+@pytest.mark.parametrize(
+    ("capability", "built", "runs"),
+    [
+        ((9, 0), ["sm_80", "sm_90"], True),
+        ((8, 9), ["sm_80", "sm_86"], True),
+        ((12, 0), ["sm_90", "sm_100", "compute_100"], True),
+        ((12, 0), ["sm_90a", "sm_100"], False),
+        ((7, 0), ["sm_75", "compute_90"], False),
+        ((9, 0), [], True),
+    ],
+)
+def test_gpus_for_which_torch_is_not_built(
+    capability: tuple[int, int], built: list[str], runs: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
+    said = without_kernels(torch.device("cuda", 0))
+    assert (said == "") == runs and (runs or f"is built for {', '.join(built)}, and the GPU's" in said)
 
 
 def test_how_a_chip_adds() -> None:

@@ -106,6 +106,17 @@ def test_one_that_is_not_exact_is_not_taken_however_fast(monkeypatch: pytest.Mon
         choose_gpu_kernels(model(), replace(config, kernels="triton"), timer)
 
 
+@pytest.mark.usefixtures("here")
+def test_another_release_of_triton_measures_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = replace(ON_GPU, device="cpu", kernels_dir=tmp_path)
+    timer = candidates(monkeypatch, {"cublaslt": 2.0, "triton": 1.0, "torch": 0.5})
+    assert choose_gpu_kernels(model(), config, timer).linears == "triton"
+    timer = candidates(monkeypatch, {"cublaslt": 1.0, "triton": 2.0, "torch": 0.5})
+    assert choose_gpu_kernels(model(), config, timer).linears == "triton"
+    monkeypatch.setattr("triton.__version__", "another")
+    assert choose_gpu_kernels(model(), config, timer).linears == "cublaslt"
+
+
 def test_parts_of_sums_are_forbidden_by_name_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     matmul = torch.backends.cuda.matmul
     names = [f"allow_{kind}_reduced_precision_reduction" for kind in ("bf16", "fp16")]

@@ -232,5 +232,15 @@ def _about(config: TargetConfig, shapes: Shapes, device: torch.device) -> dict[s
         "shapes": sorted([*shape, count] for shape, count in shapes.items()),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
+        "triton": _triton_version(),
         "kernels": [config.kernels, config.dtype],
     }
+
+
+def _triton_version() -> str:
+    # As it says itself: it is installed under several names.
+    if find_spec("triton") is None:
+        return ""
+    import triton
+
+    return str(triton.__version__)

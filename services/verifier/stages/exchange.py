@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not exported in their types
 
-from services.verifier.stages.ways import GLOO, NCCL, GlooWay, NcclWay, Way, identity, way_of
+from services.verifier.stages.ways import GLOO, NCCL, GlooWay, NcclWay, Way, identity, two_on_one, way_of
 from speculation.errors import ConfigurationError, TargetLost
 
 log = logging.getLogger(__name__)
@@ -140,6 +140,10 @@ class Meeting:
             host, self.port, None, True, _JOIN_TIMEOUT, wait_for_workers=False, master_listen_fd=listener.detach()
         )
 
+    def claim(self, rank: int, size: int, device: torch.device) -> None:
+        """Claim a GPU before anything is loaded there; see ``claim_gpu``, which the other stages call."""
+        _claim(self._store, rank, size, identity(device))
+
     def join(self, size: int, alive: Callable[[int], bool], timeout_s: float, device: torch.device = _CPU) -> Exchange:
         """Wait, without a limit, until every stage has loaded its layers.
 
@@ -179,6 +183,28 @@ class Meeting:
         finally:
             self._store.set("way", way)
         return way
+
+
+def claim_gpu(host: str, port: int, rank: int, size: int, device: torch.device) -> None:
+    """Claim the GPU on which a stage is to be loaded, so that no second one runs out of memory there while it loads.
+
+    Raises:
+        ConfigurationError: another stage has claimed it.
+        TargetLost: the verifier cannot be reached.
+    """
+    if not (own := identity(device)):
+        return
+    try:
+        _claim(TCPStore(host, port, None, False, _JOIN_TIMEOUT), rank, size, own)
+    except RuntimeError as error:
+        raise TargetLost(f"no verifier at {host}:{port}") from error
+
+
+def _claim(store: TCPStore, rank: int, size: int, own: str) -> None:
+    """Claim a GPU by its identity; that of a CPU is empty."""
+    first = int(store.compare_set(f"on/{own}", "", str(rank))) if own else rank
+    if first != rank:
+        raise two_on_one(size, first, rank, own)
 
 
 def attend_meeting(

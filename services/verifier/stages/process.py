@@ -18,9 +18,10 @@ from services.verifier.guard import check_slice
 from services.verifier.kv_cache.pool import TILE
 from services.verifier.model_slice import ModelSlice
 from services.verifier.stages.activations import Activations, Health, receive_activations, receive_beat, send_activations
-from services.verifier.stages.exchange import Exchange, attend_meeting
+from services.verifier.stages.exchange import Exchange, attend_meeting, claim_gpu
 from services.verifier.stages.orders import Op, read_orders
 from services.verifier.stages.upstream import StageSpec
+from services.verifier.stages.ways import device_of_stage
 from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError, Internal, TargetLost
 
@@ -107,8 +108,12 @@ def serve(spec: StageSpec) -> None:
     """
     config = spec.config
     try:
+        device = device_of_stage(config.device, spec.stage, config.stages)
+        claim_gpu(spec.host, spec.port, spec.stage, config.stages, torch.device(device))
         part = ModelSlice(config, spec.stage)
         check_slice(part, config.stages)
+    except TargetLost:
+        raise
     except Exception as error:
         if not isinstance(error, ConfigurationError):
             log.exception("stage %d cannot load its layers", spec.stage)

@@ -55,6 +55,14 @@ Launch = Callable[[StageSpec], StageHandle]
 class EarlierStages(Protocol):
     """The pipeline stages before the last one, as the last one sees them; sessions and rows as in ``Target``."""
 
+    def claim(self, device: torch.device) -> None:
+        """Claim the last stage's GPU, before it is loaded there.
+
+        Raises:
+            ConfigurationError: another stage has claimed it.
+        """
+        ...
+
     def join(self, device: torch.device) -> None:
         """Wait until every stage is loaded.
 
@@ -112,6 +120,8 @@ class EarlierStages(Protocol):
 class NoStages:
     """Implements ``EarlierStages`` for a target of a single stage: there is nobody to tell, and tokens enter the model."""
 
+    def claim(self, device: torch.device) -> None: ...
+
     def join(self, device: torch.device) -> None: ...
 
     def open(self, session_id: str, shared: int, tiles: Sequence[int]) -> None: ...
@@ -156,6 +166,9 @@ class Upstream:
         except BaseException:
             self.stop()
             raise
+
+    def claim(self, device: torch.device) -> None:
+        self._meeting.claim(self._size - 1, self._size, device)
 
     def join(self, device: torch.device) -> None:
         self._exchange = self._meeting.join(self._size, lambda stage: self._stages[stage].alive(), self._timeout_s, device)

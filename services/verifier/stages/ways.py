@@ -110,11 +110,16 @@ def way_of(identities: Sequence[str]) -> str:
     """
     for stage, own in enumerate(identities):
         if own and own in identities[:stage]:
-            raise ConfigurationError(
-                f"verifier.stages is {len(identities)}: stages {identities.index(own)} and {stage} are on one GPU ({own}), "
-                "which makes no room and is slower; give each stage a GPU of its own, or use stages: 1"
-            )
+            raise two_on_one(len(identities), identities.index(own), stage, own)
     return NCCL if all(identities) else GLOO
+
+
+def two_on_one(stages: int, first: int, second: int, gpu: str) -> ConfigurationError:
+    """What refuses two stages on one GPU."""
+    return ConfigurationError(
+        f"verifier.stages is {stages}: stages {min(first, second)} and {max(first, second)} are on one GPU ({gpu}), which "
+        "makes no room and is slower; give each stage a GPU of its own, or use stages: 1"
+    )
 
 
 def device_of_stage(device: str, stage: int, stages: int) -> str:

@@ -261,11 +261,13 @@ class TritonPass:
     def _sums(self, call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Scratch for the segments' maxima, sums of weights and weighted sums."""
         count = self._shape.rows * call.heads * self._shape.segments
-        size = count * (call.value_size + 2)
+        # Each begins at a multiple of 16 bytes: else Triton would compile the kernels once more, for any addresses.
+        apart = -(-count // 4) * 4
+        size = 2 * apart + count * call.value_size
         if self._sums_at is None or len(self._sums_at) < size:
             self._sums_at = self._scratch.take(size)
         own = self._sums_at
-        return own[:count], own[count : 2 * count], own[2 * count : size]
+        return own[:count], own[apart : apart + count], own[2 * apart : size]
 
 
 class LateTritonPass:

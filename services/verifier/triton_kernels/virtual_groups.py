@@ -7,7 +7,7 @@ copies, such that every row finds all that it sees of the group in one of them. 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from speculation.tree import ROOT
@@ -68,28 +68,16 @@ def _copies(
     inside = members.get(group, 0)
     if not committed and not inside:
         return []
-    copies: list[int] = []
-    # Of each copy, what the rows whose home it is see of it.
-    guests: list[dict[int, int]] = []
-    # The deepest nodes first: what their ancestors see is a part of what they see.
-    for node in sorted(range(len(paths)), key=lambda node: -positions[node]):
-        seen = paths[node] & inside
-        found = next((at for at, copy in enumerate(copies) if (copy | seen).bit_count() <= GROUP - committed), len(copies))
-        if found == len(copies):
-            copies.append(0)
-            guests.append({})
-        copies[found] |= seen
-        guests[found][node] = seen
     # Rows of the chain see committed slots up to their own, in the first copy.
-    before = [min(max(0, position + 1 - begin), committed) for position in range(context, end)]
+    before = [(1 << min(max(0, position + 1 - begin), committed)) - 1 for position in range(context, end)]
     made = []
-    for number, (copy, own) in enumerate(zip(copies, guests, strict=True)):
+    for number, (copy, seen_by) in enumerate(_packed(inside, GROUP - committed, positions, paths)):
         nodes = _bits(copy)
-        lanes = {node: 1 << committed + lane for lane, node in enumerate(nodes)}
-        masks = [(1 << seen) - 1 if number == 0 else 0 for seen in before]
-        for node in range(len(paths)):
-            here = own.get(node)
-            masks.append(0 if here is None else (1 << committed) - 1 | sum(lanes[each] for each in _bits(here)))
+        lanes = {1 << node: 1 << committed + lane for lane, node in enumerate(nodes)}
+        # By what is seen of the copy; most rows see what another one does, and one node more.
+        masks_of = {0: (1 << committed) - 1}
+        masks = list(before) if number == 0 else [0] * len(before)
+        masks += [0 if seen is None else _mask(seen, lanes, masks_of) for seen in seen_by]
         made.append(
             VirtualGroup(
                 number=group,
@@ -99,6 +87,36 @@ def _copies(
             )
         )
     return made
+
+
+def _packed(inside: int, room: int, positions: Sequence[int], paths: Sequence[int]) -> list[tuple[int, list[int | None]]]:
+    """Copies of the nodes ``inside`` a group, at most ``room`` of them in each; nodes are bits.
+
+    Returns:
+        The nodes of each copy, and what every node sees of it; None: it finds what it sees in another copy.
+    """
+    if inside.bit_count() <= room:
+        return [(inside, [path & inside for path in paths])]
+    copies: list[int] = []
+    seen_by: list[list[int | None]] = []
+    # The deepest nodes first: what their ancestors see is a part of what they see.
+    for node in sorted(range(len(paths)), key=lambda node: -positions[node]):
+        seen = paths[node] & inside
+        found = next((at for at, copy in enumerate(copies) if (copy | seen).bit_count() <= room), len(copies))
+        if found == len(copies):
+            copies.append(0)
+            seen_by.append([None] * len(paths))
+        copies[found] |= seen
+        seen_by[found][node] = seen
+    return list(zip(copies, seen_by, strict=True))
+
+
+def _mask(seen: int, lanes: Mapping[int, int], known: dict[int, int]) -> int:
+    """The lanes of the nodes ``seen``, and the committed ones; those ``known`` by what is seen grow."""
+    if seen not in known:
+        last = 1 << seen.bit_length() - 1
+        known[seen] = _mask(seen ^ last, lanes, known) | lanes[last]
+    return known[seen]
 
 
 def _bits(number: int) -> list[int]:
