@@ -218,7 +218,7 @@ class ModelCard:
         processors: further processing of the model's logits, as (name, value).
         bit_exact: a check at start found a token's logits to be the same bits whatever shares its pass. Otherwise answers
             are the same except where two tokens nearly tie.
-        arithmetic: as in ``VerifierCard``.
+        arithmetic: a short hash that differs where weights, dtype or kernels could give other tokens.
         chats: there is a chat template.
         calls_tools: the chat template has the model write calls of tools as ``<tool_call>{...}</tool_call>``.
     """

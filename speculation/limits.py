@@ -21,5 +21,4 @@ MAX_FEATURE_BYTES = 1 << 20
 # Deadlines in seconds: for a verifier to describe itself, and for all components to forget a tenant.
 DESCRIBE_S, FORGET_S = 5.0, 10.0
 
-MAX_QUERIES, MAX_SUFFIX = 256, 64
-MAX_CONTINUATIONS, MAX_CONTINUATION = 512, 64
+MAX_QUERIES, MAX_SUFFIX, MAX_CONTINUATIONS, MAX_CONTINUATION = 256, 64, 512, 64

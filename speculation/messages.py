@@ -72,10 +72,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierCard:
-    """What a verifier serves and how busy it is; see ``client_api.ModelCard`` for the rest.
-
-    ``arithmetic``: a short hash that differs where weights, dtype or kernels could give other tokens.
-    """
+    """What a verifier serves and how busy it is; see ``client_api.ModelCard`` for the rest."""
 
     model: str
     max_model_len: int
