@@ -32,18 +32,18 @@ class Addresses(NamedTuple):
 class PublicEntry:
     """The servers of one router, running."""
 
-    def __init__(self, grpc: PublicServer, http: HttpServer | None, ops: OpsEntry, claims: ExitStack) -> None:
+    def __init__(self, grpc: PublicServer, http: HttpServer | None, ops: OpsEntry, closed_last: ExitStack) -> None:
         self._grpc = grpc
         self._http = http
         self._ops = ops
-        self._claims = claims
+        self._closed_last = closed_last
         self.addresses = Addresses(grpc.address, http.url if http is not None else None)
 
     async def stop(self) -> None:
         """Say NOT_SERVING, refuse calls a little later, and wait until running ones have finished."""
         self._ops.leaving = True
         await asyncio.gather(self._grpc.stop(), *([] if self._http is None else [self._http.stop()]))
-        self._claims.close()
+        self._closed_last.close()
         await self._ops.stop()
 
 
@@ -67,8 +67,9 @@ async def open_entry(router: RouterPort, settings: Settings, observing: Observin
     # One gate, so that a key's limits count for both servers together.
     gate = observing.gate(public)
     async with AsyncExitStack() as started:
-        claims = started.enter_context(ExitStack())
-        await _claim(claims, public, http, service)
+        closed_last = started.enter_context(ExitStack())
+        closed_last.callback(gate.close)
+        await _claim(closed_last, public, http, service)
         grpc = await serve_public(router, public, gate)
         started.push_async_callback(grpc.stop, 0)
         serving_http = None if http is None else await serve_http(router, http, gate)
@@ -77,7 +78,7 @@ async def open_entry(router: RouterPort, settings: Settings, observing: Observin
         ops = OpsEntry(settings, observing.exposition, router)
         await ops.start(patient=shared)
         started.pop_all()
-    return PublicEntry(grpc, serving_http, ops, claims)
+    return PublicEntry(grpc, serving_http, ops, closed_last)
 
 
 async def _claim(claims: ExitStack, public: PublicServerConfig, http: HttpConfig | None, service: str) -> None:

@@ -331,6 +331,10 @@ class Gate:
     def _new_use(self, record: KeyRecord) -> KeyUse:
         return KeyUse(record, self._clock, self._limited)
 
+    def close(self) -> None:
+        """Close the audit log."""
+        self._audit.close()
+
     def _refuse(self, why: str, key_id: str, address: str) -> None:
         self._refused.add(1, why.replace(" ", "_"))
         self._audit.write(key_id=key_id, method="authenticate", outcome=why, address=address)

@@ -20,7 +20,7 @@ def no_gpu() -> str:
     if torch.version.cuda is None:
         return f"no GPU: torch {torch.__version__} is built without CUDA; install torch's CUDA build on a machine with one"
     # torch warns once in a process, but its start raises every time.
-    said = " ".join((_at_start() or " ".join(str(warning.message) for warning in caught)).split())
+    said = " ".join(" ".join((*(str(warning.message) for warning in caught), _at_start())).split())
     if "driver" in said and "old" in said:
         return f"the GPU's driver is too old for torch {torch.__version__} (CUDA {torch.version.cuda}): {said[:_SHOWN]}"
     return f"no GPU: torch {torch.__version__} sees none{': ' + said[:_SHOWN] if said else ''}"

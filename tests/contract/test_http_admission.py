@@ -58,10 +58,12 @@ async def served(folder: Path, record: str) -> AsyncIterator[Served]:
     keys, audit, sink, router = folder / "keys.yaml", folder / "audit", PrometheusSink(), Counting("words")
     keys.write_text(f"- {{hash: {hash_key(KEY)}, id: a, {record}}}\n")
     public = PublicServerConfig(port=0, keys_file=keys)
-    server = await serve_http(router, HttpConfig(port=0, public=public), open_gate((), keys, str(audit), sink))
+    gate = open_gate((), keys, str(audit), sink)
+    server = await serve_http(router, HttpConfig(port=0, public=public), gate)
     async with httpx2.AsyncClient(base_url=server.url, timeout=60) as client:
         yield Served(client, router, audit, sink)
     await server.stop(0)
+    gate.close()
 
 
 @pytest.mark.parametrize(

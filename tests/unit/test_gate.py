@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,23 @@ from tests.unit.test_keys import Clock
 KEY = "k" * 24
 
 
+_OPEN: list[Gate] = []
+
+
+@pytest.fixture(autouse=True)
+def closed_gates() -> Iterator[None]:
+    """Close what ``gate`` opened: an audit file that is left open is told in some later test."""
+    yield
+    while _OPEN:
+        _OPEN.pop().close()
+
+
 def gate(tmp_path: Path, clock: Clock, *records: str) -> Gate:
     file = tmp_path / "keys.yaml"
     file.write_text("\n".join(f"- {{hash: {hash_key(KEY + str(n))}, {text}}}" for n, text in enumerate(records)))
-    return Gate(KeyRing(file=file, clock=clock), AuditLog(str(tmp_path / "audit"), now=clock), clock=clock, now=clock)
+    made = Gate(KeyRing(file=file, clock=clock), AuditLog(str(tmp_path / "audit"), now=clock), clock=clock, now=clock)
+    _OPEN.append(made)
+    return made
 
 
 def asked(tokens: int = 10, max_tokens: int | None = 10, **more: Any) -> ClientRequest:
