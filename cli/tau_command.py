@@ -69,11 +69,12 @@ def tau(
     sequences = list(shards)
     if not any(len(each.tokens) - each.prompt_length >= 2 for each in sequences):
         raise ConfigurationError(f"--data {data}: no such answer has two tokens; outrider train data makes more")
+    target_settings = load(flags=flags)
+    target = resolve(target_settings.model, target_settings.cache_dir, say=stderr().print)
+    _check_target(data, shards.manifest, target, weights_digest(target.path))
     found: dict[str, _Taus] = {}
     for own in named:
         loaded = load(flags=own)
-        target = resolve(loaded.model, loaded.cache_dir, say=stderr().print)
-        _check_target(data, shards.manifest, target, weights_digest(target.path))
         checkpoints = draft_models(loaded, target)
         if not checkpoints:
             raise ConfigurationError(f"no drafter comes along for {target.name}: name folders")
