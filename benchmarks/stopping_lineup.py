@@ -17,7 +17,7 @@ from services.drafter.stopping.classifier import Disco, check_models, read_class
 from services.drafter.stopping.confidence import Confidence
 from services.drafter.stopping.entropy import Entropy
 from services.drafter.stopping.lengths import Heuristic, Static
-from services.model_folder import model_fingerprint
+from services.model_files.folder import model_fingerprint
 from services.router.tokens import Tokens
 from services.verifier.config import TargetConfig
 from services.verifier.target import TransformersTarget

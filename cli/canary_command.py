@@ -38,7 +38,7 @@ def canary(
     from services.drafter.canary_trial import open_trial
     from services.drafter.feature_draft.canary_texts import TEXTS, layers_to_record, record_texts, save_texts
     from services.drafter.feature_draft.target_rows import read_target_shape
-    from services.model_folder import reading
+    from services.model_files.folder import reading
     from services.router.tokens import Tokens
     from training.prompt_files import read_prompts
 

@@ -29,7 +29,7 @@ from cluster.terminal import end_with
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.manifest import read_manifest
 from retrieval_index.store import IndexStore
-from services.model_folder import tokenizer_digest
+from services.model_files.folder import tokenizer_digest
 from speculation.errors import ConfigurationError
 
 # Small files of the standard library.

@@ -262,7 +262,7 @@ def _tokenizer(model: Path) -> tuple[str, Any]:
     """A model's tokenizer without truncation and padding, with its digest."""
     from tokenizers import Tokenizer
 
-    from services.model_folder import tokenizer_digest
+    from services.model_files.folder import tokenizer_digest
 
     digest = tokenizer_digest(model)
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))

@@ -94,7 +94,7 @@ def _folder(model: str) -> Path:
 
 
 def _read(file: Path) -> str:
-    from services.model_folder import reading
+    from services.model_files.folder import reading
 
     if str(file) == "-":
         return sys.stdin.read()

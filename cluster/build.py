@@ -17,7 +17,7 @@ from cluster.draft_models import by_kernels, draft_models, observed_layers, stre
 from cluster.models import ResolvedModel
 from services.drafter.config import DrafterConfig
 from services.links.config import PublicServerConfig, TlsFiles
-from services.model_folder import read_json, text_config
+from services.model_files.folder import read_json, text_config
 from services.openai_api.http_config import HttpConfig
 from services.privacy.privacy_config import Privacy
 from services.retrieval.config import RetrievalConfig
@@ -200,7 +200,7 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
     from retrieval_index.index import check_index
     from retrieval_index.manifest import read_manifest
     from retrieval_index.store import IndexStore
-    from services.model_folder import tokenizer_digest
+    from services.model_files.folder import tokenizer_digest
 
     retrieval = settings.retrieval
     retrieval.check_place()

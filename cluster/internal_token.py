@@ -8,7 +8,7 @@ import os
 import secrets
 
 from cluster.config import Settings
-from services.model_folder import reading
+from services.model_files.folder import reading
 from speculation.errors import ConfigurationError
 
 _SHORTEST = 16

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cluster.config import VerifierSettings
-from services.model_folder import text_config
-from services.weights.headers import Tensor
+from services.model_files.folder import text_config
+from services.model_files.weights.headers import Tensor
 from speculation.errors import ConfigurationError
 
 _GIB = 2**30

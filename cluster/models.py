@@ -13,9 +13,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.model_folder import reading
-from services.verifier.loading import gguf_header
-from services.weights.headers import BLOCKS_FILE
+from services.model_files import gguf_header
+from services.model_files.folder import reading
+from services.model_files.weights.headers import BLOCKS_FILE
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)

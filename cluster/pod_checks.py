@@ -13,7 +13,7 @@ from cluster.models import BUILT_IN, ResolvedModel
 from cluster.offered import GroupOffer, Offer, amount
 from cluster.preflight import BUILT_IN_BYTES, check_model, check_settings, model_folder
 from services.machine import cache_folder
-from services.weights.headers import check_weights
+from services.model_files.weights.headers import check_weights
 from speculation.errors import ConfigurationError
 from speculation.sources import AUTO, STRATEGIES
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from services.generation_config import ModelProcessors
+from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.processors import LogitsPipeline, build_pipeline
 from services.verifier.native.library import Library

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from services.generation_config import FILE
+from services.model_files.generation_config import FILE
 from speculation.messages import VerifierCard
 from speculation.types import SamplingDefaults
 

@@ -15,7 +15,7 @@ from retrieval_index.builder import BuildConfig, ScoringTarget, build_index
 from retrieval_index.corpus import Document
 from retrieval_index.manifest import Manifest
 from retrieval_index.perplexity import ModelScorer, Score
-from services.model_folder import tokenizer_digest
+from services.model_files.folder import tokenizer_digest
 
 TARGET = ScoringTarget(name="tiny", tokenizer_sha256="a" * 64, vocab_size=256)
 

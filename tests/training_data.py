@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.model_folder import tokenizer_digest
+from services.model_files.folder import tokenizer_digest
 from training.data_folder import weights_digest
 from training.open_run import OpenedModel, TrainingTarget, open_model
 from training.recipe import HeadRecipe, LayersRecipe

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.model_folder import read_json, text_config, tokenizer_digest
+from services.model_files.folder import read_json, text_config, tokenizer_digest
 from services.router.tokens import Tokens
 from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument

@@ -18,7 +18,7 @@ from services.drafter.ahead_draft.streams import Streams
 from services.drafter.feature_draft.head import FeatureHead
 from services.drafter.feature_draft.head_writing import save_head
 from services.drafter.feature_draft.target_shape import TRAINING
-from services.weights.weight_files import quantize_folder
+from services.model_files.weights.files import quantize_folder
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 from training.open_run import OpenedModel, TrainingTarget, reopen

@@ -15,7 +15,7 @@ from services.drafter.ahead_draft.stream_files import new_streams
 from services.drafter.ahead_draft.whole_texts import at, streams_of
 from services.drafter.feature_draft.head_config import TargetShape
 from services.drafter.feature_draft.shared_output import SharedOutput
-from services.model_folder import reading
+from services.model_files.folder import reading
 from training.levels_learner import EARLY, Guesses, PaddedText
 from training.recipe import MedusaRecipe, StreamsRecipe
 

@@ -11,7 +11,7 @@ from services.drafter.feature_draft.head import FeatureHead
 from services.drafter.feature_draft.head_config import TargetShape, head_for
 from services.drafter.feature_draft.layer import HeadLayer
 from services.drafter.feature_draft.target_rows import TargetRows
-from services.weights.weight_files import WeightFiles
+from services.model_files.weights.files import WeightFiles
 from speculation.errors import ConfigurationError
 from training.recipe import HeadRecipe
 

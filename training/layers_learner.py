@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from services.model_folder import reading
+from services.model_files.folder import reading
 from speculation.errors import ConfigurationError
 from training.learner import Prediction, Tally
 from training.losses import compare

@@ -15,7 +15,7 @@ from services.drafter.interfaces import DraftWanted
 from services.drafter.known_states import KnownStates
 from services.drafter.stopping.classifier import Classifier, ClassifierCard
 from services.drafter.stopping.lengths import Static
-from services.model_folder import model_fingerprint
+from services.model_files.folder import model_fingerprint
 from services.verifier.config import TargetConfig
 from services.verifier.target import TransformersTarget
 from services.verifier.target_port import Rows

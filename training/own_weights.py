@@ -9,10 +9,10 @@ from pathlib import Path
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from services.model_folder import read_json
-from services.weights.headers import SINGLE
-from services.weights.shared_weights import SHARED, SharedWeights
-from services.weights.weight_files import WeightFiles
+from services.model_files.folder import read_json
+from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.headers import SINGLE
+from services.model_files.weights.shared import SHARED, SharedWeights
 from speculation.files import write_whole
 from training.recipe import LayersRecipe
 

@@ -19,8 +19,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from services.drafter.feature_draft.target_shape import TRAINING
-from services.model_folder import one_line
-from services.weights.headers import BLOCKS_FILE, SINGLE
+from services.model_files.folder import one_line
+from services.model_files.weights.headers import BLOCKS_FILE, SINGLE
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 from training.shards import DataManifest, TrainingSequence, read_shards

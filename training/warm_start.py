@@ -20,9 +20,9 @@ from services.drafter.ahead_draft.streams import Streams
 from services.drafter.feature_draft.head import FeatureHead
 from services.drafter.feature_draft.head_files import load_head
 from services.drafter.feature_draft.target_shape import TRAINING
-from services.model_folder import read_json, reading
-from services.weights.headers import BLOCKS_FILE, SINGLE
-from services.weights.weight_files import WeightFiles
+from services.model_files.folder import read_json, reading
+from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.headers import BLOCKS_FILE, SINGLE
 from speculation.errors import ConfigurationError
 from training.learner import trained
 from training.open_run import OpenedModel

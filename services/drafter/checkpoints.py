@@ -16,9 +16,9 @@ from services.drafter.feature_draft.head_fields import Shapes, parse, unused
 from services.drafter.feature_draft.layouts import COMPUTED, HeadLayout, detect, refuse_others, stripped
 from services.drafter.feature_draft.pickled import refuse_pickles
 from services.drafter.feature_draft.target_shape import TRAINING, check_tokenizer, read_target_shape
-from services.model_folder import read_json, text_config
-from services.weights.headers import read_shapes
-from services.weights.shared_weights import SharedWeights, read_shared
+from services.model_files.folder import read_json, text_config
+from services.model_files.weights.headers import read_shapes
+from services.model_files.weights.shared import SharedWeights, read_shared
 from speculation.errors import ConfigurationError
 
 # Parts that a head of hidden states has and a language model has not.

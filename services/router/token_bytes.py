@@ -7,7 +7,7 @@ import re
 
 from tokenizers import Tokenizer
 
-from services.byte_letters import byte_of_letter
+from services.model_files.byte_letters import byte_of_letter
 
 # Spellings of bytes in vocabularies: "<0xE6>", and GPT-2's alphabet of printable characters.
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")

@@ -13,7 +13,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from services.model_folder import check_vocabulary, read_json, reading
+from services.model_files.folder import check_vocabulary, read_json, reading
 from services.router.templates import ChatTemplate
 from services.router.token_bytes import TokenBytes
 

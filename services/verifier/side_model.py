@@ -12,12 +12,12 @@ from pathlib import Path
 
 import torch
 
+from services.model_files.weights.shared import read_shared
 from services.verifier.config import TargetConfig
 from services.verifier.guard import check_slice
 from services.verifier.kv_cache.pool import TILE
 from services.verifier.model_slice import ModelSlice
 from services.verifier.native.attention_kernel import PlacedRows
-from services.weights.shared_weights import read_shared
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)

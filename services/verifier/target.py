@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from services.generation_config import read_generation_config
-from services.model_folder import reading
+from services.model_files.folder import reading
+from services.model_files.generation_config import read_generation_config
 from services.verifier.arithmetic.kernels import Choice
 from services.verifier.arithmetic.parameters import inexact
 from services.verifier.choosing.chooser import Chooser

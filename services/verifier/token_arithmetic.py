@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
-from services.model_folder import model_fingerprint
+from services.model_files.folder import model_fingerprint
 from services.verifier.config import TargetConfig
 from services.verifier.target import TransformersTarget
 from speculation.errors import ConfigurationError

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import outrider
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.store import IndexStore
-from services.model_folder import tokenizer_digest
+from services.model_files.folder import tokenizer_digest
 from tests.chaos.cells import CHAIN, OF_NETWORKS, REPLICAS, Plan, options
 from tests.chaos.component_process import ComponentProcess
 from tests.chaos.relay import Relay

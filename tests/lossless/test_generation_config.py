@@ -12,7 +12,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
 from services.client_api import RequestedSampling
-from services.generation_config import FILE, read_generation_config
+from services.model_files.generation_config import FILE, read_generation_config
 from services.router.sampling import complete_sampling
 from services.verifier.choosing.processors import build_pipeline
 from speculation.acceptance import stop_token_ids

@@ -19,9 +19,9 @@ from transformers import AutoModelForCausalLM
 from cluster.draft_models import by_kernels, read_stream_weights
 from services.drafter.config import DrafterConfig, LookaheadConfig, SpectraConfig, TrainedConfig
 from services.drafter.service import DrafterService
-from services.generation_config import read_generation_config
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink
+from services.model_files.generation_config import read_generation_config
 from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.config import LoopConfig
 from services.verifier.service import VerifierService

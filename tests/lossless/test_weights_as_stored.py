@@ -10,13 +10,13 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from cluster.models import as_float32, resolve
+from services.model_files.weights.files import BLOCKS_FILE
+from services.model_files.weights.stored_blocks import StoredLinear
 from services.verifier.config import TargetConfig
 from services.verifier.loading.load_model import load_whole
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget
 from services.verifier.target_port import Rows
-from services.weights.stored_blocks import StoredLinear
-from services.weights.weight_files import BLOCKS_FILE
 from speculation.errors import ConfigurationError
 from tests.tiny import make_tiny_model
 from tests.tiny_gguf import make_tiny_gguf

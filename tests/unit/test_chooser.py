@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.generation_config import ModelProcessors
+from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing import candidates, chooser, penalties, picks
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.penalties import Changes

@@ -17,12 +17,12 @@ from cluster.draft_kernels import KernelLM
 from cluster.draft_models import by_kernels
 from services.drafter.draft_model.draft_model_source import DraftModelSource
 from services.drafter.draft_model.language_model import LanguageModel
+from services.model_files.weights.stored_blocks import StoredLinear, quantized
 from services.verifier.attention.calls import Call
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.loading.cut_output import cut_output
 from services.verifier.native.library import library
 from services.verifier.side_model import SideModel
-from services.weights.stored_blocks import StoredLinear, quantized
 from speculation.errors import ConfigurationError
 from speculation.tree import ROOT
 from speculation.types import TokenTree

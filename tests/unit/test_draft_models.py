@@ -22,9 +22,9 @@ from services.drafter.catalogue import make_source
 from services.drafter.checkpoints import Checkpoint, inspect
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.feature_draft.source import FeatureSource, TreeForm
+from services.model_files.weights.files import save_blocks
+from services.model_files.weights.stored_blocks import quantized
 from services.router.strategies import StrategyConfig, make_plan, served
-from services.weights.stored_blocks import quantized
-from services.weights.weight_files import save_blocks
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.types import Plan
 from tests import head_checkpoints as made

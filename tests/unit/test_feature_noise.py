@@ -12,7 +12,7 @@ import torch
 from services.drafter.drawn_proposals import draw_with
 from services.drafter.feature_draft.source import TreeForm
 from services.drafter.known_states import KnownStates
-from services.generation_config import ModelProcessors
+from services.model_files.generation_config import ModelProcessors
 from speculation.choose import choose
 from speculation.messages import DraftNoise
 from speculation.tree import ROOT, validate

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from transformers import GenerationConfig
 
 from services.client_api import RequestedSampling
-from services.generation_config import FILE, read_generation_config
-from services.generation_config import GenerationConfig as Found
-from services.generation_fields import HARMLESS, HONOURED, REFUSED
+from services.model_files.generation_config import FILE, read_generation_config
+from services.model_files.generation_config import GenerationConfig as Found
+from services.model_files.generation_fields import HARMLESS, HONOURED, REFUSED
 from services.router.sampling import complete_sampling
 from services.verifier.choosing.processors import build_pipeline
 from speculation.acceptance import stop_token_ids
@@ -230,7 +230,7 @@ def test_unknown_fields_are_told_and_have_no_effect(folder: Path) -> None:
 
 def test_it_is_read_without_transformers() -> None:
     script = (
-        "import sys; from services.generation_config import read_generation_config; "
+        "import sys; from services.model_files.generation_config import read_generation_config; "
         "print([name for name in ('torch', 'transformers') if name in sys.modules])"
     )
     done = subprocess.run(

@@ -14,9 +14,9 @@ from services.drafter.feature_draft.head import FeatureHead, HeadOutput, causal
 from services.drafter.feature_draft.head_files import load_head
 from services.drafter.feature_draft.head_writing import save_head
 from services.drafter.feature_draft.target_rows import read_target_rows
-from services.model_folder import tokenizer_digest
-from services.weights.stored_blocks import quantized
-from services.weights.weight_files import save_blocks
+from services.model_files.folder import tokenizer_digest
+from services.model_files.weights.files import save_blocks
+from services.model_files.weights.stored_blocks import quantized
 from speculation.errors import ConfigurationError
 from tests import head_checkpoints as made
 from tests.head_checkpoints import DRAFTED, HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, Tensors, numbers

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from services.drafter.checkpoints import inspect
 from services.drafter.feature_draft.convert_pickles import convert
 from services.drafter.feature_draft.head_files import load_head
-from services.model_folder import tokenizer_digest
+from services.model_files.folder import tokenizer_digest
 from speculation.errors import ConfigurationError
 from tests import head_checkpoints as made
 from tests.head_checkpoints import DRAFTED, HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, numbers

@@ -13,7 +13,7 @@ from retrieval_index.index import open_index
 from retrieval_index.manifest import FILE, Manifest, read_manifest, verify
 from retrieval_index.ngram_trie import COUNTS, KEYS
 from retrieval_index.scores import limit_for
-from services.model_folder import tokenizer_digest
+from services.model_files.folder import tokenizer_digest
 from speculation import successor_table as successors
 from speculation.errors import ConfigurationError
 from speculation.messages import RetrievalQuery, Retrieved

@@ -16,9 +16,9 @@ from services.drafter.ahead_draft.medusa_files import load_medusa
 from services.drafter.ahead_draft.stream_files import load_streams
 from services.drafter.checkpoints import inspect
 from services.drafter.feature_draft.head_files import load_head
+from services.model_files.weights.files import WeightFiles, quantize_folder
+from services.model_files.weights.stored_blocks import StoredBlocks
 from services.verifier.native.library import library
-from services.weights.stored_blocks import StoredBlocks
-from services.weights.weight_files import WeightFiles, quantize_folder
 from tests.draft_model_sessions import PROMPT, opened, same, source_of, wanted
 from tests.draft_models import make_tiny_draft
 from tests.tiny import make_tiny_model

@@ -22,7 +22,7 @@ from services.drafter.checkpoints import inspect
 from services.drafter.feature_draft.convert_pickles import convert
 from services.drafter.interfaces import DraftWanted
 from services.drafter.known_states import KnownStates
-from services.model_folder import tokenizer_digest
+from services.model_files.folder import tokenizer_digest
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 from speculation.tree import depths, path_to

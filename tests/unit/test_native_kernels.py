@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+from services.model_files.weights.stored_blocks import StoredBlocks, Weight, quantized
 from services.verifier.attention.calls import Bias, Call
 from services.verifier.attention.tiled import TiledPass
 from services.verifier.kv_cache.pool import KVPool
@@ -23,7 +24,6 @@ from services.verifier.native.attention_kernel import kernel_for, lay_out
 from services.verifier.native.library import Library, library, ship
 from services.verifier.native.linear_kernel import NativeLinear
 from services.verifier.target_port import Rows
-from services.weights.stored_blocks import StoredBlocks, Weight, quantized
 
 SETS = ("avx512", "avx2", "neon")
 FORMS = ("float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1")

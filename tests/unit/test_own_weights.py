@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.weights.headers import read_shapes
+from services.model_files.weights.headers import read_shapes
 from speculation.errors import ConfigurationError
 from tests.draft_model_sessions import PROMPT, source_of
 from tests.training_data import open_tiny

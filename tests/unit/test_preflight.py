@@ -26,9 +26,9 @@ from cluster.models import ResolvedModel
 from cluster.terminal import explain
 from outrider.errors import InvalidArgument as ClientInvalidArgument
 from services.links.config import PublicServerConfig, TlsFiles, check_server
+from services.model_files.weights.headers import check_weights
 from services.verifier.config import TargetConfig
 from services.verifier.target import TransformersTarget
-from services.weights.headers import check_weights
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
 from tests.tiny_gguf import make_tiny_gguf
 

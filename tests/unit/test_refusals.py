@@ -17,10 +17,11 @@ from safetensors.torch import load_file, save_file
 from cluster.config import load
 from cluster.models import resolve
 from cluster.preflight import preflight
-from services.model_folder import one_line, reading
+from services.model_files import gguf_header
+from services.model_files.folder import one_line, reading
+from services.model_files.known_types import known_gguf_architectures, known_types
 from services.verifier.config import TargetConfig
-from services.verifier.loading import gguf_header, refusals
-from services.verifier.loading.known_types import known_gguf_architectures, known_types
+from services.verifier.loading import refusals
 from services.verifier.loading.load_model import load_layers, load_whole
 from services.verifier.native.library import library
 from services.verifier.target import TransformersTarget

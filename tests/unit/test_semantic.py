@@ -20,7 +20,7 @@ from retrieval_index.perplexity import ModelScorer
 from retrieval_index.vectors import StateIndex, kind_for
 from services.client_api import ClientRequest, Completion, RequestedSampling
 from services.drafter.semantic import Semantic
-from services.model_folder import tokenizer_digest
+from services.model_files.folder import tokenizer_digest
 from speculation.errors import ConfigurationError
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
 from speculation.types import Features, Observation

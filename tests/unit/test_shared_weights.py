@@ -15,9 +15,9 @@ from cluster.draft_models import by_kernels
 from services.drafter.checkpoints import inspect
 from services.drafter.draft_model.draft_model_source import DraftModelSource
 from services.drafter.draft_model.loading_drafts import load_draft_model
+from services.model_files.weights.files import WeightFiles, quantize_folder
+from services.model_files.weights.headers import check_weights, read_shapes
 from services.verifier.native.library import library
-from services.weights.headers import check_weights, read_shapes
-from services.weights.weight_files import WeightFiles, quantize_folder
 from speculation.errors import ConfigurationError
 from tests.draft_model_sessions import PROMPT, opened, refused, same, source_of, wanted
 from tests.draft_models import make_sharing_draft

@@ -30,7 +30,7 @@ from services.drafter.stopping.interface import DraftedToken, StopPolicy, StopSt
 from services.drafter.stopping.lengths import Heuristic, Static
 from services.drafter.stopping.oracle import Oracle, Scout
 from services.drafter.stopping.policies import make_stop
-from services.model_folder import model_fingerprint
+from services.model_files.folder import model_fingerprint
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 

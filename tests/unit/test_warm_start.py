@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from services.drafter.ahead_draft.stream_files import load_streams
-from services.weights.headers import SINGLE
+from services.model_files.weights.headers import SINGLE
 from speculation.errors import ConfigurationError
 from tests.training_data import open_tiny
 from training.evaluate import quick_score

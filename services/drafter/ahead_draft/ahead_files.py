@@ -18,10 +18,10 @@ from services.drafter.feature_draft.pickled import refuse_pickles
 from services.drafter.feature_draft.shared_output import SharedOutput
 from services.drafter.feature_draft.target_rows import TargetRows
 from services.drafter.feature_draft.target_shape import TRAINING, check_tokenizer
-from services.model_folder import reading
-from services.weights.headers import SINGLE
-from services.weights.stored_blocks import StoredBlocks
-from services.weights.weight_files import WeightFiles
+from services.model_files.folder import reading
+from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.headers import SINGLE
+from services.model_files.weights.stored_blocks import StoredBlocks
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 

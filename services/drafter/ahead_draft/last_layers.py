@@ -10,7 +10,7 @@ from pathlib import Path
 from services.drafter.feature_draft.head_config import HeadConfig, TargetShape
 from services.drafter.feature_draft.head_fields import parse
 from services.drafter.feature_draft.layouts import COMPUTED, EAGLE, stripped
-from services.weights.headers import read_shapes
+from services.model_files.weights.headers import read_shapes
 from speculation.errors import ConfigurationError
 
 _NORM = "norm.weight"

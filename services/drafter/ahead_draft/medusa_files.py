@@ -18,7 +18,7 @@ from services.drafter.ahead_draft.medusa_config import parameter_names, parse_me
 from services.drafter.ahead_draft.medusa_names import authors_names, is_medusa, is_output, named_by_authors
 from services.drafter.feature_draft.head_files import CONFIG
 from services.drafter.feature_draft.target_rows import TargetRows, read_target_rows, read_target_shape
-from services.model_folder import read_json
+from services.model_files.folder import read_json
 from speculation.errors import ConfigurationError
 
 

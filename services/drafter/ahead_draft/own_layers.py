@@ -11,9 +11,9 @@ from services.drafter.ahead_draft.last_layers import LastLayers
 from services.drafter.feature_draft.head_config import HeadConfig
 from services.drafter.feature_draft.layer import Attend, HeadLayer
 from services.drafter.feature_draft.rotary import RotaryPositions
-from services.model_folder import reading
-from services.weights.stored_blocks import StoredBlocks
-from services.weights.weight_files import WeightFiles
+from services.model_files.folder import reading
+from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.stored_blocks import StoredBlocks
 
 
 class OwnLayers(nn.Module):

@@ -31,7 +31,7 @@ from services.drafter.feature_draft.head_files import CONFIG
 from services.drafter.feature_draft.layouts import DRAFT_OFFSETS, DRAFTED
 from services.drafter.feature_draft.shared_output import SharedOutput
 from services.drafter.feature_draft.target_rows import TargetRows, read_target_rows, read_target_shape
-from services.model_folder import read_json
+from services.model_files.folder import read_json
 
 
 def new_streams(

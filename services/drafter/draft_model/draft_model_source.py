@@ -27,8 +27,8 @@ from services.drafter.interfaces import DraftWanted
 from services.drafter.stopping.interface import StopPolicy
 from services.drafter.stopping.policies import make_stop
 from services.drafter.torch_threads import use_threads
-from services.model_folder import read_json, text_config
-from services.weights.weight_files import check_shared
+from services.model_files.folder import read_json, text_config
+from services.model_files.weights.files import check_shared
 from speculation import limits
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession

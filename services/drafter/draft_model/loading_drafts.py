@@ -13,10 +13,10 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from transformers.utils import logging as messages
 
 from services.drafter.draft_model.vocabulary_map import VOCABULARY_FILE
-from services.model_folder import read_json, reading
-from services.weights.headers import BLOCKS_FILE
-from services.weights.shared_weights import read_shared
-from services.weights.weight_files import WeightFiles
+from services.model_files.folder import read_json, reading
+from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.headers import BLOCKS_FILE
+from services.model_files.weights.shared import read_shared
 from speculation.errors import ConfigurationError
 
 _DTYPES = ("float32", "float16", "bfloat16")

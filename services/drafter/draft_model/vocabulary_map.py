@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
-from services.byte_letters import byte_of_letter
-from services.model_folder import read_json, reading, text_config
-from services.weights.shared_weights import read_shared
+from services.model_files.byte_letters import byte_of_letter
+from services.model_files.folder import read_json, reading, text_config
+from services.model_files.weights.shared import read_shared
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 
 from services.drafter.feature_draft.head_config import FINAL, TargetShape
-from services.model_folder import reading
+from services.model_files.folder import reading
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 

@@ -23,8 +23,8 @@ from services.drafter.draft_model.loading_drafts import load_draft_model
 from services.drafter.feature_draft.head_files import CONFIG, load_head
 from services.drafter.feature_draft.pickled import PICKLED
 from services.drafter.feature_draft.target_shape import TRAINING
-from services.model_folder import one_line, read_json, tokenizer_digest
-from services.weights.headers import SINGLE
+from services.model_files.folder import one_line, read_json, tokenizer_digest
+from services.model_files.weights.headers import SINGLE
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 

@@ -26,8 +26,8 @@ from services.drafter.feature_draft.layouts import (
 from services.drafter.feature_draft.pickled import refuse_pickles
 from services.drafter.feature_draft.target_rows import RowTable, TargetRows, read_target_rows, read_target_shape
 from services.drafter.feature_draft.target_shape import TRAINING, check_tokenizer
-from services.model_folder import read_json, reading
-from services.weights.weight_files import WeightFiles
+from services.model_files.folder import read_json, reading
+from services.model_files.weights.files import WeightFiles
 from speculation.errors import ConfigurationError
 
 CONFIG = "config.json"

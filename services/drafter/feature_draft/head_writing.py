@@ -24,7 +24,7 @@ from services.drafter.feature_draft.layouts import (
     HeadLayout,
 )
 from services.drafter.feature_draft.target_shape import TRAINING
-from services.weights.headers import SINGLE
+from services.model_files.weights.headers import SINGLE
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 

@@ -11,9 +11,9 @@ import torch
 
 from services.drafter.feature_draft.head_config import TargetShape
 from services.drafter.feature_draft.target_shape import read_target_shape as read_target_shape
-from services.model_folder import reading
-from services.weights.stored_blocks import StoredBlocks, Weight
-from services.weights.weight_files import WeightFiles
+from services.model_files.folder import reading
+from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.stored_blocks import StoredBlocks, Weight
 from speculation.errors import ConfigurationError
 
 # How models call the two matrices; prefixes differ.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from services.drafter.feature_draft.head_config import TargetShape
-from services.model_folder import read_json, text_config, tokenizer_digest
+from services.model_files.folder import read_json, text_config, tokenizer_digest
 from speculation.errors import ConfigurationError
 
 TRAINING = "training.json"

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from safetensors.numpy import load, save
 
 from services.drafter.stopping.interface import TOP, DraftedToken
-from services.model_folder import read_json, reading
+from services.model_files.folder import read_json, reading
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 from speculation.messages import OpenSession
@@ -39,7 +39,7 @@ class ClassifierCard:
     """What a classifier was made for, and how it is used.
 
     Attributes:
-        draft, target: ``services.model_folder.model_fingerprint`` of the models that it was trained on.
+        draft, target: ``services.model_files.folder.model_fingerprint`` of the models that it was trained on.
         theta: a draft ends after a token with a smaller C.
         max_tokens: most tokens of a draft (the paper's SL_max).
         features: ``FEATURES`` at the time.

@@ -10,7 +10,7 @@ from services.drafter.stopping.confidence import Confidence
 from services.drafter.stopping.entropy import Entropy
 from services.drafter.stopping.interface import StopPolicy
 from services.drafter.stopping.lengths import Heuristic, Static
-from services.model_folder import model_fingerprint
+from services.model_files.folder import model_fingerprint
 from speculation.errors import ConfigurationError
 
 

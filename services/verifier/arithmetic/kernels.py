@@ -21,13 +21,13 @@ from torch import nn
 from torch.nn import functional
 
 from services.machine import processor
+from services.model_files.weights.stored_blocks import BLOCK, StoredBlocks, Weight, quantized, stored_as
 from services.verifier.arithmetic.linears import MakeLinear, OneDnnLinear, as_float, products
 from services.verifier.arithmetic.parameters import multiplied
 from services.verifier.config import TargetConfig
 from services.verifier.kept import Kept, digest_of
 from services.verifier.native.library import Library, library
 from services.verifier.native.linear_kernel import NativeLinear
-from services.weights.stored_blocks import BLOCK, StoredBlocks, Weight, quantized, stored_as
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)

@@ -17,11 +17,11 @@ import torch
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
+from services.model_files.weights.stored_blocks import StoredBlocks, StoredLinear, Weight, alike, joined
 from services.verifier.arithmetic.exact_weights import PackedLinear
 from services.verifier.arithmetic.shared_products import SIBLINGS, joint_bias, replace_by
 from services.verifier.config import TargetConfig
 from services.verifier.gpu_here import multiplies_fp8
-from services.weights.stored_blocks import StoredBlocks, StoredLinear, Weight, alike, joined
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)

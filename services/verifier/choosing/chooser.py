@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.generation_config import ModelProcessors
+from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.barring import bar_rows
 from services.verifier.choosing.candidates import likeliest, on_host, rows_of
 from services.verifier.choosing.chosen_logprobs import ChosenLogprobs

@@ -36,7 +36,7 @@ from transformers import (
     TypicalLogitsWarper,
 )
 
-from services.generation_config import ModelProcessors
+from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.barring import bar
 from services.verifier.target_port import PackedBits
 from speculation.types import SamplingParams

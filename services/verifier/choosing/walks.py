@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from services.generation_config import ModelProcessors
+from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.penalties import Penalties
 from services.verifier.choosing.processors import build_pipeline, build_truncation
 from services.verifier.native.choice_structs import request_struct

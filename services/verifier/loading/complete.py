@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from services.weights.stored_blocks import StoredLinear
+from services.model_files.weights.stored_blocks import StoredLinear
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from services.weights.stored_blocks import StoredBlocks, StoredLinear
+from services.model_files.weights.stored_blocks import StoredBlocks, StoredLinear
 from speculation.errors import ConfigurationError
 
 

@@ -18,10 +18,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 from transformers.integrations.gguf import is_gguf_arch_supported
 from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor, get_gguf_hf_weights_map
 
+from services.model_files.weights.files import save_blocks
+from services.model_files.weights.stored_blocks import KEPT, StoredBlocks, Weight
 from services.verifier.loading.complete import mismatched, missing, refuse_incomplete, refuse_nonsense
 from services.verifier.loading.refusals import refuse_unsupported
-from services.weights.stored_blocks import KEPT, StoredBlocks, Weight
-from services.weights.weight_files import save_blocks
 
 _UNREAD = "which transformers does not read from GGUF: use the model's safetensors"
 

@@ -11,7 +11,10 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
-from services.model_folder import reading
+from services.model_files.folder import reading
+from services.model_files.weights.files import WeightFiles
+from services.model_files.weights.headers import BLOCKS_FILE, check_weights
+from services.model_files.weights.stored_blocks import StoredBlocks, StoredLinear, Weight
 from services.verifier.attention import calls as attention
 from services.verifier.attention.recording import record
 from services.verifier.config import TargetConfig
@@ -29,9 +32,6 @@ from services.verifier.loading.hollow import without_weights
 from services.verifier.loading.memory import Shape, arithmetic_dtype, available_bytes, check_fits
 from services.verifier.loading.refusals import check_config, refuse_unsupported
 from services.verifier.native.library import library
-from services.weights.headers import BLOCKS_FILE, check_weights
-from services.weights.stored_blocks import StoredBlocks, StoredLinear, Weight
-from services.weights.weight_files import WeightFiles
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
             # refuse_incomplete refuses them by name.
             ignore_mismatched_sizes=True,
             output_loading_info=True,
-            # Read elsewhere, see services/generation_config.py.
+            # Read elsewhere, see services/model_files/generation_config.py.
             generation_config=GenerationConfig(),
         )
         refuse_incomplete(model, info, folder)

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from services.model_folder import read_json
-from services.verifier.loading.known_types import known_types, transformers_version
+from services.model_files.folder import read_json
+from services.model_files.known_types import known_types, transformers_version
 from speculation.errors import ConfigurationError
 
 Config = Mapping[str, Any]

@@ -7,9 +7,9 @@ import ctypes
 import torch
 from torch.nn import functional
 
+from services.model_files.weights.stored_blocks import BLOCK, StoredBlocks, Weight
 from services.verifier.arithmetic.exact_weights import PackedLinear
 from services.verifier.native.library import Library
-from services.weights.stored_blocks import BLOCK, StoredBlocks, Weight
 
 # Must equal the constants in vectors.h and linear.c.
 PANEL = 32

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.model_folder import read_json
+from services.model_files.folder import read_json
 from speculation.errors import ConfigurationError
 
 SHARED = "shared_with_target"

@@ -14,10 +14,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
-from services.model_folder import reading
-from services.weights.headers import BLOCKS_FILE, SINGLE, read_header, weight_files
-from services.weights.shared_weights import read_shared
-from services.weights.stored_blocks import BLOCK, KEPT, StoredBlocks, Weight, bytes_of_row, quantized, stored_as
+from services.model_files.folder import reading
+from services.model_files.weights.headers import BLOCKS_FILE, SINGLE, read_header, weight_files
+from services.model_files.weights.shared import read_shared
+from services.model_files.weights.stored_blocks import BLOCK, KEPT, StoredBlocks, Weight, bytes_of_row, quantized, stored_as
 from speculation.errors import ConfigurationError
 
 

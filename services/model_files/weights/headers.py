@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.model_folder import LFS, one_line, read_json
-from services.weights.shared_weights import read_shared
+from services.model_files.folder import LFS, one_line, read_json
+from services.model_files.weights.shared import read_shared
 from speculation.errors import ConfigurationError
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from services.generation_fields import HARMLESS, HONOURED, REFUSED, Unfit
-from services.model_folder import read_json
+from services.model_files.folder import read_json
+from services.model_files.generation_fields import HARMLESS, HONOURED, REFUSED, Unfit
 from speculation import limits
 from speculation.errors import ConfigurationError
 from speculation.types import SamplingDefaults

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
-from services.model_folder import LFS, reading
-from services.verifier.loading.known_types import known_gguf_architectures, transformers_version
+from services.model_files.folder import LFS, reading
+from services.model_files.known_types import known_gguf_architectures, transformers_version
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
