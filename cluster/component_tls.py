@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.config import Settings
-from services.links.component_files import CALLERS, ComponentTls, check_files
+from services.links.tls.component_files import CALLERS, ComponentTls, check_files
 
 if TYPE_CHECKING:
-    from services.links.mutual_tls import CallerTls
+    from services.links.tls.mutual import CallerTls
 
 
 def server_tls(settings: Settings, role: str) -> ComponentTls | None:
@@ -24,7 +24,7 @@ def server_tls(settings: Settings, role: str) -> ComponentTls | None:
 def caller_tls(settings: Settings, role: str) -> CallerTls | None:
     """Credentials with which the component in ``role`` calls the one that it may call; None without ``cluster.tls``."""
     # Imports gRPC, which commands that only read settings do without.
-    from services.links.mutual_tls import CallerTls
+    from services.links.tls.mutual import CallerTls
 
     files = server_tls(settings, role)
     callee = next(callee for callee, callers in CALLERS.items() if role in callers)

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from typing import Any, TextIO
 
 from cluster.operating_settings import LoggingSettings
-from services.log_names import UsersName
+from services.tracing.log_names import UsersName
 from speculation.errors import InvalidArgument, OutriderError
 
 # A request as ``log_name`` names it: the user's id, what tells it from others so called, how often it has moved; its trace.

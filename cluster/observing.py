@@ -13,8 +13,8 @@ from services.access.audit import AuditLog
 from services.access.gate import Gate, open_gate
 from services.access.refused_components import RefusedComponents
 from services.client_api import RouterPort
-from services.links.certificate_expiry import expires_at
 from services.links.config import PublicServerConfig
+from services.links.tls.expiry import expires_at
 from services.metrics.observed_drafter import LooksUpIndex, ObservedDrafter, ObservedRetrieval
 from services.metrics.observed_router import ObservedRouter
 from services.metrics.registry import DROPPED, Metrics

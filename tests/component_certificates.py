@@ -7,7 +7,7 @@ from pathlib import Path
 
 import trustme
 
-from services.links.component_files import ComponentTls, name_of
+from services.links.tls.component_files import ComponentTls, name_of
 
 
 def write_certificates(

@@ -16,11 +16,11 @@ from pathlib import Path
 from services.links.config import PublicServerConfig
 from services.links.grpc_draft import serve_drafter
 from services.links.grpc_retrieval import serve_retrieval
-from services.links.grpc_verify import serve_verifier
 from services.links.public_server import serve_public
 from services.openai_api.http_config import HttpConfig
 from services.openai_api.http_server import serve_http
 from speculation.messages import RetrievalQuery, Retrieved
+from tests.grpc_verifier import serve_verifier
 from tests.service import pipeline
 
 

@@ -20,7 +20,7 @@ from services.drafter.interfaces import ModelSource
 from services.drafter.known_states import BoundedStates
 from services.drafter.model_group import ModelGroup
 from services.drafter.text_group import TEXT, TextGroup, TextSession
-from services.log_names import log_name
+from services.tracing.log_names import log_name
 from speculation.errors import OutriderError
 from speculation.messages import (
     CloseSession,

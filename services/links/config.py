@@ -11,8 +11,8 @@ from pathlib import Path
 
 from services.access.audit import AuditLog
 from services.access.key_records import read_keys
-from services.links.renewed_files import RenewedFiles
-from services.links.tls_trial import invalid_now
+from services.links.tls.renewed_files import RenewedFiles
+from services.links.tls.trial import invalid_now
 from services.privacy.privacy_config import Privacy
 from speculation.errors import ConfigurationError
 

@@ -19,13 +19,13 @@ from services.links.auth import bearer
 from services.links.call_queue import END, CallQueue
 from services.links.codec import drafting as codec
 from services.links.codec.features import in_messages
-from services.links.component_files import ComponentTls
 from services.links.draft_server import converse, encode_reply
 from services.links.internal import Guard, guard_of, serve_internal
-from services.links.mutual_tls import CallerTls
 from services.links.open_sessions import SILENCE_S
 from services.links.reconnect import stay_connected
 from services.links.status import aborting
+from services.links.tls.component_files import ComponentTls
+from services.links.tls.mutual import CallerTls
 from speculation import limits
 from speculation.messages import (
     CloseSession,

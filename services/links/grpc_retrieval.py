@@ -16,11 +16,11 @@ from outrider.internal.v1 import retrieval_pb2, retrieval_pb2_grpc
 from services.access.refused_components import RefusedComponents
 from services.links.auth import bearer
 from services.links.codec import retrieval as codec
-from services.links.component_files import ComponentTls
 from services.links.internal import Guard, guard_of, serve_internal
-from services.links.mutual_tls import CallerTls
 from services.links.reconnect import stay_connected
 from services.links.status import aborting
+from services.links.tls.component_files import ComponentTls
+from services.links.tls.mutual import CallerTls
 from speculation import limits
 from speculation.errors import OutriderError, Unavailable
 from speculation.messages import RetrievalQuery, Retrieved

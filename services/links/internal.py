@@ -11,8 +11,8 @@ from services.access.key_hash import hash_key
 from services.access.refused_components import RefusedComponents
 from services.links.auth import ApiKeyInterceptor
 from services.links.channel import bind, make_server
-from services.links.component_files import CALLERS, ComponentTls
-from services.links.mutual_tls import check_caller, server_credentials
+from services.links.tls.component_files import CALLERS, ComponentTls
+from services.links.tls.mutual import check_caller, server_credentials
 from speculation import limits
 
 Guard = Callable[[grpc.aio.ServicerContext[Any, Any]], None]

@@ -10,7 +10,7 @@ import grpc
 import grpc.aio
 
 from services.links.channel import Options, client_options
-from services.links.mutual_tls import CallerTls
+from services.links.tls.mutual import CallerTls
 
 log = logging.getLogger(__name__)
 

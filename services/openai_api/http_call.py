@@ -14,9 +14,9 @@ from starlette.types import Message, Receive, Send
 from services.access.gate import Caller, Gate
 from services.client_api import ClientRequest, RequestedSampling
 from services.links.request_names import REQUEST_ID
-from services.log_names import UsersName
 from services.openai_api.api_errors import Headers as HeaderList
 from services.openai_api.api_errors import error_body, error_headers, http_status
+from services.tracing.log_names import UsersName
 from speculation.errors import Cancelled, Internal, OutriderError
 
 T = TypeVar("T")

@@ -12,9 +12,9 @@ import uvicorn
 
 from services.access.gate import Gate, open_gate
 from services.client_api import RouterPort
-from services.links import renewed_files
 from services.links.arriving_requests import arriving_within
 from services.links.config import TlsFiles, public_files
+from services.links.tls import renewed_files
 from services.openai_api.http_app import HttpApp
 from services.openai_api.http_config import HEADER_BYTES, HttpConfig
 from services.openai_api.listening import check_http, listen

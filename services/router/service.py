@@ -11,7 +11,6 @@ from dataclasses import replace
 
 from services.client_api import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk, TokenSpelling
 from services.grammars import check_sampling
-from services.log_names import log_name
 from services.metrics.registry import DROPPED, Metrics
 from services.router.answer import Answer
 from services.router.config import RouterConfig
@@ -20,6 +19,7 @@ from services.router.sampling import complete_sampling
 from services.router.strategies import check_default, make_plan, served
 from services.router.tokenising import TokenisingPool
 from services.router.tokens import Tokens, length_of
+from services.tracing.log_names import log_name
 from speculation.errors import InvalidArgument, NotFound, OutriderError, PromptTooLong
 from speculation.messages import Finished, GenerationRequest, VerifierCard
 from speculation.ports import VerifierPort

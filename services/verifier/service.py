@@ -7,8 +7,8 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from services.log_names import log_name
 from services.metrics.registry import DROPPED, Metrics, Values
+from services.tracing.log_names import log_name
 from services.verifier.config import VerifierConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin

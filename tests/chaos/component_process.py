@@ -111,8 +111,8 @@ async def _drafter(place: _Place) -> object:
 
 async def _verifier(place: _Place) -> object:
     from services.links.grpc_draft import GrpcDraftLink
-    from services.links.grpc_verify import serve_verifier
     from services.verifier.service import VerifierService
+    from tests.grpc_verifier import serve_verifier
 
     origins = await build.origins(place.settings, place.model, GrpcDraftLink(place.resolve, TOKEN))
     service = VerifierService(build.verifier_config(place.settings, place.model), origins)
@@ -121,9 +121,9 @@ async def _verifier(place: _Place) -> object:
 
 
 async def _router(place: _Place) -> object:
-    from services.links.grpc_verify import GrpcVerifierLink
     from services.links.public_server import serve_public
     from services.router.service import RouterService
+    from tests.grpc_verifier import GrpcVerifierLink
 
     service = RouterService(build.router_config(place.settings, place.model), GrpcVerifierLink(place.upstream))
     return await serve_public(service, build.server_config(place.settings))

@@ -27,13 +27,13 @@ from services.access.audit import AuditLog
 from services.access.refused_components import RefusedComponents
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
-from services.links import renewed_files
 from services.links.auth import bearer
-from services.links.certificate_expiry import expires_at
-from services.links.component_files import ComponentTls, check_files
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
-from services.links.mutual_tls import CallerTls
+from services.links.tls import renewed_files
+from services.links.tls.component_files import ComponentTls, check_files
+from services.links.tls.expiry import expires_at
+from services.links.tls.mutual import CallerTls
 from services.metrics.prometheus_sink import PrometheusSink
 from speculation.errors import ConfigurationError, Unavailable
 from speculation.messages import Draft, RetrievalQuery, Retrieved

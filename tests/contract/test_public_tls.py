@@ -16,9 +16,9 @@ import trustme
 
 import outrider
 from outrider import AsyncClient, Retry
-from services.links import renewed_files
 from services.links.config import PublicServerConfig, TlsFiles
 from services.links.public_server import serve_public
+from services.links.tls import renewed_files
 from services.openai_api.http_config import HttpConfig
 from services.openai_api.http_server import serve_http
 from tests.scripted_router import ScriptedRouter

@@ -8,7 +8,6 @@ from dataclasses import replace
 
 import pytest
 
-from services.links.grpc_verify import GrpcVerifierLink, serve_verifier
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.loop import DecodingLoop
 from speculation import limits
@@ -16,6 +15,7 @@ from speculation.errors import OutriderError, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
 from tests.fakes import VOCAB, RandomDrafter, ToyTarget, decoding, request
+from tests.grpc_verifier import GrpcVerifierLink, serve_verifier
 from tests.patience import PATIENCE_S, until
 from tests.ports import free_port
 from tests.verifier_links import in_process, over_grpc

@@ -11,7 +11,7 @@ import pytest
 
 from cluster.config import load
 from cluster.listeners import listeners
-from services.links.component_files import name_of
+from services.links.tls.component_files import name_of
 from tests.k8s.chart import Manifest, groups, needs_helm, of_kind, one, render, serve_config, settings, text
 from tests.k8s.schemas import pod_templates
 from tests.k8s.test_chart_valid import CASES, EVERYTHING

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.links.tls_trial import refusal
+from services.links.tls.trial import refusal
 from speculation.errors import ConfigurationError
 
 _DOMAIN = "outrider.internal"

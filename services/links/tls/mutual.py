@@ -9,8 +9,8 @@ import grpc
 import grpc.aio
 
 from services.access.refused_components import RefusedComponents
-from services.links.component_files import ComponentTls, mismatch, name_of
-from services.links.renewed_files import RenewedFiles
+from services.links.tls.component_files import ComponentTls, mismatch, name_of
+from services.links.tls.renewed_files import RenewedFiles
 from speculation.errors import Unauthenticated
 
 
