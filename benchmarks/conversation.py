@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from benchmarks.records import Prompt, Request, TimedAnswer
-from services.client_api import ChatMessage
+from services.api.messages import ChatMessage
 from services.router.tokens import Tokens
 
 Ask = Callable[[Sequence[Request]], Sequence[TimedAnswer]]

@@ -29,7 +29,7 @@ from benchmarks.prompts import BUILTIN, read_prompts
 from cluster.build import Pipeline, in_process
 from cluster.config import load
 from cluster.models import BUILT_IN, resolve
-from services.client_api import ClientRequest, RequestedSampling, TextChunk
+from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from services.verifier.engine.stats import LoopStats
 
 WITHOUT, AGAIN, WITH = "without", "again", "with"

@@ -26,7 +26,7 @@ from cluster.config import load
 from cluster.models import ResolvedModel, resolve
 from cluster.stage_actors import launch_child
 from cluster.terminal import stderr, stdout
-from services.client_api import ChatMessage, ClientRequest, RequestedSampling, TextChunk
+from services.api.messages import ChatMessage, ClientRequest, RequestedSampling, TextChunk
 from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink, InProcessVerifierLink
 from services.router.service import RouterService

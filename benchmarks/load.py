@@ -34,7 +34,7 @@ from benchmarks.records import Cell, LoadOutcome, LoadPoint, Request
 from cluster import build
 from cluster.config import Settings, load
 from cluster.models import ResolvedModel, resolve
-from services.client_api import ClientRequest, RequestedSampling, TextChunk
+from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from services.router.tokens import Tokens
 from speculation.errors import OutriderError
 from speculation.sources import STRATEGIES

@@ -35,7 +35,7 @@ from cluster.build import in_process
 from cluster.config import load
 from cluster.models import resolve
 from cluster.terminal import stdout
-from services.client_api import ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk, Timing
+from services.api.messages import ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk, Timing
 from services.metrics.observed_router import ObservedRouter
 from services.metrics.prometheus_sink import PrometheusSink
 from services.tracing.otlp_export import tracing_to

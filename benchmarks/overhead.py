@@ -39,7 +39,7 @@ from cluster.config import load
 from cluster.models import resolve
 from cluster.public_entry import open_entry
 from cluster.terminal import stdout
-from services.client_api import ClientRequest, RequestedSampling, RouterPort, TextChunk
+from services.api.messages import ClientRequest, RequestedSampling, RouterPort, TextChunk
 
 PROMPT = "Explain in three sentences why the sky is blue."
 PLAIN = "autoregressive"

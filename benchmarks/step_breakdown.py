@@ -115,8 +115,8 @@ def in_process(settings: Settings, arguments: argparse.Namespace) -> dict[str, R
     import threading
 
     from cluster import build
-    from services.links.config import PublicServerConfig
-    from services.links.public_server import serve_public
+    from services.api.config import PublicServerConfig
+    from services.api.grpc.server import serve_public
 
     model = resolve(settings.model, settings.cache_dir)
     result: dict[str, Row] = {}

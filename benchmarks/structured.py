@@ -26,7 +26,7 @@ from cluster.build import in_process
 from cluster.config import load
 from cluster.models import resolve
 from cluster.terminal import stderr, stdout
-from services.client_api import ChatMessage, ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk
+from services.api.messages import ChatMessage, ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk
 from speculation.errors import Internal
 from speculation.types import FinishReason, StructuredOutputs
 

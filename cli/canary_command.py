@@ -34,7 +34,7 @@ def canary(
 
     from cluster.config import load
     from cluster.models import as_float32, resolve
-    from services.client_api import ChatMessage
+    from services.api.messages import ChatMessage
     from services.drafter.canary_trial import open_trial
     from services.drafter.feature_draft.canary_texts import TEXTS, layers_to_record, record_texts, save_texts
     from services.drafter.feature_draft.target_rows import read_target_shape

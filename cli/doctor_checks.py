@@ -28,10 +28,10 @@ from cluster.draft_models import trained_config
 from cluster.models import BUILT_IN
 from cluster.preflight import model_folder, preflight
 from cluster.ray_address import check_ray_answers, foreign_ray, ray_is_here
-from services.links.config import check_server
+from services.api.config import check_server
+from services.api.http.ops_address import bind_ops
+from services.api.sockets import check_http
 from services.machine import cores, free_memory, processor
-from services.metrics.ops_address import bind_ops
-from services.openai_api.listening import check_http
 from services.verifier.native.library import instruction_sets
 from speculation.errors import OutriderError
 

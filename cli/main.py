@@ -310,7 +310,7 @@ def _check_request(settings: Settings, source: str | Sequence[Message], options:
     from cluster import build
     from cluster.models import ResolvedModel
     from outrider.requests import build_request
-    from services.links.public import decode_request
+    from services.api.grpc.messages import decode_request
     from services.router.strategies import make_plan
 
     prompt, messages = (source, None) if isinstance(source, str) else (None, source)

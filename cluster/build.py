@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any
 from cluster.config import Settings
 from cluster.draft_models import by_kernels, draft_models, observed_layers, stream_weights, with_checkpoints
 from cluster.models import ResolvedModel
+from services.api.config import PublicServerConfig, TlsFiles
+from services.api.http.config import HttpConfig
 from services.drafter.config import DrafterConfig
-from services.links.config import PublicServerConfig, TlsFiles
 from services.model_files.folder import read_json, text_config
-from services.openai_api.http_config import HttpConfig
-from services.privacy.privacy_config import Privacy
+from services.privacy.config import Privacy
 from services.retrieval.config import RetrievalConfig
 from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig, check_default
@@ -33,7 +33,7 @@ from speculation.sources import SOURCES
 
 if TYPE_CHECKING:
     from cluster.observing import Observing
-    from services.client_api import RouterPort
+    from services.api.messages import RouterPort
     from services.drafter.service import DrafterService
     from services.retrieval.service import RetrievalService
     from services.verifier.service import VerifierService

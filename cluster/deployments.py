@@ -38,7 +38,7 @@ from cluster.peers import own_rank, peers_of
 from cluster.public_entry import Addresses, open_entry
 from cluster.serve_link import ServeVerifierLink, translate
 from cluster.starting import START_FAILED
-from services.client_api import RouterPort
+from services.api.messages import RouterPort
 from services.drafter.service import DrafterService
 from services.links import serialised
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter

@@ -12,8 +12,8 @@ from cluster.config import Settings
 from services.access.audit import AuditLog
 from services.access.gate import Gate, open_gate
 from services.access.refused_components import RefusedComponents
-from services.client_api import RouterPort
-from services.links.config import PublicServerConfig
+from services.api.config import PublicServerConfig
+from services.api.messages import RouterPort
 from services.links.tls.expiry import expires_at
 from services.metrics.observed_drafter import LooksUpIndex, ObservedDrafter, ObservedRetrieval
 from services.metrics.observed_router import ObservedRouter

@@ -9,12 +9,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from cluster.config import Settings
-from services.client_api import RouterPort
-from services.links.well import Well
+from services.api.messages import RouterPort
+from services.api.readiness import Well
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from services.metrics.ops_listener import OpsListener
+    from services.api.http.ops_listener import OpsListener
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +69,7 @@ class OpsEntry:
         if (port := self._server.ops) is None:
             return
         # Brings uvicorn, which processes without the listener do without.
-        from services.metrics.ops_listener import serve_ops
+        from services.api.http.ops_listener import serve_ops
 
         self.listener = await serve_ops(
             self._server.ops_host, port, self._exposition, self._well.ready, leaving=lambda: self.leaving

@@ -16,14 +16,14 @@ from cluster.component_tls import check_tls_files
 from cluster.config import Settings
 from cluster.draft_models import memory_here, trained_config
 from cluster.models import BUILT_IN, ResolvedModel
-from services.links.config import check_server
+from services.api.config import check_server
+from services.api.http.ops_address import bind_ops
+from services.api.sockets import check_http
 from services.machine import free_memory
-from services.metrics.ops_address import bind_ops
 from services.model_files import gguf_header
 from services.model_files.folder import reading, text_config
 from services.model_files.generation_config import GenerationConfig, read_generation_config
 from services.model_files.weights.headers import check_weights
-from services.openai_api.listening import check_http
 from services.router.tokenizer_file import open_file
 from services.verifier.loading.refusals import check_config
 from speculation.errors import ConfigurationError

@@ -13,12 +13,12 @@ from cluster.config import Settings
 from cluster.observing import Observing
 from cluster.ops_entry import OpsEntry
 from cluster.port_claims import claim_port
-from services.client_api import RouterPort
-from services.links.config import PublicServerConfig, check_server
-from services.links.public_server import PublicServer, serve_public
-from services.openai_api.http_config import HttpConfig
-from services.openai_api.http_server import HttpServer, serve_http
-from services.openai_api.listening import check_http
+from services.api.config import PublicServerConfig, check_server
+from services.api.grpc.server import PublicServer, serve_public
+from services.api.http.config import HttpConfig
+from services.api.http.server import HttpServer, serve_http
+from services.api.messages import RouterPort
+from services.api.sockets import check_http
 from services.privacy.even_router import EvenRouter
 
 

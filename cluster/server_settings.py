@@ -8,9 +8,9 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cluster.placement import Section
-from services.links.config import PublicServerConfig
-from services.openai_api.http_config import HttpConfig
-from services.privacy.privacy_config import Privacy
+from services.api.config import PublicServerConfig
+from services.api.http.config import HttpConfig
+from services.privacy.config import Privacy
 
 _SERVER, _HTTP, _PRIVACY = PublicServerConfig(), HttpConfig(), Privacy()
 

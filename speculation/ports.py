@@ -5,7 +5,7 @@
     client -> RouterPort -> VerifierPort -> DecodingLoop -> Target        (one process: services/verifier/target_port.py)
                                                          -> DraftLink -> Drafter -> Retriever
 
-``RouterPort`` is in ``services/client_api.py``, with everything that users see. Implementations are in ``services`` (the
+``RouterPort`` is in ``services/api/messages.py``, with everything that users see. Implementations are in ``services`` (the
 components), ``services/links`` (in-process and gRPC) and ``tests/fakes.py``.
 """
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster.build import Pipeline
-from services.links.config import PublicServerConfig
-from services.links.public_server import serve_public
-from services.openai_api.http_config import HttpConfig
-from services.openai_api.http_server import HttpServer, serve_http
+from services.api.config import PublicServerConfig
+from services.api.grpc.server import serve_public
+from services.api.http.config import HttpConfig
+from services.api.http.server import HttpServer, serve_http
 from tests.service import pipeline
 
 

@@ -13,12 +13,12 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from services.links.config import PublicServerConfig
+from services.api.config import PublicServerConfig
+from services.api.grpc.server import serve_public
+from services.api.http.config import HttpConfig
+from services.api.http.server import serve_http
 from services.links.grpc_draft import serve_drafter
 from services.links.grpc_retrieval import serve_retrieval
-from services.links.public_server import serve_public
-from services.openai_api.http_config import HttpConfig
-from services.openai_api.http_server import serve_http
 from speculation.messages import RetrievalQuery, Retrieved
 from tests.grpc_verifier import serve_verifier
 from tests.service import pipeline

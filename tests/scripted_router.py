@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from services.client_api import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk, Timing, TokenSpelling
+from services.api.messages import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk, Timing, TokenSpelling
 from speculation.errors import OutriderError
 from speculation.types import FinishReason, SpeculationStats, TokenLogprobs
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from cluster.build import Pipeline, in_process
 from cluster.config import load
 from cluster.models import ResolvedModel
-from services.links.config import PublicServerConfig
-from services.links.public_server import serve_public
+from services.api.config import PublicServerConfig
+from services.api.grpc.server import serve_public
 
 # To run the suites under other kernels than those of this processor: a value of verifier.kernels.
 KERNELS = os.environ.get("KERNELS_UNDER_TEST", "auto")

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from services.client_api import ChatMessage
+from services.api.messages import ChatMessage
 from services.router.tokens import Tokens
 from services.verifier.engine.loop import DecodingLoop
 from speculation.errors import ConfigurationError

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from services.client_api import ChatMessage
+from services.api.messages import ChatMessage
 from speculation.errors import ConfigurationError
 
 _TEXT_FIELDS = ("prompt", "question", "text")

@@ -17,7 +17,7 @@ from cluster import build, on_ray
 from cluster.config import Settings
 from cluster.models import ResolvedModel
 from cluster.server_settings import ServerSettings
-from services.client_api import ClientRequest, Completion, RequestedSampling, TextChunk
+from services.api.messages import ClientRequest, Completion, RequestedSampling, TextChunk
 
 Counts = dict[str, Any]
 

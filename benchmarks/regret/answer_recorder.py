@@ -10,7 +10,7 @@ from benchmarks.regret.recorded_answers import TOP, RecordedAnswer
 from cluster.build import in_process
 from cluster.config import load
 from cluster.models import resolve
-from services.client_api import ChatMessage
+from services.api.messages import ChatMessage
 from services.router.tokens import Tokens
 from services.verifier.engine.loop import DecodingLoop
 from speculation.messages import GenerationRequest, Progress

@@ -11,7 +11,7 @@ from typing import Any
 from benchmarks.regret.recorded_answers import RecordedAnswer
 from benchmarks.regret.recorded_target import Likeliest, LikeliestElsewhere, RecordedTarget
 from benchmarks.regret.simulated_clock import SimulatedWorker
-from services.client_api import ClientRequest, RequestedSampling
+from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter.config import DrafterConfig
 from services.drafter.text_group import TEXT, TextGroup, TextSession
 from services.links.in_process import InProcessDraftLink

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from services.access.key_records import KeyRecord
-from services.client_api import ChatMessage, ClientRequest
+from services.api.messages import ChatMessage, ClientRequest
 from speculation.errors import InvalidArgument
 from speculation.types import DEFAULT_MAX_TOKENS
 

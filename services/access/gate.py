@@ -25,7 +25,7 @@ from services.access.key_hash import hash_key
 from services.access.key_records import SCOPES, KeyRecord, plain_record
 from services.access.key_ring import KeyRing
 from services.access.key_use import KeyUse
-from services.client_api import ClientRequest, Completion, TextChunk
+from services.api.messages import ClientRequest, Completion, TextChunk
 from services.metrics.registry import DROPPED, Metrics
 from services.metrics.request_outcomes import outcome_of
 from speculation.errors import OutriderError, PermissionDenied, Unauthenticated

@@ -8,8 +8,8 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from services.links.config import PublicServerConfig, TlsFiles, public_files
-from services.links.guarded_calls import WholeMessages
+from services.api.config import PublicServerConfig, TlsFiles, public_files
+from services.api.grpc.guarded_calls import WholeMessages
 
 Options = list[tuple[str, int]]
 

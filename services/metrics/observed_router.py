@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator
 
-from services.client_api import ClientRequest, Completion, RouterPort, TextChunk
+from services.api.messages import ClientRequest, Completion, RouterPort, TextChunk
+from services.api.observer import PassingRouter
 from services.metrics.registry import Metrics
 from services.metrics.request_outcomes import outcome_of
-from services.passing_router import PassingRouter
 
 
 class ObservedRouter(PassingRouter):
-    """Implements ``services.client_api.RouterPort`` in front of another router."""
+    """Implements ``services.api.messages.RouterPort`` in front of another router."""
 
     def __init__(self, router: RouterPort, metrics: Metrics) -> None:
         super().__init__(router)

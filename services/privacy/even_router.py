@@ -14,9 +14,9 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import replace
 
-from services.client_api import ClientRequest, Completion, RouterPort, TextChunk, Timing
-from services.passing_router import PassingRouter
-from services.privacy.privacy_config import Privacy
+from services.api.messages import ClientRequest, Completion, RouterPort, TextChunk, Timing
+from services.api.observer import PassingRouter
+from services.privacy.config import Privacy
 from speculation.errors import InvalidArgument
 from speculation.types import SpeculationStats, TokenLogprobs
 

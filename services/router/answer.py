@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from services.client_api import Completion, TextChunk, Timing
+from services.api.messages import Completion, TextChunk, Timing
 from services.router.stops import StopStrings
 from services.router.tokens import Detokenizer
 from speculation.messages import GenerationRequest, Progress

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from services.client_api import ChatMessage, ChatOptions
+from services.api.messages import ChatMessage, ChatOptions
 from services.router.templates import ChatTemplate
 from speculation import limits
 from speculation.errors import InvalidArgument

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from services.client_api import RequestedSampling
+from services.api.messages import RequestedSampling
 from speculation.errors import InvalidArgument
 from speculation.messages import VerifierCard
 from speculation.types import DEFAULT_MAX_TOKENS, SamplingDefaults, SamplingParams

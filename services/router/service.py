@@ -9,7 +9,7 @@ import uuid
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 
-from services.client_api import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk, TokenSpelling
+from services.api.messages import ChatMessage, ClientRequest, Completion, ModelCard, TextChunk, TokenSpelling
 from services.grammars import check_sampling
 from services.metrics.registry import DROPPED, Metrics
 from services.router.answer import Answer
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class RouterService:
-    """Implements ``services.client_api.RouterPort``.
+    """Implements ``services.api.messages.RouterPort``.
 
     Args:
         metrics: where it counts migrations; what users see of it is counted in front of it (``ObservedRouter``).

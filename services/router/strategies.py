@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from services.client_api import ClientRequest
+from services.api.messages import ClientRequest
 from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.sources import (

@@ -9,7 +9,7 @@ from typing import Protocol, TypeAlias
 
 from jinja2 import TemplateError
 
-from services.client_api import ChatMessage, ChatOptions, TokenSpelling
+from services.api.messages import ChatMessage, ChatOptions, TokenSpelling
 from services.printable import printable_line
 from services.router.conversations import as_dicts, check_messages, template_options
 from services.router.templates import ChatTemplate

@@ -15,8 +15,8 @@ from dataclasses import replace
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, Tracer
 from opentelemetry.util.types import AttributeValue
 
-from services.client_api import ChatMessage, ClientRequest, Completion, RouterPort, TextChunk
-from services.passing_router import PassingRouter
+from services.api.messages import ChatMessage, ClientRequest, Completion, RouterPort, TextChunk
+from services.api.observer import PassingRouter
 from services.tracing.trace_context import set_attributes, span_above, traceparent_of_span
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
@@ -36,7 +36,7 @@ _SAMPLING = {
 
 
 class TracedRouter(PassingRouter):
-    """Implements ``services.client_api.RouterPort`` in front of another router.
+    """Implements ``services.api.messages.RouterPort`` in front of another router.
 
     Args:
         model: the name of the served model.

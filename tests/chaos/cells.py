@@ -114,8 +114,8 @@ def options(name: str) -> dict[str, Any]:
 
 async def plain_answers(model: Path) -> dict[str, tuple[int, ...]]:
     """What every stream must show, decoded without drafts in this process."""
-    from services.links.config import PublicServerConfig
-    from services.links.public_server import serve_public
+    from services.api.config import PublicServerConfig
+    from services.api.grpc.server import serve_public
     from tests.service import pipeline
 
     async with pipeline(model) as running:

@@ -121,7 +121,7 @@ async def _verifier(place: _Place) -> object:
 
 
 async def _router(place: _Place) -> object:
-    from services.links.public_server import serve_public
+    from services.api.grpc.server import serve_public
     from services.router.service import RouterService
     from tests.grpc_verifier import GrpcVerifierLink
 

@@ -23,10 +23,10 @@ import outrider
 from cluster import build
 from cluster.config import load
 from cluster.models import ResolvedModel
-from services.links.config import PublicServerConfig
+from services.api.config import PublicServerConfig
+from services.api.grpc.server import serve_public
 from services.links.grpc_draft import GrpcDraftLink
 from services.links.in_process import InProcessVerifierLink
-from services.links.public_server import serve_public
 from services.router.service import RouterService
 from services.verifier.service import VerifierService
 from tests.drafter_process import DrafterProcess

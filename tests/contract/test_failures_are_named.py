@@ -13,11 +13,11 @@ import pytest
 
 import outrider
 from cluster.logs import JsonLines
-from services.client_api import ClientRequest, Completion, TextChunk
-from services.links.config import PublicServerConfig
-from services.links.public_server import serve_public
-from services.openai_api.http_config import HttpConfig
-from services.openai_api.http_server import serve_http
+from services.api.config import PublicServerConfig
+from services.api.grpc.server import serve_public
+from services.api.http.config import HttpConfig
+from services.api.http.server import serve_http
+from services.api.messages import ClientRequest, Completion, TextChunk
 from tests.scripted_router import ScriptedRouter
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -14,11 +14,11 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.access.gate import open_gate
 from services.access.key_hash import hash_key
-from services.client_api import ClientRequest
-from services.links.config import PublicServerConfig
+from services.api.config import PublicServerConfig
+from services.api.http.config import HttpConfig
+from services.api.http.server import serve_http
+from services.api.messages import ClientRequest
 from services.metrics.prometheus_sink import PrometheusSink
-from services.openai_api.http_config import HttpConfig
-from services.openai_api.http_server import serve_http
 from tests.scripted_router import ScriptedRouter
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"

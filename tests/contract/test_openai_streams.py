@@ -17,10 +17,11 @@ import pytest
 from openai import AsyncOpenAI
 
 from services.access.key_hash import hash_key
-from services.links.config import PublicServerConfig
-from services.openai_api import event_stream, http_endpoints
-from services.openai_api.http_config import HttpConfig
-from services.openai_api.http_server import HttpServer, serve_http
+from services.api.config import PublicServerConfig
+from services.api.http import endpoints as http_endpoints
+from services.api.http import event_stream
+from services.api.http.config import HttpConfig
+from services.api.http.server import HttpServer, serve_http
 from speculation.errors import ConfigurationError, Internal, InvalidArgument, ResourceExhausted, Unavailable
 from speculation.types import SamplingDefaults
 from tests.openai_types import check, events_of

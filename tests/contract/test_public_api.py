@@ -19,8 +19,8 @@ from outrider import AsyncClient, Client, Retry
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
 from services.access.key_hash import hash_key
-from services.links.config import PublicServerConfig
-from services.links.public_server import SERVICE, serve_public
+from services.api.config import PublicServerConfig
+from services.api.grpc.server import SERVICE, serve_public
 from speculation.errors import ConfigurationError
 from tests.patience import until
 from tests.service import served

@@ -22,10 +22,10 @@ from outrider._retry_info import retry_delay_s
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
 from services.access.key_hash import hash_key
-from services.client_api import ClientRequest, Completion, ModelCard, TextChunk
-from services.links import public_server
-from services.links.config import PublicServerConfig
-from services.links.public_server import LIVENESS, READINESS, SERVICE, PublicServer, serve_public
+from services.api.config import PublicServerConfig
+from services.api.grpc import server as public_server
+from services.api.grpc.server import LIVENESS, READINESS, SERVICE, PublicServer, serve_public
+from services.api.messages import ClientRequest, Completion, ModelCard, TextChunk
 from speculation import limits
 from speculation.errors import InvalidArgument
 from tests.patience import PATIENCE_S, held_pauses

@@ -16,11 +16,11 @@ import trustme
 
 import outrider
 from outrider import AsyncClient, Retry
-from services.links.config import PublicServerConfig, TlsFiles
-from services.links.public_server import serve_public
+from services.api.config import PublicServerConfig, TlsFiles
+from services.api.grpc.server import serve_public
+from services.api.http.config import HttpConfig
+from services.api.http.server import serve_http
 from services.links.tls import renewed_files
-from services.openai_api.http_config import HttpConfig
-from services.openai_api.http_server import serve_http
 from tests.scripted_router import ScriptedRouter
 
 WAIT_S = 30

@@ -35,10 +35,10 @@ from cluster.config import Settings, load
 from cluster.local_service import running_in_process
 from cluster.logs import JsonLines
 from cluster.models import ResolvedModel
-from services.client_api import ClientRequest, RequestedSampling
+from services.api.http.ops_listener import serve_ops
+from services.api.messages import ClientRequest, RequestedSampling
 from services.links.in_process import InProcessVerifierLink
 from services.metrics.families import FAMILIES, PREFIX
-from services.metrics.ops_listener import serve_ops
 from services.router.service import RouterService
 from services.tracing.request_spans import TracedRouter, TracedVerifier
 from speculation.errors import ConfigurationError, OutriderError, Unavailable

@@ -14,12 +14,12 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider import AsyncClient
-from services.links import public_server
+from services.api.config import PublicServerConfig, check_server
+from services.api.grpc import server as public_server
+from services.api.grpc.server import PublicServer, serve_public
+from services.api.http.config import HttpConfig
+from services.api.http.server import serve_http
 from services.links.channel import make_server
-from services.links.config import PublicServerConfig, check_server
-from services.links.public_server import PublicServer, serve_public
-from services.openai_api.http_config import HttpConfig
-from services.openai_api.http_server import serve_http
 from speculation.errors import ConfigurationError
 from tests.chaos.relay import Relay
 from tests.patience import PATIENCE_S, held_pauses, until

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from services.openai_api.event_stream import EventStream, event_bytes
-from services.openai_api.http_config import HttpConfig
+from services.api.http.config import HttpConfig
+from services.api.http.event_stream import EventStream, event_bytes
 from speculation.errors import Unavailable
 from tests.contract.test_openai_streams import CHAT, FOX, served
 from tests.openai_types import check, events_of

@@ -8,10 +8,10 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from services.links.config import PublicServerConfig
-from services.metrics import ops_listener
-from services.openai_api.http_config import HttpConfig
-from services.openai_api.http_server import serve_http
+from services.api.config import PublicServerConfig
+from services.api.http import ops_listener
+from services.api.http.config import HttpConfig
+from services.api.http.server import serve_http
 from tests.scripted_router import ScriptedRouter
 
 WAIT_S = 30

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from cluster.build import in_process
 from cluster.config import load
 from cluster.models import BUILT_IN, as_float32, resolve
-from services.client_api import ChatMessage, ClientRequest, Completion, RequestedSampling, TextChunk
+from services.api.messages import ChatMessage, ClientRequest, Completion, RequestedSampling, TextChunk
 from tests.forms import make_untied, make_windowed
 from tests.mixture import make_mixture
 from tests.patience import wait_for_every_draft

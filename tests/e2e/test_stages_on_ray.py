@@ -29,7 +29,7 @@ ASKED: dict[str, Any] = {
 def expected(tiny_model: Path) -> tuple[int, ...]:
     import asyncio
 
-    from services.client_api import ClientRequest, RequestedSampling, TextChunk
+    from services.api.messages import ClientRequest, RequestedSampling, TextChunk
     from tests.service import pipeline
 
     async def plain() -> tuple[int, ...]:

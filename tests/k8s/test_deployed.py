@@ -23,7 +23,7 @@ import pytest
 from outrider import Client, SpeculativeDecoding
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.store import IndexStore
-from services.client_api import ClientRequest, RequestedSampling, TextChunk
+from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from tests.checked_load import OPTIONS, Load, prompt, wait_until
 from tests.indexes import build_of
 from tests.k8s.chart import PROFILES, groups, needs_helm

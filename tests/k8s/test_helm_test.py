@@ -12,7 +12,7 @@ from types import ModuleType
 
 import pytest
 
-from services.metrics.ops_listener import serve_ops
+from services.api.http.ops_listener import serve_ops
 from tests.k8s.chart import CHART, needs_helm, one, render
 from tests.service import served
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from services.client_api import RequestedSampling
+from services.api.messages import RequestedSampling
 from services.model_files.generation_config import FILE, read_generation_config
 from services.router.sampling import complete_sampling
 from services.verifier.choosing.processors import build_pipeline

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from services.client_api import ClientRequest, RequestedSampling
+from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
 from services.drafter.predicted_answer import PRIOR, PredictedAnswer

@@ -17,7 +17,7 @@ import torch
 from cluster.build import Pipeline
 from cluster.models import resolve
 from cluster.stage_actors import launch_child
-from services.client_api import ClientRequest, RequestedSampling, TextChunk
+from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from services.router import strategies as known
 from services.verifier.config import TargetConfig
 from services.verifier.loading.load_model import split_layers

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.build import Pipeline
-from services.client_api import ClientRequest, RequestedSampling, TextChunk
+from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from speculation.errors import ConfigurationError
 from tests.draft_models import draft_beside
 from tests.service import pipeline

@@ -17,7 +17,7 @@ import drafters
 from cluster import build, draft_models
 from cluster.config import load
 from cluster.models import BUILT_IN, ResolvedModel
-from services.client_api import ClientRequest, RequestedSampling
+from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter import service
 from services.drafter.checkpoints import inspect
 from services.drafter.config import DrafterConfig, TrainedConfig

@@ -10,10 +10,10 @@ import grpc.aio
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from services.client_api import ClientRequest, RequestedSampling
-from services.links.config import PublicServerConfig
+from services.api.config import PublicServerConfig
+from services.api.grpc.server import serve_public
+from services.api.messages import ClientRequest, RequestedSampling
 from services.links.in_process import InProcessVerifierLink
-from services.links.public_server import serve_public
 from services.router.config import RouterConfig
 from services.router.service import RouterService
 from speculation import limits

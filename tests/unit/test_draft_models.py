@@ -17,7 +17,7 @@ from cluster import build, draft_models, preflight
 from cluster.config import Settings, load
 from cluster.draft_models import bundled, memory_here
 from cluster.models import ResolvedModel
-from services.client_api import ClientRequest, RequestedSampling
+from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter.catalogue import make_source
 from services.drafter.checkpoints import Checkpoint, inspect
 from services.drafter.config import DrafterConfig, TrainedConfig

@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import GenerationConfig
 
-from services.client_api import RequestedSampling
+from services.api.messages import RequestedSampling
 from services.model_files.generation_config import FILE, read_generation_config
 from services.model_files.generation_config import GenerationConfig as Found
 from services.model_files.generation_fields import HARMLESS, HONOURED, REFUSED

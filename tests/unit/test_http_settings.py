@@ -7,8 +7,8 @@ import pytest
 from cluster import build
 from cluster.config import load
 from cluster.public_entry import how_to_try
-from services.openai_api.http_config import HttpConfig
-from services.openai_api.listening import check_http
+from services.api.http.config import HttpConfig
+from services.api.sockets import check_http
 from speculation.errors import ConfigurationError
 
 

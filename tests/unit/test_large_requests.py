@@ -14,10 +14,10 @@ from starlette.datastructures import Headers
 from outrider.v1 import generation_pb2 as pb
 from services.access.gate import Gate
 from services.access.key_ring import KeyRing
-from services.client_api import ClientRequest, RequestedSampling
-from services.links.public import decode_request
-from services.openai_api.completion_request import read_completion
-from services.openai_api.json_body import read_body
+from services.api.grpc.messages import decode_request
+from services.api.http.json_body import read_body
+from services.api.http.openai.completion_request import read_completion
+from services.api.messages import ClientRequest, RequestedSampling
 from services.router.tokens import Tokens, length_of
 from speculation import limits
 from speculation.errors import PromptTooLong

@@ -13,7 +13,7 @@ from ray.exceptions import ActorDiedError
 
 from cluster.build import Pipeline
 from cluster.serve_link import translate
-from services.client_api import ClientRequest, Completion, RequestedSampling, TextChunk
+from services.api.messages import ClientRequest, Completion, RequestedSampling, TextChunk
 from services.metrics.registry import DROPPED
 from services.not_begun import NodeTaken, NotBegun
 from services.router import migration

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, decoders, models
 
-from services.client_api import ChatMessage, ChatOptions, TextChunk
-from services.openai_api.answer_usage import metrics
-from services.openai_api.choice_text import ChoiceText
-from services.openai_api.tool_calls import Delta, EnvelopedCalls, ListedCalls
-from services.openai_api.tool_choice import ToolUse
+from services.api.http.openai.choice_text import ChoiceText
+from services.api.http.openai.tool_calls import Delta, EnvelopedCalls, ListedCalls
+from services.api.http.openai.tool_choice import ToolUse
+from services.api.http.openai.usage import metrics
+from services.api.messages import ChatMessage, ChatOptions, TextChunk
 from services.printable import printable, printable_line
 from services.router.templates import ChatTemplate
 from services.router.token_bytes import TokenBytes

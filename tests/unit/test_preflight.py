@@ -25,7 +25,7 @@ from cluster.config import Settings, load
 from cluster.models import ResolvedModel
 from cluster.terminal import explain
 from outrider.errors import InvalidArgument as ClientInvalidArgument
-from services.links.config import PublicServerConfig, TlsFiles, check_server
+from services.api.config import PublicServerConfig, TlsFiles, check_server
 from services.model_files.weights.headers import check_weights
 from services.verifier.config import TargetConfig
 from services.verifier.target import TransformersTarget

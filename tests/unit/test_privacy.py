@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 
 from services.access.gate import open_gate
-from services.client_api import ClientRequest, Completion, RequestedSampling, TextChunk, Timing
-from services.links.config import PublicServerConfig
-from services.links.public import decode_request, encode_event
-from services.openai_api.http_app import HttpApp
-from services.openai_api.http_config import HttpConfig
+from services.api.config import PublicServerConfig
+from services.api.grpc.messages import decode_request, encode_event
+from services.api.http.app import HttpApp
+from services.api.http.config import HttpConfig
+from services.api.messages import ClientRequest, Completion, RequestedSampling, TextChunk, Timing
+from services.privacy.config import Privacy
 from services.privacy.even_router import EvenRouter
-from services.privacy.privacy_config import Privacy
 from services.router.strategies import StrategyConfig, make_plan
 from speculation.errors import InvalidArgument, Unavailable
 from speculation.types import FinishReason, SpeculationStats

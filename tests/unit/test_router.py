@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from services.client_api import ChatMessage, ClientRequest, RequestedSampling
+from services.api.messages import ChatMessage, ClientRequest, RequestedSampling
 from services.router.stops import StopStrings
 from services.router.strategies import StrategyConfig, check_default, make_plan
 from services.router.tokens import Tokens

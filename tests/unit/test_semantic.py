@@ -18,7 +18,7 @@ from retrieval_index.index import open_index
 from retrieval_index.manifest import END, FILE, SEMANTIC
 from retrieval_index.perplexity import ModelScorer
 from retrieval_index.vectors import StateIndex, kind_for
-from services.client_api import ClientRequest, Completion, RequestedSampling
+from services.api.messages import ClientRequest, Completion, RequestedSampling
 from services.drafter.semantic import Semantic
 from services.model_files.folder import tokenizer_digest
 from speculation.errors import ConfigurationError

@@ -8,7 +8,7 @@ from pathlib import Path
 import jinja2
 import pytest
 
-from services.client_api import ChatMessage
+from services.api.messages import ChatMessage
 from services.router import template_bounds
 from services.router.templates import ChatTemplate
 from services.router.tokens import Tokens

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.client_api import ClientRequest, RequestedSampling, TextChunk
+from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from services.verifier.kv_cache.pool import TILE
 from services.verifier.kv_cache.tiles import TileAllocator
 from services.verifier.target_port import Prefix

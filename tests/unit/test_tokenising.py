@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from services.client_api import ChatMessage, ClientRequest, RequestedSampling
+from services.api.messages import ChatMessage, ClientRequest, RequestedSampling
 from services.router.config import RouterConfig
 from services.router.service import RouterService
 from services.router.templates import ChatTemplate

@@ -13,8 +13,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Tracer
 
-from services.openai_api.http_config import HttpConfig
-from services.openai_api.http_server import serve_http
+from services.api.http.config import HttpConfig
+from services.api.http.server import serve_http
 from services.tracing import drafter_spans
 from services.tracing.drafter_spans import TracedDrafter
 from services.tracing.request_spans import TracedRouter

@@ -1,0 +1,180 @@
+"""Settings of the public server, and checks of them that need neither gRPC nor a running server."""
+
+from __future__ import annotations
+
+import errno
+import socket
+import ssl
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from services.access.audit import AuditLog
+from services.access.key_records import read_keys
+from services.links.tls.renewed_files import RenewedFiles
+from services.links.tls.trial import invalid_now
+from services.privacy.config import Privacy
+from speculation.errors import ConfigurationError
+
+_LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TlsFiles:
+    """PEM files of a server's certificate chain and its private key."""
+
+    certificate: Path
+    key: Path
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PublicServerConfig:
+    """The public entry.
+
+    Attributes:
+        host: interface to bind to; any but loopback needs API keys.
+        port: 0 takes any free port.
+        api_key_hashes: SHA-256 of each API key in hex.
+        keys_file: records of API keys (services/access/key_records.py); with neither, no keys are asked for, loopback only.
+        audit_log: file of the audit log, or "stderr"; None: none.
+        tls: certificate and key; None: plain text.
+        reflection: lets tools such as grpcurl list the services.
+        max_concurrent_requests: most calls at once, health checks aside; further ones are refused.
+        max_connections: most connections at once; further ones are closed.
+        idle_timeout_s: seconds after which a connection without a call is closed.
+        send_timeout_s: seconds that a client may take to make room for a piece of its answer; then its call ends.
+        drain_delay_s: seconds between reporting NOT_SERVING and refusing calls when the server stops.
+        drain_grace_s: seconds that running calls then have to end.
+        privacy: how private answers are sent.
+        shared: whether further routers of this service listen on the same port of this machine (SO_REUSEPORT).
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 50051
+    api_key_hashes: tuple[str, ...] = ()
+    keys_file: Path | None = None
+    audit_log: str | None = None
+    tls: TlsFiles | None = None
+    reflection: bool = True
+    max_concurrent_requests: int = 1024
+    max_connections: int = 1024
+    idle_timeout_s: float = 600.0
+    send_timeout_s: float = 30.0
+    drain_delay_s: float = 0.0
+    drain_grace_s: float = 300.0
+    privacy: Privacy = field(default_factory=Privacy)
+    shared: bool = False
+
+    @property
+    def asks_for_keys(self) -> bool:
+        """Whether calls need an API key."""
+        return bool(self.api_key_hashes) or self.keys_file is not None
+
+
+def check_server(config: PublicServerConfig, *, first: bool = False) -> None:
+    """Check that the server could be started, without starting it.
+
+    Args:
+        first: whether no other router of this service can be there yet, so that even a shared port must be free.
+
+    Raises:
+        ConfigurationError: it would be open to other machines without API keys; its address is unknown, taken or not of
+            this machine; its port is shared and 0; or its TLS files cannot be used.
+    """
+    if config.shared and not config.port:
+        raise ConfigurationError(
+            "server.port is 0: routers that share a port must know it; choose one from 1 to 65535, or a single router"
+        )
+    shared = config.shared and not first
+    addresses = _resolve(config.host, config.port)
+    if config.host not in _LOOPBACK and not config.asks_for_keys:
+        raise ConfigurationError(
+            f"server.host is {config.host}, which others can reach, but there are no api_key_hashes and no keys_file; "
+            "set server.keys_file (outrider new-key prints a record) or server.api_key_hashes, or bind to 127.0.0.1"
+        )
+    if config.keys_file is not None:
+        read_keys(config.keys_file)
+    if config.audit_log is not None:
+        AuditLog(config.audit_log).close()
+    if config.tls is not None:
+        check_tls(config.tls)
+    # Like the server, accept if any of the host's addresses can be bound.
+    refusals = [refusal for family, address in addresses if (refusal := _try_to_bind(family, address, shared)) is not None]
+    if len(refusals) == len(addresses):
+        _refuse(config.host, config.port, refusals[0])
+
+
+def check_tls(files: TlsFiles) -> None:
+    """Check that certificate and key can be read and match, and that the certificate is valid now.
+
+    Raises:
+        ConfigurationError: they cannot be read, do not match, or it is not valid yet or any more.
+    """
+    for name, file in (("tls_certificate", files.certificate), ("tls_key", files.key)):
+        try:
+            content = file.read_bytes()
+        except OSError as error:
+            raise ConfigurationError(f"server.{name} is {file}: cannot be read ({error.strerror})") from error
+        if b"-----BEGIN " not in content:
+            raise ConfigurationError(f"server.{name} is {file}: must be a PEM file")
+    try:
+        wrong = invalid_now(files.certificate, files.key)
+    except ssl.SSLError as error:
+        if error.reason == "KEY_VALUES_MISMATCH":
+            raise ConfigurationError(
+                f"server.tls_key is {files.key}: it is not the key of server.tls_certificate, {files.certificate}"
+            ) from error
+        raise ConfigurationError(
+            f"server.tls_certificate is {files.certificate}, server.tls_key is {files.key}: must be a certificate chain and "
+            f"its key without password, both in PEM ({error.reason or error})"
+        ) from error
+    if wrong is not None:
+        now = datetime.now(UTC).isoformat(timespec="minutes")
+        raise ConfigurationError(f"server.tls_certificate is {files.certificate}: must be valid now, {now} ({wrong})")
+
+
+def public_files(files: TlsFiles) -> RenewedFiles:
+    """Key and certificate chain, read again when they are renewed."""
+
+    def mismatch() -> str | None:
+        try:
+            check_tls(files)
+        except ConfigurationError as error:
+            return str(error)
+        return None
+
+    return RenewedFiles((files.key, files.certificate), mismatch)
+
+
+def _resolve(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
+    try:
+        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ConfigurationError(
+            f"server.host is {host}: no such host ({why}); use the address of one of this machine's interfaces, "
+            "such as 127.0.0.1"
+        ) from error
+    return [(entry[0], entry[4]) for entry in found]
+
+
+def _try_to_bind(family: int, address: tuple[object, ...], shared: bool) -> OSError | None:
+    with socket.socket(family, socket.SOCK_STREAM) as trial:
+        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            # Then the system still refuses a port that somebody holds without sharing it, or another user.
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            trial.bind(address)
+        except OSError as error:
+            return error
+    return None
+
+
+def _refuse(host: str, port: int, error: OSError) -> None:
+    where = f"cannot listen on {host}:{port} ({error.strerror})"
+    if error.errno == errno.EADDRNOTAVAIL:
+        raise ConfigurationError(f"{where}; server.host must be the address of one of this machine's interfaces") from error
+    if error.errno == errno.EACCES:
+        raise ConfigurationError(f"{where}; server.port below 1024 needs rights: choose another one") from error
+    raise ConfigurationError(f"{where}; choose another server.port (0: any free one)") from error

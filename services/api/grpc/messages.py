@@ -1,0 +1,218 @@
+"""speculation's messages <-> outrider.v1, the public API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from outrider.v1 import generation_pb2 as pb
+from services.api.messages import (
+    MAX_SALT_CHARACTERS,
+    ChatMessage,
+    ClientRequest,
+    Completion,
+    ModelCard,
+    RequestedSampling,
+    TextChunk,
+)
+from services.links.codec.verification import acceptance_rule, default_fields
+from speculation import limits
+from speculation.errors import InvalidArgument, PromptTooLong
+from speculation.types import FinishReason, StructuredOutputs, TokenLogprobs
+
+_REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
+
+# Fields of RequestedSampling that are copied unchanged if set.
+_PLAIN_FIELDS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "max_tokens",
+    "min_tokens",
+    "ignore_eos",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "logprobs",
+    "ignore_generation_config",
+)
+
+
+def decode_request(
+    wire: pb.GenerateRequest, *, tenant: str | None, request_id: str = "", traceparent: str = ""
+) -> ClientRequest:
+    """A user's request from its message and from its call's metadata (tenant, request id, trace).
+
+    Raises:
+        InvalidArgument: no input, or a value outside its range; names the field.
+    """
+    speculation = wire.speculation
+    return ClientRequest(
+        input=_decode_input(wire),
+        sampling=_decode_sampling(wire.sampling),
+        model=wire.model if wire.HasField("model") else None,
+        strategy=speculation.strategy if speculation.HasField("strategy") else None,
+        num_speculative_tokens=speculation.num_speculative_tokens
+        if speculation.HasField("num_speculative_tokens")
+        else None,
+        acceptance=acceptance_rule(speculation.acceptance) if speculation.HasField("acceptance") else None,
+        tenant=tenant,
+        request_id=request_id,
+        traceparent=traceparent,
+        prediction=wire.prediction,
+        cache_salt=_salt(wire.cache_salt),
+        priority=wire.priority,
+        private=privacy_of(wire.privacy),
+    )
+
+
+def privacy_of(asked: str) -> bool | None:
+    """Whether an answer is to be private; None: the request does not say.
+
+    Raises:
+        InvalidArgument: ``asked`` is no kind of privacy.
+    """
+    if asked not in ("", "none", "strict"):
+        raise InvalidArgument("privacy", asked, "none or strict")
+    return None if not asked else asked == "strict"
+
+
+def _salt(salt: str) -> str:
+    if len(salt) > MAX_SALT_CHARACTERS:
+        raise InvalidArgument("cache_salt", f"{len(salt)} characters", f"at most {MAX_SALT_CHARACTERS} characters")
+    return salt
+
+
+def _decode_input(wire: pb.GenerateRequest) -> str | tuple[ChatMessage, ...] | tuple[int, ...]:
+    match wire.WhichOneof("input"):
+        case "prompt":
+            return wire.prompt
+        case "messages":
+            if not wire.messages.messages:
+                raise InvalidArgument("messages", "empty", "at least one message")
+            return tuple(ChatMessage(role=message.role, content=message.content) for message in wire.messages.messages)
+        case "prompt_token_ids":
+            if not wire.prompt_token_ids.ids:
+                raise InvalidArgument("prompt_token_ids", "empty", "at least one token id")
+            if (count := len(wire.prompt_token_ids.ids)) > limits.MAX_SESSION_TOKENS:
+                # Before they are copied: a message has room for four times as many.
+                most = f"at most {limits.MAX_SESSION_TOKENS} tokens, whatever the model"
+                raise PromptTooLong("prompt_token_ids", f"{count} tokens", most)
+            return tuple(wire.prompt_token_ids.ids)
+        case _:
+            raise InvalidArgument("input", "unset", "set: one of prompt, messages, prompt_token_ids")
+
+
+def _decode_sampling(wire: pb.SamplingParams) -> RequestedSampling:
+    given = {name: getattr(wire, name) for name in _PLAIN_FIELDS if wire.HasField(name)}  # type: ignore[arg-type]
+    return RequestedSampling(
+        **given,
+        stop=tuple(wire.stop),
+        stop_token_ids=tuple(wire.stop_token_ids),
+        logit_bias=dict(wire.logit_bias),
+        structured_outputs=_decode_structured(wire.structured_outputs) if wire.HasField("structured_outputs") else None,
+        allowed_token_ids=tuple(wire.allowed_token_ids),
+        bad_words=tuple(wire.bad_words),
+    )
+
+
+def _decode_structured(wire: pb.StructuredOutputs) -> StructuredOutputs:
+    match wire.WhichOneof("form"):
+        case "json_object" if not wire.json_object:
+            raise InvalidArgument("structured_outputs.json_object", False, "true, or unset")
+        case "json_object":
+            return StructuredOutputs(kind="json_object")
+        case "choice":
+            return StructuredOutputs(kind="choice", text=json.dumps(list(wire.choice.choices), ensure_ascii=False))
+        case "json" | "regex" | "grammar" as kind:
+            return StructuredOutputs(kind=kind, text=getattr(wire, kind))
+        case _:
+            raise InvalidArgument("structured_outputs", "empty", "one of json, json_object, regex, choice, grammar")
+
+
+def encode_event(event: TextChunk | Completion, padding: int | None = None) -> pb.GenerateResponse:
+    """The message for a piece of the answer, or for its end.
+
+    Args:
+        padding: make its size a multiple of so many bytes, at least 256.
+    """
+    if isinstance(event, TextChunk):
+        chunk = pb.Chunk(text=event.text, token_ids=event.token_ids, logprobs=_encode_logprobs(event.logprobs))
+        message = pb.GenerateResponse(chunk=chunk)
+    else:
+        message = pb.GenerateResponse(complete=_encode_completion(event))
+    if padding is not None:
+        # The field's tag takes a byte, and a length from 128 to 16,383 two.
+        missing = -(message.ByteSize() + 3) % padding
+        message.padding = bytes(missing if missing > 127 else missing + padding)
+    return message
+
+
+def _encode_logprobs(entries: Sequence[TokenLogprobs]) -> list[pb.TokenLogprobs]:
+    return [
+        pb.TokenLogprobs(
+            token_id=entry.token_id,
+            logprob=entry.logprob,
+            top=[
+                pb.TokenLogprob(token_id=token, logprob=logprob)
+                for token, logprob in zip(entry.top_ids, entry.top_logprobs, strict=True)
+            ],
+        )
+        for entry in entries
+    ]
+
+
+def _encode_completion(event: Completion) -> pb.Complete:
+    stats, timing = event.stats, event.timing
+    return pb.Complete(
+        finish_reason=_REASONS[event.finish_reason],
+        stop_string=event.stop if isinstance(event.stop, str) else None,
+        stop_token_id=event.stop if isinstance(event.stop, int) else None,
+        usage=pb.Usage(
+            prompt_tokens=len(event.prompt_token_ids),
+            completion_tokens=event.completion_tokens,
+            cached_tokens=event.cached_tokens,
+        ),
+        speculative_decoding=pb.SpeculationMetrics(
+            strategy=event.strategy,
+            mean_acceptance_length=stats.mean_acceptance_length,
+            draft_acceptance_rate=stats.draft_acceptance_rate,
+            num_spec_steps=stats.num_spec_steps,
+            num_draft_tokens=stats.num_draft_tokens,
+            num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
+            acceptance_histogram=stats.acceptance_histogram,
+            accepted_by_source=stats.accepted_by_source,
+            switches=stats.switches,
+        ),
+        timing=pb.Timing(
+            queue_s=timing.queue_s,
+            time_to_first_token_s=timing.time_to_first_token_s,
+            total_s=timing.total_s,
+            tokens_per_second=event.completion_tokens / timing.total_s if timing.total_s > 0 else 0.0,
+        ),
+        prompt_token_ids=event.prompt_token_ids,
+        seed=event.seed,
+        model=event.model,
+        request_id=event.request_id,
+    )
+
+
+def encode_models(cards: Sequence[ModelCard]) -> pb.ListModelsResponse:
+    """The message that lists the served models."""
+    return pb.ListModelsResponse(
+        models=[
+            pb.Model(
+                name=card.name,
+                max_model_len=card.max_model_len,
+                vocab_size=card.vocab_size,
+                strategies=card.strategies,
+                default_strategy=card.default_strategy,
+                bit_exact=card.bit_exact,
+                defaults=pb.SamplingDefaults(**default_fields(card.defaults)),
+                processors=[pb.Processor(name=name, value=value) for name, value in card.processors],
+            )
+            for card in cards
+        ]
+    )

@@ -1,0 +1,164 @@
+"""The public gRPC server in front of a router: generation, health, reflection."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import aclosing
+
+import grpc.aio
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from outrider.v1 import generation_pb2 as pb
+from outrider.v1 import generation_pb2_grpc
+from services.access.gate import Caller, Gate, open_gate
+from services.api.config import PublicServerConfig, check_server
+from services.api.grpc.guarded_calls import Context, PublicEntrance
+from services.api.grpc.messages import decode_request, encode_event, encode_models
+from services.api.messages import RouterPort
+from services.api.readiness import Well
+from services.links.auth import bearer_of
+from services.links.channel import bind, limits_of_clients, make_server
+from services.links.request_names import REQUEST_ID, request_id_of, traceparent_of
+from services.links.status import aborting
+from speculation import limits
+from speculation.errors import DeadlineExceeded
+
+log = logging.getLogger(__name__)
+
+SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"].full_name
+_HEALTH_PERIOD_S = 1.0
+# Names for health checks. "" and the service's own name are about readiness, as gRPC's convention has it.
+LIVENESS, READINESS = "liveness", "readiness"
+_READY = ("", SERVICE, READINESS)
+
+
+class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
+    def __init__(self, router: RouterPort, gate: Gate, config: PublicServerConfig) -> None:
+        self._router = router
+        self._gate = gate
+        self._send_timeout_s = config.send_timeout_s
+        self._privacy = config.privacy
+
+    # It writes instead of yielding, so that it can give up a client that reads nothing.
+    async def Generate(self, request: pb.GenerateRequest, context: Context) -> None:  # type: ignore[override]
+        async with aborting(context):
+            metadata = context.invocation_metadata()
+            request_id = request_id_of(metadata)
+            # Sent first, so that the caller has the request id of a call that fails as well; and last, because the asyncio
+            # client of gRPC drops the first metadata of a call whose status it has read before them.
+            named = ((REQUEST_ID, request_id),)
+            context.set_trailing_metadata(named)
+            await context.send_initial_metadata(named)
+            caller = self._caller(context)
+            asked = decode_request(
+                request, tenant=caller.tenant, request_id=request_id, traceparent=traceparent_of(metadata)
+            )
+            padding = self._privacy.padding(asked.private)
+            async with self._gate.admit(caller, asked) as visit, aclosing(self._router.generate(visit.request)) as events:
+                async for event in events:
+                    visit.note(event)
+                    await self._send(context, encode_event(event, padding))
+
+    async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
+        async with aborting(context):
+            with self._gate.recorded(self._caller(context), "ListModels"):
+                return encode_models(await self._router.models())
+
+    async def Forget(self, request: pb.ForgetRequest, context: Context) -> pb.ForgetResponse:
+        async with aborting(context):
+            caller = self._caller(context)
+            with self._gate.recorded(caller, "Forget"):
+                self._gate.require(caller, "forget")
+                await self._router.forget(caller.tenant)
+                return pb.ForgetResponse()
+
+    def _caller(self, context: Context) -> Caller:
+        return self._gate.caller(bearer_of(context.invocation_metadata()), context.peer())
+
+    async def _send(self, context: Context, message: pb.GenerateResponse) -> None:
+        try:
+            async with asyncio.timeout(self._send_timeout_s):
+                await context.write(message)
+        except TimeoutError:
+            why = f"the client has taken nothing of its answer for {self._send_timeout_s:g} s (server.send_timeout_s)"
+            raise DeadlineExceeded(why) from None
+
+
+class PublicServer:
+    """A running public server.
+
+    Attributes:
+        address: the "host:port" that it listens on.
+    """
+
+    def __init__(
+        self,
+        router: RouterPort,
+        server: grpc.aio.Server,
+        health_servicer: health.aio.HealthServicer,
+        address: str,
+        config: PublicServerConfig,
+    ) -> None:
+        self._well = Well(router)
+        self._server = server
+        self._health = health_servicer
+        self._config = config
+        self._watch = asyncio.create_task(self._follow_router(), name="health")
+        self.address = address
+
+    async def stop(self, grace_s: float | None = None, delay_s: float | None = None) -> None:
+        """Report NOT_SERVING, wait for balancers to see it, accept no more calls, and give running ones time to end.
+
+        Args:
+            grace_s: seconds for running calls; None: both times as configured.
+            delay_s: seconds for balancers; None: none, unless both times are as configured.
+        """
+        self._watch.cancel()
+        await self._tell(ready=False)
+        if delay_s is None:
+            delay_s = self._config.drain_delay_s if grace_s is None else 0.0
+        await asyncio.sleep(delay_s)
+        await self._server.stop(self._config.drain_grace_s if grace_s is None else grace_s)
+        await self._well.stop()
+
+    async def _follow_router(self) -> None:
+        """Report SERVING while the router would answer requests, else NOT_SERVING. What is told is what was seen last."""
+        await self._health.set(LIVENESS, health_pb2.HealthCheckResponse.SERVING)
+        while True:
+            await self._tell(ready=await self._well.ready())
+            await asyncio.sleep(_HEALTH_PERIOD_S)
+
+    async def _tell(self, *, ready: bool) -> None:
+        status = health_pb2.HealthCheckResponse.SERVING if ready else health_pb2.HealthCheckResponse.NOT_SERVING
+        for service in _READY:
+            await self._health.set(service, status)
+
+
+async def serve_public(router: RouterPort, config: PublicServerConfig, gate: Gate | None = None) -> PublicServer:
+    """Start the public server.
+
+    Args:
+        gate: shared with other public servers of the process; None: one of its own, from ``config``.
+
+    Raises:
+        ConfigurationError: see ``check_server``.
+    """
+    check_server(config)
+    gate = gate or open_gate(config.api_key_hashes, config.keys_file, config.audit_log)
+    server = make_server(
+        limits.MAX_PUBLIC_MESSAGE_BYTES,
+        interceptors=[PublicEntrance(gate, config.max_concurrent_requests)],
+        options=limits_of_clients(config),
+        shared=config.shared,
+    )
+    servicer = _GenerationServicer(router, gate, config)
+    generation_pb2_grpc.add_GenerationServiceServicer_to_server(servicer, server)
+    health_servicer = health.aio.HealthServicer()
+    health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
+    if config.reflection:
+        reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
+    port = bind(server, f"{config.host}:{config.port}", config.tls)
+    await server.start()
+    return PublicServer(router, server, health_servicer, f"{config.host}:{port}", config)

@@ -1,0 +1,176 @@
+"""The ASGI application: which path is answered by what, for whom, and what every answer has."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections.abc import Awaitable, Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from urllib.parse import parse_qsl
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from services.access.gate import Gate
+from services.api.http.call import HttpCall
+from services.api.http.config import HEADER_BYTES, LOOPBACK, LOOPBACK_NAMES, HttpConfig
+from services.api.http.endpoints import Endpoints
+from services.api.http.key_header import key_of
+from services.api.http.openai.errors import HttpError, Refused
+from services.api.messages import RouterPort
+from services.links.request_names import request_id_of, traceparent_of
+from speculation.errors import Cancelled, Internal, OutriderError, ResourceExhausted, Unavailable
+
+log = logging.getLogger(__name__)
+
+_PORT = re.compile(r":\d*$")
+_MODEL = "/v1/models/"
+_CLOSING = [("connection", "close")]
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    method: str
+    handler: Callable[[HttpCall], Awaitable[None]]
+    # Anyone may ask, also while the server is busy or stopping.
+    is_open: bool = False
+    # Its name in the audit log, if nothing else records it.
+    recorded: str = ""
+    # It counts as one of its key's requests, if nothing else counts it.
+    counts: bool = False
+
+
+class HttpApp:
+    """An ASGI application in front of a router.
+
+    Attributes:
+        leaving: balancers are told to send no more requests.
+        draining: new requests are refused.
+    """
+
+    def __init__(self, router: RouterPort, config: HttpConfig, gate: Gate) -> None:
+        self._gate = gate
+        self._hosts = config.hosts or (LOOPBACK_NAMES if config.host in LOOPBACK else ())
+        self._seats = config.public.max_concurrent_requests
+        self._endpoints = ends = Endpoints(router, gate, config)
+        self._taken = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.leaving = False
+        self.draining = False
+        self._paths = {
+            "/v1/chat/completions": _Path("POST", ends.chat),
+            "/v1/completions": _Path("POST", ends.completions),
+            "/v1/models": _Path("GET", ends.models, recorded="ListModels"),
+            _MODEL: _Path("GET", ends.model, recorded="ListModels"),
+            "/tokenize": _Path("POST", ends.tokenize, recorded="Tokenize", counts=True),
+            "/detokenize": _Path("POST", ends.detokenize, recorded="Detokenize", counts=True),
+            "/health": _Path("GET", ends.health, is_open=True),
+            "/ready": _Path("GET", ends.ready, is_open=True),
+            "/version": _Path("GET", ends.version, is_open=True),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise NotImplementedError("HTTP alone")
+        client = scope.get("client") or ("", 0)
+        call = HttpCall(
+            headers=Headers(scope=scope), receive=receive, send_raw=send, address=f"{client[0]}:{client[1]}", gate=self._gate
+        )
+        try:
+            await self._answer(call, scope["method"], scope["path"], scope.get("query_string", b""))
+        except Cancelled as error:
+            log.info("request %s: %s", call.log_name, error)
+        except OutriderError as error:
+            await self._fail(call, error)
+        except Exception:
+            log.exception("request %s failed", call.log_name)
+            await self._fail(call, Internal("internal error; the server's log says why"))
+
+    async def drain(self, grace_s: float) -> None:
+        """Refuse new requests, let running ones finish for ``grace_s`` seconds, then end them with an error."""
+        self.draining = True
+        try:
+            async with asyncio.timeout(grace_s):
+                await self._empty.wait()
+        except TimeoutError:
+            for running in tuple(self._endpoints.running):
+                running.fail(Unavailable("the server is stopping; try again"))
+        await self._endpoints.stop()
+
+    async def _answer(self, call: HttpCall, method: str, path: str, query: bytes) -> None:
+        metadata = [(name, value) for name, value in call.headers.items()]
+        call.request_id = request_id_of(metadata)
+        call.traceparent = traceparent_of(metadata)
+        _check_framing(call.headers)
+        self._check_host(call.headers)
+        found = self._find(call, method, path)
+        if found.is_open:
+            if self.leaving and path == "/ready":
+                raise Unavailable("the server is stopping")
+            await found.handler(call)
+            return
+        if self.draining:
+            raise Unavailable("the server is stopping; try again")
+        call.caller = self._gate.caller(key_of(call.headers), call.address)
+        _check_query(query)
+        if self._taken >= self._seats:
+            raise ResourceExhausted(f"{self._taken} requests are being answered, the most at once; try again")
+        self._taken += 1
+        self._empty.clear()
+        try:
+            record = self._gate.counted if found.counts else self._gate.recorded
+            with record(call.caller, found.recorded, call.request_id) if found.recorded else nullcontext():
+                await found.handler(call)
+        finally:
+            self._taken -= 1
+            if not self._taken:
+                self._empty.set()
+
+    def _find(self, call: HttpCall, method: str, path: str) -> _Path:
+        if path.startswith(_MODEL):
+            path, call.path = _MODEL, path.removeprefix(_MODEL)
+        found = self._paths.get(path)
+        if found is None:
+            raise HttpError(404, "unknown_url", f"there is no {path}; there are {', '.join(sorted(self._paths))}")
+        if method != found.method and not (method == "HEAD" and found.is_open):
+            raise HttpError(405, "method_not_supported", f"{path} takes {found.method} alone", [("allow", found.method)])
+        return found
+
+    def _check_host(self, headers: Headers) -> None:
+        """A page in a browser may have its name point to loopback, but cannot send another name than its own."""
+        name = _PORT.sub("", headers.get("host", "")).lower()
+        if self._hosts and name not in self._hosts:
+            allowed = ", ".join(self._hosts)
+            raise HttpError(403, "unknown_host", f"host is {name or 'unset'}: must be one of {allowed} (server.http_hosts)")
+
+    async def _fail(self, call: HttpCall, error: OutriderError) -> None:
+        if not call.begun:
+            # A connection that stays would bring its next request here as well.
+            await call.refuse(error, _CLOSING if self.draining else None)
+
+
+def _check_query(query: bytes) -> None:
+    """Refuse what is said behind the path: all that a request may say is in its body.
+
+    Raises:
+        Refused: there is something; names it.
+    """
+    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
+        raise Refused(name or "query", value or "empty", "unset: this path takes no query parameters", "unknown_parameter")
+
+
+def _check_framing(headers: Headers) -> None:
+    """Check for what h11 lets through: headers of any size that come in one piece, and bodies of two lengths.
+
+    A proxy in front may believe the other length, and what follows is no request then (RFC 9112, 6.1).
+
+    Raises:
+        HttpError: they are refused.
+    """
+    if (size := sum(len(name) + len(value) for name, value in headers.raw)) > HEADER_BYTES:
+        raise HttpError(431, "headers_too_large", f"headers are {size} bytes: must be at most {HEADER_BYTES}", _CLOSING)
+    if "content-length" in headers and "transfer-encoding" in headers:
+        raise HttpError(400, "two_lengths", "content-length and transfer-encoding are set: must be one of the two", _CLOSING)

@@ -1,0 +1,117 @@
+"""One HTTP request while it is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.datastructures import Headers
+from starlette.types import Message, Receive, Send
+
+from services.access.gate import Caller, Gate
+from services.api.http.openai.errors import Headers as HeaderList
+from services.api.http.openai.errors import error_body, error_headers, http_status
+from services.api.messages import ClientRequest, RequestedSampling
+from services.links.request_names import REQUEST_ID
+from services.tracing.log_names import UsersName
+from speculation.errors import Cancelled, Internal, OutriderError
+
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True, slots=True)
+class HttpCall:
+    """A request, and how to answer it.
+
+    Attributes:
+        path: without the part that its handler is found by.
+        request_id: goes into every answer.
+        address: where it comes from.
+        caller: whose request it is; None: nobody has asked.
+        begun: the answer's status has been sent.
+    """
+
+    headers: Headers
+    receive: Receive
+    send_raw: Send
+    address: str
+    gate: Gate
+    path: str = ""
+    request_id: str = ""
+    traceparent: str = ""
+    caller: Caller | None = None
+    begun: bool = False
+
+    @property
+    def known_caller(self) -> Caller:
+        """Whose request it is, on paths that are not open to everybody."""
+        if self.caller is None:
+            raise Internal("the caller has not been asked for its key")
+        return self.caller
+
+    @property
+    def log_name(self) -> str:
+        """What the log calls it."""
+        return UsersName(self.request_id, self.traceparent)
+
+    async def send(self, message: Message) -> None:
+        """Send a part of the answer."""
+        if message["type"] == "http.response.start":
+            self.begun = True
+            named = (REQUEST_ID.encode(), self.request_id.encode())
+            rates = {} if self.caller is None else self.gate.rates(self.caller)
+            limits = [(name.encode(), value.encode()) for name, value in rates.items()]
+            message["headers"] = [*message.get("headers", []), named, *limits]
+        await self.send_raw(message)
+
+    async def answer(self, content: Any, status: int = 200, headers: HeaderList | None = None) -> None:
+        """Send the whole answer, as JSON."""
+        body = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+        shown = [("content-type", "application/json"), ("content-length", str(len(body))), *(headers or [])]
+        encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in shown]
+        await self.send({"type": "http.response.start", "status": status, "headers": encoded})
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def refuse(self, error: OutriderError, headers: HeaderList | None = None) -> None:
+        """Send an error as the answer, with ``headers`` besides its own."""
+        await self.answer(error_body(error), http_status(error), [*error_headers(error), *(headers or [])])
+
+    async def unless_gone(self, work: Coroutine[Any, Any, T]) -> T:
+        """The result of ``work``, which is cancelled if the client goes first. The request's body has been read.
+
+        Raises:
+            Cancelled: the client has gone.
+        """
+        working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(self._gone())
+        try:
+            await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+            if not working.done():
+                raise Cancelled("the client has gone")
+            return working.result()
+        finally:
+            for task in (working, leaving):
+                task.cancel()
+            await asyncio.gather(working, leaving, return_exceptions=True)
+
+    async def _gone(self) -> None:
+        while (await self.receive())["type"] != "http.disconnect":
+            pass
+
+    def base_request(self, request_id: str | None) -> ClientRequest:
+        """What the router is told of the call, with nothing to generate yet.
+
+        Args:
+            request_id: the body's own name for the request, if it has one.
+        """
+        self.request_id = request_id or self.request_id
+        return ClientRequest(
+            input="",
+            sampling=RequestedSampling(),
+            tenant=self.known_caller.tenant,
+            most_tokens=self.known_caller.limits.max_tokens,
+            request_id=self.request_id,
+            traceparent=self.traceparent,
+        )

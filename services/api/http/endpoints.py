@@ -1,0 +1,227 @@
+"""What each path does."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar
+
+from services.access.gate import Gate
+from services.api.http.call import HttpCall
+from services.api.http.config import HttpConfig
+from services.api.http.event_stream import PING_S, EventStream
+from services.api.http.json_body import read_body
+from services.api.http.openai.chat_answer import ChatAnswer
+from services.api.http.openai.chat_request import read_chat
+from services.api.http.openai.completion_answer import CompletionAnswer
+from services.api.http.openai.completion_request import read_completion
+from services.api.http.openai.errors import Refused
+from services.api.http.openai.fingerprint import server_version
+from services.api.http.openai.generation import RunningChoices, expected, named, own_names, prepare
+from services.api.http.openai.request import Asked
+from services.api.http.openai.token_requests import read_detokenize, read_tokenize
+from services.api.messages import Completion, ModelCard, RouterPort, TextChunk
+from services.api.readiness import Well
+from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
+
+log = logging.getLogger(__name__)
+
+_Read = TypeVar("_Read")
+_OWNER = "outrider"
+# Seconds for which an answer to "are you ready?" holds: anyone may ask, and every answer asks a verifier.
+_READY_S = 1.0
+
+
+class AnswerForm(Protocol):
+    """Turns the events of a request's generations into JSON."""
+
+    def opening(self) -> list[dict[str, Any]]:
+        """The stream's first events."""
+
+    async def add(self, index: int, event: TextChunk | Completion) -> list[dict[str, Any]]:
+        """The stream's events that tell of a choice's event."""
+
+    def closing(self) -> dict[str, Any]:
+        """The stream's event with the usage."""
+
+    async def take(self, index: int, event: TextChunk | Completion) -> None:
+        """Gather a choice's event."""
+
+    async def whole(self) -> dict[str, Any]:
+        """The answer, from all that was gathered."""
+
+
+class Endpoints:
+    """Answers calls from a router.
+
+    Args:
+        gate: holds a seat for each generation, and records calls.
+
+    Attributes:
+        running: the generations under way.
+    """
+
+    def __init__(self, router: RouterPort, gate: Gate, config: HttpConfig) -> None:
+        self._router = router
+        self._gate = gate
+        self._config = config
+        self._well = Well(router)
+        self._started = int(time.time())
+        self._ready: tuple[float, bool] = (0.0, False)
+        self.running: set[RunningChoices] = set()
+
+    async def chat(self, call: HttpCall) -> None:
+        """POST /v1/chat/completions"""
+        asked = await self._read(call, read_chat)
+        await call.unless_gone(self._generate(call, asked, ChatAnswer, "ChatCompletions"))
+
+    async def completions(self, call: HttpCall) -> None:
+        """POST /v1/completions"""
+        asked = await self._read(call, read_completion)
+        await call.unless_gone(self._generate(call, asked, CompletionAnswer, "Completions"))
+
+    async def _read(self, call: HttpCall, read: Callable[[dict[str, Any]], _Read]) -> _Read:
+        return await read_body(call.receive, call.headers, self._config.arrives_s, read)
+
+    async def _generate(
+        self, call: HttpCall, asked: Asked, form: type[ChatAnswer] | type[CompletionAnswer], method: str
+    ) -> None:
+        if asked.request_id is not None and call.headers.get("x-request-id", asked.request_id) != asked.request_id:
+            raise Refused("request_id", asked.request_id, "as the header x-request-id, or one of them unset")
+        private = self._config.public.privacy.padding(asked.private)
+        if private is not None and asked.stream is not None and not asked.stream.include_obfuscation:
+            named_as = "stream_options.include_obfuscation"
+            raise Refused(named_as, False, "true, or unset: events of private answers are padded")
+        base, counted_as = call.base_request(asked.request_id), "n" if asked.n > 1 else "prompt"
+        try:
+            # Before the prompts are read, which takes longer than to refuse a caller.
+            async with self._gate.hold(
+                call.known_caller, expected(asked, base), method=method, counted_as=counted_as
+            ) as seats:
+                prepared = await prepare(asked, self._router, base)
+                seats.charge(prepared.requests)
+                answer = form(asked, prepared, self._router, call.request_id, int(time.time()))
+                async with RunningChoices(self._router, prepared.requests, seats.admit) as running:
+                    await self._told(call, asked, running, answer, private)
+        except InvalidArgument as error:
+            raise named(error, own_names(asked)) from error
+
+    async def _told(
+        self, call: HttpCall, asked: Asked, running: RunningChoices, answer: AnswerForm, private: int | None
+    ) -> None:
+        """Send the answer. ``private``: bytes of which each of its events is a multiple; None: it is not private."""
+        self.running.add(running)
+        try:
+            if asked.stream is None:
+                await self._whole(call, running, answer)
+            else:
+                padding = private or (self._config.padding if asked.stream.include_obfuscation else None)
+                stream = EventStream(
+                    call.send, [], padding, self._config.public.send_timeout_s, everything=private is not None
+                )
+                await self._streamed(call, stream, running, answer, usage=asked.stream.include_usage)
+        finally:
+            self.running.discard(running)
+
+    async def _whole(self, call: HttpCall, running: RunningChoices, answer: AnswerForm) -> None:
+        while not running.over:
+            if (told := await running.next()) is not None:
+                await answer.take(*told)
+        await call.answer(await answer.whole())
+
+    async def _streamed(
+        self, call: HttpCall, stream: EventStream, running: RunningChoices, answer: AnswerForm, *, usage: bool
+    ) -> None:
+        # What fails before the first token is an HTTP status, unless that token takes long.
+        told = await running.next(PING_S)
+        await stream.begin()
+        await stream.events(answer.opening())
+        try:
+            while True:
+                if told is None:
+                    await stream.ping()
+                else:
+                    await stream.events(await answer.add(*told))
+                if running.over:
+                    break
+                told = await running.next(PING_S)
+            if usage:
+                await stream.events([answer.closing()])
+            await stream.end()
+        except OutriderError as error:
+            await stream.fail(error)
+        except Exception:
+            log.exception("the stream of request %s failed", call.log_name)
+            await stream.fail(Internal("internal error; the server's log says why"))
+
+    async def stop(self) -> None:
+        """End what goes on beside requests."""
+        await self._well.stop()
+
+    async def models(self, call: HttpCall) -> None:
+        """GET /v1/models"""
+        cards = await self._router.models()
+        await call.answer({"object": "list", "data": [self._model(card) for card in cards]})
+
+    async def model(self, call: HttpCall) -> None:
+        """GET /v1/models/{id}"""
+        cards = {card.name: card for card in await self._router.models()}
+        if call.path not in cards:
+            raise NotFound("model", call.path or "empty", ", ".join(cards))
+        await call.answer(self._model(cards[call.path]))
+
+    def _model(self, card: ModelCard) -> dict[str, Any]:
+        return {
+            "id": card.name,
+            "object": "model",
+            "created": self._started,
+            "owned_by": _OWNER,
+            "root": card.name,
+            "parent": None,
+            "max_model_len": card.max_model_len,
+            "strategies": list(card.strategies),
+            "default_strategy": card.default_strategy,
+            "bit_exact": card.bit_exact,
+        }
+
+    async def tokenize(self, call: HttpCall) -> None:
+        """POST /tokenize: of a text, or of a conversation as it is sent to the model."""
+        model, request, names = await self._read(call, read_tokenize)
+        card = await self._card(model)
+        request = replace(request, tenant=call.known_caller.tenant)
+        ids = await call.unless_gone(self._router.tokenize(request))
+        found: dict[str, Any] = {"count": len(ids), "max_model_len": card.max_model_len, "tokens": list(ids)}
+        spelt = [each.data.decode(errors="replace") for each in await self._router.spell(ids)] if names else None
+        await call.answer({**found, "token_strs": spelt})
+
+    async def detokenize(self, call: HttpCall) -> None:
+        """POST /detokenize"""
+        model, ids = await self._read(call, read_detokenize)
+        await self._card(model)
+        await call.answer({"prompt": await call.unless_gone(self._router.detokenize(ids))})
+
+    async def _card(self, model: str | None) -> ModelCard:
+        card = (await self._router.models())[0]
+        if model is not None and model != card.name:
+            raise NotFound("model", model or "empty", card.name)
+        return card
+
+    async def health(self, call: HttpCall) -> None:
+        """GET /health: this process answers."""
+        await call.answer({"status": "ok"})
+
+    async def ready(self, call: HttpCall) -> None:
+        """GET /ready: a request would be answered."""
+        asked_at, ready = self._ready
+        if time.monotonic() - asked_at > _READY_S:
+            ready = await self._well.ready()
+            self._ready = time.monotonic(), ready
+        if not ready:
+            raise Unavailable("no verifier answers; try again")
+        await call.answer({"status": "ok"})
+
+    async def version(self, call: HttpCall) -> None:
+        """GET /version"""
+        await call.answer({"version": server_version()})

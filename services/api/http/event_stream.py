@@ -1,0 +1,107 @@
+"""Writes an answer as server-sent events.
+
+The sizes of events tell how many tokens were drafted right, and so something about the text, even where the connection is
+encrypted (arXiv 2411.01076). As in OpenAI's API, events with text are filled up with a random ``obfuscation``, here to a
+multiple of ``padding`` bytes. ``stream_interval`` hides the number of tokens as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import string
+from typing import Any
+
+from starlette.types import Send
+
+from services.api.http.openai.errors import Headers, error_body
+from speculation.errors import Cancelled, OutriderError
+
+# Seconds without an event after which a comment finds out whether the client is still there.
+PING_S = 15.0
+
+_HEADERS = [
+    ("content-type", "text/event-stream; charset=utf-8"),
+    ("cache-control", "no-cache"),
+    ("x-accel-buffering", "no"),
+]
+_FIELD = ',"obfuscation":""'
+_LETTERS = string.ascii_letters + string.digits
+
+
+def event_bytes(content: dict[str, Any], padding: int | None = None) -> bytes:
+    """An event.
+
+    Args:
+        padding: fill it up to a multiple of so many bytes.
+    """
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    event = f"data: {text}\n\n".encode()
+    if padding is None:
+        return event
+    missing = -(len(event) + len(_FIELD)) % padding
+    filler = "".join(random.choices(_LETTERS, k=missing))
+    return event[:-3] + f',"obfuscation":"{filler}"'.encode() + event[-3:]
+
+
+class EventStream:
+    """An answer that is being streamed.
+
+    Args:
+        padding: bytes of which events with text are a multiple; None: they are as long as they are.
+        everything: fill up events without text as well.
+        stalled_s: seconds for the client to take an event; one that takes nothing must not hold its seat for ever.
+
+    Attributes:
+        begun: the status has been sent, so that errors are events from now on.
+    """
+
+    def __init__(
+        self, send: Send, headers: Headers, padding: int | None, stalled_s: float, *, everything: bool = False
+    ) -> None:
+        self._send_raw = send
+        self._headers = headers
+        self._padding = padding
+        self._stalled_s = stalled_s
+        self._everything = everything
+        self.begun = False
+
+    async def begin(self) -> None:
+        """Send the status."""
+        self.begun = True
+        headers = [(name.encode(), value.encode()) for name, value in (*_HEADERS, *self._headers)]
+        await self._send({"type": "http.response.start", "status": 200, "headers": headers})
+
+    async def events(self, contents: list[dict[str, Any]]) -> None:
+        """Send events; those with choices are padded."""
+        parts = [
+            event_bytes(content, self._padding if self._everything or content.get("choices") else None)
+            for content in contents
+        ]
+        if parts:
+            await self._write(b"".join(parts))
+
+    async def ping(self) -> None:
+        """Send a comment, which clients skip."""
+        await self._write(b": ping\n\n")
+
+    async def fail(self, error: OutriderError) -> None:
+        """End the stream with an error, which clients raise."""
+        await self._write(event_bytes(error_body(error), self._padding if self._everything else None))
+        await self.end()
+
+    async def end(self) -> None:
+        """End the stream."""
+        await self._write(b"data: [DONE]\n\n")
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _write(self, body: bytes) -> None:
+        await self._send({"type": "http.response.body", "body": body, "more_body": True})
+
+    async def _send(self, message: dict[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._stalled_s):
+                await self._send_raw(message)
+        except TimeoutError:
+            raise Cancelled(f"the client has taken nothing for {self._stalled_s:g} s (server.send_timeout_s)") from None

@@ -1,0 +1,98 @@
+"""A body's ``response_format`` and ``structured_outputs``: the form that an answer must have."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from services.api.http.openai.errors import Refused
+from services.api.http.openai.fields import Fields
+from speculation.errors import InvalidArgument
+from speculation.types import StructuredOutputs
+
+_KINDS = ("json", "json_object", "regex", "choice", "grammar")
+
+
+def read_form(fields: Fields) -> tuple[StructuredOutputs | None, str]:
+    """The form, and the field that holds it; None: any text.
+
+    Raises:
+        Refused: it is not valid, or both fields ask for one.
+    """
+    formatted, structured = _response_format(fields), _structured_outputs(fields)
+    if formatted is not None and structured is not None:
+        raise fields.refuse("structured_outputs", "set", "unset where response_format asks for a form, too")
+    if formatted is not None:
+        return formatted, "response_format.json_schema.schema" if formatted.text else "response_format"
+    return structured, "" if structured is None else f"structured_outputs.{structured.kind}"
+
+
+def _response_format(fields: Fields) -> StructuredOutputs | None:
+    given = fields.below("response_format")
+    if given is None:
+        return None
+    kind = given.one_of("type", ("text", "json_object", "json_schema"))
+    if kind is None:
+        raise given.refuse("type", "unset", "one of text, json_object, json_schema", "missing_required_parameter")
+    form = None
+    if kind == "json_object":
+        form = StructuredOutputs(kind="json_object")
+    elif kind == "json_schema":
+        form = _json_schema(given)
+    given.end(known=("type", "json_schema"))
+    return form
+
+
+def _json_schema(fields: Fields) -> StructuredOutputs:
+    below = fields.below("json_schema")
+    if below is None:
+        raise fields.refuse("json_schema", "unset", "an object", "missing_required_parameter")
+    if not below.text("name", 64):
+        raise below.refuse("name", "unset", "a name of 1 to 64 characters", "missing_required_parameter")
+    below.text("description")
+    # A schema is always followed: strict asks for no more.
+    below.truth("strict")
+    schema = below.mapping("schema")
+    if schema is None:
+        raise below.refuse("schema", "unset", "a JSON schema", "missing_required_parameter")
+    below.end(known=("name", "description", "strict", "schema"))
+    return schema_form(schema, below.name("schema"))
+
+
+def schema_form(schema: Any, field: str) -> StructuredOutputs:
+    """The form of answers that follow a JSON schema.
+
+    Raises:
+        Refused: it is too long; names ``field``.
+    """
+    try:
+        return StructuredOutputs(kind="json", text=json.dumps(schema, ensure_ascii=False))
+    except InvalidArgument as error:
+        raise Refused(field, error.value, error.allowed) from error
+
+
+def _structured_outputs(fields: Fields) -> StructuredOutputs | None:
+    given = fields.below("structured_outputs")
+    if given is None:
+        return None
+    found: list[StructuredOutputs] = []
+    schema = given.take("json")
+    if schema is not None:
+        if not isinstance(schema, dict | str):
+            raise given.refuse("json", schema, "a JSON schema, or its text", "invalid_type")
+        text = schema if isinstance(schema, str) else json.dumps(schema, ensure_ascii=False)
+        found.append(StructuredOutputs(kind="json", text=text))
+    if given.truth("json_object"):
+        found.append(StructuredOutputs(kind="json_object"))
+    for kind in ("regex", "grammar"):
+        text_given = given.text(kind)
+        if text_given is not None:
+            found.append(StructuredOutputs(kind="regex" if kind == "regex" else "grammar", text=text_given))
+    if (choices := given.listed("choice")) is not None:
+        if not choices or not all(isinstance(text, str) and text for text in choices):
+            raise given.refuse("choice", choices, "a list of texts, at least one and none of them empty")
+        found.append(StructuredOutputs(kind="choice", text=json.dumps(choices, ensure_ascii=False)))
+    given.end(known=_KINDS)
+    if len(found) != 1:
+        raise fields.refuse("structured_outputs", f"{len(found)} forms", f"one of {', '.join(_KINDS)}")
+    return found[0]

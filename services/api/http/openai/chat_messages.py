@@ -1,0 +1,88 @@
+"""A body's ``messages`` as the turns of a conversation."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from services.api.http.openai.errors import Refused
+from services.api.http.openai.fields import Fields, fields_of
+from services.api.http.openai.shared_fields import text_of
+from services.api.messages import ChatMessage
+from speculation import limits
+
+ROLES = ("system", "developer", "user", "assistant", "tool")
+# Fields of our own answers that ask for nothing, so that an answer can be sent back as it came.
+_EMPTY = ("refusal", "audio", "function_call", "annotations", "reasoning", "reasoning_content")
+
+
+def read_messages(fields: Fields) -> tuple[ChatMessage, ...]:
+    """The conversation. ``developer``, OpenAI's newer word, is the templates' ``system``.
+
+    Raises:
+        Refused: there is none, or a message is none; names the message and its field.
+    """
+    listed = fields.listed("messages")
+    if listed is None:
+        raise fields.refuse("messages", "unset", "a list of messages", "missing_required_parameter")
+    if not 1 <= len(listed) <= limits.MAX_MESSAGES:
+        raise fields.refuse("messages", f"{len(listed)} messages", f"1 to {limits.MAX_MESSAGES} messages")
+    return tuple(_message(fields_of(entry, f"messages[{index}]")) for index, entry in enumerate(listed))
+
+
+def _message(fields: Fields) -> ChatMessage:
+    role = fields.one_of("role", ROLES)
+    if role is None:
+        raise fields.refuse("role", "unset", f"one of {', '.join(ROLES)}", "missing_required_parameter")
+    calls = _calls(fields) if role == "assistant" else ""
+    content = fields.take("content")
+    if content is None and not calls:
+        raise fields.refuse("content", "unset", "a text, or a list of parts of type text", "missing_required_parameter")
+    call_id = fields.text("tool_call_id", 256) if role == "tool" else ""
+    if call_id is None:
+        raise fields.refuse("tool_call_id", "unset", "the id of the call that is answered", "missing_required_parameter")
+    name = fields.text("name", 256)
+    for key in _EMPTY:
+        if (value := fields.take(key)) not in (None, []):
+            raise fields.refuse(key, value if isinstance(value, str) else "set", "unset", "unsupported_parameter")
+    fields.end(known=("role", "content", "name", "tool_calls", "tool_call_id"))
+    return ChatMessage(
+        role="system" if role == "developer" else role,
+        content="" if content is None else text_of(content, fields.name("content")),
+        name=name or "",
+        tool_calls=calls,
+        tool_call_id=call_id,
+    )
+
+
+def _calls(fields: Fields) -> str:
+    """Earlier calls of tools, as templates expect them: their arguments are objects, not texts."""
+    listed = fields.listed("tool_calls")
+    if not listed:
+        return ""
+    calls = [_call(fields_of(entry, f"{fields.name('tool_calls')}[{index}]")) for index, entry in enumerate(listed)]
+    return json.dumps(calls, ensure_ascii=False)
+
+
+def _call(fields: Fields) -> dict[str, Any]:
+    found: dict[str, Any] = {"id": fields.text("id", 256), "type": fields.one_of("type", ("function",)) or "function"}
+    fields.take("index")
+    function = fields.below("function")
+    if function is None:
+        raise fields.refuse("function", "unset", "an object", "missing_required_parameter")
+    name, arguments = function.text("name", 256), function.text("arguments")
+    if not name:
+        raise function.refuse("name", "unset", "the name of a function", "missing_required_parameter")
+    function.end(known=("name", "arguments"))
+    fields.end(known=("id", "type", "function"))
+    return {**found, "function": {"name": name, "arguments": _arguments(function, arguments or "{}")}}
+
+
+def _arguments(fields: Fields, text: str) -> Any:
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise Refused(fields.name("arguments"), text, "the text of a JSON object")
+    return found

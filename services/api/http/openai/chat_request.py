@@ -1,0 +1,101 @@
+"""The body of /v1/chat/completions, and of /tokenize where it holds a conversation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+from services.api.http.openai import field_rules
+from services.api.http.openai.answer_form import read_form
+from services.api.http.openai.chat_messages import read_messages
+from services.api.http.openai.fields import Fields
+from services.api.http.openai.request import Asked
+from services.api.http.openai.shared_fields import read_others, read_sampling, read_seed, read_stream
+from services.api.http.openai.tool_choice import ToolUse, read_tools
+from services.api.messages import ChatOptions, RequestedSampling
+from speculation import limits
+from speculation.types import StructuredOutputs
+
+_NAMES = (
+    "messages", "model", "temperature", "top_p", "top_k", "min_p", "max_tokens", "max_completion_tokens", "n", "seed",
+    "stop", "stream", "stream_options", "logprobs", "top_logprobs", "logit_bias", "response_format", "structured_outputs",
+    "tools", "tool_choice", "parallel_tool_calls", "prediction", "speculation", "chat_template_kwargs",
+    "add_generation_prompt", "continue_final_message", "min_tokens", "ignore_eos", "stop_token_ids", "stream_interval",
+    "return_token_ids",
+)  # fmt: skip
+
+
+def read_chat(body: dict[str, Any]) -> Asked:
+    """What a body asks for.
+
+    Raises:
+        InvalidArgument: a field is wrong, unknown or not honoured; names it.
+    """
+    fields = Fields(body)
+    messages = read_messages(fields)
+    tools = read_tools(fields)
+    options = read_chat_options(fields, tools)
+    if options.continue_final_message and messages[-1].role != "assistant":
+        raise fields.refuse("continue_final_message", True, "false where the last message is not the assistant's")
+    sampling = read_sampling(fields)
+    length, length_field = _length(fields)
+    top = _logprobs(fields)
+    seed, stream, others = read_seed(fields), read_stream(fields), read_others(fields)
+    form, form_field = _form(fields, tools)
+    tier = fields.given("service_tier")
+    field_rules.take_unhonoured(fields, field_rules.CHAT)
+    fields.end(known=_NAMES, hints=field_rules.HINTS)
+    return Asked(
+        inputs=(messages,),
+        sampling=RequestedSampling(**sampling, max_tokens=length, logprobs=top, structured_outputs=form),
+        length_field=length_field,
+        form_field=form_field,
+        top_logprobs=top,
+        seed=seed,
+        stream=stream,
+        tools=tools,
+        chat=options,
+        tier=tier,
+        **others,
+    )
+
+
+def read_chat_options(fields: Fields, tools: ToolUse | None) -> ChatOptions:
+    """How the conversation is rendered."""
+    begins, continues = fields.truth("add_generation_prompt"), fields.truth("continue_final_message") or False
+    if continues and begins:
+        raise fields.refuse("continue_final_message", True, "false where add_generation_prompt is true")
+    kwargs = fields.mapping("chat_template_kwargs")
+    options = ChatOptions(
+        template_kwargs=json.dumps(kwargs, ensure_ascii=False) if kwargs else "",
+        add_generation_prompt=not continues if begins is None else begins,
+        continue_final_message=continues,
+    )
+    return options if tools is None else replace(options, tools=tools.shown)
+
+
+def _length(fields: Fields) -> tuple[int | None, str]:
+    """The most tokens of the answer, and the field that says so."""
+    old, new = fields.whole("max_tokens", 1, 2**31 - 1), fields.whole("max_completion_tokens", 1, 2**31 - 1)
+    if old is not None and new is not None and old != new:
+        raise fields.refuse("max_tokens", old, f"unset, or as max_completion_tokens, {new}")
+    return (new, "max_completion_tokens") if new is not None else (old, "max_tokens")
+
+
+def _logprobs(fields: Fields) -> int | None:
+    wanted, top = fields.truth("logprobs"), fields.whole("top_logprobs", 0, limits.MAX_LOGPROBS)
+    if top is not None and not wanted:
+        # 0 is what a request without it gets.
+        if top:
+            raise fields.refuse("top_logprobs", top, "unset where logprobs is not true")
+        return None
+    return (top or 0) if wanted else None
+
+
+def _form(fields: Fields, tools: ToolUse | None) -> tuple[StructuredOutputs | None, str]:
+    form, field = read_form(fields)
+    called = None if tools is None else tools.form
+    if form is not None and called is not None:
+        raise fields.refuse("tool_choice", "set", "auto or none where the answer's form is given")
+    return (called, "tools") if called is not None else (form, field)

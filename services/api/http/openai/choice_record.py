@@ -1,0 +1,131 @@
+"""What an answer says of one choice, gathered from its chunks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.api.http.openai.choice_text import ChoiceText, Piece, TextToken
+from services.api.http.openai.fingerprint import fingerprint
+from services.api.http.openai.generation import Prepared
+from services.api.http.openai.request import Asked
+from services.api.http.openai.tool_calls import END_OF_CALL
+from services.api.http.openai.usage import metrics, usage
+from services.api.messages import Completion, ModelCard, TextChunk
+
+
+@dataclass(kw_only=True, slots=True)
+class ChoiceRecord:
+    """One choice.
+
+    Attributes:
+        prompt: which of the inputs it answers.
+        text: cuts its chunks into pieces.
+        pieces: those of an answer that is not streamed.
+        end: its last message.
+    """
+
+    prompt: int
+    text: ChoiceText
+    pieces: list[Piece] = field(default_factory=list)
+    end: Completion | None = None
+
+
+class AnswerInProgress:
+    """What chat and text completions share.
+
+    Args:
+        kind: what kind of object it is, as a whole and in each of its events; ``prefix`` begins its id.
+        name: what the answer is called, without its prefix.
+        created: Unix time in seconds.
+    """
+
+    def __init__(
+        self, asked: Asked, prepared: Prepared, name: str, created: int, *, prefix: str, kind: tuple[str, str]
+    ) -> None:
+        self.asked = asked
+        self.prepared = prepared
+        self.records = [
+            ChoiceRecord(prompt=index // asked.n, text=ChoiceText(asked.stream_interval if asked.stream else None))
+            for index in range(len(prepared.requests))
+        ]
+        self._name = f"{prefix}-{name}"
+        self._created = created
+        self._kind, self._event_kind = kind
+
+    @property
+    def card(self) -> ModelCard:
+        """The model that answers."""
+        return self.prepared.card
+
+    def pieces_of(self, index: int, event: TextChunk | Completion) -> list[Piece]:
+        """The pieces that an event completes."""
+        record = self.records[index]
+        if isinstance(event, TextChunk):
+            return record.text.push(event)
+        record.end = event
+        stop = event.stop if isinstance(event.stop, str) else None
+        own = stop is not None and stop in self.asked.sampling.stop
+        return record.text.finish(stop, include_stop=self.asked.include_stop and own)
+
+    def gather(self, index: int, event: TextChunk | Completion) -> None:
+        """Keep an event of an answer that is not streamed."""
+        self.records[index].pieces += self.pieces_of(index, event)
+
+    def whole(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """The answer, once all choices have ended."""
+        return self._ended(self._kind, choices)
+
+    def closing(self) -> dict[str, Any]:
+        """The event with the usage of all choices."""
+        return self._ended(self._event_kind, [])
+
+    def event(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """An event that tells of a choice."""
+        event = {**self._head(self._event_kind), "choices": [choice]}
+        stream = self.asked.stream
+        if stream is not None and stream.continuous_usage_stats:
+            event["usage"] = self._counts(whole=False)
+        elif stream is not None and stream.include_usage:
+            event["usage"] = None
+        return event
+
+    def _ended(self, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        told = metrics([record.end for record in self.records if record.end is not None])
+        return {**self._head(kind), "choices": choices, "usage": self._counts(whole=True), "metrics": told}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        head = {
+            "id": self._name,
+            "object": kind,
+            "created": self._created,
+            "model": self.card.name,
+            "system_fingerprint": fingerprint(self.card),
+        }
+        return {**head, "service_tier": "default"} if self.asked.tier else head
+
+    def end_of(self, index: int) -> dict[str, Any]:
+        """What a choice's end adds to it: why it ended, and its seed."""
+        end = self.records[index].end
+        assert end is not None
+        stop = None if end.stop == END_OF_CALL and END_OF_CALL not in self.asked.sampling.stop else end.stop
+        return {"finish_reason": end.finish_reason.value, "stop_reason": stop, "seed": end.seed}
+
+    def _counts(self, *, whole: bool) -> Any:
+        # With details once all choices have ended.
+        ended = [record.end for record in self.records if record.end is not None] if whole else []
+        prompt = sum(len(ids) for ids in self.prepared.prompts)
+        completion = sum(
+            record.end.completion_tokens if record.end is not None else record.text.tokens for record in self.records
+        )
+        return usage(prompt, completion, ended, predicted=bool(self.asked.prediction))
+
+    def ids_of(self, tokens: Sequence[TextToken]) -> dict[str, Any]:
+        """``token_ids`` of a choice or event, if they are wanted."""
+        return {"token_ids": [token.id for token in tokens]} if self.asked.return_token_ids else {}
+
+    def worth_telling(self, tokens: Sequence[TextToken]) -> bool:
+        """Whether tokens that add no text deserve an event."""
+        asked = self.asked
+        return bool(tokens) and bool(asked.return_token_ids or asked.top_logprobs is not None or asked.stream_interval)

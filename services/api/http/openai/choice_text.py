@@ -1,0 +1,102 @@
+"""One choice's chunks, cut into pieces of text with exactly the tokens that they consist of."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+
+from services.api.messages import TextChunk
+from speculation.types import TokenLogprobs
+
+
+@dataclass(kw_only=True, slots=True)
+class TextToken:
+    """A token of an answer.
+
+    Attributes:
+        text: what it adds to the answer's text; empty within a character, and for a special token.
+        start: characters of the answer before it.
+        shown: it is part of the text, not of a stop string that was cut off.
+    """
+
+    id: int
+    start: int
+    end: int
+    logprobs: TokenLogprobs | None
+    text: str = ""
+    shown: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Piece:
+    """A part of an answer."""
+
+    text: str
+    tokens: tuple[TextToken, ...]
+
+
+class ChoiceText:
+    """Joins tokens with their text, which may come later (``TextChunk.text_ends``).
+
+    Args:
+        interval: tokens of a piece; None: as many as there are.
+
+    Attributes:
+        tokens: how many have come.
+    """
+
+    def __init__(self, interval: int | None) -> None:
+        self._interval = interval
+        # Text that belongs to no piece yet, and where it begins and ends in the answer.
+        self._text = ""
+        self._begin = 0
+        self._end = 0
+        self._waiting: deque[TextToken] = deque()
+        self._known = 0
+        self.tokens = 0
+
+    def push(self, chunk: TextChunk) -> list[Piece]:
+        """The pieces that a chunk completes."""
+        self._text += chunk.text
+        self._end += len(chunk.text)
+        self.tokens += len(chunk.token_ids)
+        for index, (token, end) in enumerate(zip(chunk.token_ids, chunk.text_ends, strict=True)):
+            logprobs = chunk.logprobs[index] if chunk.logprobs else None
+            self._waiting.append(TextToken(id=token, start=self._known, end=end, logprobs=logprobs))
+            self._known = end
+        ready = sum(1 for token in self._waiting if token.end <= self._end)
+        size = self._interval or ready
+        return [self._cut(size) for _ in range(ready // size)] if ready else []
+
+    def finish(self, stop: str | None, *, include_stop: bool) -> list[Piece]:
+        """The last pieces.
+
+        Args:
+            stop: the stop string that has ended the answer, if one did.
+        """
+        if stop is not None and include_stop:
+            self._text += stop
+            self._end += len(stop)
+        if stop is not None:
+            for token in self._waiting:
+                token.shown = token.start < self._end
+                token.end = min(token.end, self._end)
+        pieces = []
+        while len(self._waiting) > (self._interval or len(self._waiting)):
+            pieces.append(self._cut(self._interval or 0))
+        if self._waiting:
+            # An incomplete character at the very end belongs to the last token.
+            self._waiting[-1].end = self._end
+        if self._waiting or self._text:
+            pieces.append(self._cut(len(self._waiting)))
+        return pieces
+
+    def _cut(self, count: int) -> Piece:
+        """The piece of the next ``count`` tokens; without any, of all text."""
+        tokens = tuple(self._waiting.popleft() for _ in range(count))
+        end = tokens[-1].end if tokens else self._end
+        text, self._text = self._text[: end - self._begin], self._text[end - self._begin :]
+        for token in tokens:
+            token.text = text[max(0, token.start - self._begin) : max(0, token.end - self._begin)]
+        self._begin = end
+        return Piece(text=text, tokens=tokens)

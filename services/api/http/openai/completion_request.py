@@ -1,0 +1,98 @@
+"""The body of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from services.api.http.openai import field_rules
+from services.api.http.openai.answer_form import read_form
+from services.api.http.openai.errors import Refused
+from services.api.http.openai.fields import Fields, token_ids
+from services.api.http.openai.request import Asked, Input
+from services.api.http.openai.shared_fields import read_others, read_sampling, read_seed, read_stream
+from services.api.messages import RequestedSampling
+from speculation import limits
+
+# Of OpenAI's API, for requests that do not say.
+DEFAULT_TOKENS = 16
+# Most prompts in a request, and most answers to all of them.
+MAX_PROMPTS = 128
+
+_NAMES = (
+    "prompt", "model", "temperature", "top_p", "top_k", "min_p", "max_tokens", "n", "best_of", "seed", "stop", "stream",
+    "stream_options", "logprobs", "echo", "logit_bias", "response_format", "structured_outputs", "prediction", "speculation",
+    "min_tokens", "ignore_eos", "stop_token_ids", "stream_interval", "return_token_ids",
+)  # fmt: skip
+
+
+def read_completion(body: dict[str, Any]) -> Asked:
+    """What a body asks for.
+
+    Raises:
+        InvalidArgument: a field is wrong, unknown or not honoured; names it.
+    """
+    fields = Fields(body)
+    inputs = read_prompts(fields)
+    sampling = read_sampling(fields)
+    length = fields.whole("max_tokens", 1, 2**31 - 1)
+    top, echo = fields.whole("logprobs", 0, limits.MAX_LOGPROBS), fields.truth("echo") or False
+    if echo and top is not None:
+        raise fields.refuse("echo", True, "false where logprobs is set: a prompt's log-probabilities are not computed")
+    seed, stream, others = read_seed(fields), read_stream(fields), read_others(fields)
+    form, form_field = read_form(fields)
+    _check_counts(fields, others["n"], len(inputs))
+    field_rules.take_unhonoured(fields, field_rules.COMPLETION)
+    fields.end(known=_NAMES, hints=field_rules.HINTS)
+    return Asked(
+        inputs=inputs,
+        sampling=RequestedSampling(**sampling, max_tokens=length, logprobs=top, structured_outputs=form),
+        default_max_tokens=DEFAULT_TOKENS,
+        top_logprobs=top,
+        seed=seed,
+        stream=stream,
+        echo=echo,
+        form_field=form_field,
+        **others,
+    )
+
+
+def _check_counts(fields: Fields, choices: int, prompts: int) -> None:
+    best_of = fields.whole("best_of", 1, 2**31 - 1)
+    if best_of is not None and best_of != choices:
+        raise fields.refuse("best_of", best_of, f"unset, or n, {choices}: answers are not ranked", "unsupported_value")
+    if prompts * choices > MAX_PROMPTS:
+        raise fields.refuse("n", choices, f"at most {MAX_PROMPTS // prompts} for {prompts} prompts")
+
+
+def read_prompts(fields: Fields) -> tuple[Input, ...]:
+    """The prompts: a text, token ids, or a list of either.
+
+    Raises:
+        Refused: there is none, or it is neither.
+    """
+    given = fields.take("prompt")
+    if given is None:
+        raise fields.refuse("prompt", "unset", "a text, token ids, or a list of either", "missing_required_parameter")
+    if isinstance(given, str):
+        return (_filled(given, "prompt"),)
+    if not isinstance(given, list):
+        raise fields.refuse("prompt", given, "a text, token ids, or a list of either", "invalid_type")
+    if not given:
+        raise fields.refuse("prompt", "empty", "at least one text or token id")
+    if isinstance(given[0], int):
+        return (token_ids("prompt", given),)
+    if len(given) > MAX_PROMPTS:
+        raise fields.refuse("prompt", f"{len(given)} prompts", f"at most {MAX_PROMPTS} prompts")
+    return tuple(_one(entry, f"prompt[{index}]", type(given[0])) for index, entry in enumerate(given))
+
+
+def _one(entry: Any, name: str, kind: type) -> Input:
+    if not isinstance(entry, kind) or not isinstance(entry, str | list):
+        raise Refused(name, entry, "a text or a list of token ids, as the first one", "invalid_type")
+    return _filled(entry if isinstance(entry, str) else token_ids(name, entry), name)
+
+
+def _filled(value: str | tuple[int, ...], name: str) -> str | tuple[int, ...]:
+    if not value:
+        raise Refused(name, "empty", "at least one character or token id")
+    return value

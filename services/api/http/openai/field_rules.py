@@ -1,0 +1,128 @@
+"""Fields of OpenAI's, vLLM's and llama-server's APIs that are not honoured here: which of their values ask for nothing, and
+what is said to the others. The honoured ones are read by ``chat_request`` and ``completion_request``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from services.api.http.openai.fields import Fields
+
+_HARMLESS_METADATA = 16
+
+
+def _is(*values: Any) -> Callable[[Any], bool]:
+    # Compared with their types: 1 is not True.
+    return lambda value: any(type(value) is type(known) and value == known for known in values)
+
+
+def _text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _metadata(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and len(value) <= _HARMLESS_METADATA
+        and all(isinstance(text, str) and len(text) <= 512 for text in value.values())
+        and all(len(key) <= 64 for key in value)
+    )
+
+
+def _never(value: Any) -> bool:
+    return False
+
+
+Rule = tuple[Callable[[Any], bool], str]
+
+_CACHES = "unset: prompts are cached for each API key by themselves, as long as there is room"
+_BEAMS = "unset: answers are decoded without beams"
+_TOOLS = "unset: functions are given as tools"
+_STRUCTURED = "unset: say structured_outputs"
+
+# Of both endpoints.
+SHARED: dict[str, Rule] = {
+    # What cannot change an answer.
+    "user": (_text, "a text"),
+    "safety_identifier": (_text, "a text"),
+    "metadata": (_metadata, f"an object of at most {_HARMLESS_METADATA} texts of at most 512 characters"),
+    "prompt_cache_key": (_text, "a text"),
+    "service_tier": (_is("auto", "default"), "auto or default: there is one tier"),
+    "store": (_is(False), "false: answers are not stored"),
+    "cache_prompt": (_is(True), _CACHES),
+    "prompt_cache_retention": (_is("in_memory", "in-memory"), f"in_memory, or {_CACHES}"),
+    "spaces_between_special_tokens": (_is(True), "true: the tokenizer alone decides on spaces"),
+    "include_reasoning": (_is(True), "true: nothing is cut out of answers"),
+    # What is not served; a value that asks for nothing is accepted.
+    "prompt_cache_options": (_never, _CACHES),
+    "moderation": (_never, "unset: answers are not moderated"),
+    "use_beam_search": (_is(False), _BEAMS),
+    "length_penalty": (_is(1, 1.0), _BEAMS),
+    "prompt_logprobs": (_never, "unset: a prompt's log-probabilities are not computed"),
+    "kv_transfer_params": (_never, "unset: caches are not moved between servers"),
+    "mm_processor_kwargs": (_never, "unset: the model reads text alone"),
+    "logits_processors": (_is([]), "unset: programs are not taken from requests"),
+    "repetition_detection": (_never, "unset: say repetition_penalty"),
+    "vllm_xargs": (_never, "unset: there are no such arguments"),
+    "thinking_token_budget": (_never, "unset: thoughts are not told from answers"),
+}
+
+CHAT: dict[str, Rule] = {
+    **SHARED,
+    "functions": (_never, _TOOLS),
+    "function_call": (_is("none"), _TOOLS),
+    "audio": (_never, "unset: answers are text"),
+    "modalities": (_is(["text"]), "[text]: answers are text"),
+    "web_search_options": (_never, "unset: nothing is looked up on the web"),
+    "reasoning_effort": (_never, "unset: say chat_template_kwargs, where the model's chat template has such an option"),
+    "verbosity": (_is("medium"), "medium: the model is asked as it is"),
+    "chat_template": (_never, "unset: templates are programs, which are not taken from requests"),
+    "documents": (_is([]), "unset: put documents into a message"),
+    "echo": (_is(False), "false: the conversation is not repeated"),
+    "add_special_tokens": (_is(False), "false: the chat template writes special tokens itself"),
+    "suffix": (_never, "unset: a conversation is continued at its end"),
+    "best_of": (_never, "unset: say n"),
+    "prompt": (_never, "unset: say messages, or use /v1/completions"),
+}
+
+COMPLETION: dict[str, Rule] = {
+    **SHARED,
+    "suffix": (_is(""), "unset: text is continued, not filled in"),
+    "add_special_tokens": (_is(True), "true: prompts get the special tokens that the tokenizer adds"),
+    "prompt_embeds": (_never, "unset: prompts are text or token ids"),
+    "messages": (_never, "unset: say prompt, or use /v1/chat/completions"),
+    "max_completion_tokens": (_never, "unset: say max_tokens"),
+    "top_logprobs": (_never, "unset: logprobs says how many"),
+}
+
+# Fields of llama-server, and old ones of vLLM's: what to say instead.
+HINTS: dict[str, str] = {
+    "grammar": "unset: say structured_outputs.grammar",
+    "json_schema": "unset: say response_format or structured_outputs.json",
+    "n_probs": "unset: say logprobs",
+    "n_predict": "unset: say max_tokens",
+    "timings_per_token": "unset: say stream_options.continuous_usage_stats",
+    "response_fields": "unset: answers are given whole",
+    "typical_p": "unset: the model's generation_config may set it",
+    "mirostat": "unset: say temperature, top_p or min_p",
+    "repeat_penalty": "unset: say repetition_penalty",
+    "speculative": "unset: say speculation",
+    "strategy": "unset: say speculation.strategy",
+    "stop_sequences": "unset: say stop",
+    "max_new_tokens": "unset: say max_tokens",
+    **{f"speculative.{name}": "unset: say speculation" for name in ("n_max", "n_min", "p_min")},
+    **{f"guided_{name}": _STRUCTURED for name in ("json", "regex", "choice", "grammar", "decoding_backend")},
+}
+
+
+def take_unhonoured(fields: Fields, rules: dict[str, Rule]) -> None:
+    """Take the fields that ask for nothing.
+
+    Raises:
+        Refused: one asks for something; says what is allowed.
+    """
+    for key, (harmless, allowed) in rules.items():
+        value = fields.take(key)
+        if value is not None and not harmless(value):
+            shown = value if isinstance(value, str | int | float) and value != "" else "set"
+            raise fields.refuse(key, shown, allowed, "unsupported_parameter")

@@ -1,0 +1,156 @@
+"""Takes the fields of a JSON object one by one, so that those that nobody has taken can be refused."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Collection
+from typing import Any
+
+from services.api.http.openai.errors import Refused
+
+_MISSING = object()
+
+
+class Fields:
+    """The fields of one object. null means unset, as in OpenAI's API.
+
+    Args:
+        content: the object.
+        path: the object's own name in errors, such as "messages[0]"; empty: the whole body.
+    """
+
+    def __init__(self, content: dict[str, Any], path: str = "") -> None:
+        self._left = dict(content)
+        self._path = path
+
+    def name(self, key: str) -> str:
+        """A field's name in errors."""
+        return f"{self._path}.{key}" if self._path else key
+
+    def given(self, key: str) -> bool:
+        """Whether a field is there and has not been taken; it may be null."""
+        return key in self._left
+
+    def take(self, key: str) -> Any:
+        """A field's value, whatever it is; None if it is unset."""
+        return self._left.pop(key, None)
+
+    def refuse(self, key: str, value: object, allowed: str, code: str = "invalid_value") -> Refused:
+        """An error that names a field."""
+        return Refused(self.name(key), value, allowed, code)
+
+    def truth(self, key: str) -> bool | None:
+        """A field that is true or false."""
+        value = self.take(key)
+        if value is not None and not isinstance(value, bool):
+            raise self.refuse(key, value, "true or false", "invalid_type")
+        return value
+
+    def whole(self, key: str, low: int, high: int) -> int | None:
+        """A field that is a whole number."""
+        value = self.take(key)
+        if value is None:
+            return None
+        if isinstance(value, float) and value.is_integer():
+            value = int(value)
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise self.refuse(key, value, "a whole number", "invalid_type")
+        if not low <= value <= high:
+            raise self.refuse(key, value, f"a whole number from {low} to {high}")
+        return value
+
+    def number(self, key: str, low: float, high: float) -> float | None:
+        """A field that is a number."""
+        value = self.take(key)
+        if value is None:
+            return None
+        if not isinstance(value, int | float) or isinstance(value, bool):
+            raise self.refuse(key, value, "a number", "invalid_type")
+        # Compared first: a whole number may be too large for a float.
+        if not low <= value <= high or not math.isfinite(value):
+            raise self.refuse(key, value, f"a number from {low:g} to {high:g}")
+        return float(value)
+
+    def text(self, key: str, most: int | None = None) -> str | None:
+        """A field that is a text of at most ``most`` characters."""
+        value = self.take(key)
+        if value is None:
+            return None
+        if not isinstance(value, str):
+            raise self.refuse(key, value, "a text", "invalid_type")
+        if most is not None and len(value) > most:
+            raise self.refuse(key, f"{len(value)} characters", f"at most {most} characters")
+        return value
+
+    def one_of(self, key: str, allowed: Collection[str]) -> str | None:
+        """A field that is one of some words."""
+        value = self.text(key)
+        if value is not None and value not in allowed:
+            raise self.refuse(key, value or "empty", f"one of {', '.join(allowed)}")
+        return value
+
+    def listed(self, key: str) -> list[Any] | None:
+        """A field that is a list."""
+        value = self.take(key)
+        if value is not None and not isinstance(value, list):
+            raise self.refuse(key, value, "a list", "invalid_type")
+        return value
+
+    def ids(self, key: str) -> tuple[int, ...] | None:
+        """A field that is a list of token ids."""
+        value = self.listed(key)
+        return None if value is None else token_ids(self.name(key), value)
+
+    def mapping(self, key: str) -> dict[str, Any] | None:
+        """A field that is an object, as it is."""
+        value = self.take(key)
+        if value is not None and not isinstance(value, dict):
+            raise self.refuse(key, value, "an object", "invalid_type")
+        return value
+
+    def below(self, key: str) -> Fields | None:
+        """The fields of an object within this one."""
+        value = self.mapping(key)
+        return None if value is None else Fields(value, self.name(key))
+
+    def end(self, known: Collection[str] = (), hints: dict[str, str] | None = None) -> None:
+        """Refuse what has not been taken.
+
+        Args:
+            known: names that there are, for the error.
+            hints: for fields of other servers, what to say instead.
+
+        Raises:
+            Refused: a field is left.
+        """
+        for key, value in self._left.items():
+            hint = (hints or {}).get(key)
+            if hint is None:
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"unset: there is no such field{f' (did you mean {near[0]}?)' if near else ''}"
+            shown = value if isinstance(value, str | int | float) else "set"
+            raise self.refuse(key, shown if shown != "" else "empty", hint, "unknown_parameter")
+
+
+def token_ids(name: str, values: list[Any]) -> tuple[int, ...]:
+    """A list's values as token ids.
+
+    Raises:
+        Refused: one is none.
+    """
+    for index, value in enumerate(values):
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31:
+            raise Refused(f"{name}[{index}]", value, "a token id, a whole number from 0", "invalid_type")
+    return tuple(values)
+
+
+def fields_of(value: Any, path: str) -> Fields:
+    """The fields of an object in a list.
+
+    Raises:
+        Refused: it is no object.
+    """
+    if not isinstance(value, dict):
+        raise Refused(path, value, "an object", "invalid_type")
+    return Fields(value, path)

@@ -1,0 +1,252 @@
+"""From what is asked for to one request for each choice, run side by side."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import secrets
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, suppress
+from dataclasses import dataclass, replace
+
+from services.access.gate import Visit
+from services.api.http.openai.errors import Refused
+from services.api.http.openai.request import Asked, Input
+from services.api.http.openai.tool_calls import END_OF_CALL
+from services.api.messages import (
+    ChatMessage,
+    ClientRequest,
+    Completion,
+    HowAsked,
+    ModelCard,
+    RequestedSampling,
+    RouterPort,
+    TextChunk,
+)
+from services.grammars import field_of
+from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, PromptTooLong
+from speculation.types import SamplingDefaults
+
+Event = TextChunk | Completion
+Admit = Callable[[ClientRequest], AbstractAsyncContextManager[Visit]]
+
+# Of OpenAI's API, for requests that do not say.
+_TEMPERATURE = 1.0
+# A request's answers may together have so many times the tokens of the context.
+_CONTEXTS = 16
+# Events of a request that may wait for a slow reader before its generations wait, too.
+_AHEAD = 64
+# Seeds are drawn so that every JSON reader keeps them exact.
+_SEED_BITS = 52
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Prepared:
+    """Requests for all choices, those to one prompt next to each other.
+
+    Attributes:
+        prompts: token ids of each input.
+        echoed: the text to begin the answers to each input with; empty: none.
+    """
+
+    card: ModelCard
+    requests: tuple[ClientRequest, ...]
+    prompts: tuple[tuple[int, ...], ...]
+    echoed: tuple[str, ...]
+
+
+def expected(asked: Asked, base: ClientRequest) -> list[ClientRequest]:
+    """What is known of the request for each answer before the prompts are read. ``max_tokens`` is the least that it can be.
+
+    Args:
+        base: as of ``prepare``.
+    """
+    sampling = replace(asked.sampling, max_tokens=asked.sampling.max_tokens or max(1, asked.sampling.min_tokens or 0))
+    known = replace(base, sampling=sampling, model=asked.model, strategy=asked.strategy)
+    return [replace(known, input=source) for source in asked.inputs for _ in range(asked.n)]
+
+
+async def prepare(asked: Asked, router: RouterPort, base: ClientRequest) -> Prepared:
+    """Complete a request with the defaults of OpenAI's API and of the model.
+
+    Every prompt is tokenised once, for all of its choices.
+
+    Args:
+        base: tenant, request id, trace, and the longest answer that its caller may have.
+
+    Raises:
+        OutriderError: the request cannot be served; names the field as the request spells it.
+    """
+    card = (await router.models())[0]
+    if asked.model is not None and asked.model != card.name:
+        raise NotFound("model", asked.model, card.name)
+    _check_tools(asked, card)
+    prompts = [await _tokenize(asked, router, replace(base, input=source, chat=asked.chat), card) for source in asked.inputs]
+    seed = asked.seed if asked.seed is not None else secrets.randbits(_SEED_BITS)
+    chats = any(isinstance(each, tuple) and isinstance(each[0], ChatMessage) for each in asked.inputs)
+    how = HowAsked(chats=chats, streams=asked.stream is not None, choices=asked.n)
+    requests = []
+    for ids in prompts:
+        sampling = _completed(asked, card, len(ids), base.most_tokens)
+        for choice in range(asked.n):
+            requests.append(
+                replace(
+                    base,
+                    input=ids,
+                    sampling=replace(sampling, seed=(seed + choice) % 2**64),
+                    model=asked.model,
+                    strategy=asked.strategy,
+                    num_speculative_tokens=asked.num_speculative_tokens,
+                    acceptance=asked.acceptance,
+                    prediction=asked.prediction,
+                    cache_salt=asked.cache_salt,
+                    priority=asked.priority,
+                    private=asked.private,
+                    skip_special_tokens=asked.skip_special_tokens,
+                    how=how,
+                )
+            )
+    wanted = sum(request.sampling.max_tokens or 0 for request in requests)
+    if wanted > _CONTEXTS * card.max_model_len:
+        most = _CONTEXTS * card.max_model_len
+        raise Refused(asked.length_field, f"{wanted} for all choices", f"at most {most} for all choices together")
+    echoed = [await _echo(source, router) if asked.echo else "" for source in asked.inputs]
+    return Prepared(card=card, requests=tuple(requests), prompts=tuple(prompts), echoed=tuple(echoed))
+
+
+async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, card: ModelCard) -> tuple[int, ...]:
+    source = request.input
+    field = "messages" if source and isinstance(source, tuple) and not isinstance(source[0], int) else "prompt"
+    try:
+        ids = await router.tokenize(request)
+    except InvalidArgument as error:
+        raise named(error, {"prompt": field}) from error
+    most = card.max_model_len - 1
+    if asked.truncate is not None:
+        kept = most - (asked.sampling.max_tokens or 1) + 1 if asked.truncate == -1 else asked.truncate
+        ids = ids[-max(1, kept) :]
+    if len(ids) > most:
+        raise PromptTooLong(field, f"{len(ids)} tokens", f"at most {most} tokens (max_model_len is {card.max_model_len})")
+    return ids
+
+
+def named(error: InvalidArgument, names: dict[str, str]) -> InvalidArgument:
+    """The same error, with the request's own names of fields."""
+    if isinstance(error, Refused):
+        return error
+    allowed = error.allowed
+    for name, own in names.items():
+        allowed = re.sub(rf"\b{re.escape(name)}\b", own, allowed)
+    return type(error)(names.get(error.field, error.field), error.value, allowed)
+
+
+def own_names(asked: Asked) -> dict[str, str]:
+    """What the request calls the fields that the router knows by other names."""
+    names = {"max_tokens": asked.length_field, "prompt_token_ids": "prompt"}
+    form = asked.sampling.structured_outputs
+    return names if form is None else {**names, field_of(form): asked.form_field}
+
+
+async def _echo(source: Input, router: RouterPort) -> str:
+    return source if isinstance(source, str) else await router.detokenize([each for each in source if isinstance(each, int)])
+
+
+def _check_tools(asked: Asked, card: ModelCard) -> None:
+    if asked.tools is not None and asked.tools.mode == "auto" and not card.calls_tools:
+        raise Refused(
+            "tool_choice",
+            "auto",
+            "none, required or a function's name: this model's chat template does not say how calls of tools are written",
+            "unsupported_value",
+        )
+
+
+def _completed(asked: Asked, card: ModelCard, prompt_length: int, allowed: int | None) -> RequestedSampling:
+    sampling = asked.sampling
+    if asked.tools is not None and asked.tools.mode == "auto" and not asked.tools.several:
+        sampling = replace(sampling, stop=(*sampling.stop, END_OF_CALL))
+    defaults = SamplingDefaults() if sampling.ignore_generation_config else card.defaults
+    if sampling.temperature is None and defaults.temperature is None:
+        sampling = replace(sampling, temperature=_TEMPERATURE)
+    room = card.max_model_len - prompt_length
+    if sampling.max_tokens is None and defaults.max_tokens is None and defaults.max_length is None:
+        most = min(each for each in (room, asked.default_max_tokens, allowed) if each is not None)
+        sampling = replace(sampling, max_tokens=max(most, sampling.min_tokens or 0))
+    if sampling.max_tokens is not None and sampling.max_tokens > room:
+        fits = f"at most {room}: what the prompt leaves of max_model_len {card.max_model_len}"
+        raise Refused(asked.length_field, sampling.max_tokens, fits, "context_length_exceeded")
+    return sampling
+
+
+class RunningChoices:
+    """The generations of a request's choices, during a block. Leaving it cancels those that go on.
+
+    Args:
+        admit: holds a seat for a generation; raises where there is none.
+    """
+
+    def __init__(self, router: RouterPort, requests: Sequence[ClientRequest], admit: Admit) -> None:
+        self._router = router
+        self._requests = requests
+        self._admit = admit
+        self._events: asyncio.Queue[tuple[int, Event | BaseException]] = asyncio.Queue(_AHEAD)
+        self._left = len(requests)
+        self._failure: OutriderError | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> RunningChoices:
+        self._tasks = [asyncio.create_task(self._run(index)) for index in range(len(self._requests))]
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def over(self) -> bool:
+        """Whether all choices have ended."""
+        return self._left == 0
+
+    async def next(self, within_s: float | None = None) -> tuple[int, Event] | None:
+        """The next event of any choice, with the choice's index; None: there was none in time.
+
+        Raises:
+            OutriderError: a generation has failed; the others are of no use then.
+        """
+        if self._failure is not None:
+            raise self._failure
+        try:
+            async with asyncio.timeout(within_s):
+                index, event = await self._events.get()
+        except TimeoutError:
+            return None
+        if isinstance(event, BaseException):
+            raise event
+        self._left -= isinstance(event, Completion)
+        return index, event
+
+    def fail(self, error: OutriderError) -> None:
+        """Have ``next`` raise an error."""
+        self._failure = error
+        with suppress(asyncio.QueueFull):
+            self._events.put_nowait((0, error))
+
+    async def _run(self, index: int) -> None:
+        try:
+            async with self._admit(self._requests[index]) as visit:
+                await self._follow(index, visit)
+        except Exception as error:
+            await self._events.put((index, error))
+
+    async def _follow(self, index: int, visit: Visit) -> None:
+        events: AsyncGenerator[Event, None] = self._router.generate(visit.request)
+        try:
+            async for event in events:
+                visit.note(event)
+                await self._events.put((index, event))
+                if isinstance(event, Completion):
+                    return
+        finally:
+            await events.aclose()
+        raise Internal("the router ended without a result")

@@ -1,0 +1,72 @@
+"""What a body asks for, once all of its fields have been read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from services.api.http.openai.tool_choice import ToolUse
+from services.api.messages import ChatMessage, ChatOptions, RequestedSampling
+from speculation.types import AcceptanceRule
+
+Input = str | tuple[ChatMessage, ...] | tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StreamOptions:
+    """How an answer is streamed; names as in OpenAI's ``stream_options``, ``continuous_usage_stats`` as in vLLM's."""
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Asked:
+    """A request for ``n`` choices to each of ``inputs``.
+
+    Attributes:
+        inputs: prompts, or one conversation.
+        sampling: of every choice, but for its seed.
+        seed: of the first choice to an input; the next one has the next seed. None: drawn.
+        default_max_tokens: tokens of an answer where neither the request nor the model's generation config says; None: what
+            the context leaves.
+        stream: None: the answer comes whole.
+        stream_interval: tokens in an event; None: those of a decoding step.
+        top_logprobs: how many log-probabilities to return besides the chosen token's; None: none at all.
+        truncate: keep only so many tokens of the prompt's end; -1: as many as fit; None: all.
+        echo: the text begins with the prompt.
+        include_stop: the text ends with the stop string that ended it.
+        return_token_ids: answers have token ids as well.
+        tokens_as_ids: log-probabilities name tokens as "token_id:17".
+        length_field, form_field: what the request calls the length and the form of an answer.
+        tier: the service tier is named in the answer.
+    """
+
+    inputs: tuple[Input, ...]
+    sampling: RequestedSampling
+    seed: int | None = None
+    n: int = 1
+    default_max_tokens: int | None = None
+    model: str | None = None
+    strategy: str | None = None
+    num_speculative_tokens: int | None = None
+    acceptance: AcceptanceRule | None = None
+    chat: ChatOptions = field(default_factory=ChatOptions)
+    tools: ToolUse | None = None
+    prediction: str = ""
+    cache_salt: str = ""
+    priority: int = 0
+    private: bool | None = None
+    skip_special_tokens: bool = True
+    stream: StreamOptions | None = None
+    stream_interval: int | None = None
+    top_logprobs: int | None = None
+    truncate: int | None = None
+    echo: bool = False
+    include_stop: bool = False
+    return_token_ids: bool = False
+    tokens_as_ids: bool = False
+    length_field: str = "max_tokens"
+    form_field: str = ""
+    request_id: str | None = None
+    tier: bool = False

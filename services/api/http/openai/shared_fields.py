@@ -1,0 +1,211 @@
+"""The fields that chat and text completions share: sampling, streaming, speculation."""
+
+from __future__ import annotations
+
+from typing import Any, cast, get_args
+
+from services.api.grpc.messages import privacy_of
+from services.api.http.openai.errors import Refused
+from services.api.http.openai.fields import Fields
+from services.api.http.openai.request import StreamOptions
+from services.api.messages import MAX_SALT_CHARACTERS
+from speculation import limits
+from speculation.types import AcceptanceRule
+
+MAX_CHOICES = 16
+_MOST_IDS = 128
+_MOST_TOKENS = 2**31 - 1
+# The range of OpenAI's API; gRPC takes more.
+_MAX_TEMPERATURE = 2.0
+
+
+def read_sampling(fields: Fields) -> dict[str, Any]:
+    """Sampling parameters that are set, by their names in ``RequestedSampling``; but for length, seed and log-probabilities.
+
+    Raises:
+        Refused: a value is outside its range.
+    """
+    given = {
+        "temperature": fields.number("temperature", 0, _MAX_TEMPERATURE),
+        "top_p": fields.number("top_p", 0, 1),
+        "top_k": _top_k(fields),
+        "min_p": fields.number("min_p", 0, 1),
+        "presence_penalty": fields.number("presence_penalty", -2, 2),
+        "frequency_penalty": fields.number("frequency_penalty", -2, 2),
+        "repetition_penalty": fields.number("repetition_penalty", 0, 10),
+        "min_tokens": fields.whole("min_tokens", 0, _MOST_TOKENS),
+        "ignore_eos": fields.truth("ignore_eos"),
+        "ignore_generation_config": fields.truth("ignore_generation_config"),
+        "stop_token_ids": fields.ids("stop_token_ids"),
+        "stop": _stop(fields),
+        "logit_bias": _logit_bias(fields),
+        "allowed_token_ids": _allowed(fields),
+        "bad_words": _bad_words(fields),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _top_k(fields: Fields) -> int | None:
+    value = fields.whole("top_k", -1, 2**32 - 1)
+    return 0 if value == -1 else value
+
+
+def _stop(fields: Fields) -> tuple[str, ...] | None:
+    value = fields.take("stop")
+    if value is None:
+        return None
+    listed = [value] if isinstance(value, str) else value
+    if not isinstance(listed, list) or not all(isinstance(text, str) for text in listed):
+        raise fields.refuse("stop", value, "a text, or a list of texts", "invalid_type")
+    if any(not text for text in listed):
+        raise fields.refuse("stop", "an empty text", f"texts of 1 to {limits.MAX_STOP_CHARACTERS} characters")
+    return tuple(listed)
+
+
+def _allowed(fields: Fields) -> tuple[int, ...] | None:
+    ids = fields.ids("allowed_token_ids")
+    if ids == ():
+        raise fields.refuse("allowed_token_ids", "empty", "at least one token id, or unset")
+    return ids
+
+
+def _bad_words(fields: Fields) -> tuple[str, ...] | None:
+    words = fields.listed("bad_words")
+    if words is not None and not all(isinstance(word, str) for word in words):
+        raise fields.refuse("bad_words", words, "a list of texts", "invalid_type")
+    return None if words is None else tuple(words)
+
+
+def _logit_bias(fields: Fields) -> dict[int, float] | None:
+    given = fields.mapping("logit_bias")
+    if given is None:
+        return None
+    found: dict[int, float] = {}
+    for key, bias in given.items():
+        if not key.isascii() or not key.isdecimal() or len(key) > 10:
+            raise fields.refuse("logit_bias", key or "an empty key", "an object whose keys are token ids, such as 50256")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise Refused(f"logit_bias.{key}", bias, "a number from -100 to 100")
+        if int(key) in found:
+            raise fields.refuse("logit_bias", key, "token ids, each once", "duplicate_parameter")
+        found[int(key)] = float(bias)
+    return found
+
+
+def read_seed(fields: Fields) -> int | None:
+    """The seed; a negative one stands for the unsigned number with the same 64 bits."""
+    seed = fields.whole("seed", -(2**63), limits.MAX_UINT64)
+    return None if seed is None else seed % 2**64
+
+
+def read_stream(fields: Fields) -> StreamOptions | None:
+    """How the answer is streamed; None: it is not.
+
+    Raises:
+        Refused: options without a stream, or unknown ones.
+    """
+    stream = fields.truth("stream") or False
+    if fields.given("stream_options") and not stream:
+        if fields.take("stream_options") is not None:
+            raise fields.refuse("stream_options", "set", "unset where stream is not true")
+        return None
+    options = fields.below("stream_options")
+    if not stream:
+        return None
+    if options is None:
+        return StreamOptions()
+    names = StreamOptions.__dataclass_fields__
+    given = {}
+    for name in names:
+        if options.given(name):
+            value = options.truth(name)
+            if value is None:
+                raise options.refuse(name, None, "true or false", "invalid_type")
+            given[name] = value
+    options.end(known=names)
+    return StreamOptions(**given)
+
+
+def read_speculation(fields: Fields) -> dict[str, Any]:
+    """Strategy, nodes and acceptance rule that are set, by their names in ``ClientRequest``."""
+    below = fields.below("speculation")
+    if below is None:
+        return {}
+    given = {
+        "strategy": below.text("strategy", 64),
+        "num_speculative_tokens": below.whole("num_speculative_tokens", 0, limits.MAX_TREE_NODES),
+        "acceptance": cast(AcceptanceRule | None, below.one_of("acceptance", get_args(AcceptanceRule))),
+    }
+    below.end(known=given)
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def read_prediction(fields: Fields) -> str:
+    """The text that the answer is expected to be; empty: none."""
+    below = fields.below("prediction")
+    if below is None:
+        return ""
+    if below.text("type") != "content":
+        raise below.refuse("type", "another", "content")
+    content = below.take("content")
+    below.end(known=("type", "content"))
+    return text_of(content, below.name("content"), joined_by="")
+
+
+def text_of(content: Any, path: str, *, joined_by: str = "\n") -> str:
+    """The text of a content: a text, or parts of type text.
+
+    Raises:
+        Refused: it is neither, or has parts of other types; names the part.
+    """
+    if isinstance(content, str):
+        return content
+    if not isinstance(content, list):
+        raise Refused(path, content, "a text, or a list of parts of type text", "invalid_type")
+    texts = []
+    for index, part in enumerate(content):
+        name = f"{path}[{index}]"
+        if not isinstance(part, dict):
+            raise Refused(name, part, 'a part such as {"type": "text", "text": "..."}', "invalid_type")
+        if part.get("type") != "text":
+            raise Refused(name, str(part.get("type")), "of type text: the model reads text alone", "unsupported_value")
+        if not isinstance(part.get("text"), str):
+            raise Refused(f"{name}.text", part.get("text"), "a text", "invalid_type")
+        if unknown := set(part) - {"type", "text", "annotations"}:
+            raise Refused(f"{name}.{min(unknown)}", "set", "unset: there is no such field", "unknown_parameter")
+        texts.append(part["text"])
+    return joined_by.join(texts)
+
+
+def read_others(fields: Fields) -> dict[str, Any]:
+    """The remaining shared fields, by their names in ``Asked``."""
+    truncate = fields.whole("truncate_prompt_tokens", -1, _MOST_TOKENS)
+    if truncate == 0:
+        raise fields.refuse("truncate_prompt_tokens", 0, "-1, or a whole number from 1")
+    skip = fields.truth("skip_special_tokens")
+    salt = fields.text("cache_salt", MAX_SALT_CHARACTERS)
+    if salt == "":
+        raise fields.refuse("cache_salt", "empty", f"a text of 1 to {MAX_SALT_CHARACTERS} characters, or unset")
+    request_id = fields.text("request_id", _MOST_IDS)
+    if request_id is not None and not (request_id and request_id.isascii() and request_id.isprintable()):
+        raise fields.refuse("request_id", request_id or "empty", f"1 to {_MOST_IDS} printable ASCII characters")
+    return {
+        "n": _or(fields.whole("n", 1, MAX_CHOICES), 1),
+        "model": fields.text("model", 256),
+        "prediction": read_prediction(fields),
+        "skip_special_tokens": _or(skip, True),
+        "stream_interval": fields.whole("stream_interval", 1, 4096),
+        "truncate": truncate,
+        "private": privacy_of(fields.one_of("privacy", ("none", "strict")) or ""),
+        "cache_salt": salt or "",
+        "priority": _or(fields.whole("priority", -(2**31), 2**31 - 1), 0),
+        "include_stop": fields.truth("include_stop_str_in_output") or False,
+        "return_token_ids": fields.truth("return_token_ids") or False,
+        "tokens_as_ids": fields.truth("return_tokens_as_token_ids") or False,
+        "request_id": request_id,
+        **read_speculation(fields),
+    }
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value

@@ -1,0 +1,83 @@
+"""Counts of a request's tokens, and how they were decoded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from services.api.messages import Completion
+from speculation.types import SpeculationStats
+
+# The name of the source that drafts from a request's ``prediction``.
+_PREDICTION = "prediction"
+
+
+def usage(prompt_tokens: int, completion_tokens: int, ended: Sequence[Completion] = (), *, predicted: bool = False) -> Any:
+    """``usage`` of an answer, with details where all of its choices have ended.
+
+    Args:
+        prompt_tokens: each prompt once, however many choices it has.
+        ended: the ends of all choices; empty while some go on.
+        predicted: the request has a prediction.
+    """
+    counts: dict[str, Any] = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+    }
+    if ended:
+        # What a choice finds in the cache may be what another choice has just computed.
+        cached = min(prompt_tokens, sum(_fewest_cached(ended).values()))
+        counts["prompt_tokens_details"] = {"cached_tokens": cached}
+        if predicted:
+            accepted = sum(end.stats.accepted_by_source.get(_PREDICTION, 0) for end in ended)
+            rejected = sum(max(0, end.predicted_tokens - end.stats.accepted_by_source.get(_PREDICTION, 0)) for end in ended)
+            counts["completion_tokens_details"] = {
+                "accepted_prediction_tokens": accepted,
+                "rejected_prediction_tokens": rejected,
+            }
+    return counts
+
+
+def _fewest_cached(ended: Sequence[Completion]) -> dict[tuple[int, ...], int]:
+    fewest: dict[tuple[int, ...], int] = {}
+    for end in ended:
+        fewest[end.prompt_token_ids] = min(end.cached_tokens, fewest.get(end.prompt_token_ids, end.cached_tokens))
+    return fewest
+
+
+def metrics(ended: Sequence[Completion]) -> dict[str, Any]:
+    """``metrics`` of an answer, by vLLM's names, over all of its choices: one choice's ``switches`` after another's."""
+    stats = SpeculationStats()
+    for end in ended:
+        _add(stats, end.stats)
+    return {
+        "speculative_decoding": {
+            "strategy": ended[0].strategy,
+            "mean_acceptance_length": stats.mean_acceptance_length,
+            "draft_acceptance_rate": stats.draft_acceptance_rate,
+            "num_spec_steps": stats.num_spec_steps,
+            "num_draft_tokens": stats.num_draft_tokens,
+            "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
+            "acceptance_histogram": stats.acceptance_histogram,
+            "accepted_by_source": stats.accepted_by_source,
+            "switches": stats.switches,
+        },
+        "queue_s": max(end.timing.queue_s for end in ended),
+        "time_to_first_token_s": min(end.timing.time_to_first_token_s for end in ended),
+        "total_s": max(end.timing.total_s for end in ended),
+    }
+
+
+def _add(total: SpeculationStats, one: SpeculationStats) -> None:
+    total.num_spec_steps += one.num_spec_steps
+    total.num_draft_tokens += one.num_draft_tokens
+    total.num_accepted_draft_tokens += one.num_accepted_draft_tokens
+    total.num_committed_tokens += one.num_committed_tokens
+    longer = len(one.acceptance_histogram) - len(total.acceptance_histogram)
+    total.acceptance_histogram += [0] * longer
+    for accepted, count in enumerate(one.acceptance_histogram):
+        total.acceptance_histogram[accepted] += count
+    for source, count in one.accepted_by_source.items():
+        total.accepted_by_source[source] = total.accepted_by_source.get(source, 0) + count
+    total.switches += one.switches

@@ -1,0 +1,132 @@
+"""The port for those who operate the service: ``/metrics`` for Prometheus, ``/health`` and ``/ready`` for supervisors.
+
+It speaks plain HTTP without keys, so it belongs on loopback or on an interface that only they reach.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Awaitable, Callable, Iterator
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from services.api.http.arriving_requests import arriving_within
+from services.api.http.ops_address import bind_ops
+
+log = logging.getLogger(__name__)
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+# Seconds for which an answer to whether the service is ready holds, however many ask here.
+_FRESH_S = 1.0
+_MOST_CONNECTIONS = 64
+# Seconds that a request may take to arrive, so that connections that say nothing do not keep supervisors out.
+_ARRIVES_S = 5.0
+
+
+class _Server(uvicorn.Server):
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Signals end the process, not this server."""
+        yield
+
+
+class _Readiness:
+    """The last answer to whether requests would be answered; asked again when it is old."""
+
+    def __init__(self, ask: Callable[[], Awaitable[bool]]) -> None:
+        self._ask = ask
+        self._answer = False
+        self._asked_at = -float("inf")
+        self._lock = asyncio.Lock()
+
+    async def __call__(self) -> bool:
+        async with self._lock:
+            if time.monotonic() - self._asked_at > _FRESH_S:
+                try:
+                    self._answer = await self._ask()
+                except Exception:
+                    log.exception("readiness could not be checked")
+                    self._answer = False
+                self._asked_at = time.monotonic()
+            return self._answer
+
+
+class OpsListener:
+    """A running listener.
+
+    Attributes:
+        address: the "host:port" that it listens on.
+    """
+
+    def __init__(self, server: uvicorn.Server, task: asyncio.Task[None], address: str) -> None:
+        self._server = server
+        self._task = task
+        self.address = address
+
+    async def stop(self) -> None:
+        """Close the port."""
+        self._server.should_exit = True
+        await asyncio.gather(self._task, return_exceptions=True)
+
+
+async def serve_ops(
+    host: str,
+    port: int,
+    exposition: Callable[[], bytes],
+    ready: Callable[[], Awaitable[bool]],
+    leaving: Callable[[], bool] = lambda: False,
+) -> OpsListener:
+    """Listen for those who operate the service.
+
+    Args:
+        port: 0 takes any free one.
+        exposition: what ``/metrics`` says; called in a thread.
+        ready: whether requests would be answered now; must answer in time.
+        leaving: whether the server is stopping; unlike ``ready``, asked each time.
+
+    Raises:
+        ConfigurationError: see ``bind_ops``.
+    """
+    listening = bind_ops(host, port)
+    # From now on connections wait for the server, which starts in a moment.
+    listening.listen()
+    asked = _Readiness(ready)
+
+    async def metrics(_: Request) -> Response:
+        return Response(await asyncio.to_thread(exposition), media_type=TEXT)
+
+    async def health(_: Request) -> Response:
+        # That this answers says what a supervisor wants to know: the process lives and its event loop turns.
+        return JSONResponse({"status": "alive"})
+
+    async def readiness(_: Request) -> Response:
+        if leaving():
+            return JSONResponse({"status": "stopping"}, 503)
+        answer = await asked()
+        return JSONResponse({"status": "ready" if answer else "not ready"}, 200 if answer else 503)
+
+    routes = [Route("/metrics", metrics), Route("/health", health), Route("/ready", readiness)]
+    config = uvicorn.Config(
+        Starlette(routes=routes),
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        http=arriving_within(_ARRIVES_S, _MOST_CONNECTIONS),
+        ws="none",
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=1,
+        server_header=False,
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listening]), name="ops")
+    address = f"{host}:{listening.getsockname()[1]}"
+    log.info("metrics and health at http://%s/metrics, /health, /ready", address)
+    return OpsListener(server, task, address)

@@ -1,0 +1,35 @@
+"""A router in front of another one that hands everything on; what counts or traces requests changes what it looks at."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Sequence
+
+from services.api.messages import ClientRequest, Completion, ModelCard, RouterPort, TextChunk, TokenSpelling
+
+
+class PassingRouter:
+    """Implements ``services.api.messages.RouterPort`` by another router."""
+
+    def __init__(self, router: RouterPort) -> None:
+        self._router = router
+
+    def generate(self, request: ClientRequest) -> AsyncGenerator[TextChunk | Completion, None]:
+        return self._router.generate(request)
+
+    async def models(self) -> list[ModelCard]:
+        return await self._router.models()
+
+    async def forget(self, tenant: str) -> None:
+        await self._router.forget(tenant)
+
+    async def tokenize(self, request: ClientRequest) -> tuple[int, ...]:
+        return await self._router.tokenize(request)
+
+    async def detokenize(self, token_ids: Sequence[int]) -> str:
+        return await self._router.detokenize(token_ids)
+
+    async def spell(self, token_ids: Sequence[int]) -> tuple[TokenSpelling, ...]:
+        return await self._router.spell(token_ids)
+
+    async def ready(self) -> bool:
+        return await self._router.ready()
