@@ -27,16 +27,16 @@ from benchmarks.known_texts import KnownText, ReplayedTexts, States, read_states
 from benchmarks.replay import read_traces
 from benchmarks.tree_pruning import PrunedAt, edges_of, prune_at
 from cluster.models import BUILT_IN, resolve
-from services.drafter.ahead_draft.levels import LevelForm
-from services.drafter.ahead_draft.medusa_files import load_medusa
-from services.drafter.ahead_draft.medusa_source import MedusaSource
-from services.drafter.ahead_draft.stream_files import load_streams
-from services.drafter.ahead_draft.stream_source import StreamSource
-from services.drafter.ahead_draft.streams import Streams
-from services.drafter.ahead_draft.whole_texts import streams_of
 from services.drafter.catalogue import make_source
-from services.drafter.checkpoints import Checkpoint, inspect
 from services.drafter.config import DrafterConfig, TrainedConfig
+from services.drafter.heads.files.kinds import Checkpoint, inspect
+from services.drafter.heads.levels import LevelForm
+from services.drafter.heads.medusa.files import load_medusa
+from services.drafter.heads.medusa.source import MedusaSource
+from services.drafter.heads.streams.files import load_streams
+from services.drafter.heads.streams.source import StreamSource
+from services.drafter.heads.streams.streams import Streams
+from services.drafter.heads.streams.whole_texts import streams_of
 from services.drafter.interfaces import ModelSource
 from services.machine import cache_folder
 from services.verifier.config import TargetConfig

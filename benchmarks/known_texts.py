@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from benchmarks.replay import Trace
 from services.drafter.interfaces import DraftWanted, ModelSource
-from services.drafter.known_states import KnownStates
+from services.drafter.sessions.known_states import KnownStates
 from services.verifier.target import TransformersTarget
 from services.verifier.target_port import Rows
 from speculation.messages import OpenSession, StepReport

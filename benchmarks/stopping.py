@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from benchmarks.records import Request
 from services.drafter.interfaces import DraftWanted, ModelSource
-from services.drafter.known_states import KnownStates
+from services.drafter.sessions.known_states import KnownStates
 from services.drafter.stopping.interface import DraftedToken, StopPolicy, StopState
 from services.drafter.stopping.oracle import Oracle, Scout
 from services.verifier.target_port import Prefix, Rows, Sampling, Target

@@ -12,7 +12,7 @@ from benchmarks.records import Request, TimedAnswer
 from benchmarks.stopping import PLAIN, ChainDecoder, ChainRun, StopContestant
 from cluster.draft_models import by_kernels
 from services.drafter.config import DrafterConfig, StopConfig, TrainedConfig
-from services.drafter.draft_model.draft_model_source import NAME, make
+from services.drafter.draft_model.source import NAME, make
 from services.drafter.stopping.classifier import Disco, check_models, read_classifier
 from services.drafter.stopping.confidence import Confidence
 from services.drafter.stopping.entropy import Entropy

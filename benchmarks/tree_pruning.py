@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.known_texts import KnownText, ReplayedStep, tree_states
-from services.drafter.ahead_draft.streams import Streams
+from services.drafter.heads.streams.streams import Streams
 from services.verifier.target import TransformersTarget
 from speculation.tree import ROOT, follow
 from speculation.types import TokenTree

@@ -35,9 +35,9 @@ def canary(
     from cluster.config import load
     from cluster.models import as_float32, resolve
     from services.api.messages import ChatMessage
-    from services.drafter.canary_trial import open_trial
-    from services.drafter.feature_draft.canary_texts import TEXTS, layers_to_record, record_texts, save_texts
-    from services.drafter.feature_draft.target_rows import read_target_shape
+    from services.drafter.heads.canary.texts import TEXTS, layers_to_record, record_texts, save_texts
+    from services.drafter.heads.canary.trial import open_trial
+    from services.drafter.heads.files.target_rows import read_target_shape
     from services.model_files.folder import reading
     from services.router.tokens import Tokens
     from training.prompt_files import read_prompts

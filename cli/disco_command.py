@@ -52,8 +52,8 @@ def disco(
     from cluster.host import check_device
     from cluster.models import resolve
     from services.drafter.config import DrafterConfig, TrainedConfig
-    from services.drafter.draft_model.draft_model_source import NAME, make
-    from services.drafter.feature_draft.target_rows import read_target_rows
+    from services.drafter.draft_model.source import NAME, make
+    from services.drafter.heads.files.target_rows import read_target_rows
     from training.disco import DiscoRecipe
     from training.make_disco import DiscoOptions, check_labels, known_answers, make_disco, measured_cost
     from training.open_run import output_of

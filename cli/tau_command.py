@@ -15,7 +15,7 @@ from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from cluster.models import ResolvedModel
-    from services.drafter.checkpoints import Checkpoint
+    from services.drafter.heads.files.kinds import Checkpoint
     from services.drafter.interfaces import ModelSource
     from training.shards import DataManifest
 

@@ -139,7 +139,7 @@ def convert(
     """
     from cluster.config import load
     from cluster.models import resolve
-    from services.drafter.feature_draft.convert_pickles import convert as convert_pickles
+    from training.convert_pickles import convert as convert_pickles
 
     target = None if model is None else resolve(model, load().cache_dir, say=_say).path
     written = convert_pickles(folder, out, target=target, layer_ids=layer_ids)

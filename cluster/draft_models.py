@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import drafters
 from cluster.config import Settings
 from cluster.models import ResolvedModel
-from services.drafter.checkpoints import Checkpoint, inspect
 from services.drafter.config import TrainedConfig
+from services.drafter.heads.files.kinds import Checkpoint, inspect
 from services.settings import filled
 from speculation.errors import ConfigurationError
 
@@ -120,7 +120,7 @@ def read_stream_weights(folder: Path, target: Path, prune_below: float = 0.0) ->
         ConfigurationError: they cannot be read, are another target's, or have no early exit to prune by.
     """
     # They import torch, which commands that only read settings do without.
-    from services.drafter.ahead_draft.stream_files import read_streams
+    from services.drafter.heads.streams.files import read_streams
     from services.verifier.early_exit import Pruning
     from services.verifier.late_rows import StreamWeights
     from services.verifier.native.layer_kernel import LowRank

@@ -10,10 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from services.drafter.config import DrafterConfig, StopConfig, TrainedConfig
-from services.drafter.draft_model.draft_model_source import DraftModelSource, make
-from services.drafter.draft_model.lm_session import LmSession
+from services.drafter.draft_model.session import LmSession
+from services.drafter.draft_model.source import DraftModelSource, make
 from services.drafter.interfaces import DraftWanted
-from services.drafter.known_states import KnownStates
+from services.drafter.sessions.known_states import KnownStates
 from services.verifier.choosing.processors import build_truncation
 from speculation.choose import choose
 from speculation.errors import ConfigurationError

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from services.drafter.feature_draft.head import FeatureHead, HeadOutput, causal
-from services.drafter.feature_draft.head_config import HeadConfig
-from services.drafter.feature_draft.session import FeatureSession
-from services.drafter.feature_draft.source import FeatureSource
-from services.drafter.feature_draft.target_rows import TargetRows
+from services.drafter.heads.eagle.head import FeatureHead, HeadOutput, causal
+from services.drafter.heads.eagle.source import FeatureSource
+from services.drafter.heads.files.head_config import HeadConfig
+from services.drafter.heads.files.target_rows import TargetRows
+from services.drafter.heads.session import FeatureSession
 from services.drafter.interfaces import DraftWanted
-from services.drafter.known_states import KnownStates
+from services.drafter.sessions.known_states import KnownStates
 from speculation.messages import OpenSession, StepReport
 from speculation.types import Features, TokenTree
 

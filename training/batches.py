@@ -75,7 +75,7 @@ class Span:
     """The rows of one sequence within a batch.
 
     Row t of a sequence is drafter row t: it holds the embedding of token t + 1 and the state of position t, and predicts
-    token t + 2 (services/drafter/feature_draft/head.py).
+    token t + 2 (services/drafter/heads/eagle/head.py).
 
     Attributes:
         start: its first row.

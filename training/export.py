@@ -11,16 +11,16 @@ from typing import Any, Literal
 
 import torch
 
-from services.drafter.ahead_draft.medusa import MedusaHeads
-from services.drafter.ahead_draft.medusa_files import save_medusa
-from services.drafter.ahead_draft.stream_files import save_streams
-from services.drafter.ahead_draft.streams import Streams
-from services.drafter.feature_draft.head import FeatureHead
-from services.drafter.feature_draft.head_writing import save_head
-from services.drafter.feature_draft.target_shape import TRAINING
+from services.drafter.heads.eagle.head import FeatureHead
+from services.drafter.heads.files.target_shape import TRAINING
+from services.drafter.heads.medusa.files import save_medusa
+from services.drafter.heads.medusa.heads import MedusaHeads
+from services.drafter.heads.streams.files import save_streams
+from services.drafter.heads.streams.streams import Streams
 from services.model_files.weights.files import quantize_folder
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
+from training.head_writing import save_head
 from training.open_run import OpenedModel, TrainingTarget, reopen
 from training.own_weights import leave_out_shared
 from training.recipe import LayersRecipe

@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from services.drafter.ahead_draft.medusa import MedusaHeads
-from services.drafter.ahead_draft.medusa_config import MedusaConfig
-from services.drafter.ahead_draft.stream_config import StreamsConfig
-from services.drafter.ahead_draft.stream_files import new_streams
-from services.drafter.ahead_draft.whole_texts import at, streams_of
-from services.drafter.feature_draft.head_config import TargetShape
-from services.drafter.feature_draft.shared_output import SharedOutput
+from services.drafter.heads.files.head_config import TargetShape
+from services.drafter.heads.medusa.config import MedusaConfig
+from services.drafter.heads.medusa.heads import MedusaHeads
+from services.drafter.heads.shared_output import SharedOutput
+from services.drafter.heads.streams.config import StreamsConfig
+from services.drafter.heads.streams.files import new_streams
+from services.drafter.heads.streams.whole_texts import at, streams_of
 from services.model_files.folder import reading
 from training.levels_learner import EARLY, Guesses, PaddedText
 from training.recipe import MedusaRecipe, StreamsRecipe

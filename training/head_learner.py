@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch.nn import functional
 
-from services.drafter.feature_draft.head import FeatureHead
+from services.drafter.heads.eagle.head import FeatureHead
 from training.batches import head_rows
 from training.learner import Prediction, Tally
 from training.losses import compare

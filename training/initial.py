@@ -7,10 +7,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from services.drafter.feature_draft.head import FeatureHead
-from services.drafter.feature_draft.head_config import TargetShape, head_for
-from services.drafter.feature_draft.layer import HeadLayer
-from services.drafter.feature_draft.target_rows import TargetRows
+from services.drafter.heads.eagle.head import FeatureHead
+from services.drafter.heads.files.head_config import TargetShape, head_for
+from services.drafter.heads.files.target_rows import TargetRows
+from services.drafter.heads.layer import HeadLayer
 from services.model_files.weights.files import WeightFiles
 from speculation.errors import ConfigurationError
 from training.recipe import HeadRecipe

@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from services.drafter.interfaces import DraftWanted
-from services.drafter.known_states import KnownStates
+from services.drafter.sessions.known_states import KnownStates
 from services.drafter.stopping.classifier import Classifier, ClassifierCard
 from services.drafter.stopping.lengths import Static
 from services.model_files.folder import model_fingerprint

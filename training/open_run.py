@@ -11,19 +11,19 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from services.drafter.ahead_draft.medusa import MedusaHeads
-from services.drafter.ahead_draft.medusa_source import MedusaSource
-from services.drafter.ahead_draft.stream_source import StreamSource
-from services.drafter.ahead_draft.streams import Streams
 from services.drafter.config import StopConfig
-from services.drafter.draft_model.draft_lm import DraftLM
-from services.drafter.draft_model.draft_model_source import DraftModelSource
+from services.drafter.draft_model.model import DraftLM
+from services.drafter.draft_model.source import DraftModelSource
 from services.drafter.draft_model.vocabulary_map import VocabularyMap
-from services.drafter.feature_draft.head import FeatureHead
-from services.drafter.feature_draft.head_config import FINAL, TargetShape
-from services.drafter.feature_draft.shared_output import SharedOutput
-from services.drafter.feature_draft.source import FeatureSource
-from services.drafter.feature_draft.target_rows import TargetRows, read_target_rows, read_target_shape
+from services.drafter.heads.eagle.head import FeatureHead
+from services.drafter.heads.eagle.source import FeatureSource
+from services.drafter.heads.files.head_config import FINAL, TargetShape
+from services.drafter.heads.files.target_rows import TargetRows, read_target_rows, read_target_shape
+from services.drafter.heads.medusa.heads import MedusaHeads
+from services.drafter.heads.medusa.source import MedusaSource
+from services.drafter.heads.shared_output import SharedOutput
+from services.drafter.heads.streams.source import StreamSource
+from services.drafter.heads.streams.streams import Streams
 from services.drafter.interfaces import ModelSource
 from services.drafter.stopping.lengths import Static
 from speculation.errors import ConfigurationError

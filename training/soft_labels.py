@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.drafter.draft_model.draft_model_source import DraftModelSource
+from services.drafter.draft_model.source import DraftModelSource
 
 # Positions at a time: what is as wide as the vocabulary stays small.
 _CHUNK = 64

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from services.drafter.interfaces import DraftWanted, ModelSource, SourceSession
-from services.drafter.known_states import KnownStates
+from services.drafter.sessions.known_states import KnownStates
 from speculation.messages import OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.tree import follow

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional
 
-from services.drafter.feature_draft.head import FeatureHead
+from services.drafter.heads.eagle.head import FeatureHead
 from training.batches import HeadRows, Span
 
 

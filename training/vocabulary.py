@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from services.drafter.feature_draft.target_shape import TRAINING
+from services.drafter.heads.files.target_shape import TRAINING
 from services.model_files.folder import one_line
 from services.model_files.weights.headers import BLOCKS_FILE, SINGLE
 from speculation.errors import ConfigurationError

@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
-from services.drafter.ahead_draft.medusa import MedusaHeads
-from services.drafter.ahead_draft.medusa_files import load_medusa
-from services.drafter.ahead_draft.stream_files import load_streams
-from services.drafter.ahead_draft.streams import Streams
-from services.drafter.feature_draft.head import FeatureHead
-from services.drafter.feature_draft.head_files import load_head
-from services.drafter.feature_draft.target_shape import TRAINING
+from services.drafter.heads.eagle.head import FeatureHead
+from services.drafter.heads.files.head_files import load_head
+from services.drafter.heads.files.target_shape import TRAINING
+from services.drafter.heads.medusa.files import load_medusa
+from services.drafter.heads.medusa.heads import MedusaHeads
+from services.drafter.heads.streams.files import load_streams
+from services.drafter.heads.streams.streams import Streams
 from services.model_files.folder import read_json, reading
 from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.headers import BLOCKS_FILE, SINGLE

@@ -13,7 +13,7 @@ from benchmarks.regret.recorded_target import Likeliest, LikeliestElsewhere, Rec
 from benchmarks.regret.simulated_clock import SimulatedWorker
 from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter.config import DrafterConfig
-from services.drafter.text_group import TEXT, TextGroup, TextSession
+from services.drafter.sessions.text_group import TEXT, TextGroup, TextSession
 from services.links.in_process import InProcessDraftLink
 from services.router.strategies import StrategyConfig, make_plan
 from services.verifier.engine.config import LoopConfig

@@ -14,7 +14,7 @@ from typing import Any
 
 from services.drafter.calibrator import Calibrator, Candidate
 from services.drafter.interfaces import PathSession
-from services.drafter.tree_walk import TreeWalk
+from services.drafter.sessions.tree_walk import TreeWalk
 from speculation.messages import StepReport
 from speculation.tree import ROOT
 from speculation.types import TokenTree

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from services.drafter.known_states import KnownStates
+from services.drafter.sessions.known_states import KnownStates
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
 from speculation.types import TokenTree
 

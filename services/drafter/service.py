@@ -14,12 +14,12 @@ from typing import TypeVar, cast
 
 from services.drafter.catalogue import check_names, make_source
 from services.drafter.config import DrafterConfig
-from services.drafter.drafted_request import DraftedPrefix, DraftedRequest
-from services.drafter.drafting_thread import DraftingThread
 from services.drafter.interfaces import ModelSource
-from services.drafter.known_states import BoundedStates
-from services.drafter.model_group import ModelGroup
-from services.drafter.text_group import TEXT, TextGroup, TextSession
+from services.drafter.sessions.known_states import BoundedStates
+from services.drafter.sessions.model_group import ModelGroup
+from services.drafter.sessions.request import DraftedPrefix, DraftedRequest
+from services.drafter.sessions.text_group import TEXT, TextGroup, TextSession
+from services.drafter.sessions.thread import DraftingThread
 from services.tracing.log_names import log_name
 from speculation.errors import OutriderError
 from speculation.messages import (

@@ -61,7 +61,7 @@ def test_public_things_are_documented_and_nothing_unpickles(path: Path) -> None:
 
 def test_pickled_weights_are_converted_as_tensors_alone() -> None:
     """The one exception from the rule above."""
-    tree = ast.parse((ROOT / "services/drafter/feature_draft/convert_pickles.py").read_text())
+    tree = ast.parse((ROOT / "training/convert_pickles.py").read_text())
     calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load"]
     assert len(calls) == 1
     given = {word.arg: ast.unparse(word.value) for word in calls[0].keywords}

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from services.drafter.config import DrafterConfig
-from services.drafter.feature_draft.session import FeatureSession
-from services.drafter.feature_draft.source import FeatureSource
+from services.drafter.heads.eagle.source import FeatureSource
+from services.drafter.heads.session import FeatureSession
 from services.drafter.interfaces import DraftWanted
 from services.drafter.service import DrafterService
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter

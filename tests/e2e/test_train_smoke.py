@@ -17,10 +17,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.drafter.ahead_draft.stream_files import load_streams
-from services.drafter.feature_draft.canary_texts import TEXTS
-from services.drafter.feature_draft.head_files import load_head
-from services.drafter.feature_draft.source import FeatureSource
+from services.drafter.heads.canary.texts import TEXTS
+from services.drafter.heads.eagle.source import FeatureSource
+from services.drafter.heads.files.head_files import load_head
+from services.drafter.heads.streams.files import load_streams
 from tests.e2e.command_line import ONE_THREAD, run_here
 from tests.e2e.conftest import Command
 from training.recipe import load_recipe

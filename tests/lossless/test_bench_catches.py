@@ -26,7 +26,7 @@ from benchmarks.records import Prompt
 from benchmarks.tables import all_tables
 from cluster.config import load
 from cluster.models import ResolvedModel
-from services.drafter.prompt_lookup import PromptLookupSession
+from services.drafter.sources.prompt_lookup import PromptLookupSession
 from services.verifier.engine import verify
 from services.verifier.model_slice import ModelSlice
 from services.verifier.target_port import Rows

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from cluster.draft_models import read_stream_weights
-from services.drafter.ahead_draft.stream_files import load_streams
+from services.drafter.heads.streams.files import load_streams
 from services.verifier.early_exit import EarlyExit, Pruning
 from services.verifier.late_rows import LateRows
 from services.verifier.native.layer_kernel import LowRank

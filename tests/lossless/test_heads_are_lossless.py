@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.drafter.feature_draft.head import FeatureHead
-from services.drafter.feature_draft.source import FeatureSource, TreeForm
-from services.drafter.feature_draft.target_rows import TargetRows
+from services.drafter.heads.eagle.head import FeatureHead
+from services.drafter.heads.eagle.source import FeatureSource, TreeForm
+from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.interfaces import DraftWanted
 from speculation.types import Plan
 from tests.fakes import collect, request

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 
 from cluster.draft_models import read_stream_weights
 from cluster.stage_actors import launch_child
-from services.drafter.ahead_draft.stream_files import load_streams
-from services.drafter.ahead_draft.stream_source import StreamSource
+from services.drafter.heads.streams.files import load_streams
+from services.drafter.heads.streams.source import StreamSource
 from services.drafter.interfaces import DraftWanted
-from services.drafter.known_states import KnownStates, row_of
+from services.drafter.sessions.known_states import KnownStates, row_of
 from services.verifier import model_slice
 from services.verifier.config import TargetConfig
 from services.verifier.kv_cache.pool import TILE

@@ -13,7 +13,7 @@ import pytest
 from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
-from services.drafter.predicted_answer import PRIOR, PredictedAnswer
+from services.drafter.sources.prediction import PRIOR, PredictedAnswer
 from services.router.strategies import StrategyConfig, make_plan
 from speculation.errors import InvalidArgument
 from speculation.messages import OpenSession, StepReport

@@ -14,7 +14,7 @@ from benchmarks.ahead_models import by_task, compare_models, find_models, prune_
 from benchmarks.known_texts import KnownText, read_states, replay_texts, tree_states
 from benchmarks.replay import Trace
 from benchmarks.tree_pruning import EdgesOfStep, prune_at
-from services.drafter.feature_draft.choosing_session import ChoosingSession
+from services.drafter.heads.choosing_session import ChoosingSession
 from services.drafter.interfaces import DraftWanted
 from services.verifier.config import TargetConfig
 from services.verifier.target import TransformersTarget

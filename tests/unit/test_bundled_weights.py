@@ -19,8 +19,8 @@ from cluster.config import load
 from cluster.models import BUILT_IN, ResolvedModel
 from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter import service
-from services.drafter.checkpoints import inspect
 from services.drafter.config import DrafterConfig, TrainedConfig
+from services.drafter.heads.files.kinds import inspect
 from services.drafter.service import DrafterService
 from services.router.strategies import StrategyConfig, make_plan, served
 from speculation.errors import ConfigurationError

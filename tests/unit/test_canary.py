@@ -11,18 +11,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.drafter.feature_draft import canary
-from services.drafter.feature_draft.canary_texts import (
-    TEXTS,
-    CanaryText,
-    layers_to_record,
-    read_texts,
-    record_texts,
-    save_texts,
-)
-from services.drafter.feature_draft.head import FeatureHead
-from services.drafter.feature_draft.head_config import FINAL, Family, TargetShape, head_for
-from services.drafter.feature_draft.target_rows import TargetRows, read_target_rows, read_target_shape
+from services.drafter.heads.canary import heads as canary
+from services.drafter.heads.canary.texts import TEXTS, CanaryText, layers_to_record, read_texts, record_texts, save_texts
+from services.drafter.heads.eagle.head import FeatureHead
+from services.drafter.heads.files.head_config import FINAL, Family, TargetShape, head_for
+from services.drafter.heads.files.target_rows import TargetRows, read_target_rows, read_target_shape
 from speculation.errors import ConfigurationError
 from tests.tiny import make_tiny_model
 

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM
 
 from cluster.draft_kernels import KernelLM
 from cluster.draft_models import by_kernels
-from services.drafter.draft_model.draft_model_source import DraftModelSource
 from services.drafter.draft_model.language_model import LanguageModel
+from services.drafter.draft_model.source import DraftModelSource
 from services.model_files.weights.stored_blocks import StoredLinear, quantized
 from services.verifier.attention.calls import Call
 from services.verifier.kv_cache.pool import TILE, KVPool

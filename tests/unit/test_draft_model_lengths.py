@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from services.drafter.draft_model.draft_model_source import DraftModelSource
+from services.drafter.draft_model.source import DraftModelSource
 from services.drafter.stopping.interface import DraftedToken
 from services.drafter.stopping.lengths import PlannedLength
 from speculation.messages import OpenSession

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import MambaConfig, MambaForCausalLM
 
 from services.drafter.config import DrafterConfig
-from services.drafter.draft_model.draft_model_source import make
+from services.drafter.draft_model.source import make
 from speculation.errors import ConfigurationError
 from tests.draft_model_sessions import VOCAB, refused
 

@@ -19,9 +19,9 @@ from cluster.draft_models import bundled, memory_here
 from cluster.models import ResolvedModel
 from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter.catalogue import make_source
-from services.drafter.checkpoints import Checkpoint, inspect
 from services.drafter.config import DrafterConfig, TrainedConfig
-from services.drafter.feature_draft.source import FeatureSource, TreeForm
+from services.drafter.heads.eagle.source import FeatureSource, TreeForm
+from services.drafter.heads.files.kinds import Checkpoint, inspect
 from services.model_files.weights.files import save_blocks
 from services.model_files.weights.stored_blocks import quantized
 from services.router.strategies import StrategyConfig, make_plan, served

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from services.drafter.config import DrafterConfig, PromptLookupConfig
-from services.drafter.prompt_lookup import PromptLookup
 from services.drafter.service import DrafterService
+from services.drafter.sources.prompt_lookup import PromptLookup
 from speculation.messages import CloseSession, Draft, DraftFailure, OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.tree import path_to, validate

@@ -11,9 +11,9 @@ import pytest
 from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
 from services.drafter.config import DrafterConfig
-from services.drafter.drafting_thread import DraftingThread
 from services.drafter.interfaces import TreeSource
 from services.drafter.service import DrafterService
+from services.drafter.sessions.thread import DraftingThread
 from speculation.messages import CloseSession, Draft, OpenSession, StepReport
 from speculation.sources import SOURCES, SourceSpec
 from speculation.tree import chain

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.drafter.drawn_proposals import draw_with
-from services.drafter.feature_draft.source import TreeForm
-from services.drafter.known_states import KnownStates
+from services.drafter.heads.eagle.source import TreeForm
+from services.drafter.sessions.drawn_proposals import draw_with
+from services.drafter.sessions.known_states import KnownStates
 from services.model_files.generation_config import ModelProcessors
 from speculation.choose import choose
 from speculation.messages import DraftNoise

@@ -7,8 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from services.drafter.feature_draft.head_config import HeadConfig
-from services.drafter.known_states import KnownStates
+from services.drafter.heads.files.head_config import HeadConfig
+from services.drafter.sessions.known_states import KnownStates
 from tests.feature_sources import (
     EAGLE,
     EAGLE3,

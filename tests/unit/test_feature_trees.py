@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from services.drafter.feature_draft.head import FeatureHead
-from services.drafter.feature_draft.head_config import HeadConfig
-from services.drafter.feature_draft.source import TreeForm
-from services.drafter.known_states import KnownStates
+from services.drafter.heads.eagle.head import FeatureHead
+from services.drafter.heads.eagle.source import TreeForm
+from services.drafter.heads.files.head_config import HeadConfig
+from services.drafter.sessions.known_states import KnownStates
 from speculation.tree import ROOT, depths, path_to
 from speculation.types import TokenTree
 from tests.feature_sources import EAGLE3, HEADS, counted, draft, fresh, head, known, log_q, opening, same, source, text

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from services.drafter.feature_draft.head import FeatureHead, HeadOutput, causal
-from services.drafter.feature_draft.head_files import load_head
-from services.drafter.feature_draft.head_writing import save_head
-from services.drafter.feature_draft.target_rows import read_target_rows
+from services.drafter.heads.eagle.head import FeatureHead, HeadOutput, causal
+from services.drafter.heads.files.head_files import load_head
+from services.drafter.heads.files.target_rows import read_target_rows
 from services.model_files.folder import tokenizer_digest
 from services.model_files.weights.files import save_blocks
 from services.model_files.weights.stored_blocks import quantized
@@ -21,6 +20,7 @@ from speculation.errors import ConfigurationError
 from tests import head_checkpoints as made
 from tests.head_checkpoints import DRAFTED, HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, Tensors, numbers
 from tests.tiny import make_tiny_model
+from training.head_writing import save_head
 
 ROWS = 6
 Outputs = tuple[torch.Tensor, torch.Tensor]

@@ -14,14 +14,14 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from services.drafter.checkpoints import inspect
-from services.drafter.feature_draft.convert_pickles import convert
-from services.drafter.feature_draft.head_files import load_head
+from services.drafter.heads.files.head_files import load_head
+from services.drafter.heads.files.kinds import inspect
 from services.model_files.folder import tokenizer_digest
 from speculation.errors import ConfigurationError
 from tests import head_checkpoints as made
 from tests.head_checkpoints import DRAFTED, HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, numbers
 from tests.tiny import make_tiny_model
+from training.convert_pickles import convert
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from services.drafter.config import DrafterConfig
-from services.drafter.text_group import TextGroup
+from services.drafter.sessions.text_group import TextGroup
 from services.links.codec.drafting import decode_drafting_call, encode_drafting_call
 from services.verifier.engine.held_reports import HeldReports, joined
 from speculation import limits

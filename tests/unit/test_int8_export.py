@@ -12,10 +12,10 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from cluster.draft_models import by_kernels
-from services.drafter.ahead_draft.medusa_files import load_medusa
-from services.drafter.ahead_draft.stream_files import load_streams
-from services.drafter.checkpoints import inspect
-from services.drafter.feature_draft.head_files import load_head
+from services.drafter.heads.files.head_files import load_head
+from services.drafter.heads.files.kinds import inspect
+from services.drafter.heads.medusa.files import load_medusa
+from services.drafter.heads.streams.files import load_streams
 from services.model_files.weights.files import WeightFiles, quantize_folder
 from services.model_files.weights.stored_blocks import StoredBlocks
 from services.verifier.native.library import library

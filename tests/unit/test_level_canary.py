@@ -9,16 +9,16 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from services.drafter.ahead_draft.level_canary import LevelTrial, check_levels
-from services.drafter.ahead_draft.medusa_files import load_medusa, save_medusa
-from services.drafter.ahead_draft.medusa_source import make
-from services.drafter.ahead_draft.stream_files import load_streams
-from services.drafter.canary_trial import open_trial
 from services.drafter.config import DrafterConfig, TrainedConfig
-from services.drafter.feature_draft.canary import CanaryResult
-from services.drafter.feature_draft.canary_texts import TEXTS, CanaryText, record_texts, save_texts
-from services.drafter.feature_draft.head_config import FINAL
-from services.drafter.feature_draft.target_shape import read_target_shape
+from services.drafter.heads.canary.heads import CanaryResult
+from services.drafter.heads.canary.levels import LevelTrial, check_levels
+from services.drafter.heads.canary.texts import TEXTS, CanaryText, record_texts, save_texts
+from services.drafter.heads.canary.trial import open_trial
+from services.drafter.heads.files.head_config import FINAL
+from services.drafter.heads.files.target_shape import read_target_shape
+from services.drafter.heads.medusa.files import load_medusa, save_medusa
+from services.drafter.heads.medusa.source import make
+from services.drafter.heads.streams.files import load_streams
 from speculation.errors import ConfigurationError
 from tests.tiny import make_tiny_model
 from tests.trained_heads import make_medusa, make_streams

@@ -13,15 +13,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.drafter.ahead_draft.fixed_tree import CHOICES
-from services.drafter.ahead_draft.levels import LevelForm
-from services.drafter.ahead_draft.medusa_files import load_medusa
-from services.drafter.ahead_draft.medusa_source import MedusaSource
-from services.drafter.ahead_draft.stream_files import load_streams
-from services.drafter.checkpoints import inspect
-from services.drafter.feature_draft.convert_pickles import convert
+from services.drafter.heads.files.kinds import inspect
+from services.drafter.heads.levels import LevelForm
+from services.drafter.heads.medusa.files import load_medusa
+from services.drafter.heads.medusa.fixed_tree import CHOICES
+from services.drafter.heads.medusa.source import MedusaSource
+from services.drafter.heads.streams.files import load_streams
 from services.drafter.interfaces import DraftWanted
-from services.drafter.known_states import KnownStates
+from services.drafter.sessions.known_states import KnownStates
 from services.model_files.folder import tokenizer_digest
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
@@ -29,6 +28,7 @@ from speculation.tree import depths, path_to
 from speculation.types import Features, TokenTree
 from tests.tiny import make_tiny_model
 from tests.trained_heads import make_medusa, make_streams
+from training.convert_pickles import convert
 
 HEADS, SIZE = 3, 64
 

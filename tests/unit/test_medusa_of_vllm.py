@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from services.drafter.ahead_draft.levels import LevelForm
-from services.drafter.ahead_draft.medusa_files import load_medusa, save_medusa
-from services.drafter.ahead_draft.medusa_source import MedusaSource
-from services.drafter.checkpoints import inspect
+from services.drafter.heads.files.kinds import inspect
+from services.drafter.heads.levels import LevelForm
+from services.drafter.heads.medusa.files import load_medusa, save_medusa
+from services.drafter.heads.medusa.source import MedusaSource
 from speculation.errors import ConfigurationError
 from speculation.types import TokenTree
 from tests.trained_heads import make_medusa

@@ -10,7 +10,7 @@ from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
-from services.drafter.tree_walk import TreeWalk, prior_of
+from services.drafter.sessions.tree_walk import TreeWalk, prior_of
 from speculation.messages import Draft, OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.tree import ROOT, chain, path_to

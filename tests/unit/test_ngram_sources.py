@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from services.drafter.anpd import Anpd
 from services.drafter.config import AnpdConfig, LookaheadConfig, SpectraConfig
-from services.drafter.corpus_hits import Retrieval, hit_tree
-from services.drafter.lookahead import Lookahead, Pool
-from services.drafter.spectra import CORE, FULL, RetrievingSpectraSession, Spectra, SpectraSession
-from services.drafter.window import Window
+from services.drafter.sources.anpd import Anpd
+from services.drafter.sources.lookahead import Lookahead, Pool
+from services.drafter.sources.retrieval import Retrieval, hit_tree
+from services.drafter.sources.spectra import CORE, FULL, RetrievingSpectraSession, Spectra, SpectraSession
+from services.drafter.sources.window import Window
 from speculation.messages import Continuation, OpenSession, StepReport
 from speculation.tree import chain, path_to, prune, validate
 from speculation.types import EMPTY_TREE, Observation, TokenTree

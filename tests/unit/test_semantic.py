@@ -19,7 +19,7 @@ from retrieval_index.manifest import END, FILE, SEMANTIC
 from retrieval_index.perplexity import ModelScorer
 from retrieval_index.vectors import StateIndex, kind_for
 from services.api.messages import ClientRequest, Completion, RequestedSampling
-from services.drafter.semantic import Semantic
+from services.drafter.sources.semantic import Semantic
 from services.model_files.folder import tokenizer_digest
 from speculation.errors import ConfigurationError
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport

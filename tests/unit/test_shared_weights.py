@@ -12,9 +12,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cluster.draft_models import by_kernels
-from services.drafter.checkpoints import inspect
-from services.drafter.draft_model.draft_model_source import DraftModelSource
-from services.drafter.draft_model.loading_drafts import load_draft_model
+from services.drafter.draft_model.loading import load_draft_model
+from services.drafter.draft_model.source import DraftModelSource
+from services.drafter.heads.files.kinds import inspect
 from services.model_files.weights.files import WeightFiles, quantize_folder
 from services.model_files.weights.headers import check_weights, read_shapes
 from services.verifier.native.library import library

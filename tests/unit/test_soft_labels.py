@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.drafter.draft_model.draft_model_source import DraftModelSource
+from services.drafter.draft_model.source import DraftModelSource
 from services.drafter.draft_model.vocabulary_map import VocabularyMap
 from speculation import rejection
 from speculation.acceptance import StopRule

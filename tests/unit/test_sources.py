@@ -11,8 +11,8 @@ from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
 from services.drafter.config import RecyclingConfig, SuffixConfig
 from services.drafter.interfaces import PathSession
-from services.drafter.recycling import Recycling
-from services.drafter.suffix import Suffix
+from services.drafter.sources.recycling import Recycling
+from services.drafter.sources.suffix import Suffix
 from speculation import successor_table as successors
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession, StepReport

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from services.drafter.config import DrafterConfig
-from services.drafter.known_states import BoundedStates, KnownStates
 from services.drafter.service import DrafterService
+from services.drafter.sessions.known_states import BoundedStates, KnownStates
 from speculation.messages import CloseSession, FeatureChunk
 from tests.drafter_sessions import TEXT, opening, report, rest, row, rows
 from tests.model_source import ModelDouble, register

@@ -12,13 +12,13 @@ import torch
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from services.drafter.ahead_draft.levels import LevelTrees
-from services.drafter.ahead_draft.stream_files import load_streams
-from services.drafter.ahead_draft.stream_source import StreamSource
-from services.drafter.ahead_draft.streams import Streams
-from services.drafter.feature_draft.session import FeatureSession
+from services.drafter.heads.levels import LevelTrees
+from services.drafter.heads.session import FeatureSession
+from services.drafter.heads.streams.files import load_streams
+from services.drafter.heads.streams.source import StreamSource
+from services.drafter.heads.streams.streams import Streams
 from services.drafter.interfaces import DraftWanted
-from services.drafter.known_states import KnownStates
+from services.drafter.sessions.known_states import KnownStates
 from speculation.messages import OpenSession, StepReport
 from speculation.types import Features, TokenTree
 from tests.tiny import make_tiny_model

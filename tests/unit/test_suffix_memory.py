@@ -9,15 +9,15 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.drafter import suffix as suffixes
-from services.drafter import suffix_automaton as automata
 from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
 from services.drafter.config import DrafterConfig, SuffixConfig
 from services.drafter.service import DrafterService
-from services.drafter.suffix import Suffix, SuffixSession
-from services.drafter.suffix_automaton import BREAK, NOWHERE, Automaton
-from services.drafter.suffix_memory import Memory
+from services.drafter.sources import suffix as suffixes
+from services.drafter.sources import suffix_automaton as automata
+from services.drafter.sources.suffix import Suffix, SuffixSession
+from services.drafter.sources.suffix_automaton import BREAK, NOWHERE, Automaton
+from services.drafter.sources.suffix_memory import Memory
 from speculation.messages import Draft, OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
 

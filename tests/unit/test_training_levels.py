@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from services.drafter.ahead_draft.medusa_files import load_medusa
-from services.drafter.ahead_draft.medusa_source import MedusaSource
-from services.drafter.ahead_draft.stream_files import load_streams
-from services.drafter.ahead_draft.stream_source import StreamSource
+from services.drafter.heads.medusa.files import load_medusa
+from services.drafter.heads.medusa.source import MedusaSource
+from services.drafter.heads.streams.files import load_streams
+from services.drafter.heads.streams.source import StreamSource
 from services.drafter.interfaces import DraftWanted, ModelSource
 from speculation.errors import ConfigurationError
 from speculation.types import EMPTY_TREE, TokenTree

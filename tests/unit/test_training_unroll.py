@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.drafter.feature_draft.head import FeatureHead, causal
-from services.drafter.feature_draft.head_config import head_for
-from services.drafter.feature_draft.target_rows import read_target_rows, read_target_shape
+from services.drafter.heads.eagle.head import FeatureHead, causal
+from services.drafter.heads.files.head_config import head_for
+from services.drafter.heads.files.target_rows import read_target_rows, read_target_shape
 from tests.model_source import ModelDouble
 from tests.tiny import make_tiny_model
 from training.batches import head_rows

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from services.drafter.ahead_draft.stream_files import load_streams
+from services.drafter.heads.streams.files import load_streams
 from services.model_files.weights.headers import SINGLE
 from speculation.errors import ConfigurationError
 from tests.training_data import open_tiny

@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from services.drafter.drawn_proposals import draw_with, drawn_from
+from services.drafter.sessions.drawn_proposals import draw_with, drawn_from
 from speculation.messages import DraftNoise
 from speculation.philox import NoiseStream, gumbel
 from speculation.types import Proposal

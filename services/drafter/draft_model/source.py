@@ -1,0 +1,225 @@
+"""A small causal language model that drafts for many requests at once (Leviathan et al. 2023; Chen et al. 2023)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.drafter.config import DrafterConfig, TrainedConfig
+from services.drafter.draft_model.chain import DraftedChain, DraftLimits
+from services.drafter.draft_model.language_model import LanguageModel
+from services.drafter.draft_model.loading import check_folder, load_draft_model, quietly
+from services.drafter.draft_model.model import DraftLM
+from services.drafter.draft_model.next_tokens import Draws, FreshDraws
+from services.drafter.draft_model.session import LmSession
+from services.drafter.draft_model.text_cache import NewRows, TextCache
+from services.drafter.draft_model.vocabulary_map import VocabularyMap, map_vocabularies
+from services.drafter.interfaces import DraftWanted
+from services.drafter.sessions.cache_room import CacheRoom
+from services.drafter.sessions.torch_threads import use_threads
+from services.drafter.stopping.interface import StopPolicy
+from services.drafter.stopping.policies import make_stop
+from services.model_files.folder import read_json, text_config
+from services.model_files.weights.files import check_shared
+from speculation import limits
+from speculation.errors import ConfigurationError
+from speculation.messages import OpenSession
+from speculation.types import EMPTY_TREE, TokenTree
+
+log = logging.getLogger(__name__)
+
+NAME = "draft_model"
+# Rows of texts that one call computes beside sessions that draft, so that a long prompt delays these by about a pass of the
+# target; and where nobody else waits.
+_ROWS_BESIDE, _ROWS_ALONE = 256, 1024
+# A session with at most so many rows to compute counts as one that drafts. A step commits a few tokens.
+_FEW = 32
+# Threads of torch for a draft model on a CPU. A second one is worth less than it takes from a target on the same cores.
+_THREADS = 1
+# Bytes of all sessions' caches. Beyond it, the session unused longest loses its own, and computes it anew when it is asked.
+_MOST_BYTES = 2 << 30
+
+
+def make(config: DrafterConfig) -> DraftModelSource:
+    """For ``SourceSpec.made_by``.
+
+    Raises:
+        ConfigurationError: there is no such model, or it cannot draft for the target; says why.
+    """
+    trained = config.trained
+    folder, target = trained.weights_of(NAME)
+    check_folder(folder)
+    check_shared(folder, target)
+    vocabulary = map_vocabularies(folder, target)
+    kept = None if vocabulary.kept is None else vocabulary.kept.tolist()
+    lm = _by_kernels(trained, folder, target, kept)
+    if lm is None:
+        lm = DraftLM(load_draft_model(folder, target, device=trained.device, dtype=trained.dtype), folder, kept)
+    positions = text_config(read_json(folder / "config.json", "draft model")).get("max_position_embeddings")
+    if trained.device == "cpu":
+        use_threads(_THREADS)
+    return DraftModelSource(
+        lm,
+        vocabulary,
+        make_stop(trained.stop, folder, target),
+        steps=trained.num_steps,
+        branches=trained.eagle_topk,
+        longest=min(trained.window, positions if isinstance(positions, int) else trained.window),
+    )
+
+
+def _by_kernels(config: TrainedConfig, folder: Path, target: Path, kept: Sequence[int] | None) -> LanguageModel | None:
+    """The model over the target's own kernels, if it is one that they compute."""
+    if config.draft_kernels is None or config.device != "cpu" or config.dtype != "float32":
+        return None
+    try:
+        with quietly():
+            made: LanguageModel = config.draft_kernels(folder, target, kept)
+        return made
+    except ConfigurationError as error:
+        log.info("the draft model at %s is computed by torch, which takes longer: %s", folder, error)
+        return None
+
+
+@dataclass(slots=True)
+class _Drafting:
+    """A session's draft in a call; ``rows`` are those of the coming pass."""
+
+    index: int
+    session: LmSession
+    chain: DraftedChain | None
+    rows: NewRows | None
+
+
+class DraftModelSource:
+    """Implements ``ModelSource``.
+
+    A call makes one pass for each level of its drafts, over the rows of all sessions. The first one also computes the
+    text that is not in a session's cache: what was committed since its last draft, and the last token of a chain that was
+    accepted whole. Long texts take several calls, in which their sessions have no draft.
+
+    Args:
+        longest: most rows of a session, drafts included.
+        steps: most tokens of a chain, whatever ``stop`` says; None: no other limit.
+        branches: as in ``DraftLimits``.
+    """
+
+    def __init__(
+        self,
+        lm: LanguageModel,
+        vocabulary: VocabularyMap,
+        stop: StopPolicy,
+        *,
+        longest: int,
+        steps: int | None = None,
+        branches: int | None = None,
+        randomness: Draws | None = None,
+        most_bytes: int = _MOST_BYTES,
+    ) -> None:
+        self._lm = lm
+        self._vocabulary = vocabulary
+        self._stop = stop
+        self._longest = longest
+        self._steps = steps or limits.MAX_TREE_NODES
+        self._branches = branches
+        self._randomness = randomness or FreshDraws()
+        self._room = CacheRoom(most_bytes)
+
+    def with_stop(self, stop: StopPolicy) -> DraftModelSource:
+        """The same model, whose chains end by another policy."""
+        other = copy(self)
+        other._stop = stop
+        other._room = CacheRoom(self._room.most_bytes)
+        return other
+
+    @property
+    def targets(self) -> NDArray[np.int64] | None:
+        """[kept ids], the target's id of each logit; None: they are the same."""
+        return self._vocabulary.targets
+
+    def logits_behind(self, text: Sequence[int], count: int) -> torch.Tensor:
+        """What the model says behind each of the last ``count`` tokens of a text: [count, kept ids], float32.
+
+        Raises:
+            ConfigurationError: it has a tokeniser of its own, in which the places are others.
+        """
+        if not self._vocabulary.is_targets:
+            raise ConfigurationError("the draft model has a tokeniser of its own: must have the target's")
+        rows = TextCache(self._lm.new_rows())
+        try:
+            (found,) = self._lm.logits([rows.add_text(text, count)])
+        finally:
+            rows.clear()
+        return found
+
+    def open(self, message: OpenSession) -> LmSession:
+        return LmSession(message, self._lm.new_rows(), self._vocabulary, self._stop.open(message))
+
+    def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree | None]:
+        trees: list[TokenTree | None] = [EMPTY_TREE] * len(batch)
+        drafting: list[_Drafting] = []
+        try:
+            for index in self._begin(batch, drafting):
+                trees[index] = None
+            while running := [(each, each.rows) for each in drafting if each.rows is not None]:
+                found = self._lm.logits([rows for _, rows in running])
+                for (each, _), logits in zip(running, found, strict=True):
+                    each.rows = None if each.chain is None else each.chain.take(logits)
+        except Exception:
+            # Some rows were entered and never computed.
+            for each in drafting:
+                each.session.cache.clear()
+            raise
+        for each in drafting:
+            if each.chain is not None:
+                trees[each.index] = each.chain.tree()
+        self._room.used(each.session.cache for each in drafting)
+        return trees
+
+    def forget(self, tenant: str) -> None:
+        """A session's rows are its own, and go when it is closed."""
+
+    def _begin(self, batch: Sequence[DraftWanted], drafting: list[_Drafting]) -> list[int]:
+        """Add to ``drafting`` the rows of the first pass: of all sessions with few, of others as far as there is room.
+
+        Returns:
+            The places in the batch of sessions whose text takes further calls.
+        """
+        waiting: list[tuple[int, DraftWanted, int, list[int]]] = []
+        for index, wanted in enumerate(batch):
+            session = cast(LmSession, wanted.session)
+            length = self._length(session, wanted.max_nodes)
+            if length:
+                spare = length * (self._branches or 1)
+                waiting.append((index, wanted, length, session.behind(self._longest, min(spare, self._longest // 2))))
+        waiting = sorted((each for each in waiting if each[3]), key=lambda each: len(each[3]))
+        room = _ROWS_BESIDE if waiting and len(waiting[0][3]) <= _FEW and len(waiting[-1][3]) > _FEW else _ROWS_ALONE
+        unread: list[int] = []
+        for index, wanted, length, text in waiting:
+            session = cast(LmSession, wanted.session)
+            count = len(text) if len(text) <= _FEW else min(len(text), room)
+            whole = count == len(text)
+            if not whole:
+                unread.append(index)
+            if count == 0:
+                continue
+            if len(text) > _FEW:
+                room -= count
+            rows = session.cache.add_text(text[:count], int(whole))
+            may = DraftLimits(nodes=wanted.max_nodes, length=length, branches=self._branches, least=wanted.min_probability)
+            chain = DraftedChain(session, may, NAME, self._randomness) if whole else None
+            drafting.append(_Drafting(index, session, chain, rows))
+        return unread
+
+    def _length(self, session: LmSession, max_nodes: int) -> int:
+        """The most tokens of a session's chain; 0: it wants no draft."""
+        # The policy is asked only if there is to be a draft.
+        return min(session.begin(), max_nodes, self._steps, self._longest // 4) if max_nodes else 0

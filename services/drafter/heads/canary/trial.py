@@ -1,0 +1,44 @@
+"""Tries any drafter that reads the target's states on a canary's texts, whatever kind its checkpoint is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.drafter.heads.canary.heads import CanaryResult, check
+from services.drafter.heads.canary.levels import LevelTrial, check_levels
+from services.drafter.heads.canary.texts import CanaryText
+from services.drafter.heads.files.head_files import load_head
+from services.drafter.heads.files.kinds import inspect
+from services.drafter.heads.files.target_shape import read_target_shape
+from services.drafter.heads.medusa.files import load_medusa
+from services.drafter.heads.streams.files import load_streams
+
+
+@dataclass(frozen=True, slots=True)
+class CanaryTrial:
+    """A drafter on trial.
+
+    Attributes:
+        layers: whose states it reads, see ``Features.layers``.
+        check: measures it on texts; raises ConfigurationError if it is useless.
+    """
+
+    layers: tuple[int, ...]
+    check: Callable[[Sequence[CanaryText]], CanaryResult]
+
+
+def open_trial(folder: Path, target: Path) -> CanaryTrial:
+    """Load the checkpoint in ``folder`` for the target in ``target``.
+
+    Raises:
+        ConfigurationError: it cannot draft for the target, or reads no states.
+    """
+    where, shape = str(folder), read_target_shape(target)
+    kind = inspect(folder, target).source
+    if kind in ("streaming", "medusa"):
+        trial = LevelTrial.of(load_streams(folder, target) if kind == "streaming" else load_medusa(folder, target))
+        return CanaryTrial((trial.layer,), lambda texts: check_levels(trial, texts, shape, where))
+    head = load_head(folder, target)
+    return CanaryTrial(head.config.state_layers, lambda texts: check(head, texts, shape, where))

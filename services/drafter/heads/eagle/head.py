@@ -1,0 +1,135 @@
+"""The head: one module for EAGLE-1 and 2, HASS, FSPAD and EAGLE-3, as its ``HeadConfig`` says.
+
+Row i of a text is (embedding of token i + 1, state of position i), at position i; it predicts token i + 2. The state is the
+target's wherever it is known, and else the one that the head itself fed back (``HeadOutput.state``).
+
+Papers: EAGLE (2401.15077), EAGLE-2 (2406.16858), EAGLE-3 (2503.01840), HASS (2408.15766), FSPAD (2408.15562).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import nn
+
+from services.drafter.heads.draft_vocabulary import DraftVocabulary
+from services.drafter.heads.eagle.sampler import Connector
+from services.drafter.heads.files.head_config import HeadConfig
+from services.drafter.heads.files.target_rows import TargetRows
+from services.drafter.heads.layer import Attend, HeadLayer
+from services.drafter.heads.rotary import RotaryPositions
+from services.drafter.heads.shared_output import SharedOutput
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class HeadOutput:
+    """What a head computed for its rows.
+
+    Attributes:
+        hidden: [B, R, h], what the output layer reads.
+        state: [B, R, h], the state of the next position, as far as the head knows it: fed back as ``states``.
+    """
+
+    hidden: torch.Tensor
+    state: torch.Tensor
+
+
+class FeatureHead(nn.Module):
+    """A head. Its parameters are what was trained; the target's rows are shared, and no parameters.
+
+    Args:
+        draft_ids: [V_d] int64, the target tokens that it drafts; None: all.
+
+    Attributes:
+        missing_state: [h_t * layers], takes the place of a state of the target that is not known; zeros unless trained.
+    """
+
+    def __init__(self, config: HeadConfig, rows: TargetRows, draft_ids: torch.Tensor | None = None) -> None:
+        super().__init__()
+        size, eps = config.hidden_size, config.rms_norm_eps
+        self.config = config
+        self.missing_state = nn.Parameter(torch.zeros(config.state_size))
+        self.connector = Connector(config) if config.family != "eagle3" else None
+        self.states_norm = nn.RMSNorm(config.state_size, eps=eps) if config.norm_before_fc else None
+        own = config.target_hidden_size
+        self.fc_norm = nn.ModuleList(nn.RMSNorm(own, eps=eps) for _ in config.state_layers) if config.fc_norm else None
+        fused = config.family == "eagle3" and config.fc
+        self.fc = nn.Linear(config.state_size, size, bias=config.fc_bias) if fused else None
+        self.layers = nn.ModuleList(HeadLayer(config, number) for number in range(config.num_layers))
+        self.norm = nn.RMSNorm(size, eps=eps) if config.output_norm else None
+        self.embed_tokens = nn.Embedding(config.vocab_size, size) if config.own_embedding else None
+        self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False) if config.own_output else None
+        self._rotary = RotaryPositions(config)
+        self._rows = rows
+        self._output = SharedOutput(rows, torch.arange(config.draft_vocab_size) if draft_ids is None else draft_ids)
+
+    @property
+    def rows(self) -> TargetRows:
+        """The target's rows that it shares."""
+        return self._rows
+
+    @property
+    def vocabulary(self) -> DraftVocabulary:
+        """The tokens that it drafts for every request."""
+        if self.lm_head is not None:
+            return DraftVocabulary(ids=self._output.ids, rows=self.lm_head.weight)
+        return self._output.vocabulary
+
+    def beyond(self, tokens: Iterable[int]) -> DraftVocabulary | None:
+        """As ``SharedOutput.beyond``. None, too, if it has trained output rows: the target's do not fit beside those."""
+        return None if self.lm_head is not None and not self._frozen_output else self._output.beyond(tokens)
+
+    @cached_property
+    def _frozen_output(self) -> bool:
+        """Whether its own output rows are a copy of the target's, as newer trainers save them."""
+        if self.lm_head is None or self.config.hidden_size != self.config.target_hidden_size:
+            return False
+        own = self.lm_head.weight
+        return torch.allclose(own, self._rows.output.rows(self._output.ids).to(own), rtol=1e-2, atol=1e-3)
+
+    def embed(self, tokens: torch.Tensor) -> torch.Tensor:
+        """Embeddings [..., h_e] of target tokens [...]: its own, or the target's."""
+        return self._rows.embedding.rows(tokens) if self.embed_tokens is None else self.embed_tokens(tokens)
+
+    def fuse(self, states: torch.Tensor) -> torch.Tensor:
+        """The target's states [..., h_t * layers] to what ``forward`` reads [..., h]; EAGLE-3 alone changes them."""
+        if self.states_norm is not None:
+            states = self.states_norm(states)
+        if self.fc_norm is not None:
+            parts = states.chunk(len(self.fc_norm), dim=-1)
+            states = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], dim=-1)
+        return states if self.fc is None else self.fc(states)
+
+    def forward(self, embeddings: torch.Tensor, states: torch.Tensor, positions: torch.Tensor, attend: Attend) -> HeadOutput:
+        """One pass over rows.
+
+        Args:
+            embeddings: [B, R, h_e], of the tokens after the rows' positions.
+            states: [B, R, h], fused ones of the target or ``HeadOutput.state``.
+            positions: [B, R] int64.
+            attend: which rows each row sees; see ``Attend``. It keeps keys and values, if anyone does.
+        """
+        rows = states if self.connector is None else self.connector(embeddings, states)
+        turns = self._rotary.factors(positions, rows.dtype)
+        for layer in self.layers:
+            rows = layer(rows, embeddings, turns, attend)
+        hidden, state = rows.chunk(2, dim=-1) if self.config.two_outputs else (rows, rows)
+        if self.norm is not None:
+            hidden = self.norm(hidden)
+            if self.config.norm_output:
+                state = hidden
+        return HeadOutput(hidden=hidden, state=state)
+
+    def logits(self, hidden: torch.Tensor, vocabulary: DraftVocabulary) -> torch.Tensor:
+        """[..., h] to [..., V_d]: logits of ``vocabulary.ids``, shaped as the target's where the rows are the target's."""
+        if self.lm_head is None:
+            return self._output.logits(hidden, vocabulary)
+        return nn.functional.linear(hidden, vocabulary.rows, vocabulary.bias) * self.config.logit_scale
+
+
+def causal(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, layer: int) -> torch.Tensor:
+    """An ``Attend`` without memory: every row sees itself and the rows before it."""
+    return nn.functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)

@@ -1,0 +1,274 @@
+"""A drafter of hidden states as a source of drafts: EAGLE, EAGLE-2, EAGLE-3, HASS and FSPAD.
+
+A draft is one pass over the newly committed tokens with the target's own states, whose last row gives the root's children;
+then one pass for each further level, with the states that the head feeds back to itself. Each pass is over all sessions of
+the batch. (Li et al., EAGLE, 2401.15077, section 4; EAGLE-2, 2406.16858, section 4.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from services.drafter.config import DrafterConfig
+from services.drafter.heads.beam import BestFirst, DynamicTree, Growth, SampledChain
+from services.drafter.heads.cache import CacheShape, PassRows, attention
+from services.drafter.heads.canary.heads import check_checkpoint
+from services.drafter.heads.draft_choice import AskedRows, DraftChoice
+from services.drafter.heads.eagle.head import FeatureHead, HeadOutput
+from services.drafter.heads.files.head_files import load_head
+from services.drafter.heads.session import CommittedRows, FeatureSession, in_one_call
+from services.drafter.interfaces import DraftWanted
+from services.drafter.sessions.cache_room import CacheRoom
+from services.drafter.sessions.drawn_proposals import Draw, draw_with
+from services.drafter.sessions.torch_threads import use_threads
+from speculation.errors import ConfigurationError
+from speculation.messages import OpenSession
+from speculation.tree import ROOT
+from speculation.types import EMPTY_TREE, TokenTree
+
+# Threads that torch uses for a head. A second one is worth less than it takes from the target where both share a processor.
+_THREADS = 1
+# Bytes of all sessions' caches. Beyond it, the session unused longest loses its own, and computes it anew when it is asked.
+_MOST_BYTES = 2 << 30
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TreeForm:
+    """The form of the trees.
+
+    Attributes:
+        steps: most passes after the first.
+        width: most nodes of a session in one pass, and most children of a node.
+        dynamic: None: the likeliest paths (``BestFirst``). Otherwise EAGLE-2's tree (``DynamicTree``) of this ``total``,
+            with ``steps`` as its depth and ``width`` as its top k.
+    """
+
+    steps: int = 5
+    width: int = 8
+    dynamic: int | None = None
+
+
+def make_eagle(config: DrafterConfig) -> FeatureSource:
+    """For ``SourceSpec.made_by``.
+
+    Raises:
+        ConfigurationError: no checkpoint is configured, or it cannot draft for the target; says why.
+    """
+    return _made("eagle", config)
+
+
+def make_eagle3(config: DrafterConfig) -> FeatureSource:
+    """As ``make_eagle``."""
+    return _made("eagle3", config)
+
+
+def make_fspad(config: DrafterConfig) -> FeatureSource:
+    """As ``make_eagle``."""
+    return _made("fspad", config)
+
+
+def _made(name: str, config: DrafterConfig) -> FeatureSource:
+    trained = config.trained
+    folder, target = trained.weights_of(name)
+    use_threads(_THREADS)
+    head = load_head(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
+    if head.config.family != name:
+        raise ConfigurationError(
+            f"cannot load the head at {folder} as {name}: its tensors are those of {head.config.family}"
+        )
+    check_checkpoint(head, folder, target, asked_for=trained.asked_for)
+    usual = TreeForm()
+    form = TreeForm(
+        # The first pass gives the first level.
+        steps=usual.steps if trained.num_steps is None else trained.num_steps - 1,
+        width=trained.eagle_topk or usual.width,
+        dynamic=trained.num_draft_tokens,
+    )
+    return FeatureSource(name, head, window=trained.window, form=form)
+
+
+class _Growing:
+    """One session's draft under way.
+
+    Args:
+        place: its place in the batch.
+        rows: the rows of committed positions that it needs.
+    """
+
+    def __init__(self, place: int, session: FeatureSession, growth: Growth, rows: CommittedRows) -> None:
+        self.place = place
+        self.session = session
+        self.growth = growth
+        self.rows = rows
+        # By node that has been run: which row of the tree it is, and which of all rows that the head feeds back.
+        self._row: dict[int, int] = {}
+        self._fed: dict[int, int] = {}
+        self._ancestors = np.zeros((growth.rows, growth.rows), dtype=np.bool_)
+
+    def part(self, nodes: NDArray[np.int64]) -> PassRows:
+        """The part of a pass that runs ``nodes``."""
+        first, end = len(self._row), len(self._row) + len(nodes)
+        for row, (node, parent) in enumerate(zip(nodes.tolist(), self.growth.parents(nodes).tolist(), strict=True), first):
+            if parent != ROOT:
+                self._ancestors[row] = self._ancestors[self._row[parent]]
+            self._ancestors[row, row] = True
+            self._row[node] = row
+        return self.session.cache.tree(self._ancestors[first:end, :end])
+
+    def read(self, nodes: NDArray[np.int64]) -> list[int]:
+        """Which rows fed back the passes over ``nodes`` read: those of their parents."""
+        return [self._fed[parent] for parent in self.growth.parents(nodes).tolist()]
+
+    def feed(self, nodes: NDArray[np.int64], first: int) -> None:
+        """Note that ``nodes`` fed back the rows from ``first`` on."""
+        self._fed.update(zip(nodes.tolist(), range(first, first + len(nodes)), strict=True))
+
+    def after(self, nodes: NDArray[np.int64]) -> AskedRows:
+        """What may come after ``nodes``."""
+        return AskedRows(self.session, len(self.session.tokens) + self.growth.depths(nodes))
+
+
+class FeatureSource:
+    """Implements ``ModelSource``.
+
+    Args:
+        name: of the source.
+        window: most committed rows that a row attends to; no more than the head's own context, for which it was trained.
+        form: of the trees.
+        draw: draws chains under ``acceptance: rejection``.
+        most_bytes: of all sessions' caches.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        head: FeatureHead,
+        *,
+        window: int,
+        form: TreeForm | None = None,
+        draw: Draw | None = None,
+        most_bytes: int = _MOST_BYTES,
+    ) -> None:
+        self._name = name
+        self._head = head
+        self._form = form or TreeForm()
+        self._choice = DraftChoice(head)
+        # Of the system's own entropy: answers to equal prompts must not share their drafts.
+        self._draw = draw or draw_with(np.random.default_rng())
+        self._room = CacheRoom(most_bytes)
+        config, missing = head.config, head.missing_state.detach()
+        self._missing = missing
+        self._shape = CacheShape(
+            layers=config.num_layers,
+            heads=config.num_key_value_heads,
+            width=config.head_dim,
+            window=min(window, config.window or window, config.max_positions),
+            dtype=missing.dtype,
+            device=missing.device,
+        )
+
+    def open(self, message: OpenSession) -> FeatureSession:
+        extra = self._head.beyond(message.tokens[: message.prompt_length])
+        return FeatureSession(message, self._shape, extra)
+
+    @torch.inference_mode()
+    def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree | None]:
+        trees: list[TokenTree | None] = [None if wanted.max_nodes else EMPTY_TREE for wanted in batch]
+        due = [
+            _Growing(place, wanted.session, self._growth(wanted), rows)
+            for place, wanted in enumerate(batch)
+            if wanted.max_nodes
+            and (rows := wanted.session.rows_wanted(wanted.states, self._head.config.state_layers, self._missing))
+            is not None
+        ]
+        if not due:
+            return trees
+        ready, ends = self._commit(due)
+        if ready:
+            self._grow(ready, ends)
+        for each in ready:
+            trees[each.place] = each.growth.tree(self._name)
+        self._room.used(each.session.cache for each in due)
+        return trees
+
+    def forget(self, tenant: str) -> None:
+        """Nothing is kept beyond a session."""
+
+    def _growth(self, wanted: DraftWanted) -> Growth:
+        form, nodes, least = self._form, wanted.max_nodes, wanted.min_probability
+        if wanted.session.sampled:
+            return SampledChain(nodes, steps=form.steps, draw=self._draw)
+        if form.dynamic is not None:
+            return DynamicTree(total=min(form.dynamic, nodes + 1), depth=form.steps, top_k=form.width)
+        return BestFirst(nodes, steps=form.steps, width=form.width, least=least)
+
+    def _commit(self, due: Sequence[_Growing]) -> tuple[list[_Growing], HeadOutput]:
+        """Compute the rows of committed positions.
+
+        Returns:
+            The drafts that can begin, and [drafts, h], the output of each one's last row. The others have too many rows for
+            one call, and must be asked for again.
+        """
+        pieces = [(due[index], piece) for index, piece in in_one_call([each.rows for each in due])]
+        for each, piece in pieces:
+            each.session.cache.reserve(int(piece.positions[-1]) + 1, each.growth.rows)
+        output = self._pass(
+            np.concatenate([piece.tokens for _, piece in pieces]),
+            self._head.fuse(torch.cat([piece.states for _, piece in pieces])),
+            np.concatenate([piece.positions for _, piece in pieces]),
+            [each.session.cache.committed(piece.positions) for each, piece in pieces],
+        )
+        ready, last, end = [], [], 0
+        for each, piece in pieces:
+            each.session.computed(piece)
+            end += len(piece)
+            if len(piece) == len(each.rows):
+                ready.append(each)
+                last.append(end - 1)
+        return ready, HeadOutput(hidden=output.hidden[last], state=output.state[last])
+
+    def _grow(self, growing: Sequence[_Growing], ends: HeadOutput) -> None:
+        """Grow all trees, level by level, from the output of each session's last committed row."""
+        hidden, fed = ends.hidden, ends.state
+        level = [(each, np.array([ROOT])) for each in growing]
+        for at, (each, root) in enumerate(level):
+            each.feed(root, at)
+        while level:
+            count = max(each.growth.children for each, _ in level)
+            tokens, logs = self._choice.likeliest(hidden, [each.after(nodes) for each, nodes in level], count)
+            begin = 0
+            for each, nodes in level:
+                each.growth.add(tokens[begin : begin + len(nodes)], logs[begin : begin + len(nodes)])
+                begin += len(nodes)
+            level = [(each, nodes) for each, _ in level if len(nodes := each.growth.grow())]
+            if level:
+                output = self._run(level, fed)
+                hidden, fed = output.hidden, torch.cat((fed, output.state))
+
+    def _run(self, level: Sequence[tuple[_Growing, NDArray[np.int64]]], fed: torch.Tensor) -> HeadOutput:
+        """One pass over the nodes of all sessions, which read what their parents ``fed`` [rows, h] back."""
+        states = fed[[row for each, nodes in level for row in each.read(nodes)]]
+        tokens = np.concatenate([each.growth.tokens(nodes) for each, nodes in level])
+        # A node's row is where its parent is; the token after it is its own.
+        positions = np.concatenate([each.after(nodes).positions - 2 for each, nodes in level])
+        output = self._pass(tokens, states, positions, [each.part(nodes) for each, nodes in level])
+        first = len(fed)
+        for each, nodes in level:
+            each.feed(nodes, first)
+            first += len(nodes)
+        return output
+
+    def _pass(
+        self, tokens: NDArray[np.int64], states: torch.Tensor, positions: NDArray[np.int64], parts: Sequence[PassRows]
+    ) -> HeadOutput:
+        """One pass over rows of many sessions, [rows, h]. Each row: its position's state, and the token after it."""
+        device = self._shape.device
+        embeddings = self._head.embed(torch.from_numpy(tokens).to(device))
+        places = torch.from_numpy(positions).to(device)
+        output: HeadOutput = self._head(embeddings[None], states[None], places[None], attention(parts))
+        return HeadOutput(hidden=output.hidden[0], state=output.state[0])

@@ -1,0 +1,177 @@
+"""Loads a head's checkpoint: config.json and safetensors, of any public layout. Nothing else is ever opened."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from services.drafter.heads.draft_vocabulary import ids_of_offsets, membership
+from services.drafter.heads.eagle.head import FeatureHead
+from services.drafter.heads.files.head_config import TargetShape
+from services.drafter.heads.files.head_fields import parse, unused
+from services.drafter.heads.files.layouts import (
+    COMPUTED,
+    DRAFT_IDS,
+    DRAFT_OFFSETS,
+    DRAFTED,
+    HeadLayout,
+    detect,
+    refuse_others,
+    stripped,
+)
+from services.drafter.heads.files.pickled import refuse_pickles
+from services.drafter.heads.files.target_rows import RowTable, TargetRows, read_target_rows, read_target_shape
+from services.drafter.heads.files.target_shape import TRAINING, check_tokenizer
+from services.model_files.folder import read_json, reading
+from services.model_files.weights.files import WeightFiles
+from speculation.errors import ConfigurationError
+
+CONFIG = "config.json"
+# Matrices closer than this, relative to their size, are the target's own, rounded in another way.
+_SAME = 0.01
+# Rows that are compared.
+_COMPARED = 512
+
+Tensors = dict[str, torch.Tensor]
+
+
+def load_head(
+    folder: Path,
+    target: Path,
+    *,
+    device: str | torch.device = "cpu",
+    dtype: torch.dtype = torch.float32,
+    rows: TargetRows | None = None,
+    draft_ids: torch.Tensor | None = None,
+) -> FeatureHead:
+    """The head in ``folder`` for the target in ``target``.
+
+    Args:
+        rows: the target's, if they have been read already.
+        draft_ids: [V_d] int64, the tokens to draft, if the head has no draft vocabulary and no output layer of its own.
+
+    Raises:
+        ConfigurationError: it cannot be served exactly as it was trained, or belongs to another target; names the field or
+            the tensor, its value, and what is allowed.
+    """
+    where = str(folder)
+    config = read_json(folder / CONFIG, of="head")
+    refuse_others(config, where)
+    recorded = read_json(folder / TRAINING, of="head") if (folder / TRAINING).is_file() else {}
+    refuse_pickles(folder)
+    check_tokenizer(folder, target)
+    with reading(f"load the head at {folder}"):
+        layout, tensors = _read(folder, config)
+    shape = read_target_shape(target)
+    rows = read_target_rows(target, device=device, dtype=dtype) if rows is None else rows
+    ids = take_vocabulary(tensors, shape, where)
+    _share(tensors, rows, ids)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if ids is not None:
+        shapes[DRAFT_OFFSETS] = tuple(ids.shape)
+    parsed = parse(config, layout, shapes, shape, where, recorded)
+    if ids is None and draft_ids is not None and not parsed.own_output:
+        ids, parsed = draft_ids, replace(parsed, draft_vocab_size=len(draft_ids))
+    if not parsed.own_output and parsed.logit_scale not in (1.0, rows.scale):
+        raise ConfigurationError(
+            f"cannot load the head at {where}: logit_scale is {parsed.logit_scale}: must be {rows.scale}, the target's, "
+            "whose output layer it shares"
+        )
+    if ids is None:
+        ids = torch.arange(shape.vocab_size)
+    # Not accelerate's ``init_empty_weights``, which would empty what other threads load meanwhile.
+    with torch.device("meta"):
+        head = FeatureHead(parsed, rows, ids)
+    _fill(head, tensors, layout, where)
+    return head.to(device, dtype).requires_grad_(False).eval()
+
+
+def _read(folder: Path, config: Mapping[str, Any]) -> tuple[HeadLayout, Tensors]:
+    """The checkpoint's layout, and its tensors by canonical name."""
+    with WeightFiles(folder) as files:
+        names = {name: stripped(name) for name in files.names if not name.endswith(COMPUTED)}
+        layout = detect(names.values(), config, str(folder))
+        skipped = unused(config, layout, str(folder))
+        found: Tensors = {}
+        for public, short in names.items():
+            name = layout.canonical(short)
+            if name is None or name in found:
+                what = "unknown" if name is None else f"there twice, as {name}"
+                raise ConfigurationError(
+                    f"cannot load the head at {folder}: the tensor {public} is {what}: must be one of layout {layout.name}"
+                )
+            if name not in skipped:
+                found[name] = files.numbers(public)
+    if "missing_state" in found:
+        found["missing_state"] = found["missing_state"].flatten()
+    return layout, found
+
+
+def take_vocabulary(tensors: Tensors, target: TargetShape, where: str) -> torch.Tensor | None:
+    """The draft vocabulary's ids [V_d], taken out of ``tensors``; None: all tokens.
+
+    Raises:
+        ConfigurationError: they are no distinct tokens of the target.
+    """
+    offsets, mapped, drafted = (tensors.pop(name, None) for name in (DRAFT_OFFSETS, DRAFT_IDS, DRAFTED))
+    ids = mapped.to(torch.int64) if mapped is not None else None if offsets is None else ids_of_offsets(offsets)
+    if ids is None:
+        return None
+    name = "d2t" if mapped is None else "token_map"
+    if ids.dim() != 1 or not bool(((ids >= 0) & (ids < target.vocab_size)).all()):
+        raise ConfigurationError(
+            f"cannot load the head at {where}: {name} leads to ids from {int(ids.min())} to {int(ids.max())}: must be from "
+            f"0 to {target.vocab_size - 1}, the target's"
+        )
+    if len(set(ids.tolist())) != len(ids):
+        raise ConfigurationError(f"cannot load the head at {where}: {name} leads to a token twice: must lead to each once")
+    if drafted is not None and not torch.equal(drafted.bool(), membership(ids, target.vocab_size)):
+        raise ConfigurationError(f"cannot load the head at {where}: t2d marks other tokens than {name} leads to")
+    head = tensors.get("lm_head.weight")
+    if head is not None and head.shape[0] == target.vocab_size != len(ids):
+        tensors["lm_head.weight"] = head[ids]
+    return ids
+
+
+def _share(tensors: Tensors, rows: TargetRows, ids: torch.Tensor | None) -> None:
+    """Drop embeddings and output rows that are copies of the target's, which has them in memory already."""
+    for name, table, at in (("embed_tokens.weight", rows.embedding, None), ("lm_head.weight", rows.output, ids)):
+        own = tensors.get(name)
+        if own is not None and _is_copy(own, table, at):
+            del tensors[name]
+
+
+def _is_copy(own: torch.Tensor, table: RowTable, ids: torch.Tensor | None) -> bool:
+    count = table.shape[0] if ids is None else len(ids)
+    if tuple(own.shape) != (count, table.shape[1]):
+        return False
+    some = torch.linspace(0, count - 1, min(count, _COMPARED)).long()
+    theirs = table.rows(some if ids is None else ids[some]).float().cpu()
+    return bool((own[some].float() - theirs).norm() <= _SAME * theirs.norm())
+
+
+def _fill(head: FeatureHead, tensors: Tensors, layout: HeadLayout, where: str) -> None:
+    """Give the module its tensors; all of them, and no others."""
+    wanted = head.state_dict()
+    tensors.setdefault("missing_state", torch.zeros(head.config.state_size))
+    refused = f"cannot load the head at {where}: the tensor"
+    for name in wanted:
+        if name not in tensors:
+            raise ConfigurationError(f"{refused} {layout.public(name)} is missing: layout {layout.name} needs it")
+    for name, tensor in tensors.items():
+        if name not in wanted:
+            raise ConfigurationError(f"{refused} {layout.public(name)} is unknown: its config.json has no place for it")
+        if not bool(torch.isfinite(tensor).all()):
+            raise ConfigurationError(f"{refused} {layout.public(name)} holds infinite values or NaN: must be finite numbers")
+        if tensor.shape != wanted[name].shape:
+            shown, must = list(tensor.shape), list(wanted[name].shape)
+            raise ConfigurationError(
+                f"{refused} {layout.public(name)} is {shown}: must be {must}, by config.json and the target"
+            )
+        if not tensor.is_floating_point():
+            raise ConfigurationError(f"{refused} {layout.public(name)} is {tensor.dtype}: must be floating-point numbers")
+    head.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)

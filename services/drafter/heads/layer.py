@@ -1,0 +1,109 @@
+"""A head's decoder layer: Llama's, with the deviations of the EAGLE family.
+
+Layer 0 of EAGLE-1 and 2 has no norm before its attention; that of EAGLE-3 attends to [normed embedding ; normed state],
+twice as wide; FSPAD's MLP writes two outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from services.drafter.heads.files.head_config import HeadConfig
+from services.drafter.heads.rotary import turned
+
+# Attention over a layer's rows and what its caller keeps of earlier ones: query [B, heads, R, head_dim], key and value
+# [B, key-value heads, R, head_dim], already turned by their positions, and the layer's number. Scores are divided by
+# sqrt(head_dim). Returns [B, heads, R, head_dim].
+Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int], torch.Tensor]
+Activation = Callable[[torch.Tensor], torch.Tensor]
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": nn.functional.silu,
+    "swish": nn.functional.silu,
+    "gelu": nn.functional.gelu,
+    "gelu_pytorch_tanh": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "gelu_new": lambda x: nn.functional.gelu(x, approximate="tanh"),
+    "relu": nn.functional.relu,
+}
+
+
+class HeadAttention(nn.Module):
+    """Grouped-query attention of layer ``number``; layer 0 of EAGLE-3 reads 2 h."""
+
+    def __init__(self, config: HeadConfig, number: int) -> None:
+        super().__init__()
+        self._number = number
+        self._shape = (-1, config.head_dim)
+        read = config.hidden_size * (2 if config.family == "eagle3" and number == 0 else 1)
+        query, kept = config.num_attention_heads * config.head_dim, config.num_key_value_heads * config.head_dim
+        self.q_proj = nn.Linear(read, query, bias=config.qkv_bias)
+        self.k_proj = nn.Linear(read, kept, bias=config.qkv_bias)
+        self.v_proj = nn.Linear(read, kept, bias=config.qkv_bias)
+        self.o_proj = nn.Linear(query, config.hidden_size, bias=config.o_bias)
+        self.q_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = nn.RMSNorm(config.head_dim, eps=config.rms_norm_eps) if config.qk_norm else None
+
+    def forward(self, rows: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], attend: Attend) -> torch.Tensor:
+        """[B, R, read] to [B, R, h]."""
+        query, key, value = (each(rows).unflatten(-1, self._shape) for each in (self.q_proj, self.k_proj, self.v_proj))
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        query, key = (turned(each.transpose(1, 2), *turns) for each in (query, key))
+        attended = attend(query, key, value.transpose(1, 2), self._number)
+        written: torch.Tensor = self.o_proj(attended.transpose(1, 2).flatten(2))
+        return written
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(a)) * up(b)): a decoder layer's MLP, where a is b, and the one in FSPAD's sampler."""
+
+    def __init__(self, config: HeadConfig, written: int, *, bias: bool) -> None:
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=bias)
+        self.down_proj = nn.Linear(config.intermediate_size, written, bias=bias)
+        self._activation = ACTIVATIONS[config.hidden_act]
+
+    def forward(self, gate: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        """[..., h] twice to [..., written]."""
+        written: torch.Tensor = self.down_proj(self._activation(self.gate_proj(gate)) * self.up_proj(rows))
+        return written
+
+
+class HeadLayer(nn.Module):
+    """Decoder layer ``number``. Only the last one of FSPAD writes two outputs."""
+
+    def __init__(self, config: HeadConfig, number: int) -> None:
+        super().__init__()
+        first, size, eps = number == 0, config.hidden_size, config.rms_norm_eps
+        self._pair = config.family == "eagle3" and first
+        self._normed_residual = config.norm_before_residual
+        self._outputs = 2 if config.two_outputs and number == config.num_layers - 1 else 1
+        normed = self._pair or not first or config.input_norm
+        self.input_layernorm = nn.RMSNorm(size, eps=eps) if normed else None
+        self.hidden_norm = nn.RMSNorm(size, eps=eps) if self._pair else None
+        self.self_attn = HeadAttention(config, number)
+        self.post_attention_layernorm = nn.RMSNorm(size, eps=eps)
+        self.mlp = GatedMLP(config, size * self._outputs, bias=config.mlp_bias)
+
+    def forward(
+        self, rows: torch.Tensor, embeddings: torch.Tensor, turns: tuple[torch.Tensor, torch.Tensor], attend: Attend
+    ) -> torch.Tensor:
+        """[B, R, h] to [B, R, h], or to [B, R, 2 h] with two outputs. Only layer 0 of EAGLE-3 reads the embeddings."""
+        residual = rows
+        if self.hidden_norm is not None and self.input_layernorm is not None:
+            rows = self.hidden_norm(rows)
+            if self._normed_residual:
+                residual = rows
+            rows = torch.cat((self.input_layernorm(embeddings), rows), dim=-1)
+        elif self.input_layernorm is not None:
+            rows = self.input_layernorm(rows)
+        rows = residual + self.self_attn(rows, turns, attend)
+        normed = self.post_attention_layernorm(rows)
+        # Both outputs have the one residual.
+        residual = torch.cat([rows] * self._outputs, dim=-1) if self._outputs > 1 else rows
+        added: torch.Tensor = residual + self.mlp(normed, normed)
+        return added

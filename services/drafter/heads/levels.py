@@ -1,0 +1,102 @@
+"""Trees of models that guess several tokens ahead at once, each whatever the ones before it are.
+
+Level j (from 1) is a distribution of the j-th token to come. A path's probability is the product over its levels. That is no
+joint distribution: the second token is guessed without knowing the first. The target walks the tree, so this costs speed at
+most; and the calibrator learns what each depth is worth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from services.drafter.config import Choices, TrainedConfig
+from services.drafter.heads.beam import BestFirst, Growth, SampledChain
+from services.drafter.heads.choosing_session import ChoosingSession
+from services.drafter.heads.draft_choice import AskedRows, DraftChoice, StateDrafter
+from services.drafter.heads.medusa.fixed_tree import FixedTree
+from services.drafter.interfaces import DraftWanted
+from services.drafter.sessions.drawn_proposals import Draw, draw_with
+from speculation.types import TokenTree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LevelForm:
+    """The form of the trees.
+
+    Attributes:
+        depth: most levels that are used; None: all.
+        width: most children of a node. Medusa's trees take the ten likeliest tokens of each head.
+        fixed: Medusa's fixed tree; None: the likeliest paths.
+    """
+
+    depth: int | None = None
+    width: int = 10
+    fixed: Choices | None = None
+
+    @classmethod
+    def of(cls, config: TrainedConfig) -> LevelForm:
+        """As the settings say."""
+        return cls(depth=config.num_steps, width=config.eagle_topk or cls().width)
+
+    @classmethod
+    def of_medusa(cls, config: TrainedConfig) -> LevelForm:
+        """As the settings say; ``medusa_choices`` with them."""
+        return replace(cls.of(config), fixed=config.medusa_choices)
+
+
+class LevelTrees:
+    """Makes trees of levels.
+
+    Args:
+        name: of the source.
+        levels: tokens ahead that the model guesses.
+        draw: draws chains under ``acceptance: rejection``.
+    """
+
+    def __init__(self, name: str, model: StateDrafter, levels: int, form: LevelForm, draw: Draw | None = None) -> None:
+        self._name = name
+        self._choice = DraftChoice(model)
+        self._levels = levels
+        self._depth = min(levels, form.depth or levels)
+        self._width = form.width
+        self._fixed = form.fixed
+        # Of the system's own entropy: answers to equal prompts must not share their drafts.
+        self._draw = draw or draw_with(np.random.default_rng())
+
+    def grow(self, wanted: Sequence[DraftWanted], hidden: torch.Tensor) -> list[TokenTree]:
+        """One tree for each of ``wanted``.
+
+        Args:
+            hidden: [len(wanted) * levels, h], what the output layer reads of each one's levels in their order.
+        """
+        levels = self._levels
+        growths = [self._growth(each) for each in wanted]
+        count = max(growth.children for growth in growths)
+        tokens, logs = self._choice.likeliest(hidden, [self._asked(each.session) for each in wanted], count)
+        # Nothing comes behind the last level.
+        by_session = np.full((len(wanted), levels + 1, logs.shape[1]), -np.inf)
+        by_session[:, :levels] = logs.reshape(len(wanted), levels, -1)
+        by_session[:, self._depth :] = -np.inf
+        guessed = np.zeros(by_session.shape, dtype=np.int64)
+        guessed[:, :levels] = tokens.reshape(len(wanted), levels, -1)
+        for growth, own, chances in zip(growths, guessed, by_session, strict=True):
+            growth.add(own[:1], chances[:1])
+            while len(nodes := growth.grow()):
+                behind = growth.depths(nodes)
+                growth.add(own[behind], chances[behind])
+        return [growth.tree(self._name) for growth in growths]
+
+    def _asked(self, session: ChoosingSession) -> AskedRows:
+        return AskedRows(session, len(session.tokens) + np.arange(self._levels))
+
+    def _growth(self, wanted: DraftWanted) -> Growth:
+        if wanted.session.sampled:
+            return SampledChain(wanted.max_nodes, steps=self._depth - 1, draw=self._draw)
+        if self._fixed is not None:
+            return FixedTree(wanted.max_nodes, self._fixed)
+        # Deeper nodes cost nothing, so that the tree is the likeliest paths of all.
+        return BestFirst(wanted.max_nodes, steps=wanted.max_nodes, width=self._width, least=wanted.min_probability)

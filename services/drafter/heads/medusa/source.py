@@ -1,0 +1,77 @@
+"""Medusa's heads as a source of drafts: the state of the last committed row gives all levels of a tree at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from services.drafter.config import DrafterConfig
+from services.drafter.heads.canary.levels import check_levels_at
+from services.drafter.heads.choosing_session import ChoosingSession
+from services.drafter.heads.files.head_config import FINAL
+from services.drafter.heads.levels import LevelForm, LevelTrees
+from services.drafter.heads.medusa.files import load_medusa
+from services.drafter.heads.medusa.heads import MedusaHeads
+from services.drafter.heads.session import state_numbers
+from services.drafter.interfaces import DraftWanted
+from services.drafter.sessions.drawn_proposals import Draw
+from services.drafter.sessions.torch_threads import use_threads
+from speculation.messages import OpenSession
+from speculation.types import EMPTY_TREE, TokenTree
+
+NAME = "medusa"
+# Threads that torch uses. A second one is worth less than it takes from the target where both share a processor.
+_THREADS = 1
+_LAYERS = (FINAL,)
+
+
+def make(config: DrafterConfig) -> MedusaSource:
+    """For ``SourceSpec.made_by``.
+
+    Raises:
+        ConfigurationError: no checkpoint is configured, or it cannot draft for the target; says why.
+    """
+    trained = config.trained
+    folder, target = trained.weights_of(NAME)
+    use_threads(_THREADS)
+    heads = load_medusa(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
+    check_levels_at(heads, folder, target, asked_for=trained.asked_for)
+    return MedusaSource(heads, form=LevelForm.of_medusa(trained))
+
+
+class MedusaSource:
+    """Implements ``ModelSource``. Nothing is computed for a text but from its last state, so that nothing is caught up.
+
+    Args:
+        form: of the trees.
+        draw: draws chains under ``acceptance: rejection``.
+    """
+
+    def __init__(self, heads: MedusaHeads, *, form: LevelForm | None = None, draw: Draw | None = None) -> None:
+        self._heads = heads
+        self._trees = LevelTrees(NAME, heads, heads.config.num_heads, form or LevelForm(), draw)
+        weight = next(heads.parameters())
+        self._like = torch.zeros(heads.config.hidden_size, dtype=weight.dtype, device=weight.device)
+
+    def open(self, message: OpenSession) -> ChoosingSession:
+        return ChoosingSession(message, self._heads.beyond(message.tokens[: message.prompt_length]))
+
+    @torch.inference_mode()
+    def draft(self, batch: Sequence[DraftWanted]) -> list[TokenTree | None]:
+        trees: list[TokenTree | None] = [None if wanted.max_nodes else EMPTY_TREE for wanted in batch]
+        due: dict[int, torch.Tensor] = {}
+        for place, wanted in enumerate(batch):
+            # The last committed token has not been through the target yet.
+            row = wanted.states.of(len(wanted.session.tokens) - 2, _LAYERS) if wanted.max_nodes else None
+            if row is not None:
+                due[place] = state_numbers(row, _LAYERS, self._like)
+        if due:
+            hidden = self._heads(torch.cat(list(due.values())))
+            drafted = self._trees.grow([batch[place] for place in due], hidden.flatten(0, 1))
+            for place, tree in zip(due, drafted, strict=True):
+                trees[place] = tree
+        return trees
+
+    def forget(self, tenant: str) -> None:
+        """Nothing is kept beyond a session."""

@@ -1,0 +1,94 @@
+"""What the target's last layers are, from its config.json and the headers of its weights; read without torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from services.drafter.heads.files.head_config import HeadConfig, TargetShape
+from services.drafter.heads.files.head_fields import parse
+from services.drafter.heads.files.layouts import COMPUTED, EAGLE, stripped
+from services.model_files.weights.headers import read_shapes
+from speculation.errors import ConfigurationError
+
+_NORM = "norm.weight"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LastLayers:
+    """What the target's last layers are.
+
+    Attributes:
+        config: of these layers.
+        names: of each parameter, its name in the target's files.
+        numbers: how many numbers they hold.
+    """
+
+    config: HeadConfig
+    names: Mapping[str, str]
+    numbers: int
+
+
+def last_layers(folder: Path, target: TargetShape, count: int, where: str) -> LastLayers:
+    """Read from the target's config.json and the headers of its weights; no weight is read.
+
+    Args:
+        where: the drafter, for errors.
+
+    Raises:
+        ConfigurationError: there are not so many layers, or they are of a kind that is not computed here.
+    """
+    first = target.num_layers - count
+    names: dict[str, str] = {}
+    shapes: dict[str, tuple[int, ...]] = {}
+    for public, shape in read_shapes(folder).items():
+        short = stripped(public)
+        layer, _, rest = short.removeprefix("layers.").partition(".")
+        if short == _NORM:
+            own = _NORM
+        elif short.startswith("layers.") and layer.isdigit() and int(layer) >= first and not short.endswith(COMPUTED):
+            own = f"layers.{int(layer) - first}.{rest}"
+        else:
+            continue
+        names[own], shapes[own] = public, shape
+    fields = {**target.config, "num_hidden_layers": count}
+    if isinstance(kinds := fields.get("layer_types"), list):
+        fields["layer_types"] = kinds[first:]
+    over = f"{where} over the last {count} layers of {folder}"
+    config = parse(fields, EAGLE, shapes, target, over)
+    wanted = _layer_shapes(config)
+    for name in sorted(wanted.keys() | shapes.keys()):
+        if wanted.get(name) != shapes.get(name):
+            raise ConfigurationError(
+                f"cannot load the head at {over}: the target's {names.get(name, name)} is "
+                f"{list(shapes[name]) if name in shapes else 'missing'}: must be "
+                f"{list(wanted[name]) if name in wanted else 'absent'}; other kinds of layers are not computed"
+            )
+    return LastLayers(config=config, names=names, numbers=sum(math.prod(each) for each in shapes.values()))
+
+
+def _layer_shapes(config: HeadConfig) -> dict[str, tuple[int, ...]]:
+    """The shapes of Llama's layers and final norm, by the names of ``OwnLayers``."""
+    size, inner, width = config.hidden_size, config.intermediate_size, config.head_dim
+    query, kept = config.num_attention_heads * width, config.num_key_value_heads * width
+    matrices = {
+        "self_attn.q_proj": (query, size, config.qkv_bias),
+        "self_attn.k_proj": (kept, size, config.qkv_bias),
+        "self_attn.v_proj": (kept, size, config.qkv_bias),
+        "self_attn.o_proj": (size, query, config.o_bias),
+        "mlp.gate_proj": (inner, size, config.mlp_bias),
+        "mlp.up_proj": (inner, size, config.mlp_bias),
+        "mlp.down_proj": (size, inner, config.mlp_bias),
+    }
+    norms = {"input_layernorm": size, "post_attention_layernorm": size}
+    if config.qk_norm:
+        norms |= {"self_attn.q_norm": width, "self_attn.k_norm": width}
+    layer: dict[str, tuple[int, ...]] = {f"{name}.weight": (each,) for name, each in norms.items()}
+    for name, (written, read, bias) in matrices.items():
+        layer[f"{name}.weight"] = (written, read)
+        if bias:
+            layer[f"{name}.bias"] = (written,)
+    every = {f"layers.{number}.{name}": each for number in range(config.num_layers) for name, each in layer.items()}
+    return {**every, _NORM: (size,)}

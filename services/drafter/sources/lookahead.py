@@ -1,0 +1,100 @@
+"""Lookahead decoding (Fu et al., 2024, arXiv 2402.02057): n-grams that the model produced in a window of guesses.
+
+A pool maps a token to the n-grams that began with it, the latest first, at most ``guesses`` of them. It starts with the
+prompt's n-grams. The original's sampling rule drew no bonus token after a full match; here the acceptance walk decides.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from services.drafter.config import DrafterConfig, LookaheadConfig
+from services.drafter.interfaces import TreeSource
+from services.drafter.sources.ngrams import GrowingNgrams
+from services.drafter.sources.window import Window
+from speculation.messages import OpenSession, StepReport
+from speculation.prefix import EMPTY_HASH, extend_hash
+from speculation.tree import chain, merge, prune
+from speculation.types import TokenTree
+
+NAME = "lookahead"
+
+# Claimed probability of the latest n-gram's next token, and the factor for each older or deeper one; they only rank nodes.
+_FIRST, _OLDER = 0.5, 0.8
+
+
+def make(config: DrafterConfig) -> Lookahead:
+    """For ``SourceSpec.made_by``."""
+    return Lookahead(config.lookahead)
+
+
+class Pool:
+    """The latest continuations of every token, at most ``most`` for each."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._after: dict[int, OrderedDict[tuple[int, ...], None]] = {}
+
+    def add(self, token: int, continuation: tuple[int, ...]) -> None:
+        """Note that ``continuation`` followed ``token``."""
+        known = self._after.setdefault(token, OrderedDict())
+        known[continuation] = None
+        known.move_to_end(continuation)
+        if len(known) > self._most:
+            known.popitem(last=False)
+
+    def after(self, token: int) -> list[tuple[int, ...]]:
+        """The continuations of ``token``, the latest first."""
+        return list(reversed(self._after.get(token, ())))
+
+    def __contains__(self, token: int) -> bool:
+        return token in self._after
+
+
+class Lookahead(TreeSource):
+    """Lookahead decoding's two branches (section 3): the window finds n-grams, the pool drafts from them."""
+
+    def __init__(self, config: LookaheadConfig) -> None:
+        self._config = config
+
+    def open(self, message: OpenSession) -> LookaheadSession:
+        return LookaheadSession(self._config, message)
+
+
+class LookaheadSession:
+    """The window and the pool of one request."""
+
+    def __init__(self, config: LookaheadConfig, message: OpenSession) -> None:
+        self._pool = Pool(config.guesses)
+        # Any seed will do; with this one, the same text gets the same drafts.
+        seed = extend_hash(EMPTY_HASH, message.tokens)
+        self._window = Window(ngram=config.ngram, width=config.window, tokens=message.tokens, seed=seed)
+        self._text = GrowingNgrams(config.ngram)
+        self._read(message.tokens)
+
+    def draft(self, max_nodes: int) -> TokenTree:
+        """Guesses first, then as many columns of the window as fit."""
+        tree = guesses(self._pool.after(self._text.tail[-1]), NAME, max_nodes)
+        return self._window.attach(tree, NAME, max_nodes - len(tree))
+
+    def observe(self, report: StepReport) -> None:
+        for ngram in self._window.advance(report, lambda likely: likely[0]):
+            self._pool.add(ngram[0], ngram[1:])
+        self._read(report.committed)
+
+    def close(self) -> None:
+        """Nothing outlives the request."""
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        for ngram in self._text.read(tokens):
+            self._pool.add(ngram[0], ngram[1:])
+
+
+def guesses(continuations: Sequence[Sequence[int]], source: str, max_nodes: int) -> TokenTree:
+    """A prefix tree of continuations, the likeliest first."""
+    trees = []
+    for rank, tokens in enumerate(continuations):
+        first = _FIRST * _OLDER**rank
+        trees.append(chain(tokens, source, [first * _OLDER**depth for depth in range(len(tokens))]))
+    return prune(merge(trees), max_nodes, max_nodes)

@@ -1,0 +1,184 @@
+"""Suffix decoding: drafts what most often followed the longest suffixes of the text (Oliaro et al., SuffixDecoding, 2024).
+
+All n-grams of at most ``depth`` tokens are counted, in the request itself and in earlier answers to its tenant. If a suffix
+of the text has occurred before, the counts say what came next, and how often. The longest suffix with a follower is asked
+first, then shorter ones. Texts are counted a piece at a time, prompts included; what is not yet counted is not found.
+"""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+
+from services.drafter.config import DrafterConfig, SuffixConfig
+from services.drafter.sources.suffix_automaton import BREAK, NOWHERE, Ending
+from services.drafter.sources.suffix_memory import Memory
+from speculation.messages import OpenSession, StepReport
+
+NAME = "suffix"
+
+# Kinds of candidates: by the text's owner, the suffix's length, how often the token followed it, and in what share of cases.
+_WHOSE = ("own", "shared")
+_LENGTHS = (1, 2, 3, 4, 6, 9, 13)
+_COUNTS = (1, 2, 4)
+_SHARES = (0.0, 0.2, 0.4, 0.7, 0.95)
+# Their prior probabilities are products of these (measured on a small chat model).
+_BY_LENGTH = (0.33, 0.5, 0.67, 0.72, 0.8, 0.85, 0.9)
+_BY_SHARE = (0.07, 0.25, 0.35, 0.65, 1.0)
+# Most followers of one suffix that are considered.
+_MOST_FOLLOWERS = 4
+# Tokens that one call counts, in two or three milliseconds.
+_PIECE = 1024
+
+# The longest known suffix of a text in the request itself, and in its tenant's answers.
+Place = tuple[Ending, Ending]
+
+
+def _kind(whose: str, length: int, count: int, share: int) -> str:
+    return f"{whose}:{_LENGTHS[length]}:{_COUNTS[count]}:{_SHARES[share]}"
+
+
+_KINDS = [
+    [[[_kind(t, x, c, s) for s in range(len(_SHARES))] for c in range(len(_COUNTS))] for x in range(len(_LENGTHS))]
+    for t in _WHOSE
+]
+PRIOR = {
+    _kind(t, x, c, s): _BY_LENGTH[x] * _BY_SHARE[s]
+    for t in _WHOSE
+    for x in range(len(_LENGTHS))
+    for c in range(len(_COUNTS))
+    for s in range(len(_SHARES))
+}
+
+
+class _Answers:
+    """A tenant's earlier answers. Beyond a number of tokens the oldest are forgotten, and after a time all."""
+
+    def __init__(self, config: SuffixConfig, clock: Callable[[], float]) -> None:
+        self.memory = Memory(config.depth, _MOST_FOLLOWERS)
+        self._config = config
+        self._clock = clock
+        # Of each answer: its time, its number of tokens, and the position of its end in ``memory``.
+        self._texts: deque[tuple[float, int, int]] = deque()
+        self._tokens = 0
+
+    def add(self, text: Sequence[int]) -> None:
+        """Remember an answer; of one longer than the limit, only its end."""
+        kept = text[-self._config.max_cached_tokens :]
+        self.memory.add((*kept, BREAK))
+        self._texts.append((self._clock(), len(kept), self.memory.end))
+        self._tokens += len(kept)
+        self.tidy()
+
+    def tidy(self) -> None:
+        """Forget answers beyond the limits."""
+        oldest_allowed = self._clock() - self._config.cached_s
+        while self._texts and (self._tokens > self._config.max_cached_tokens or self._texts[0][0] < oldest_allowed):
+            _, tokens, end = self._texts.popleft()
+            self._tokens -= tokens
+            self.memory.forget(end)
+
+
+def make(config: DrafterConfig) -> Suffix:
+    """For ``SourceSpec.made_by``."""
+    return Suffix(config.suffix)
+
+
+class Suffix:
+    """SuffixDecoding's two memories, the request's own and its tenant's. Tenants share nothing."""
+
+    prior = PRIOR
+
+    def __init__(self, config: SuffixConfig, clock: Callable[[], float] = time.monotonic) -> None:
+        self._config = config
+        self._clock = clock
+        self._answers: OrderedDict[str, _Answers] = OrderedDict()
+
+    def open(self, message: OpenSession) -> SuffixSession:
+        answers = _Answers(self._config, self._clock)
+        if message.tenant is not None:
+            answers = self._answers.setdefault(message.tenant, answers)
+            self._answers.move_to_end(message.tenant)
+        if len(self._answers) > self._config.max_tenants:
+            self._answers.popitem(last=False)
+        left = _PIECE
+        for each in self._answers.values():
+            each.tidy()
+            left = each.memory.work(left)
+        return SuffixSession(self._config, answers, message)
+
+    def forget(self, tenant: str) -> None:
+        self._answers.pop(tenant, None)
+
+
+class SuffixSession:
+    """One request's own text, and its tenant's answers."""
+
+    def __init__(self, config: SuffixConfig, answers: _Answers, message: OpenSession) -> None:
+        self._config = config
+        self._answers = answers
+        self._own = Memory(config.depth, _MOST_FOLLOWERS)
+        self._recent: deque[int] = deque(maxlen=config.depth)
+        self._answer = list(message.tokens[message.prompt_length :])
+        self._read(message.tokens)
+
+    def start(self) -> Place:
+        own = self._own.automaton
+        shared = self._answers.memory.automaton
+        return own.head if self._own.complete else own.find(self._recent), shared.find(self._recent)
+
+    def follow(self, place: Place, token: int) -> Place | None:
+        own = self._own.automaton.follow(place[0], token)
+        shared = self._answers.memory.automaton.follow(place[1], token)
+        return None if own == shared == NOWHERE else (own, shared)
+
+    def candidates(self, place: Place) -> Iterator[tuple[int, str]]:
+        memories = (self._own.automaton, self._answers.memory.automaton)
+        states = [state for state, _ in place]
+        followers: list[list[tuple[int, int, int]] | None] = [None, None]
+        seen: set[int] = set()
+        found = 0
+        # The longest n-grams have no counted follower.
+        for length in range(min(max(place[0][1], place[1][1]), self._config.depth - 1), 0, -1):
+            size = bisect_right(_LENGTHS, length) - 1
+            for whose, automaton in enumerate(memories):
+                if length > place[whose][1]:
+                    continue
+                state = automaton.shortened(states[whose], length)
+                known = followers[whose]
+                # Suffixes of one state have the same followers.
+                if known is None or state != states[whose]:
+                    states[whose] = state
+                    known = followers[whose] = automaton.followers(state)
+                    for token, count, total in known:
+                        if token not in seen:
+                            seen.add(token)
+                            share = bisect_right(_SHARES, count / total) - 1
+                            yield token, _KINDS[whose][size][bisect_right(_COUNTS, count) - 1][share]
+                found += bool(known)
+            if found >= self._config.max_endings:
+                return
+
+    def observe(self, report: StepReport) -> None:
+        self._read(report.committed)
+        self._answer += report.committed
+
+    def close(self) -> None:
+        """Remember the answer for the tenant's next requests, if that is configured."""
+        if self._config.max_cached_tokens and self._answer:
+            self._answers.add(self._answer)
+            self._answers.memory.work(_PIECE)
+            self._answer = []
+
+    def catch_up(self) -> bool:
+        """Count another piece of the texts."""
+        self._answers.memory.work(self._own.work(_PIECE))
+        return not (self._own.idle and self._answers.memory.idle)
+
+    def _read(self, tokens: Sequence[int]) -> None:
+        self._own.add(tokens[-self._config.max_tokens :])
+        self._own.forget(self._own.end - self._config.max_tokens)
+        self._recent.extend(tokens[-self._config.depth :])
+        self.catch_up()

@@ -1,0 +1,106 @@
+"""Texts in which suffixes are looked up. They are counted a piece at a time, so that no call takes long."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+
+from services.drafter.sources.suffix_automaton import Automaton
+
+
+class _Counted:
+    """An automaton that counts positions ``tail`` to ``head`` of the texts; its first one was ``begin``."""
+
+    def __init__(self, automaton: Automaton, begin: int) -> None:
+        self.automaton = automaton
+        self.begin = self.tail = self.head = begin
+
+
+class Memory:
+    """Texts that grow at their end and are forgotten from their beginning, by position.
+
+    Added tokens are found once ``work`` has counted them; forgotten ones are found until ``work`` has uncounted them.
+    Uncounted n-grams still take memory. When there are more uncounted than kept tokens, a new automaton is built beside the
+    one in use.
+
+    Args:
+        depth, likeliest: see ``Automaton``.
+    """
+
+    def __init__(self, depth: int, likeliest: int) -> None:
+        self._depth, self._likeliest = depth, likeliest
+        # The text from position ``_base`` on; what lies before ``begin`` is to be forgotten.
+        self._text = array("i")
+        self._base = self.begin = 0
+        self._used = self._anew()
+        self._next: _Counted | None = None
+
+    @property
+    def end(self) -> int:
+        """Position behind the last token."""
+        return self._base + len(self._text)
+
+    @property
+    def automaton(self) -> Automaton:
+        """The counts so far. ``work`` may replace it."""
+        return self._used.automaton
+
+    @property
+    def complete(self) -> bool:
+        """Whether exactly the remembered text is counted."""
+        return self._used.head == self.end and self._used.tail == self.begin
+
+    @property
+    def idle(self) -> bool:
+        """Whether ``work`` has nothing to do."""
+        return self.complete and self._next is None
+
+    def add(self, tokens: Iterable[int]) -> None:
+        """Append tokens; ``work`` will count them."""
+        self._text.extend(tokens)
+
+    def forget(self, begin: int) -> None:
+        """Forget what lies before position ``begin``."""
+        self.begin = max(self.begin, begin)
+        if self.begin >= self.end:
+            self._used, self._next = self._anew(), None
+            self._trim()
+
+    def work(self, most: int) -> int:
+        """Count and uncount at most ``most`` tokens; returns how many of these were not needed."""
+        if self.idle:
+            return most
+        most = self._advance(self._used, most)
+        forgotten, kept = self._used.tail - self._used.begin, self.end - self.begin
+        if self._next is None and forgotten > kept:
+            self._next = self._anew()
+        if self._next is not None:
+            most = self._advance(self._next, most)
+            if self._next.head == self._used.head == self.end:
+                self._used, self._next = self._next, None
+        self._trim()
+        return most
+
+    def _anew(self) -> _Counted:
+        return _Counted(Automaton(self._depth, self._likeliest), self.begin)
+
+    def _advance(self, counted: _Counted, most: int) -> int:
+        if counted.head == counted.begin:
+            # Nothing is counted yet, so nothing has to be uncounted: start at the present beginning.
+            counted.begin = counted.tail = counted.head = self.begin
+        until = min(counted.tail + most, counted.head, self.begin)
+        counted.automaton.remove(self._text[counted.tail - self._base : until - self._base])
+        most -= until - counted.tail
+        counted.tail = until
+        until = min(counted.head + most, self.end)
+        counted.automaton.add(self._text[counted.head - self._base : until - self._base])
+        most -= until - counted.head
+        counted.head = until
+        return most
+
+    def _trim(self) -> None:
+        """Drop text that will not be read again, once it is more than half of all."""
+        read = min(each.tail for each in (self._used, self._next) if each is not None)
+        if 2 * (read - self._base) > len(self._text):
+            del self._text[: read - self._base]
+            self._base = read
