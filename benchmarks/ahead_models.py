@@ -40,7 +40,7 @@ from services.drafter.heads.streams.whole_texts import streams_of
 from services.drafter.interfaces import ModelSource
 from services.machine import cache_folder
 from services.verifier.config import TargetConfig
-from services.verifier.target import TransformersTarget
+from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
 
 _MIB = 1 << 20

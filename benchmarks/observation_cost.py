@@ -44,7 +44,7 @@ from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.loop_metrics import LoopMetrics
 from services.verifier.engine.passes import Part
 from services.verifier.engine.stats import LoopStats
-from services.verifier.target_port import Rows
+from services.verifier.model.target_port import Rows
 from speculation.messages import Finished, GenerationRequest, Progress
 from speculation.ports import VerifierPort
 from speculation.types import FinishReason, Plan, SamplingParams, SpeculationStats, Verdict

@@ -30,8 +30,8 @@ from services.verifier.attention.calls import MAX_NODES
 from services.verifier.config import AttentionBackend, Kernels, TargetConfig, Weights
 from services.verifier.loading.load_model import shape_of
 from services.verifier.loading.memory import arithmetic_dtype
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 
 Pass = Callable[[int], None]
 _MOST_ROWS = 512

@@ -16,7 +16,7 @@ from services.drafter.interfaces import DraftWanted, ModelSource
 from services.drafter.sessions.known_states import KnownStates
 from services.drafter.stopping.interface import DraftedToken, StopPolicy, StopState
 from services.drafter.stopping.oracle import Oracle, Scout
-from services.verifier.target_port import Prefix, Rows, Sampling, Target
+from services.verifier.model.target_port import Prefix, Rows, Sampling, Target
 from speculation.acceptance import StopRule, stop_token_ids, walk
 from speculation.errors import ConfigurationError
 from speculation.messages import DraftNoise, OpenSession, StepReport

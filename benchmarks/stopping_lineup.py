@@ -20,7 +20,7 @@ from services.drafter.stopping.lengths import Heuristic, Static
 from services.model_files.folder import model_fingerprint
 from services.router.tokens import Tokens
 from services.verifier.config import TargetConfig
-from services.verifier.target import TransformersTarget
+from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from speculation.types import SamplingParams
 

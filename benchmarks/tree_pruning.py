@@ -14,7 +14,7 @@ import torch
 
 from benchmarks.known_texts import KnownText, ReplayedStep, tree_states
 from services.drafter.heads.streams.streams import Streams
-from services.verifier.target import TransformersTarget
+from services.verifier.model.target import TransformersTarget
 from speculation.tree import ROOT, follow
 from speculation.types import TokenTree
 

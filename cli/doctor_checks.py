@@ -32,7 +32,7 @@ from services.api.config import check_server
 from services.api.http.ops_address import bind_ops
 from services.api.sockets import check_http
 from services.machine import cores, free_memory, processor
-from services.verifier.native.library import instruction_sets
+from services.verifier.kernels.native.library import instruction_sets
 from speculation.errors import OutriderError
 
 _GIB = 2**30
@@ -42,7 +42,7 @@ _KERNELS_S = 330.0
 # In a process of its own: torch takes seconds to load, and a compiled kernel that does not run ends its process.
 _KERNELS = """
 import torch
-from services.verifier.native.library import library
+from services.verifier.kernels.native.library import library
 found = library()
 print(torch.__version__, found and found.name)
 """

@@ -23,7 +23,7 @@ from cluster.preflight import generation_config, model_folder, preflight
 from cluster.ray_address import check_ray_answers, ray_is_here
 from retrieval_index.urls import without_password
 from services.machine import processor
-from services.verifier.kept import digest_of, latest
+from services.verifier.checks.kept_measurements import digest_of, latest
 
 if TYPE_CHECKING:
     import outrider

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from services.drafter.draft_model.text_cache import NewRows
-from services.verifier.native.attention_kernel import PlacedRows
-from services.verifier.side_model import SideModel
+from services.verifier.kernels.native.attention_kernel import PlacedRows
+from services.verifier.model.side_model import SideModel
 
 
 class KernelLM:

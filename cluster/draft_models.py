@@ -19,7 +19,7 @@ from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
     from services.drafter.draft_model.language_model import LanguageModel
-    from services.verifier.late_rows import StreamWeights
+    from services.verifier.model.stream_rows import StreamWeights
 
 log = logging.getLogger(__name__)
 
@@ -121,9 +121,9 @@ def read_stream_weights(folder: Path, target: Path, prune_below: float = 0.0) ->
     """
     # They import torch, which commands that only read settings do without.
     from services.drafter.heads.streams.files import read_streams
-    from services.verifier.early_exit import Pruning
-    from services.verifier.late_rows import StreamWeights
-    from services.verifier.native.layer_kernel import LowRank
+    from services.verifier.kernels.native.layer_kernel import LowRank
+    from services.verifier.model.early_exit import Pruning
+    from services.verifier.model.stream_rows import StreamWeights
 
     stored = read_streams(folder, target)
     early = stored.pruning

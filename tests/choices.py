@@ -12,8 +12,8 @@ import torch
 from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.processors import LogitsPipeline, build_pipeline
-from services.verifier.native.library import Library
-from services.verifier.target_port import NOT_CHOSEN, Outcome, Rows, Sampling, TokenRule
+from services.verifier.kernels.native.library import Library
+from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Rows, Sampling, TokenRule
 from speculation.acceptance import stop_token_ids
 from speculation.choose import choose
 from speculation.errors import Internal

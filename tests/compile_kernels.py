@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from triton.runtime.jit import MockTensor
 
-from services.verifier.triton_kernels.device import (
+from services.verifier.kernels.triton.device import (
     first_greatest,
     noisy_rows,
     one_product,
@@ -23,7 +23,7 @@ from services.verifier.triton_kernels.device import (
     tree_attend,
     write_rows,
 )
-from services.verifier.triton_kernels.triton_pass import _COMPILED
+from services.verifier.kernels.triton.tree_pass import _COMPILED
 from tests.triton_compiler import compile_for
 
 HALF, SINGLE, DOUBLE, INT, LONG = torch.bfloat16, torch.float32, torch.float64, torch.int32, torch.int64

@@ -17,11 +17,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from services.verifier.attention import calls as attention
 from services.verifier.attention.calls import Running, answering
 from services.verifier.attention.recording import record
+from services.verifier.kernels.triton.decoder_layer import RowDecoderLayer
+from services.verifier.kernels.triton.row_layers import use_row_kernels
+from services.verifier.kernels.triton.tree_pass import PassShape, TritonPass
 from services.verifier.kv_cache.pool import KVPool
-from services.verifier.target_port import Rows
-from services.verifier.triton_kernels.decoder_layer import RowDecoderLayer
-from services.verifier.triton_kernels.row_layers import use_row_kernels
-from services.verifier.triton_kernels.triton_pass import PassShape, TritonPass
+from services.verifier.model.target_port import Rows
 from tests.triton_compiler import Launch, compile_for, layouts_of_sums, noted_launches
 
 # Leaves of products lie apart up to 64 rows.

@@ -17,8 +17,8 @@ from services.drafter.stopping.classifier import Classifier, ClassifierCard
 from services.drafter.stopping.lengths import Static
 from services.model_files.folder import model_fingerprint
 from services.verifier.config import TargetConfig
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 from training.data_folder import weights_digest

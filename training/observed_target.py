@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from services.verifier.config import TargetConfig
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
-from services.verifier.target import TransformersTarget
+from services.verifier.model.target import TransformersTarget
 from speculation.budget import FixedBudget
 from speculation.types import Features
 

@@ -9,9 +9,9 @@ import torch
 from benchmarks.gpu_check.packings import PackedTree, rows_of, starts_of, tree
 from benchmarks.gpu_check.verdicts import GateVerdict
 from services.verifier.attention.calls import Call
+from services.verifier.kernels.triton.tree_pass import PassShape, TritonPass
 from services.verifier.kv_cache.pool import TILE, KVPool
-from services.verifier.target_port import Rows
-from services.verifier.triton_kernels.triton_pass import PassShape, TritonPass
+from services.verifier.model.target_port import Rows
 
 # Query heads per key, size of a head, and window: inflated model, Llama-3, Qwen2.5-7B, a Gemma-like one.
 SHAPES = ((3, 64, None), (4, 128, None), (7, 128, None), (2, 256, 300))

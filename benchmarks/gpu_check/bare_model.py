@@ -12,11 +12,11 @@ from benchmarks.inflate import Size
 from services.verifier.attention import calls as attention
 from services.verifier.attention.calls import Running, answering
 from services.verifier.attention.recording import record
+from services.verifier.kernels.triton.decoder_layer import fuse_layers
+from services.verifier.kernels.triton.row_layers import use_row_kernels
+from services.verifier.kernels.triton.tree_pass import PassShape, TritonPass
 from services.verifier.kv_cache.pool import TILE, KVPool
-from services.verifier.target_port import Rows
-from services.verifier.triton_kernels.decoder_layer import fuse_layers
-from services.verifier.triton_kernels.row_layers import use_row_kernels
-from services.verifier.triton_kernels.triton_pass import PassShape, TritonPass
+from services.verifier.model.target_port import Rows
 
 
 class BareModel:

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from services.verifier.gpu_here import no_gpu, without_kernels
-from services.verifier.triton_kernels.triton_pass import OLDEST
+from services.verifier.kernels.triton.tree_pass import OLDEST
+from services.verifier.model.gpu_here import no_gpu, without_kernels
 
 # From here on a product of matrices adds sixteen terms at a time.
 _HOPPER = (9, 0)

@@ -9,8 +9,8 @@ import torch
 from benchmarks.gpu_check.gpu import milliseconds
 from benchmarks.gpu_check.verdicts import GateVerdict
 from benchmarks.inflate import Size
-from services.verifier.arithmetic.padded_linear import PaddedLinear, forbid_split_sums
-from services.verifier.triton_kernels.row_products import RowLinear
+from services.verifier.kernels.padded_linear import PaddedLinear, forbid_split_sums
+from services.verifier.kernels.triton.row_products import RowLinear
 
 Route = Callable[[torch.Tensor], torch.Tensor]
 # Rows whose bits are compared with those of sixteen, and rows that are timed.

@@ -6,7 +6,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.verifier.target_port import Rows
+from services.verifier.model.target_port import Rows
 
 
 def rows_of(name: str, context: int, tokens: Sequence[int], parents: Sequence[int] = ()) -> Rows:

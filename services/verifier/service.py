@@ -9,16 +9,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 from services.metrics.registry import DROPPED, Metrics, Values
 from services.tracing.log_names import log_name
+from services.verifier.checks.pass_costs import costs_of
+from services.verifier.checks.self_check import SelfCheck
 from services.verifier.config import VerifierConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
-from services.verifier.late_rows import StreamWeights
-from services.verifier.measure_costs import costs_of
-from services.verifier.self_check import SelfCheck
+from services.verifier.model.stream_rows import StreamWeights
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.token_arithmetic import arithmetic_of
 from services.verifier.stages.upstream import Launch
-from services.verifier.target import TransformersTarget
-from services.verifier.token_arithmetic import arithmetic_of
 from speculation.budget import Budget, FixedBudget, MeasuredBudget
 from speculation.errors import Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard

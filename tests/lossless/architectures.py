@@ -28,12 +28,12 @@ from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink
 from services.machine import cores
+from services.verifier.checks.guard import check_slice
 from services.verifier.config import Dtype, TargetConfig
-from services.verifier.guard import check_slice
 from services.verifier.loading.adapters import inputs_of
-from services.verifier.model_slice import ModelSlice
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
+from services.verifier.model.slice import ModelSlice
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.messages import Draft, DraftFailure
 from speculation.prefix import EMPTY_HASH, extend_hash
@@ -336,7 +336,7 @@ with `generate` token for token. `python -m tests.lossless.architectures > docs/
 tests/lossless/test_architectures.py holds it to what it sees, and to the types of the installed transformers.
 
 - **served**: what is not, is refused at the start with this sentence. Whatever is loaded is also compared with its own eager
-  attention at every start (`services/verifier/guard.py`), so that a type, or a configuration of one, that this table does not
+  attention at every start (`services/verifier/checks/guard.py`), so that a type, or a configuration of one, that this table does not
   know is served rightly or refused, too.
 - **bits**: `exact` means that a token's logits are the same bits, whatever shares its pass, so that plain and speculative
   decoding say the same under every seed; `up to near ties` that they are the same up to rounding, so that two tokens

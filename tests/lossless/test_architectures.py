@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from services.verifier.native.library import library
+from services.verifier.kernels.native.library import library
 from tests.lossless.architectures import NOT_MADE, TYPES, outcome, row
 
 PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()

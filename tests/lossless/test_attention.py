@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from services.verifier.config import TargetConfig
-from services.verifier.native import attention_kernel as native_attention
-from services.verifier.native.library import library
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
+from services.verifier.kernels.native import attention_kernel as native_attention
+from services.verifier.kernels.native.library import library
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from tests.attention_models import ARCHITECTURES, make_architecture
 
 # Beyond every window and chunk, and beyond two tiles.

@@ -28,8 +28,8 @@ from cluster.config import load
 from cluster.models import ResolvedModel
 from services.drafter.sources.prompt_lookup import PromptLookupSession
 from services.verifier.engine import verify
-from services.verifier.model_slice import ModelSlice
-from services.verifier.target_port import Rows
+from services.verifier.model.slice import ModelSlice
+from services.verifier.model.target_port import Rows
 from speculation import acceptance
 from speculation.acceptance import Accepted, StopRule
 from speculation.tree import chain

@@ -12,11 +12,11 @@ from torch import nn
 
 from cluster.draft_models import read_stream_weights
 from services.drafter.heads.streams.files import load_streams
-from services.verifier.early_exit import EarlyExit, Pruning
-from services.verifier.late_rows import LateRows
-from services.verifier.native.layer_kernel import LowRank
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
+from services.verifier.kernels.native.layer_kernel import LowRank
+from services.verifier.model.early_exit import EarlyExit, Pruning
+from services.verifier.model.stream_rows import LateRows
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 from tests.lossless.test_late_rows import IN_PASS, WAYS, batches, computed, computed_by, config_of, made, plain
 from tests.tiny import make_tiny_model

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from services.verifier.arithmetic.kernels import Choice, maker
-from services.verifier.arithmetic.linears import pack_linears
-from services.verifier.arithmetic.parameters import inexact, multiplied, pack_parameters
 from services.verifier.config import Kernels, TargetConfig
-from services.verifier.model_slice import _pack
-from services.verifier.native.library import library
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
+from services.verifier.kernels.cpu_choice import Choice, maker
+from services.verifier.kernels.linears import pack_linears
+from services.verifier.kernels.native.library import library
+from services.verifier.kernels.parameters import inexact, multiplied, pack_parameters
+from services.verifier.model.slice import _pack
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from tests.mixture import make_mixture
 from tests.tiny import make_tiny_model
 
@@ -210,7 +210,7 @@ def test_widths_and_threads_that_fill_no_vectors(tmp_path: Path, kernels: Kernel
     """SiLU over 1,000 columns: what a thread computes of them ends anywhere."""
     folder = make_tiny_model(tmp_path, intermediate_size=1000)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("services.verifier.model_slice.fuse", lambda *_: (0, "of the test"))
+        patch.setattr("services.verifier.model.slice.fuse", lambda *_: (0, "of the test"))
         target = served(folder, kernels, threads=threads)
     before = torch.get_num_threads()
     try:

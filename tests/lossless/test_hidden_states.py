@@ -15,14 +15,14 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from cluster.stage_actors import launch_child
-from services.verifier import model_slice
 from services.verifier.config import TargetConfig
 from services.verifier.engine.live_request import check_request
-from services.verifier.hidden_states import HiddenStates
+from services.verifier.kernels.native.library import library
 from services.verifier.loading.adapters import exact_attention
-from services.verifier.native.library import library
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
+from services.verifier.model import slice as model_slice
+from services.verifier.model.hidden_states import HiddenStates
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from speculation.errors import InvalidArgument
 from speculation.messages import GenerationRequest
 from speculation.types import Features, Plan, SamplingParams

@@ -19,13 +19,13 @@ from services.drafter.heads.streams.files import load_streams
 from services.drafter.heads.streams.source import StreamSource
 from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.known_states import KnownStates, row_of
-from services.verifier import model_slice
 from services.verifier.config import TargetConfig
+from services.verifier.kernels.native.library import library
 from services.verifier.kv_cache.pool import TILE
-from services.verifier.late_rows import LateRows
-from services.verifier.native.library import library
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
+from services.verifier.model import slice as model_slice
+from services.verifier.model.stream_rows import LateRows
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.messages import OpenSession
 from speculation.types import Features

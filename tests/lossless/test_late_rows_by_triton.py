@@ -11,16 +11,16 @@ from transformers import PreTrainedModel
 
 pytest.importorskip("triton")
 from cluster.draft_models import read_stream_weights
-from services.verifier import model_slice
-from services.verifier import target as target_module
-from services.verifier.arithmetic import gpu_kernels
-from services.verifier.arithmetic.kernels import Choice
 from services.verifier.attention import on_gpu
 from services.verifier.config import TargetConfig
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
-from services.verifier.triton_kernels import triton_pass
-from services.verifier.triton_kernels.decoder_layer import RowDecoderLayer
+from services.verifier.kernels import gpu_choice as gpu_kernels
+from services.verifier.kernels.cpu_choice import Choice
+from services.verifier.kernels.triton import tree_pass as triton_pass
+from services.verifier.kernels.triton.decoder_layer import RowDecoderLayer
+from services.verifier.model import slice as model_slice
+from services.verifier.model import target as target_module
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from tests.tiny import make_tiny_model
 from tests.trained_heads import make_streams
 from tests.triton_interpreter import hopper

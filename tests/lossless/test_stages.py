@@ -20,14 +20,14 @@ from cluster.stage_actors import launch_child
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from services.router import strategies as known
 from services.verifier.config import TargetConfig
+from services.verifier.kernels.native.library import library
 from services.verifier.loading.load_model import split_layers
-from services.verifier.native.library import library
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from services.verifier.stages import upstream
 from services.verifier.stages.orders import Op, Orders, read_orders
 from services.verifier.stages.process import spec_from_json, spec_to_json
 from services.verifier.stages.upstream import StageSpec
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError, TargetLost
 from tests.service import pipeline
 from tests.tiny import make_tiny_model

@@ -16,12 +16,12 @@ import psutil
 import pytest
 import torch
 
-from services.verifier import target as target_module
 from services.verifier.config import TargetConfig
+from services.verifier.model import target as target_module
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from services.verifier.stages import exchange, upstream, ways
 from services.verifier.stages.ways import GLOO, NCCL, device_of_stage, way_of
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError, Internal, TargetLost
 from tests.lossless.test_stages import passes
 from tests.threaded_group import Child, ThreadedGroup, as_nccl

@@ -13,7 +13,7 @@ import torch
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState
-from services.verifier.target_port import PackedBits, Rows, Sampling, TokenRule
+from services.verifier.model.target_port import PackedBits, Rows, Sampling, TokenRule
 from speculation import acceptance, rejection
 from speculation.acceptance import StopRule
 from speculation.errors import Internal

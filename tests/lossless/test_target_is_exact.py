@@ -11,13 +11,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from services.verifier import model_slice
 from services.verifier.attention.calls import MAX_NODES
 from services.verifier.config import Kernels, TargetConfig
+from services.verifier.kernels.native.library import library
 from services.verifier.kv_cache.pool import TILE
-from services.verifier.native.library import library
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
+from services.verifier.model import slice as model_slice
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 from tests.tiny import make_tiny_model
 

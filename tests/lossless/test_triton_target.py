@@ -13,22 +13,22 @@ import torch
 from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM, PreTrainedModel
 
 pytest.importorskip("triton")
-from services.verifier import model_slice
-from services.verifier import target as target_module
-from services.verifier.arithmetic import gpu_kernels
-from services.verifier.arithmetic.kernels import Choice
-from services.verifier.arithmetic.whole_vectors import fill_vectors
 from services.verifier.attention import on_gpu
 from services.verifier.attention.calls import Call
+from services.verifier.checks.exactness import is_exact
 from services.verifier.config import TargetConfig
-from services.verifier.exactness import is_exact
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
-from services.verifier.triton_kernels import pass_meta
-from services.verifier.triton_kernels.decoder_layer import RowDecoderLayer
-from services.verifier.triton_kernels.row_products import Product, RowLinear
-from services.verifier.triton_kernels.triton_pass import TritonPass
-from services.verifier.triton_kernels.virtual_groups import GROUP, VirtualGroup, pack
+from services.verifier.kernels import gpu_choice as gpu_kernels
+from services.verifier.kernels.cpu_choice import Choice
+from services.verifier.kernels.triton import pass_meta
+from services.verifier.kernels.triton.decoder_layer import RowDecoderLayer
+from services.verifier.kernels.triton.row_products import Product, RowLinear
+from services.verifier.kernels.triton.tree_pass import TritonPass
+from services.verifier.kernels.triton.virtual_groups import GROUP, VirtualGroup, pack
+from services.verifier.kernels.whole_vectors import fill_vectors
+from services.verifier.model import slice as model_slice
+from services.verifier.model import target as target_module
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from tests.tiny import make_tiny_model, make_tiny_tokenizer
 from tests.triton_interpreter import hopper
 

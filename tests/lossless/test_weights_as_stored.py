@@ -13,10 +13,10 @@ from cluster.models import as_float32, resolve
 from services.model_files.weights.files import BLOCKS_FILE
 from services.model_files.weights.stored_blocks import StoredLinear
 from services.verifier.config import TargetConfig
+from services.verifier.kernels.native.library import library
 from services.verifier.loading.load_model import load_whole
-from services.verifier.native.library import library
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 from tests.tiny import make_tiny_model
 from tests.tiny_gguf import make_tiny_gguf

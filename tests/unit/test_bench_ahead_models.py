@@ -17,7 +17,7 @@ from benchmarks.tree_pruning import EdgesOfStep, prune_at
 from services.drafter.heads.choosing_session import ChoosingSession
 from services.drafter.interfaces import DraftWanted
 from services.verifier.config import TargetConfig
-from services.verifier.target import TransformersTarget
+from services.verifier.model.target import TransformersTarget
 from speculation.messages import OpenSession
 from speculation.types import TokenTree
 from tests.tiny import make_tiny_model

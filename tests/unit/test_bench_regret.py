@@ -13,7 +13,7 @@ from benchmarks.regret.recorded_target import LikeliestElsewhere, RecordedTarget
 from benchmarks.regret.regret_report import PLAIN, compare, load_table, over_plain_at, regret_table
 from benchmarks.regret.simulated_clock import run
 from benchmarks.regret.simulated_service import Machine, SimulatedService
-from services.verifier.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling
+from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling
 from speculation.errors import ConfigurationError, Internal
 from speculation.sources import AUTO
 from speculation.types import SamplingParams

@@ -26,7 +26,7 @@ from services.drafter.stopping.confidence import Confidence
 from services.drafter.stopping.interface import DraftedToken, StopPolicy, StopState
 from services.drafter.stopping.lengths import Heuristic, Static
 from services.drafter.stopping.oracle import Oracle, OracleState
-from services.verifier.target_port import Outcome
+from services.verifier.model.target_port import Outcome
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession, StepReport
 from speculation.tree import chain

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from services.verifier import measure_costs
+from services.verifier.checks import pass_costs as measure_costs
+from services.verifier.checks.pass_costs import costs_of
 from services.verifier.config import Kernels, TargetConfig
-from services.verifier.measure_costs import costs_of
-from services.verifier.native.library import instruction_sets, library
-from services.verifier.target import TransformersTarget
+from services.verifier.kernels.native.library import instruction_sets, library
+from services.verifier.model.target import TransformersTarget
 
 
 def made(model: Path, kernels: Kernels = "auto") -> tuple[TransformersTarget, TargetConfig]:

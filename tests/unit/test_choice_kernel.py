@@ -17,10 +17,10 @@ import pytest
 import torch
 
 from services.verifier.choosing.walks import ChoicePoint, RequestState
-from services.verifier.native import library as compiling
-from services.verifier.native.choice_kernel import UNDECIDED, ChoiceKernel
-from services.verifier.native.library import Library, instruction_sets, library
-from services.verifier.target_port import Sampling
+from services.verifier.kernels.native import library as compiling
+from services.verifier.kernels.native.choice_kernel import UNDECIDED, ChoiceKernel
+from services.verifier.kernels.native.library import Library, instruction_sets, library
+from services.verifier.model.target_port import Sampling
 from speculation.choose import choose
 from speculation.philox import NoiseStream, uniforms
 from speculation.types import SamplingParams

@@ -14,8 +14,8 @@ from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing import candidates, chooser, penalties, picks
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.penalties import Changes
-from services.verifier.native.library import Library, library
-from services.verifier.target_port import NOT_CHOSEN, Rows, Sampling
+from services.verifier.kernels.native.library import Library, library
+from services.verifier.model.target_port import NOT_CHOSEN, Rows, Sampling
 from speculation.choose import log_probabilities
 from speculation.philox import gumbels
 from speculation.types import EMPTY_TREE, SamplingParams

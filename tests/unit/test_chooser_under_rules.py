@@ -12,8 +12,8 @@ import torch
 
 from services.verifier.choosing import barring, candidates, chooser, penalties, picks
 from services.verifier.choosing.chooser import Chooser
-from services.verifier.native.library import library
-from services.verifier.target_port import NOT_CHOSEN, PackedBits, Rows, Sampling
+from services.verifier.kernels.native.library import library
+from services.verifier.model.target_port import NOT_CHOSEN, PackedBits, Rows, Sampling
 from speculation.errors import Internal
 from speculation.types import SamplingParams
 from tests.choices import MODEL, NONE, Case, outcomes, random_case

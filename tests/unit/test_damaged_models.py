@@ -18,8 +18,8 @@ from cluster.models import resolve
 from cluster.preflight import preflight
 from services.router.tokens import Tokens
 from services.verifier.config import TargetConfig
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 from tests.damage import damage, damage_gguf
 from tests.tiny_gguf import make_tiny_gguf

@@ -13,12 +13,12 @@ pytest.importorskip("triton")
 from services.verifier.attention import calls as attention
 from services.verifier.attention.calls import Call, Calls, Running, answering
 from services.verifier.attention.recording import record
+from services.verifier.kernels.triton.decoder_layer import HeadNorms, RowDecoderLayer, fuse_layers
+from services.verifier.kernels.triton.row_layers import use_row_kernels
+from services.verifier.kernels.triton.row_products import Product
+from services.verifier.kernels.triton.tree_pass import PassShape, TritonPass
 from services.verifier.kv_cache.pool import KVPool
-from services.verifier.target_port import Rows
-from services.verifier.triton_kernels.decoder_layer import HeadNorms, RowDecoderLayer, fuse_layers
-from services.verifier.triton_kernels.row_layers import use_row_kernels
-from services.verifier.triton_kernels.row_products import Product
-from services.verifier.triton_kernels.triton_pass import PassShape, TritonPass
+from services.verifier.model.target_port import Rows
 from tests.triton_interpreter import hopper
 
 Turns = tuple[torch.Tensor, torch.Tensor]
@@ -140,7 +140,7 @@ def test_kernels_of_a_layer(
         ("triton_pass", ("write_rows", "rotate_write", "attend", "merge")),
     ):
         for name in names:
-            monkeypatch.setattr(f"services.verifier.triton_kernels.{module}.{name}", Noted(name, launched))
+            monkeypatch.setattr(f"services.verifier.kernels.triton.{module}.{name}", Noted(name, launched))
     layer = served.model.get_decoder().layers[0]
     assert isinstance(layer.forward, RowDecoderLayer)
     laid_out = TritonPass(served.pool, PassShape.of([FIRST], 2, 3))

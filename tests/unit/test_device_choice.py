@@ -15,7 +15,7 @@ from services.verifier.choosing import candidates, chooser, chosen_logprobs, dev
 from services.verifier.choosing.device_choice import Limits, drawn, limits_of, winners_by_torch
 from services.verifier.choosing.noise import words
 from services.verifier.choosing.processors import build_truncation
-from services.verifier.target_port import NOT_CHOSEN
+from services.verifier.model.target_port import NOT_CHOSEN
 from speculation.choose import choose, log_probabilities
 from speculation.philox import NoiseStream
 from speculation.types import SamplingParams
@@ -108,7 +108,7 @@ def _careless(logits: torch.Tensor, params: Any) -> Limits:
 def _ours(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Our kernel, through Triton's interpreter, in the place of torch's functions."""
     pytest.importorskip("triton")
-    from services.verifier.triton_kernels import noise_kernel
+    from services.verifier.kernels.triton import noise_kernel
 
     monkeypatch.setattr(device_choice, "winners_on", lambda device: noise_kernel.noisy_winners)
     return noise_kernel
@@ -167,7 +167,7 @@ def test_a_kernel_that_is_wrong_or_fails_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("triton")
-    from services.verifier.triton_kernels import noise_kernel
+    from services.verifier.kernels.triton import noise_kernel
 
     class Device:
         """Says that it is a GPU; what is put there stays here."""

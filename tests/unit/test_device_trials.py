@@ -17,7 +17,7 @@ from services.verifier.choosing import candidates, chooser, device_choice, devic
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.verify import verify
-from services.verifier.target_port import NOT_CHOSEN, Outcome, PackedBits, Rows, Sampling
+from services.verifier.model.target_port import NOT_CHOSEN, Outcome, PackedBits, Rows, Sampling
 from speculation import rejection
 from speculation.acceptance import StopRule
 from speculation.errors import Internal
@@ -218,7 +218,7 @@ def test_some_numbers_of_a_row_come_to_the_host(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("elsewhere")
 def test_one_kernel_draws_from_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from services.verifier.triton_kernels.noise_kernel import noisy_winners
+    from services.verifier.kernels.triton.noise_kernel import noisy_winners
 
     monkeypatch.setattr(device_trials, "winners_on", lambda device: noisy_winners)
     compared, left = compare(11, 2, (37, 1000))

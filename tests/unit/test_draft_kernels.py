@@ -19,10 +19,10 @@ from services.drafter.draft_model.language_model import LanguageModel
 from services.drafter.draft_model.source import DraftModelSource
 from services.model_files.weights.stored_blocks import StoredLinear, quantized
 from services.verifier.attention.calls import Call
+from services.verifier.kernels.native.library import library
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.loading.cut_output import cut_output
-from services.verifier.native.library import library
-from services.verifier.side_model import SideModel
+from services.verifier.model.side_model import SideModel
 from speculation.errors import ConfigurationError
 from speculation.tree import ROOT
 from speculation.types import TokenTree

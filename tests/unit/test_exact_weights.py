@@ -9,12 +9,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from services.verifier.arithmetic.exact_weights import ExactWeight, Numbers
-from services.verifier.arithmetic.kernels import Choice, maker
-from services.verifier.arithmetic.linears import OneDnnLinear
-from services.verifier.arithmetic.parameters import pack_parameters
-from services.verifier.native.library import library
-from services.verifier.native.linear_kernel import NativeLinear
+from services.verifier.kernels.cpu_choice import Choice, maker
+from services.verifier.kernels.exact_weights import ExactWeight, Numbers
+from services.verifier.kernels.linears import OneDnnLinear
+from services.verifier.kernels.native.library import library
+from services.verifier.kernels.native.linear_kernel import NativeLinear
+from services.verifier.kernels.parameters import pack_parameters
 
 EXPERTS, OUTPUTS, INPUTS = 3, 50, 70
 Call = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

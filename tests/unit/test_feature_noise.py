@@ -27,7 +27,7 @@ from tests.feature_sources import EAGLE, VOCABULARY, after, draft, head, known, 
 def test_with_the_targets_own_distribution_its_choice_comes_first(temperature: float, cut: dict[str, Any]) -> None:
     """At every position and every depth: the target chooses with the same noise."""
     from services.verifier.choosing.walks import RequestState
-    from services.verifier.target_port import Sampling
+    from services.verifier.model.target_port import Sampling
 
     params = SamplingParams(temperature=temperature, seed=11, **cut)
     own, tokens = source(), text(6)

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from services.verifier.arithmetic.gpu_kernels import use_gpu_kernels
-from services.verifier.arithmetic.linears import quantize
 from services.verifier.config import TargetConfig, check_backends
+from services.verifier.kernels.gpu_choice import use_gpu_kernels
+from services.verifier.kernels.linears import quantize
 from services.verifier.loading.load_model import load_dtype
 from services.verifier.loading.memory import arithmetic_dtype
 from speculation.errors import ConfigurationError

@@ -28,10 +28,10 @@ from benchmarks.gpu_check.needs import unmet
 from benchmarks.gpu_check.packings import rows_of, starts_of, tree
 from benchmarks.gpu_check.verdicts import GateVerdict, GpuGate, as_object, page, run_gates
 from benchmarks.inflate import Size
-from services.verifier.gpu_here import without_kernels
-from services.verifier.triton_kernels import pass_meta
-from services.verifier.triton_kernels.row_products import RowLinear
-from services.verifier.triton_kernels.virtual_groups import VirtualGroup, pack
+from services.verifier.kernels.triton import pass_meta
+from services.verifier.kernels.triton.row_products import RowLinear
+from services.verifier.kernels.triton.virtual_groups import VirtualGroup, pack
+from services.verifier.model.gpu_here import without_kernels
 from tests.triton_interpreter import hopper
 
 PASSED = GateVerdict(result="pass", found="as on paper", follows="go on", figures={"speed": 3.0}, table=[["rows"], ["16"]])

@@ -12,14 +12,14 @@ from torch import nn
 from torch.nn import functional
 
 pytest.importorskip("triton")
-from services.verifier.arithmetic import gpu_kernels
-from services.verifier.arithmetic.gpu_kernels import choose_gpu_kernels, is_exact_layer, use_gpu_kernels
-from services.verifier.arithmetic.padded_linear import PaddedLinear, forbid_split_sums
 from services.verifier.attention import on_gpu
 from services.verifier.attention.calls import Call
 from services.verifier.config import AttentionBackend, Kernels, TargetConfig, check_backends
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
+from services.verifier.kernels import gpu_choice as gpu_kernels
+from services.verifier.kernels.gpu_choice import choose_gpu_kernels, is_exact_layer, use_gpu_kernels
+from services.verifier.kernels.padded_linear import PaddedLinear, forbid_split_sums
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 from tests.tiny import make_tiny_model
 

@@ -13,9 +13,9 @@ from services.verifier.attention.calls import Call
 from services.verifier.attention.fixed import Buckets, Largest, largest_pass, steps
 from services.verifier.attention.static import StaticBuckets
 from services.verifier.config import TargetConfig
-from services.verifier.graphs import Graphs, Keep, Made
 from services.verifier.kv_cache.pool import KVPool
-from services.verifier.target_port import Rows
+from services.verifier.model.graphs import Graphs, Keep, Made
+from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ def buckets_of(kind: str) -> Buckets:
     if kind == "torch":
         return StaticBuckets(pool)
     pytest.importorskip("triton")
-    from services.verifier.triton_kernels.triton_pass import TritonBuckets
+    from services.verifier.kernels.triton.tree_pass import TritonBuckets
 
     return TritonBuckets(pool, call.share)
 

@@ -13,19 +13,19 @@ import numpy as np
 import pytest
 import torch
 
-from services.verifier import model_slice
 from services.verifier.choosing import candidates, chooser, device_trials, greatest, penalties, picks
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.greatest import by_torch
 from services.verifier.config import TargetConfig
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import NOT_CHOSEN, Rows, Sampling
+from services.verifier.model import slice as model_slice
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import NOT_CHOSEN, Rows, Sampling
 from speculation.types import SamplingParams
 from tests.choices import check
 from tests.tiny import make_tiny_model
 
 pytest.importorskip("triton")
-from services.verifier.triton_kernels import greatest_kernel
+from services.verifier.kernels.triton import greatest_kernel
 from tests.triton_interpreter import hopper
 
 first_of_greatest, BLOCK = greatest_kernel.first_of_greatest, greatest_kernel._BLOCK

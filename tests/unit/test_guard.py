@@ -18,11 +18,11 @@ from transformers import (
     PreTrainedModel,
 )
 
-from services.verifier import model_slice
+from services.verifier.checks.guard import check_slice
 from services.verifier.config import Dtype, TargetConfig
-from services.verifier.guard import check_slice
-from services.verifier.model_slice import ModelSlice
-from services.verifier.target import TransformersTarget
+from services.verifier.model import slice as model_slice
+from services.verifier.model.slice import ModelSlice
+from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
 
 SIZES: dict[str, Any] = {

@@ -18,7 +18,7 @@ from services.drafter.heads.medusa.files import load_medusa
 from services.drafter.heads.streams.files import load_streams
 from services.model_files.weights.files import WeightFiles, quantize_folder
 from services.model_files.weights.stored_blocks import StoredBlocks
-from services.verifier.native.library import library
+from services.verifier.kernels.native.library import library
 from tests.draft_model_sessions import PROMPT, opened, same, source_of, wanted
 from tests.draft_models import make_tiny_draft
 from tests.tiny import make_tiny_model

@@ -18,13 +18,13 @@ from cluster.build import verifier_config
 from cluster.config import load
 from cluster.models import ResolvedModel
 from services.machine import processor
-from services.verifier.arithmetic import kernels
-from services.verifier.arithmetic.kernels import Choice, choose_kernels
-from services.verifier.arithmetic.linears import MakeLinear, pack_linears
+from services.verifier.checks.kept_measurements import Kept, digest_of, latest
 from services.verifier.config import TargetConfig
-from services.verifier.kept import Kept, digest_of, latest
-from services.verifier.native.library import library
-from services.verifier.native.linear_kernel import NativeLinear
+from services.verifier.kernels import cpu_choice as kernels
+from services.verifier.kernels.cpu_choice import Choice, choose_kernels
+from services.verifier.kernels.linears import MakeLinear, pack_linears
+from services.verifier.kernels.native.library import library
+from services.verifier.kernels.native.linear_kernel import NativeLinear
 from speculation.errors import ConfigurationError
 
 CONFIG = TargetConfig(model_path="of the test")

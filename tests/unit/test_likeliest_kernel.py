@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from services.verifier.native import library as compiling
-from services.verifier.native.library import Library, instruction_sets, library
-from services.verifier.native.likeliest_kernel import LikeliestKernel
+from services.verifier.kernels.native import library as compiling
+from services.verifier.kernels.native.library import Library, instruction_sets, library
+from services.verifier.kernels.native.likeliest_kernel import LikeliestKernel
 
 SOURCE = Path(compiling.__file__).parent / "likeliest.c"
 SIZES = (1, 15, 63, 64, 65, 200, 1000, 49152)

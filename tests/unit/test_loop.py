@@ -12,7 +12,7 @@ import threading
 import pytest
 
 from services.links.in_process import InProcessDraftLink
-from services.verifier.target_port import Prefix, Sampling
+from services.verifier.model.target_port import Prefix, Sampling
 from speculation.errors import Internal, InvalidArgument, PromptTooLong, ResourceExhausted, Unavailable
 from speculation.messages import DraftFailure, Finished, GenerationRequest, OpenSession
 from speculation.types import FinishReason, Plan

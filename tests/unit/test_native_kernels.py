@@ -18,12 +18,12 @@ import torch
 from services.model_files.weights.stored_blocks import StoredBlocks, Weight, quantized
 from services.verifier.attention.calls import Bias, Call
 from services.verifier.attention.tiled import TiledPass
+from services.verifier.kernels.native import library as compiling
+from services.verifier.kernels.native.attention_kernel import kernel_for, lay_out
+from services.verifier.kernels.native.library import Library, library, ship
+from services.verifier.kernels.native.linear_kernel import NativeLinear
 from services.verifier.kv_cache.pool import KVPool
-from services.verifier.native import library as compiling
-from services.verifier.native.attention_kernel import kernel_for, lay_out
-from services.verifier.native.library import Library, library, ship
-from services.verifier.native.linear_kernel import NativeLinear
-from services.verifier.target_port import Rows
+from services.verifier.model.target_port import Rows
 
 SETS = ("avx512", "avx2", "neon")
 FORMS = ("float32", "bfloat16", "Q8_0", "Q4_0", "Q4_1")

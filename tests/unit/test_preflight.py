@@ -28,7 +28,7 @@ from outrider.errors import InvalidArgument as ClientInvalidArgument
 from services.api.config import PublicServerConfig, TlsFiles, check_server
 from services.model_files.weights.headers import check_weights
 from services.verifier.config import TargetConfig
-from services.verifier.target import TransformersTarget
+from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, Unavailable
 from tests.tiny_gguf import make_tiny_gguf
 

@@ -16,7 +16,7 @@ from services.verifier.attention.recording import _Recorder
 from services.verifier.config import TargetConfig
 from services.verifier.kv_cache.pool import TILE
 from services.verifier.loading.load_model import shape_of
-from services.verifier.target import TransformersTarget
+from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from tests.attention_models import ARCHITECTURES, make_architecture
 from tests.tiny import make_tiny_model

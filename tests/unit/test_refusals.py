@@ -21,10 +21,10 @@ from services.model_files import gguf_header
 from services.model_files.folder import one_line, reading
 from services.model_files.known_types import known_gguf_architectures, known_types
 from services.verifier.config import TargetConfig
+from services.verifier.kernels.native.library import library
 from services.verifier.loading import refusals
 from services.verifier.loading.load_model import load_layers, load_whole
-from services.verifier.native.library import library
-from services.verifier.target import TransformersTarget
+from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError, Unavailable
 from tests.tiny import make_tiny_model
 from tests.tiny_gguf import make_tiny_gguf

@@ -11,9 +11,9 @@ from torch import nn
 from torch.nn import functional
 
 pytest.importorskip("triton")
-from services.verifier.triton_kernels import row_products
-from services.verifier.triton_kernels.row_layers import use_row_kernels
-from services.verifier.triton_kernels.row_products import RowLinear, gated, leaves_of, normalise, product_of
+from services.verifier.kernels.triton import row_products
+from services.verifier.kernels.triton.row_layers import use_row_kernels
+from services.verifier.kernels.triton.row_products import RowLinear, gated, leaves_of, normalise, product_of
 from tests.triton_interpreter import hopper
 
 

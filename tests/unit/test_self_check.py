@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from services.links.in_process import InProcessDraftLink
 from services.metrics.prometheus_sink import PrometheusSink
-from services.verifier.self_check import SelfCheck
+from services.verifier.checks.self_check import SelfCheck
 from speculation.messages import Finished, GenerationRequest, Progress
 from speculation.types import FinishReason, Plan
 from tests.fakes import PLAIN, RandomDrafter, ToyTarget, decoding, request

@@ -17,7 +17,7 @@ from services.drafter.draft_model.source import DraftModelSource
 from services.drafter.heads.files.kinds import inspect
 from services.model_files.weights.files import WeightFiles, quantize_folder
 from services.model_files.weights.headers import check_weights, read_shapes
-from services.verifier.native.library import library
+from services.verifier.kernels.native.library import library
 from speculation.errors import ConfigurationError
 from tests.draft_model_sessions import PROMPT, opened, refused, same, source_of, wanted
 from tests.draft_models import make_sharing_draft

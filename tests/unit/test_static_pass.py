@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from services.verifier.config import TargetConfig
-from services.verifier.target import TransformersTarget
-from services.verifier.target_port import Rows
+from services.verifier.model.target import TransformersTarget
+from services.verifier.model.target_port import Rows
 from tests.attention_models import make_architecture
 from tests.tiny import make_tiny_model
 

@@ -11,7 +11,7 @@ import pytest
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.asking import Pace, Prices
 from services.verifier.engine.stream_ends import MOST_ENDS, choose_ends, likely_ends
-from services.verifier.target_port import Rows, StreamRows
+from services.verifier.model.target_port import Rows, StreamRows
 from speculation.tree import ROOT
 from speculation.types import EMPTY_TREE, Plan, TokenTree
 from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, request

@@ -10,7 +10,7 @@ import pytest
 from services.verifier.engine.costly_sources import CostlySources
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import LoopStats
-from services.verifier.target_port import Rows, StreamRows
+from services.verifier.model.target_port import Rows, StreamRows
 from speculation.types import Plan
 from tests.fakes import ToyTarget
 from tests.simulated import run

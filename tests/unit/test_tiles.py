@@ -11,7 +11,7 @@ import pytest
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from services.verifier.kv_cache.pool import TILE
 from services.verifier.kv_cache.tiles import TileAllocator
-from services.verifier.target_port import Prefix
+from services.verifier.model.target_port import Prefix
 from tests.service import pipeline
 
 TEXT = list(range(3 * TILE + 10))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from services.verifier.to_device import on_the_way, to_device
+from services.verifier.model.to_device import on_the_way, to_device
 
 CPU = torch.device("cpu")
 

@@ -15,11 +15,12 @@ import torch
 
 pytest.importorskip("triton")
 from services.verifier.attention.calls import Bias, Call
+from services.verifier.kernels.triton import pass_meta
+from services.verifier.kernels.triton import tree_pass as triton_pass
+from services.verifier.kernels.triton.tree_pass import PassShape, TritonPass, refusal
+from services.verifier.kernels.triton.virtual_groups import GROUP, VirtualGroup, pack
 from services.verifier.kv_cache.pool import TILE, KVPool
-from services.verifier.target_port import Rows
-from services.verifier.triton_kernels import pass_meta, triton_pass
-from services.verifier.triton_kernels.triton_pass import PassShape, TritonPass, refusal
-from services.verifier.triton_kernels.virtual_groups import GROUP, VirtualGroup, pack
+from services.verifier.model.target_port import Rows
 from tests.triton_interpreter import hopper
 
 SEGMENT = 512

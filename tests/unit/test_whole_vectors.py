@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from services.verifier.arithmetic.whole_vectors import fill_vectors
+from services.verifier.kernels.whole_vectors import fill_vectors
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 FUNCTIONS: dict[str, Function] = {

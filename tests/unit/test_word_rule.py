@@ -11,7 +11,7 @@ import torch
 
 from services.links.in_process import InProcessDraftLink
 from services.verifier.choosing.word_rule import word_rule
-from services.verifier.target_port import PackedBits
+from services.verifier.model.target_port import PackedBits
 from speculation.choose import choose
 from speculation.errors import InvalidArgument
 from speculation.types import SamplingParams

@@ -10,7 +10,7 @@ import torch
 
 from services.verifier.attention.calls import MAX_NODES, Pass
 from services.verifier.config import TargetConfig
-from services.verifier.target_port import Rows
+from services.verifier.model.target_port import Rows
 
 # Passes of more rows compute for longer than their launches take.
 MOST_ROWS = 256

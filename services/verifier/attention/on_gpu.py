@@ -14,11 +14,11 @@ import torch
 from services.verifier.attention.calls import Call
 from services.verifier.config import AttentionBackend
 from services.verifier.kv_cache.pool import KVPool
-from services.verifier.target_port import Rows
+from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from services.verifier.triton_kernels.triton_pass import TritonBuckets
+    from services.verifier.kernels.triton.tree_pass import TritonBuckets
 
 log = logging.getLogger(__name__)
 
@@ -32,7 +32,7 @@ def refusal(calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> 
         return f"the device is {device.type}"
     if find_spec("triton") is None:
         return "triton is not installed"
-    from services.verifier.triton_kernels.triton_pass import refusal as of_kernels
+    from services.verifier.kernels.triton.tree_pass import refusal as of_kernels
 
     return of_kernels(calls, dtype, torch.cuda.get_device_capability(device))
 
@@ -60,7 +60,7 @@ def pool_and_buckets(
         if device.type == "cuda":
             log.warning("attention by torch's own kernels, which are slower and not exact: %s", reason)
         return pool, None
-    from services.verifier.triton_kernels.triton_pass import TritonBuckets
+    from services.verifier.kernels.triton.tree_pass import TritonBuckets
 
     log.info("attention by Triton kernels: rows of trees are summed up as in plain decoding")
     # All calls of a pass have one layout; blocks of rows must be small enough for the call with most queries a key.
@@ -69,7 +69,7 @@ def pool_and_buckets(
 
 def _trial(calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> str:
     """Why the kernels do not run here, such as for want of a C compiler; empty if a pass over each kind of call does."""
-    from services.verifier.triton_kernels.triton_pass import TritonBuckets
+    from services.verifier.kernels.triton.tree_pass import TritonBuckets
 
     kinds = {(call.kv_heads, call.share, call.key_size, call.value_size): replace(call, entry=0) for call in calls}
     try:

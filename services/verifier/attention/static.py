@@ -15,7 +15,7 @@ from torch.nn import functional
 from services.verifier.attention.calls import Call
 from services.verifier.attention.fixed import MOST_ROWS, Largest, rounded_up, steps
 from services.verifier.kv_cache.pool import TILE, KVPool
-from services.verifier.target_port import Rows
+from services.verifier.model.target_port import Rows
 from speculation.tree import ROOT
 
 # Passes over more tiles would need too much memory for their mask and gathered keys, which a graph keeps allocated.

@@ -10,7 +10,7 @@ from torch.nn import functional
 from services.verifier.attention.calls import Bias, Call
 from services.verifier.attention.tiled_layout import Bucket, Heads, Index, Layout, lay_out
 from services.verifier.kv_cache.pool import TILE, KVPool
-from services.verifier.target_port import Rows
+from services.verifier.model.target_port import Rows
 
 # Matrix products with fewer rows use other kernels, with other rounding.
 _ROW_MULTIPLE = 8

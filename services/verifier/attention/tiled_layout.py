@@ -24,9 +24,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.verifier.attention.late_layout import late_last
+from services.verifier.attention.stream_layout import late_last
 from services.verifier.kv_cache.pool import TILE, KVPool
-from services.verifier.target_port import Rows
+from services.verifier.model.target_port import Rows
 from speculation.tree import ROOT
 
 Index = slice | torch.Tensor

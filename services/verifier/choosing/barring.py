@@ -8,8 +8,8 @@ import numpy as np
 import torch
 
 from services.verifier.choosing.candidates import on_host
-from services.verifier.target_port import PackedBits
-from services.verifier.to_device import to_device
+from services.verifier.model.target_port import PackedBits
+from services.verifier.model.to_device import to_device
 
 _BARRED = float("-inf")
 

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.verifier.to_device import to_device
+from services.verifier.model.to_device import to_device
 from speculation.types import SamplingParams
 
 # Rows of logits folded into columns of this length; the maxima of columns tell where the greatest logits are.

@@ -20,11 +20,11 @@ from services.verifier.choosing.device_trials import fans_of, tried_on
 from services.verifier.choosing.penalties import Changes
 from services.verifier.choosing.picks import argmax, by_law, sample, truncated, unchanged
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError, Walk
-from services.verifier.native.choice_kernel import UNDECIDED, ChoiceKernel
-from services.verifier.native.library import Library
-from services.verifier.native.likeliest_kernel import LikeliestKernel
-from services.verifier.target_port import NOT_CHOSEN, Outcome, PackedBits, Rows, Sampling
-from services.verifier.to_device import to_device
+from services.verifier.kernels.native.choice_kernel import UNDECIDED, ChoiceKernel
+from services.verifier.kernels.native.library import Library
+from services.verifier.kernels.native.likeliest_kernel import LikeliestKernel
+from services.verifier.model.target_port import NOT_CHOSEN, Outcome, PackedBits, Rows, Sampling
+from services.verifier.model.to_device import to_device
 from speculation.choose import choose
 from speculation.types import EMPTY_TREE, SamplingParams, TokenLogprobs
 

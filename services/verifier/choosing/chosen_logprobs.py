@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from services.verifier.choosing.walks import Walk
-from services.verifier.target_port import NOT_CHOSEN
-from services.verifier.to_device import to_device
+from services.verifier.model.target_port import NOT_CHOSEN
+from services.verifier.model.to_device import to_device
 from speculation.choose import log_probabilities
 from speculation.types import TokenLogprobs
 

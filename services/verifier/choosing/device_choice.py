@@ -18,8 +18,8 @@ import torch
 from services.verifier.choosing.candidates import ERROR, LANE_ERROR, LEAST_MIN_P, RATIO_ERROR
 from services.verifier.choosing.noise import words
 from services.verifier.choosing.own_kernels import own_kernel
-from services.verifier.target_port import NOT_CHOSEN
-from services.verifier.to_device import to_device
+from services.verifier.model.target_port import NOT_CHOSEN
+from services.verifier.model.to_device import to_device
 from speculation.philox import NoiseStream
 from speculation.types import SamplingParams
 
@@ -84,7 +84,7 @@ def winners_on(device: torch.device) -> Winners:
     """How winners are found on a device: by one kernel of ours where it runs and is right, else by torch's functions."""
 
     def load() -> Winners:
-        from services.verifier.triton_kernels import noise_kernel
+        from services.verifier.kernels.triton import noise_kernel
 
         return noise_kernel.noisy_winners
 

@@ -18,8 +18,8 @@ import torch
 
 from services.verifier.choosing.device_choice import SLACK, limits_of, rows_at_once, winners_on
 from services.verifier.choosing.greatest import first_of_greatest
-from services.verifier.target_port import NOT_CHOSEN, Tried
-from services.verifier.to_device import to_device
+from services.verifier.model.target_port import NOT_CHOSEN, Tried
+from services.verifier.model.to_device import to_device
 from speculation.philox import NoiseStream, uniforms
 from speculation.tree import children
 from speculation.types import SamplingParams, TokenTree

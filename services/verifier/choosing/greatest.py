@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 
 from services.verifier.choosing.own_kernels import own_kernel
-from services.verifier.target_port import NOT_CHOSEN
+from services.verifier.model.target_port import NOT_CHOSEN
 
 # Takes [rows, vocabulary], float32 or bfloat16; see ``by_torch``.
 Finder = Callable[[torch.Tensor], torch.Tensor]
@@ -31,7 +31,7 @@ def finder_on(device: torch.device) -> Finder | None:
     """Our kernel for ``first_of_greatest``; None where it does not run or is not right."""
 
     def load() -> Finder:
-        from services.verifier.triton_kernels import greatest_kernel
+        from services.verifier.kernels.triton import greatest_kernel
 
         return greatest_kernel.first_of_greatest
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from services.verifier.to_device import to_device
+from services.verifier.model.to_device import to_device
 from speculation.philox import NoiseStream
 
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from services.verifier.choosing.candidates import on_host
-from services.verifier.to_device import to_device
+from services.verifier.model.to_device import to_device
 from speculation.types import SamplingParams
 
 _Ids = NDArray[np.int64]

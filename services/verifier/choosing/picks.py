@@ -14,7 +14,7 @@ from services.verifier.choosing.candidates import Candidates, narrow, on_host, r
 from services.verifier.choosing.device_choice import drawn
 from services.verifier.choosing.greatest import likeliest_of
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError
-from services.verifier.target_port import NOT_CHOSEN
+from services.verifier.model.target_port import NOT_CHOSEN
 from speculation.choose import choose
 from speculation.philox import NoiseStream, gumbels
 from speculation.types import SamplingParams

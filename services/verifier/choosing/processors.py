@@ -38,7 +38,7 @@ from transformers import (
 
 from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.barring import bar
-from services.verifier.target_port import PackedBits
+from services.verifier.model.target_port import PackedBits
 from speculation.types import SamplingParams
 
 _Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]

@@ -10,8 +10,8 @@ from typing import NamedTuple
 from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.penalties import Penalties
 from services.verifier.choosing.processors import build_pipeline, build_truncation
-from services.verifier.native.choice_structs import request_struct
-from services.verifier.target_port import Rows, Sampling, Tried
+from services.verifier.kernels.native.choice_structs import request_struct
+from services.verifier.model.target_port import Rows, Sampling, Tried
 from speculation.acceptance import stop_token_ids
 from speculation.errors import Internal
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from services.verifier.target_port import PackedBits, TokenRule
+from services.verifier.model.target_port import PackedBits, TokenRule
 from speculation.errors import InvalidArgument
 from speculation.types import SamplingParams
 

@@ -10,7 +10,7 @@ from services.verifier.engine.expected_wait import SeatTimes, expected_wait
 from services.verifier.engine.fair_queue import FairQueue
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import LoopStats
-from services.verifier.target_port import Prefix, Sampling, Target
+from services.verifier.model.target_port import Prefix, Sampling, Target
 from speculation.errors import Internal, InvalidArgument, OutriderError, ResourceExhausted
 from speculation.messages import GenerationRequest
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from services.verifier.engine.admission import Admission
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.pass_queue import PassQueue
-from services.verifier.target_port import Target
+from services.verifier.model.target_port import Target
 from speculation.errors import Internal, OutriderError, TargetLost, Unavailable
 
 log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
-from services.verifier.target_port import Target
+from services.verifier.model.target_port import Target
 from speculation import limits
 from speculation.errors import Unavailable
 from speculation.messages import ForgetTenant

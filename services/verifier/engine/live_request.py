@@ -16,7 +16,7 @@ from services.verifier.engine.repetition import Repetition
 from services.verifier.engine.stream_ends import EXPLORE_EVERY, MOST_ENDS, choose_ends
 from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState
-from services.verifier.target_port import StreamRows, Target, TokenRule
+from services.verifier.model.target_port import StreamRows, Target, TokenRule
 from speculation.acceptance import StopRule, stop_token_ids
 from speculation.budget import Budget, Wanted
 from speculation.errors import InvalidArgument, PromptTooLong

@@ -38,7 +38,7 @@ from services.verifier.engine.passes import Part, decoding_load, load_of, load_t
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.grammar.grammar_state import GrammarState
-from services.verifier.target_port import Target
+from services.verifier.model.target_port import Target
 from speculation.budget import Budget, Wanted
 from speculation.costs import Load
 from speculation.errors import Internal, InvalidArgument, OutriderError, TargetLost, Unavailable

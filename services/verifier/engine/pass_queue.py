@@ -12,7 +12,7 @@ from typing import TypeVar, TypeVarTuple, Unpack
 from services.verifier.engine.clock import now
 from services.verifier.engine.passes import Part, finish_pass, whole_pass
 from services.verifier.engine.stats import StepTimes
-from services.verifier.target_port import Target
+from services.verifier.model.target_port import Target
 from speculation.errors import TargetLost
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ from services.verifier.engine.asking import prices_of
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import StepTimes
 from services.verifier.engine.verify import verify, with_features
-from services.verifier.target_port import Rows, Target
+from services.verifier.model.target_port import Rows, Target
 from speculation.budget import Budget
 from speculation.costs import Load
 from speculation.types import EMPTY_TREE, Features, TokenTree, Verdict

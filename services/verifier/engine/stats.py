@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from services.verifier.target_port import Rows
+from services.verifier.model.target_port import Rows
 from speculation.messages import Draft
 from speculation.types import TokenTree
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from services.verifier.engine.live_request import LiveRequest
-from services.verifier.target_port import NOT_CHOSEN, Outcome, Tried
+from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Tried
 from speculation import acceptance, rejection
 from speculation.acceptance import Accepted
 from speculation.errors import Internal

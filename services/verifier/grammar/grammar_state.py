@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 from llguidance import LLMatcher
 
-from services.verifier.target_port import PackedBits
+from services.verifier.model.target_port import PackedBits
 from speculation.errors import Internal, OutriderError
 
 # Begins the engine's words where the grammar lets an answer neither go on nor end.

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from services.verifier.attention.calls import Call
-from services.verifier.to_device import to_device
+from services.verifier.model.to_device import to_device
 
 # Positions per tile. A tile is the block of the KV cache: memory is allocated, and attention summed up, tile by tile.
 TILE = 64

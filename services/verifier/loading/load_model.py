@@ -18,7 +18,7 @@ from services.model_files.weights.stored_blocks import StoredBlocks, StoredLinea
 from services.verifier.attention import calls as attention
 from services.verifier.attention.recording import record
 from services.verifier.config import TargetConfig
-from services.verifier.gpu_here import multiplies_fp8
+from services.verifier.kernels.native.library import library
 from services.verifier.loading import adapters
 from services.verifier.loading.complete import (
     mismatched,
@@ -31,7 +31,7 @@ from services.verifier.loading.complete import (
 from services.verifier.loading.hollow import without_weights
 from services.verifier.loading.memory import Shape, arithmetic_dtype, available_bytes, check_fits
 from services.verifier.loading.refusals import check_config, refuse_unsupported
-from services.verifier.native.library import library
+from services.verifier.model.gpu_here import multiplies_fp8
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)

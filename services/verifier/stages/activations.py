@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from services.verifier.model.target_port import Rows
 from services.verifier.stages.exchange import Exchange
-from services.verifier.target_port import Rows
 from speculation.errors import Internal, TargetLost
 
 if TYPE_CHECKING:
-    from services.verifier.model_slice import ModelSlice
+    from services.verifier.model.slice import ModelSlice
 
 
 class Activations(NamedTuple):

@@ -11,7 +11,7 @@ from itertools import islice
 
 import torch
 
-from services.verifier.target_port import Rows
+from services.verifier.model.target_port import Rows
 
 
 class Op(IntEnum):

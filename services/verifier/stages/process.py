@@ -13,16 +13,16 @@ from pathlib import Path
 
 import torch
 
+from services.verifier.checks.guard import check_slice
 from services.verifier.config import TargetConfig
-from services.verifier.guard import check_slice
 from services.verifier.kv_cache.pool import TILE
-from services.verifier.model_slice import ModelSlice
+from services.verifier.model.slice import ModelSlice
+from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, Health, receive_activations, receive_beat, send_activations
 from services.verifier.stages.exchange import Exchange, attend_meeting, claim_gpu
 from services.verifier.stages.orders import Op, read_orders
 from services.verifier.stages.upstream import StageSpec
 from services.verifier.stages.ways import device_of_stage
-from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError, Internal, TargetLost
 
 log = logging.getLogger(__name__)

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Protocol
 import torch
 
 from services.verifier.config import TargetConfig
+from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, receive_activations, receive_beat
 from services.verifier.stages.exchange import Exchange, Meeting, Sent
 from services.verifier.stages.orders import Op, Orders
-from services.verifier.target_port import Rows
 from speculation.errors import ConfigurationError, TargetLost
 
 if TYPE_CHECKING:
-    from services.verifier.model_slice import ModelSlice
+    from services.verifier.model.slice import ModelSlice
 
 # Seconds that all stages together have to end by themselves.
 _PATIENCE_S = 5.0

@@ -1,0 +1,246 @@
+"""Chooses what computes linear layers, norms and gates on a GPU: the fastest exact kernels, by measurement.
+
+Candidates are our Triton kernels, whose sums are cut by definition (``triton``), and cuBLASLt kept from splitting sums
+(``cublaslt``); norms and gates are Triton's in both. Each is timed for every shape of layer and checked: a row's bits must
+not depend on the other rows. torch's own layers are not exact; they are timed for comparison, and serve where nothing else
+can. Not run on a GPU yet (docs/gpus.md).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import nn
+
+from services.verifier.checks.kept_measurements import Kept, digest_of
+from services.verifier.config import TargetConfig
+from services.verifier.kernels.cpu_choice import Choice, clearly_fastest
+from services.verifier.kernels.linears import as_linears, products, quantize
+from services.verifier.kernels.padded_linear import PaddedLinear, forbid_split_sums
+from services.verifier.kernels.shared_products import joint_bias, joint_weight, replace_by
+from speculation.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+ROWS = (1, 16, 64, 256)
+MakeLayer = Callable[[torch.Tensor, torch.Tensor | None], nn.Module]
+# Number of layers by (outputs, inputs); layers that share a product count as one.
+Shapes = Mapping[tuple[int, int], int]
+Timer = Callable[[Callable[[], object]], float]
+
+_FORMAT = 1
+_REPEATS = 5
+# Rows beside which a row must have the bits that it has alone: around the sizes at which kernels change.
+_COMPARED = (1, 3, 16, 17, 33, 64, 65, 130)
+# Several copies of a smaller layer take turns, so that a GPU's cache (50 MB in an H100) does not hold them.
+_BEYOND_CACHE = 2**27
+
+
+def use_gpu_kernels(model: nn.Module, config: TargetConfig) -> Choice:
+    """Replace the layers of a model that is to move to a GPU, as the settings say; returns by which.
+
+    Raises:
+        ConfigurationError: the kernels named in the settings cannot compute this model here; says why.
+    """
+    reason = _unfit(config)
+    if config.quantised:
+        quantize(model, config)
+    if config.kernels == "torch" or reason:
+        if config.kernels not in ("auto", "torch"):
+            raise ConfigurationError(f"verifier.kernels is {config.kernels}: {reason}; use auto or torch")
+        return Choice(linears="torch", reason=reason or "as configured")
+    as_linears(model)
+    choice = choose_gpu_kernels(model, config, milliseconds_on(torch.device(config.device)))
+    log.info("linear layers by %s: %s", choice.linears, choice.reason)
+    put(model, choice.linears, torch.device(config.device))
+    return choice
+
+
+def _unfit(config: TargetConfig) -> str:
+    """Why no kernels but torch's can compute a model under these settings; empty if some can."""
+    if config.dtype != "bfloat16":
+        own = " (its layers are torchao's)" if config.quantised else ""
+        return f"verifier.dtype is {config.dtype}{own}: must be bfloat16"
+    return ""
+
+
+def triton_refusal(device: torch.device) -> str:
+    """Why our Triton row kernels do not run on a device; empty if a trial does."""
+    if find_spec("triton") is None:
+        return "triton is not installed"
+    if device.type != "cuda":
+        return f"the device is {device.type}: must be a GPU"
+    from services.verifier.kernels.triton.tree_pass import too_old
+
+    return too_old(torch.cuda.get_device_capability(device)) or _trial(device)
+
+
+def _trial(device: torch.device) -> str:
+    from services.verifier.kernels.triton.row_products import RowLinear, gated, normalise
+
+    rows = torch.zeros(3, 64, dtype=torch.bfloat16, device=device)
+    try:
+        made = RowLinear(torch.zeros(64, 64, dtype=torch.bfloat16, device=device))(rows)
+        # Copied, so that failures on the GPU show here.
+        gated(normalise(made, None, made[0], 1e-6)[0]).cpu()
+    except Exception as error:
+        # Compilers and drivers may fail in any way.
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return ""
+
+
+def put(model: nn.Module, linears: str, device: torch.device) -> None:
+    """Replace a model's layers by those of the candidate ``linears``; norms and gates as well where Triton runs."""
+    if linears == "torch":
+        return
+    make = maker_of(linears)
+    if linears == "triton" or not triton_refusal(device):
+        from services.verifier.kernels.triton.row_layers import use_row_kernels
+
+        if left := use_row_kernels(model, make):
+            log.info("these layers stay torch's: %s", ", ".join(left))
+        return
+    for parent, layers in products(model):
+        linear = [layer for layer in layers.values() if isinstance(layer, nn.Linear)]
+        replace_by(make(joint_weight(linear), joint_bias(linear)), parent, layers)
+
+
+def maker_of(linears: str) -> MakeLayer:
+    """Makes a linear layer of the candidate ``linears``."""
+    if linears == "cublaslt":
+        return PaddedLinear
+    if linears == "torch":
+        return _plain
+    from services.verifier.kernels.triton.row_products import RowLinear
+
+    return RowLinear
+
+
+def _plain(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
+    made = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta")
+    made.weight = nn.Parameter(weight, requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias, requires_grad=False)
+    return made
+
+
+def choose_gpu_kernels(model: nn.Module, config: TargetConfig, timer: Timer) -> Choice:
+    """The fastest exact candidate, from the file of an earlier start or by measurement.
+
+    Raises:
+        ConfigurationError: the one named in the settings does not run here, or is not exact; says why.
+    """
+    device = torch.device(config.device)
+    refused = triton_refusal(device)
+    if config.kernels == "triton" and refused:
+        raise ConfigurationError(f"verifier.kernels is triton: {refused}; use auto, cublaslt or torch")
+    if config.kernels != "triton":
+        forbid_split_sums()
+    named = [config.kernels] if config.kernels != "auto" else ["cublaslt"] if refused else ["cublaslt", "triton"]
+    shapes = _shapes(model)
+    kept = Kept(config.kernels_dir, _about(config, shapes, device))
+    known = kept.read(lambda content: Choice(**content))
+    if known is not None and known.linears in (*named, "torch"):
+        return known
+    chosen = _measured(named, shapes, device, timer)
+    if config.kernels != "auto" and chosen.linears != config.kernels:
+        raise ConfigurationError(f"verifier.kernels is {config.kernels}: {chosen.reason}; use auto or torch")
+    if refused and config.kernels == "auto":
+        chosen = replace(chosen, reason=f"{chosen.reason}; triton does not run: {refused}")
+    kept.write(asdict(chosen))
+    return chosen
+
+
+def _measured(named: Sequence[str], shapes: Shapes, device: torch.device, timer: Timer) -> Choice:
+    totals = {name: [0.0] * len(ROWS) for name in (*named, "torch")}
+    inexact: set[str] = set()
+    for (outputs, inputs), count in shapes.items():
+        copies = 1 + _BEYOND_CACHE // (2 * outputs * inputs)
+        weights = [torch.randn(outputs, inputs, device=device).bfloat16() for _ in range(copies)]
+        for name, milliseconds in totals.items():
+            layers = [maker_of(name)(weight, None) for weight in weights]
+            if name != "torch" and not is_exact_layer(layers[0], inputs, device):
+                inexact.add(name)
+            for index, rows in enumerate(ROWS):
+                given = torch.randn(rows, inputs, device=device).bfloat16()
+                milliseconds[index] += count / copies * timer(lambda: [layer(given) for layer in layers])  # noqa: B023
+    exact = [name for name in named if name not in inexact]
+    best = clearly_fastest(exact, totals) if exact else "torch"
+    figures = {name: [round(value, 3) for value in values] for name, values in totals.items()}
+    listed = "; ".join(f"{name} {'/'.join(f'{value:.2f}' for value in values)}" for name, values in figures.items())
+    reason = f"ms over {'/'.join(map(str, ROWS))} rows: {listed}"
+    reason += f"; not exact here: {', '.join(sorted(inexact))}" if inexact else ""
+    return Choice(linears=best, milliseconds=figures, reason=reason)
+
+
+def is_exact_layer(layer: nn.Module, inputs: int, device: torch.device, dtype: torch.dtype = torch.bfloat16) -> bool:
+    """Whether a row gets the same bits beside any number of others, at any place among them."""
+    rows = torch.randn(max(_COMPARED) + 5, inputs, device=device).to(dtype)
+    together = layer(rows)
+    return all(
+        torch.equal(layer(rows[start : start + count]), together[start : start + count])
+        for count in _COMPARED
+        for start in (0, 5)
+    )
+
+
+def _shapes(model: nn.Module) -> Shapes:
+    layers = [list(layers.values()) for _, layers in products(model)]
+    return Counter((sum(one.out_features for one in some), some[0].in_features) for some in layers)
+
+
+def milliseconds_on(device: torch.device) -> Timer:
+    """Measures on a device: a median, or on a CPU the shortest time, in milliseconds."""
+
+    def on_gpu(run: Callable[[], object]) -> float:
+        run()
+        found: list[float] = []
+        for _ in range(_REPEATS):
+            begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+            begin.record()
+            run()
+            end.record()
+            torch.cuda.synchronize(device)
+            found.append(begin.elapsed_time(end))
+        return statistics.median(found)
+
+    def on_host(run: Callable[[], object]) -> float:
+        best = math.inf
+        for _ in range(1 + _REPEATS):
+            start = time.perf_counter()
+            run()
+            best = min(best, 1e3 * (time.perf_counter() - start))
+        return best
+
+    return on_gpu if device.type == "cuda" else on_host
+
+
+def _about(config: TargetConfig, shapes: Shapes, device: torch.device) -> dict[str, Any]:
+    """Everything that the choice depends on."""
+    return {
+        "format": _FORMAT,
+        "model": digest_of(config.model_path),
+        "shapes": sorted([*shape, count] for shape, count in shapes.items()),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "torch": torch.__version__,
+        "triton": _triton_version(),
+        "kernels": [config.kernels, config.dtype],
+    }
+
+
+def _triton_version() -> str:
+    # As it says itself: it is installed under several names.
+    if find_spec("triton") is None:
+        return ""
+    import triton
+
+    return str(triton.__version__)

@@ -1,0 +1,214 @@
+"""Whole decoder layers of the Llama kind, each in one call of a native kernel; see layer.c and ``whole_layers``."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import accumulate
+
+import torch
+from torch import nn
+
+from services.verifier.attention.calls import Calls, Running, asked
+from services.verifier.kernels.native.attention_kernel import AttentionLayer, NativePass
+from services.verifier.kernels.native.library import Library
+from services.verifier.kernels.native.linear_kernel import PANEL, LinearStruct, NativeLinear
+from services.verifier.kernels.shared_products import shared_product
+from services.verifier.kernels.whole_layers import only_call, part_of
+
+# Sizes must be whole vectors of the widest instruction set.
+_COLUMNS = 16
+# Relative difference of hidden states that another order of rounding may cause.
+TOLERANCE = 1e-4
+
+
+class _Norm(ctypes.Structure):
+    _fields_ = [("weight", ctypes.c_void_p), ("epsilon", ctypes.c_float)]
+
+
+class _Parts(ctypes.Structure):
+    _fields_ = [
+        ("product", LinearStruct * 3),
+        *[(name, ctypes.c_int64) for name in ("count", "width")],
+        ("at", ctypes.c_int64 * 3),
+    ]
+
+
+class _DecoderLayer(ctypes.Structure):
+    _fields_ = [
+        *[(name, _Norm) for name in ("before_attention", "before_mlp", "of_query", "of_key")],
+        *[(name, _Parts) for name in ("query_key_value", "gate_up")],
+        *[(name, LinearStruct) for name in ("attention_out", "down")],
+        *[(name, ctypes.c_int64) for name in ("hidden", "intermediate", "heads", "kv_heads", "size")],
+    ]
+
+
+class _Adapter(ctypes.Structure):
+    _fields_ = [("down", LinearStruct), ("up", LinearStruct)]
+
+
+class _Adapters(ctypes.Structure):
+    _fields_ = [
+        *[(name, _Adapter) for name in ("query_key_value", "attention_out", "mlp_down")],
+        ("rows", ctypes.c_int64),
+        ("inner", ctypes.c_void_p),
+    ]
+
+
+class _Room(ctypes.Structure):
+    _fields_ = [
+        (name, ctypes.c_void_p) for name in ("cosine", "sine", "normed", "query_key_value", "attended", "gate_up", "active")
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class LowRank:
+    """Adds up * down * x to what a linear layer makes of x.
+
+    Attributes:
+        down: [rank, inputs].
+        up: [outputs, rank].
+    """
+
+    down: torch.Tensor
+    up: torch.Tensor
+
+    def to(self, device: torch.device, dtype: torch.dtype) -> LowRank:
+        """The same there."""
+        return LowRank(down=self.down.to(device, dtype).contiguous(), up=self.up.to(device, dtype).contiguous())
+
+
+class FusedLayer:
+    """A layer's ``forward``, computed by the kernel.
+
+    Raises:
+        ValueError: the layer is of another kind; says what differs.
+    """
+
+    def __init__(self, kernels: Library, layer: nn.Module, calls: Calls) -> None:
+        self._kernels = kernels
+        self._call = kernels.functions.outrider_layer
+        self._call.restype = None
+        attention, mlp = part_of(layer, "self_attn"), part_of(layer, "mlp")
+        out, down = _linear(attention, "o_proj"), _linear(mlp, "down_proj")
+        if type(getattr(mlp, "act_fn", None)).__name__ not in ("SiLU", "SiLUActivation"):
+            raise ValueError("its activation is not SiLU")
+        call = only_call(layer, calls)
+        query_heads, kv_heads, size = call.heads, call.kv_heads, call.key_size
+        hidden, intermediate = out.out_features, down.in_features
+        if size % _COLUMNS or hidden % PANEL or intermediate % _COLUMNS:
+            raise ValueError(f"its sizes do not suit: hidden {hidden}, heads of {size}, intermediate {intermediate}")
+        if out.in_features != query_heads * size or call.value_size != size:
+            raise ValueError("its projections are not those of its heads")
+        widths = {"q_proj": query_heads * size, "k_proj": kv_heads * size, "v_proj": kv_heads * size}
+        query_key_value, projections = _parts(attention, widths)
+        gate_up, gates = _parts(mlp, {"gate_proj": intermediate, "up_proj": intermediate})
+        norms = [_norm(layer, name) for name in ("input_layernorm", "post_attention_layernorm")]
+        norms += [_norm(attention, name) if hasattr(attention, name) else _Norm() for name in ("q_norm", "k_norm")]
+        # Owners of the memory that the struct points to.
+        self._held: list[nn.Module] = [layer, out, down, *projections, *gates]
+        self._layer = _DecoderLayer(
+            *norms, query_key_value, gate_up, out.struct, down.struct, hidden, intermediate, query_heads, kv_heads, size
+        )
+        self._widths = (hidden, query_key_value.width, query_heads * size, gate_up.width, intermediate)
+        self._attention, self._size = call, size
+        self._adapters: _Adapters | None = None
+
+    def adapt(self, adapters: Mapping[str, LowRank]) -> None:
+        """Add adapters to the products of late rows, by the names of the layer's linear parts."""
+        hidden, width, query, _, intermediate = self._widths
+        at = self._layer.query_key_value.at
+        places = {"self_attn.q_proj": at[0], "self_attn.v_proj": at[2]}
+        joint = [
+            self._adapter({places[name]: each for name, each in adapters.items() if name in places}, hidden, width),
+            self._adapter({0: adapters["self_attn.o_proj"]}, query, hidden),
+            self._adapter({0: adapters["mlp.down_proj"]}, intermediate, hidden),
+        ]
+        self._adapters = _Adapters(*joint)
+        self._rank = max(each.up.inputs for each in joint)
+
+    def _adapter(self, placed: Mapping[int, LowRank], inputs: int, outputs: int) -> _Adapter:
+        """Adapters of one input, side by side: what each makes begins at its place among the outputs."""
+        rank = sum(each.down.shape[0] for each in placed.values())
+        # Whole panels, since what comes out of ``down`` goes into ``up``.
+        rank += -rank % PANEL
+        down, up, begin = torch.zeros(rank, inputs), torch.zeros(outputs, rank), 0
+        for place, each in placed.items():
+            own, end = slice(begin, begin + each.down.shape[0]), place + each.up.shape[0]
+            down[own], up[place:end, own] = each.down, each.up
+            begin = own.stop
+        linears = [NativeLinear(self._kernels, weight, None) for weight in (down, up)]
+        self._held += linears
+        return _Adapter(*[each.struct for each in linears])
+
+    def __call__(
+        self,
+        hidden_states: torch.Tensor,
+        *,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        **_ignored: object,
+    ) -> torch.Tensor:
+        """Hidden states, [1, rows, hidden size], to the same shape."""
+        running = asked()
+        assert isinstance(running, Running) and isinstance(running.laid_out, NativePass)
+        laid_out = running.laid_out
+        rows = hidden_states.shape[1]
+        given = hidden_states.contiguous()
+        cosine, sine = (table.contiguous() for table in position_embeddings)
+        if cosine.shape != (1, rows, self._size) or not given.dtype == cosine.dtype == sine.dtype == torch.float32:
+            raise NotImplementedError(f"its positions are rotated in {tuple(cosine.shape)}, {cosine.dtype}")
+        made = torch.empty_like(given)
+        room = laid_out.room(self._widths)
+        pointers = _Room(cosine.data_ptr(), sine.data_ptr(), *[buffer.data_ptr() for buffer in room])
+        attention: AttentionLayer = laid_out.layer(self._attention)
+        layer, by = self._layer, ctypes.byref
+        late = None
+        if laid_out.late:
+            late = self._adapters
+            assert late is not None
+            late.rows, late.inner = laid_out.late, laid_out.room((self._rank,))[0].data_ptr()
+        self._call(
+            by(layer), by(laid_out.layout), by(attention), by(pointers), None if late is None else by(late),
+            ctypes.c_int64(rows), ctypes.c_void_p(given.data_ptr()), ctypes.c_void_p(made.data_ptr()),
+        )  # fmt: skip
+        return made
+
+
+def _parts(module: nn.Module, widths: dict[str, int]) -> tuple[_Parts, list[NativeLinear]]:
+    """The products of the children with these numbers of outputs, and where their results begin: one shared product, or one
+    each.
+    """
+    children = {name: part_of(module, name) for name in widths}
+    shared = shared_product([*children.values()])
+    if shared is not None:
+        products = [_native(shared, "their product")]
+        starts = [0, *accumulate(widths.values())][: len(widths)]
+    else:
+        products = [_native(child, name) for name, child in children.items()]
+        starts = [0, *accumulate(one.struct.panels * PANEL for one in products)][: len(widths)]
+    if sum(one.out_features for one in products) != sum(widths.values()):
+        raise ValueError(f"{', '.join(widths)} do not have {sum(widths.values())} outputs")
+    structs = (LinearStruct * 3)(*[one.struct for one in products])
+    width = sum(one.struct.panels for one in products) * PANEL
+    return _Parts(structs, len(products), width, (ctypes.c_int64 * 3)(*starts)), products
+
+
+def _linear(module: nn.Module, name: str) -> NativeLinear:
+    return _native(part_of(module, name), name)
+
+
+def _native(part: nn.Module, name: str) -> NativeLinear:
+    if not isinstance(part, NativeLinear) or part.struct.inputs != part.in_features:
+        raise ValueError(f"{name} is not computed by our kernels")
+    return part
+
+
+def _norm(module: nn.Module, name: str) -> _Norm:
+    part = part_of(module, name)
+    weight, epsilon = getattr(part, "weight", None), getattr(part, "variance_epsilon", getattr(part, "eps", None))
+    if not isinstance(weight, torch.Tensor) or weight.dtype != torch.float32 or not isinstance(epsilon, float):
+        raise ValueError(f"{name} is no root mean square norm")
+    if getattr(part, "bias", None) is not None:
+        raise ValueError(f"{name} has a bias")
+    return _Norm(weight.data_ptr(), epsilon)

@@ -1,0 +1,91 @@
+"""Linear layers on a CPU with a native kernel; see linear.c."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+from torch.nn import functional
+
+from services.model_files.weights.stored_blocks import BLOCK, StoredBlocks, Weight
+from services.verifier.kernels.exact_weights import PackedLinear
+from services.verifier.kernels.native.library import Library
+
+# Must equal the constants in vectors.h and linear.c.
+PANEL = 32
+_TYPES = {"float32": 0, "bfloat16": 1, "Q8_0": 2, "Q4_0": 3, "Q4_1": 4}
+# Bytes of a block, per output.
+_BLOCK_BYTES = {"bfloat16": 64, "Q8_0": 34, "Q4_0": 18, "Q4_1": 20}
+
+
+class LinearStruct(ctypes.Structure):
+    """The struct in linear.h."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("weights", "bias")],
+        *[(name, ctypes.c_int64) for name in ("type", "inputs", "panels")],
+    ]
+
+
+class NativeLinear(PackedLinear):
+    """Replaces ``nn.Linear`` for inference on a CPU, with sums in float32. A row's result does not depend on the other rows.
+
+    Args:
+        weight: float32, bfloat16 or blocks; kept in its type.
+    """
+
+    def __init__(self, kernels: Library, weight: Weight, bias: torch.Tensor | None) -> None:
+        super().__init__()
+        self.out_features, self.in_features = weight.shape
+        self._kernel = kernels.functions.outrider_linear
+        self._kernel.argtypes = [ctypes.POINTER(LinearStruct), ctypes.c_int64, *[ctypes.c_void_p] * 3, ctypes.c_int64]
+        self._kernel.restype = None
+        self.stored_as = weight.kind if isinstance(weight, StoredBlocks) else str(weight.dtype).removeprefix("torch.")
+        self._panels = -(-self.out_features // PANEL)
+        # Inputs are padded with zeros to whole blocks, which changes no sum.
+        self._missing_inputs = 0 if self.stored_as == "float32" else -self.in_features % BLOCK
+        self._bias = None
+        if bias is not None:
+            self._bias = functional.pad(bias.detach().float(), (0, self._panels * PANEL - self.out_features))
+        self.struct = LinearStruct(
+            None,
+            None if self._bias is None else self._bias.data_ptr(),
+            _TYPES[self.stored_as],
+            self.in_features + self._missing_inputs,
+            self._panels,
+        )
+        self._weight = self._in_panels(kernels, weight)
+        self.struct.weights = self._weight.data_ptr()
+
+    def _in_panels(self, kernels: Library, weight: Weight) -> torch.Tensor:
+        if self.stored_as == "float32":
+            assert isinstance(weight, torch.Tensor)
+            padded = functional.pad(weight.detach(), (0, 0, 0, self._panels * PANEL - self.out_features))
+            return padded.view(self._panels, PANEL, self.in_features).transpose(1, 2).contiguous()
+        if isinstance(weight, StoredBlocks):
+            rows = weight.raw.contiguous()
+        else:
+            rows = functional.pad(weight.detach(), (0, self._missing_inputs)).contiguous().view(torch.uint8)
+        blocks = (self.in_features + self._missing_inputs) // BLOCK
+        size = blocks * _BLOCK_BYTES[self.stored_as]
+        if tuple(rows.shape) != (self.out_features, size):
+            raise ValueError(f"blocks are {tuple(rows.shape)}: must be {(self.out_features, size)} for {self.stored_as}")
+        packed = torch.empty(self._panels * PANEL * size, dtype=torch.uint8)
+        pack = kernels.functions.outrider_pack
+        pack.argtypes = [ctypes.POINTER(LinearStruct), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p]
+        pack.restype = None
+        pack(self.struct, rows.data_ptr(), size, self.out_features, packed.data_ptr())
+        return packed
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        """[..., in_features] to [..., out_features].
+
+        Raises:
+            ValueError: rows of another shape or type, which the kernel itself could not notice.
+        """
+        if rows.shape[-1] != self.in_features or rows.dtype != torch.float32:
+            raise ValueError(f"rows are {tuple(rows.shape)} {rows.dtype}: must be [..., {self.in_features}] float32")
+        rows = functional.pad(rows, (0, self._missing_inputs)) if self._missing_inputs else rows.contiguous()
+        out = rows.new_empty(*rows.shape[:-1], self._panels * PANEL)
+        self._kernel(self.struct, rows.numel() // rows.shape[-1], rows.data_ptr(), None, out.data_ptr(), out.shape[-1])
+        return out[..., : self.out_features]

@@ -1,0 +1,62 @@
+"""Finds the parameters by which modules multiply themselves, and the modules whose products are not exact."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from services.verifier.kernels.exact_weights import ExactWeight, MakePacked, Numbers
+
+# Modules that look up rows or convolve, rather than multiply by a matrix.
+_OTHER = (nn.Embedding, nn.modules.conv._ConvNd)
+
+
+def multiplied(model: nn.Module) -> Iterator[tuple[nn.Module, str, nn.Parameter]]:
+    """Parameters that a module may multiply by: (module, name, matrices [..., outputs, inputs] or [..., inputs, outputs]).
+
+    Those of torch's own linear layers are left out.
+    """
+    for module in model.modules():
+        if type(module) is nn.Linear or isinstance(module, _OTHER):
+            continue
+        for name, parameter in list(module._parameters.items()):
+            if parameter is None or parameter.dim() < 2 or min(parameter.shape[-2:]) < 2 or name.endswith("bias"):
+                continue
+            if parameter.is_floating_point() and parameter.device.type == "cpu":
+                yield module, name, parameter
+
+
+def pack_parameters(model: nn.Module, make: MakePacked, make_single: MakePacked) -> int:
+    """Replace these parameters by ``ExactWeight``, which packs them at their first product; returns their number.
+
+    Args:
+        make: packs one of several matrices, as of an expert.
+        make_single: packs a single matrix, as of a router.
+    """
+    # Several modules may share a parameter.
+    made: dict[int, ExactWeight] = {}
+    for module, name, parameter in list(multiplied(model)):
+        weight = made.get(id(parameter))
+        if weight is None:
+            stored = parameter.detach().contiguous()
+            numbers = Numbers(owner=type(module).__name__, shape=stored.shape, stored=stored)
+            numbers.make = make if parameter.dim() > 2 else make_single
+            weight = made[id(parameter)] = ExactWeight.whole(numbers)
+        delattr(module, name)
+        setattr(module, name, weight)
+    return len(made)
+
+
+def inexact(model: nn.Module) -> list[str]:
+    """Classes of modules whose products depend, in their last bits, on the other rows. Known only after a first pass.
+
+    Products of two computed tensors are not detected.
+    """
+    found: set[str] = set()
+    for module in model.modules():
+        if isinstance(module, (nn.Linear, nn.modules.conv._ConvNd)) and isinstance(module.weight, nn.Parameter):
+            found.add(type(module).__name__)
+        weights = (value for value in vars(module).values() if isinstance(value, ExactWeight))
+        found |= {weight.numbers.owner for weight in weights if weight.numbers.inexact}
+    return sorted(found)

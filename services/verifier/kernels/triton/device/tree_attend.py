@@ -1,0 +1,260 @@
+"""Tree attention over the paged KV cache. The order of a row's sums depends on the row's position alone.
+
+By absolute positions: *segments* of 512 start from nothing and are merged in ascending order. Within a segment, *tiles* of
+64 are added one after the other, each of them four *groups* of 16. On Hopper a matrix product adds group after group; within
+a group the order does not matter, zeros change nothing, and a group of zeros is the identity (microsoft/MMA-Sim, a
+bit-accurate model). So a row may find its 16 positions in any lanes of a group, among lanes that it does not see, and may
+skip groups and tiles in which it sees nothing.
+
+What a compiler might contract in one kernel and not in another is written as ``fma``.
+
+Besides keys and values a pass reads one array of int32, ``meta``; services.verifier.kernels.triton.pass_meta describes it.
+"""
+
+import triton
+import triton.language as tl
+
+TILE = tl.constexpr(64)
+SEGMENT_TILES = tl.constexpr(8)
+# Ints of a block's record, and of a chunk's: 64 slots, then their positions.
+BLOCK_INTS = tl.constexpr(4)
+CHUNK_INTS = tl.constexpr(128)
+
+
+@triton.jit
+def _scores(query, keys, at, lanes_at, seen, cap, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr):
+    """Scores of 64 slots, [rows, 64], float32, -inf where a row does not see; unscaled, unless they are capped.
+
+    ``at`` and ``lanes_at`` are the positions of the rows and of the slots; ``cap`` holds scale / softcap and softcap.
+    """
+    scores = tl.dot(query, keys, input_precision="ieee")
+    if CAPPED:
+        grown = tl.exp2(scores * (cap[0] * 2.8853900817779268))
+        scores = (1.0 - 2.0 / (grown + 1.0)) * cap[1]
+    if WINDOW > 0:
+        seen = seen & (at[:, None] - lanes_at[None, :] < WINDOW)
+    if CHUNK > 0:
+        seen = seen & (lanes_at[None, :] >= (at - at % CHUNK)[:, None])
+    return tl.where(seen, scores, float("-inf"))
+
+
+@triton.jit
+def _factor(old, new, unit):
+    """By what sums under the maximum ``old`` are multiplied under ``new``; one where nothing has been seen."""
+    return tl.where(old == new, 1.0, tl.exp2((old - new) * unit))
+
+
+@triton.jit
+def _raised(top, new, total, sums, unit):
+    factor = _factor(top, new, unit)
+    return total * factor[:, None], sums * factor[:, None]
+
+
+@triton.jit
+def _add(scores, top, total, sums, values, unit):
+    """Add the weights of 64 slots to ``total``, [rows, 16] of one number each, and their weighted values to ``sums``."""
+    base = tl.where(top == float("-inf"), 0.0, top * unit)
+    weights = tl.exp2(tl.fma(scores, unit, -base[:, None])).to(values.dtype)
+    # Not tl.sum, whose order follows from lanes: these sums have the groups of the values' sums.
+    total = tl.dot(weights, tl.full((64, 16), 1.0, values.dtype), total, input_precision="ieee")
+    return total, tl.dot(weights, values, sums, input_precision="ieee")
+
+
+@triton.jit
+def _segment(
+    segment, query, at, lowest, last, meta, request, row, keys_of_head, values_of_head, key_strides, value_strides, unit,
+    cap, BLOCK: tl.constexpr, KEY: tl.constexpr, KEYS: tl.constexpr, VALUE: tl.constexpr, VALUES: tl.constexpr,
+    WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr,
+):  # fmt: skip
+    """One segment's maximum, sum of weights and weighted sum for a block of rows.
+
+    ``lowest`` and ``last``: the positions between which some row sees something. ``row``: numbers of the rows in their
+    request.
+    """
+    top = tl.full((BLOCK,), float("-inf"), tl.float32)
+    total = tl.zeros((BLOCK, 16), tl.float32)
+    sums = tl.zeros((BLOCK, VALUES), tl.float32)
+    lanes = tl.arange(0, TILE)
+    key_dims = tl.arange(0, KEYS)
+    value_dims = tl.arange(0, VALUES)
+    table = tl.load(meta + request + 2)
+    tail_tile = tl.load(meta + request + 3)
+    tail = tl.load(meta + request + 4)
+    chunks_at = tl.load(meta + request + 5)
+    words_at = tl.load(meta + request + 6)
+    words = tl.load(meta + request + 7)
+    first = tl.maximum(segment * SEGMENT_TILES, lowest // TILE)
+    stop = tl.minimum((segment + 1) * SEGMENT_TILES, last // TILE + 1)
+    for tile in range(first, tl.minimum(stop, tail_tile)):
+        pool_tile = tl.load(meta + table + tile).to(tl.int64)
+        lanes_at = tile * TILE + lanes
+        places = pool_tile * key_strides[0] + key_dims[:, None] * key_strides[1] + lanes[None, :]
+        keys = tl.load(keys_of_head + places, mask=key_dims[:, None] < KEY, other=0.0)
+        seen = lanes_at[None, :] <= at[:, None]
+        scores = _scores(query, keys, at, lanes_at, seen, cap, WINDOW, CHUNK, CAPPED)
+        new = tl.maximum(top, tl.max(scores, 1))
+        total, sums = _raised(top, new, total, sums, unit)
+        top = new
+        places = pool_tile * value_strides[0] + lanes[:, None] * value_strides[1] + value_dims[None, :]
+        values = tl.load(values_of_head + places, mask=value_dims[None, :] < VALUE, other=0.0)
+        total, sums = _add(scores, top, total, sums, values, unit)
+    for tile in range(tl.maximum(first, tail_tile), stop):
+        begin = tl.load(meta + tail + tile - tail_tile)
+        end = tl.load(meta + tail + tile - tail_tile + 1)
+        # All copies of a tile's groups share a maximum, which takes a turn of its own.
+        new = top
+        for turn in tl.static_range(2):
+            if turn == 1:
+                total, sums = _raised(top, new, total, sums, unit)
+                top = new
+            for chunk in range(begin, end):
+                slots = tl.load(meta + chunks_at + chunk * CHUNK_INTS + lanes)
+                lanes_at = tl.load(meta + chunks_at + chunk * CHUNK_INTS + TILE + lanes)
+                word = tl.load(meta + words_at + row[:, None] * words + chunk * 2 + (lanes // 32)[None, :])
+                seen = ((word >> (lanes % 32)[None, :]) & 1) != 0
+                pool_tiles = (slots // TILE).to(tl.int64)
+                places = (pool_tiles * key_strides[0] + slots % TILE)[None, :] + key_dims[:, None] * key_strides[1]
+                keys = tl.load(keys_of_head + places, mask=key_dims[:, None] < KEY, other=0.0)
+                scores = _scores(query, keys, at, lanes_at, seen, cap, WINDOW, CHUNK, CAPPED)
+                if turn == 0:
+                    new = tl.maximum(new, tl.max(scores, 1))
+                else:
+                    places = pool_tiles * value_strides[0] + slots % TILE * value_strides[1]
+                    values = tl.load(
+                        values_of_head + places[:, None] + value_dims[None, :], mask=value_dims[None, :] < VALUE, other=0.0
+                    )
+                    total, sums = _add(scores, top, total, sums, values, unit)
+    return top, tl.max(total, 1), sums
+
+
+@triton.jit
+def _merged(top, total, sums, next_top, next_total, next_sums, unit):
+    """The sums of the segments so far and of the next one."""
+    new = tl.maximum(top, next_top)
+    old_factor = _factor(top, new, unit)
+    next_factor = _factor(next_top, new, unit)
+    total = tl.fma(total, old_factor, next_total * next_factor)
+    return new, total, tl.fma(sums, old_factor[:, None], next_sums * next_factor[:, None])
+
+
+@triton.jit
+def _divided(top, total, sums, sink, unit, SINKS: tl.constexpr):
+    """The result; ``sink`` is the score of a further key without a value, times log2(e)."""
+    if SINKS:
+        base = top * unit
+        most = tl.maximum(base, sink)
+        factor = tl.exp2(base - most)
+        total = tl.fma(total, factor, tl.exp2(sink - most))
+        sums = sums * factor[:, None]
+    return sums / total[:, None]
+
+
+@triton.jit
+def _lowest(at, WINDOW: tl.constexpr, CHUNK: tl.constexpr):
+    """The first position that rows at positions ``at`` see."""
+    lowest = at * 0
+    if WINDOW > 0:
+        lowest = tl.maximum(lowest, at - WINDOW + 1)
+    if CHUNK > 0:
+        lowest = tl.maximum(lowest, at - at % CHUNK)
+    return lowest
+
+
+# Numbers that differ from pass to pass: the kernels must not be compiled anew for special ones.
+@triton.jit(do_not_specialize=["blocks_at", "segments"])
+def attend(
+    query, keys, values, made, tops, totals, partial, sinks, meta, query_strides, key_strides, value_strides, unit, cap,
+    blocks_at, segments,
+    SHARE: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr, KEY: tl.constexpr, KEYS: tl.constexpr,
+    VALUE: tl.constexpr, VALUES: tl.constexpr, WINDOW: tl.constexpr, CHUNK: tl.constexpr, CAPPED: tl.constexpr,
+    SINKS: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """One block of one request's rows, one key-value head; one segment if SPLIT, else all of them.
+
+    Args:
+        query: [heads, rows, KEY], by ``query_strides`` (head, row).
+        keys, values: a call's part of the pool; ``key_strides`` (tile, dimension, head), ``value_strides`` (tile, slot,
+            head).
+        made: [rows, HEADS, VALUE].
+        tops, totals, partial: [rows, HEADS, segments], the same, and with VALUE; float32; written if SPLIT.
+        sinks: [HEADS], float32; read if SINKS.
+        unit: what a score is multiplied by to get the exponent of two.
+    """
+    record = meta + blocks_at + tl.program_id(0) * BLOCK_INTS
+    request = tl.load(record)
+    if request > 0:
+        first_row = tl.load(record + 1)
+        rows = tl.load(record + 2)
+        last = tl.load(record + 3)
+        kv_head = tl.program_id(1)
+        lane = tl.arange(0, BLOCK)
+        here = lane // SHARE < rows
+        # Superfluous lanes repeat the block's last row.
+        row = first_row + tl.minimum(lane // SHARE, rows - 1)
+        head = kv_head * SHARE + lane % SHARE
+        pass_row = tl.load(meta + request) + row
+        at = tl.load(meta + pass_row)
+        lowest = tl.min(_lowest(at, WINDOW, CHUNK), 0)
+        dims = tl.arange(0, KEYS)
+        queries = tl.load(
+            query + head[:, None] * query_strides[0] + pass_row[:, None] * query_strides[1] + dims[None, :],
+            mask=here[:, None] & (dims[None, :] < KEY), other=0.0,
+        )  # fmt: skip
+        own_keys = keys + kv_head * key_strides[2]
+        own_values = values + kv_head * value_strides[2]
+        value_dims = tl.arange(0, VALUES)
+        fits = here[:, None] & (value_dims[None, :] < VALUE)
+        place = pass_row * HEADS + head
+        if SPLIT:
+            segment = tl.program_id(2)
+            if (segment <= last // (TILE * SEGMENT_TILES)) & (segment >= lowest // (TILE * SEGMENT_TILES)):
+                top, total, sums = _segment(
+                    segment, queries, at, lowest, last, meta, request, row, own_keys, own_values, key_strides, value_strides,
+                    unit, cap, BLOCK, KEY, KEYS, VALUE, VALUES, WINDOW, CHUNK, CAPPED,
+                )  # fmt: skip
+                part = place.to(tl.int64) * segments + segment
+                tl.store(tops + part, top, mask=here)
+                tl.store(totals + part, total, mask=here)
+                tl.store(partial + part[:, None] * VALUE + value_dims[None, :], sums, mask=fits)
+        else:
+            top = tl.full((BLOCK,), float("-inf"), tl.float32)
+            total = tl.zeros((BLOCK,), tl.float32)
+            sums = tl.zeros((BLOCK, VALUES), tl.float32)
+            for segment in range(lowest // (TILE * SEGMENT_TILES), last // (TILE * SEGMENT_TILES) + 1):
+                next_top, next_total, next_sums = _segment(
+                    segment, queries, at, lowest, last, meta, request, row, own_keys, own_values, key_strides, value_strides,
+                    unit, cap, BLOCK, KEY, KEYS, VALUE, VALUES, WINDOW, CHUNK, CAPPED,
+                )  # fmt: skip
+                top, total, sums = _merged(top, total, sums, next_top, next_total, next_sums, unit)
+            sink = tl.load(sinks + head) * 1.4426950408889634 if SINKS else 0.0
+            result = _divided(top, total, sums, sink, unit, SINKS)
+            tl.store(made + place[:, None] * VALUE + value_dims[None, :], result.to(made.dtype.element_ty), mask=fits)
+
+
+@triton.jit(do_not_specialize=["segments"])
+def merge(
+    made, tops, totals, partial, sinks, meta, unit, segments,
+    HEADS: tl.constexpr, HEADS_PADDED: tl.constexpr, VALUE: tl.constexpr, VALUES: tl.constexpr, WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr, SINKS: tl.constexpr,
+):  # fmt: skip
+    """Merge one row's segments, in ascending order; arguments as in ``attend``."""
+    row = tl.program_id(0)
+    at = tl.load(meta + row)
+    head = tl.program_id(1) * HEADS_PADDED + tl.arange(0, HEADS_PADDED)
+    here = head < HEADS
+    dims = tl.arange(0, VALUES)
+    fits = here[:, None] & (dims[None, :] < VALUE)
+    top = tl.full((HEADS_PADDED,), float("-inf"), tl.float32)
+    total = tl.zeros((HEADS_PADDED,), tl.float32)
+    sums = tl.zeros((HEADS_PADDED, VALUES), tl.float32)
+    lowest = _lowest(at, WINDOW, CHUNK)
+    for segment in range(lowest // (TILE * SEGMENT_TILES), at // (TILE * SEGMENT_TILES) + 1):
+        place = (row * HEADS + head).to(tl.int64) * segments + segment
+        next_top = tl.load(tops + place, mask=here, other=0.0)
+        next_total = tl.load(totals + place, mask=here, other=1.0)
+        next_sums = tl.load(partial + place[:, None] * VALUE + dims[None, :], mask=fits, other=0.0)
+        top, total, sums = _merged(top, total, sums, next_top, next_total, next_sums, unit)
+    sink = tl.load(sinks + head, mask=here, other=0.0) * 1.4426950408889634 if SINKS else 0.0
+    result = _divided(top, total, sums, sink, unit, SINKS)
+    place = row * HEADS + head
+    tl.store(made + place[:, None] * VALUE + dims[None, :], result.to(made.dtype.element_ty), mask=fits)

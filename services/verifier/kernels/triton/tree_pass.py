@@ -1,0 +1,312 @@
+"""Tree attention by Triton kernels, for prompts, plain rows and trees alike; see ``device.tree_attend``."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+from services.verifier.attention.calls import Call, Pass
+from services.verifier.attention.fixed import MOST_ROWS, Largest, rounded_up, steps
+from services.verifier.attention.stream_layout import late_last
+from services.verifier.kernels.triton.device.rotate_write import rotate_write
+from services.verifier.kernels.triton.device.tree_attend import attend, merge
+from services.verifier.kernels.triton.device.write_rows import write_rows
+from services.verifier.kernels.triton.pass_meta import SEGMENT_TILES, blocks_at, describe, segments_of, slots_at
+from services.verifier.kernels.triton.row_products import NORM_LANES, Product
+from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.model.target_port import Rows
+from services.verifier.model.to_device import to_device
+
+if TYPE_CHECKING:
+    from services.verifier.kernels.triton.decoder_layer import HeadNorms
+
+# Rows of a block times query heads per key-value head: a matrix unit's least, and what prompts and large trees get.
+_NARROW, _WIDE = 16, 64
+# Most bytes of the sums of segments that are computed apart. Passes that need more loop over their segments.
+_MOST_PARTIAL_BYTES = 1 << 28
+# Products and sums are not contracted, but where the kernels say so.
+_COMPILED = {"enable_fp_fusion": False}
+# Head sizes; the smallest and largest that the tests cover.
+_SIZES = range(16, 257)
+# Matrix units of the first generation that has them in bfloat16 (Ampere).
+OLDEST = (8, 0)
+
+
+def too_old(capability: tuple[int, int]) -> str:
+    """Why a GPU of this compute capability has no matrix units for bfloat16; empty if it has."""
+    if capability >= OLDEST:
+        return ""
+    wanted, found = (".".join(map(str, each)) for each in (OLDEST, capability))
+    return f"the GPU's compute capability is {found}: needs {wanted} or later (Ampere)"
+
+
+def refusal(calls: Sequence[Call], dtype: torch.dtype, capability: tuple[int, int] | None) -> str:
+    """Why the kernels cannot compute these calls; empty if they can.
+
+    Args:
+        dtype: of keys and values.
+        capability: the GPU's compute capability; None: Triton's interpreter runs them.
+    """
+    if capability is not None and (old := too_old(capability)):
+        return old
+    if capability is not None and dtype not in (torch.bfloat16, torch.float16):
+        return f"keys and values are {str(dtype).removeprefix('torch.')}: must be bfloat16 or float16"
+    for call in calls:
+        if call.key_size not in _SIZES or call.value_size not in _SIZES:
+            sizes = f"{call.key_size}" if call.key_size == call.value_size else f"{call.key_size} and {call.value_size}"
+            return f"heads are {sizes} wide: must be from {_SIZES.start} to {_SIZES.stop - 1}"
+        if call.bias is not None:
+            return "scores have a bias by position (alibi)"
+        if call.scale <= 0:
+            return f"scores are multiplied by {call.scale}: must be above 0"
+    return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PassShape:
+    """What a captured graph fixes of a pass.
+
+    Attributes:
+        rows: padding included.
+        segments: most segments of 512 positions of a row.
+        block_rows: most rows of a request that read keys and values together.
+    """
+
+    rows: int
+    segments: int
+    block_rows: int
+
+    @classmethod
+    def of(cls, batch: Sequence[Rows], share: int, rows: int) -> PassShape:
+        """The shape of a pass over ``batch``; ``share``: query heads per key-value head."""
+        most = max((len(request.tokens) for request in batch), default=1)
+        size = _NARROW if most * share <= _NARROW else _WIDE
+        return cls(rows=rows, segments=segments_of(batch), block_rows=max(1, size // share))
+
+
+class TritonBuckets:
+    """Implements ``Buckets``: by shape, rows and segments rounded up.
+
+    Args:
+        share: query heads per key-value head.
+    """
+
+    def __init__(self, pool: KVPool, share: int) -> None:
+        self._pool, self._share = pool, share
+        self._scratch = Scratch(pool.device)
+
+    def bucket(self, batch: Sequence[Rows]) -> PassShape | None:
+        rows = sum(len(request.tokens) for request in batch)
+        if rows > MOST_ROWS:
+            return None
+        shape = PassShape.of(batch, self._share, rounded_up(rows))
+        return replace(shape, segments=rounded_up(shape.segments))
+
+    def allowed(self, largest: Largest) -> list[PassShape]:
+        segments, rows = steps(-(-largest.positions // (TILE * SEGMENT_TILES))), steps(min(MOST_ROWS, largest.rows))
+        # Blocks are narrow as long as every request has few rows; with more queries a key than a narrow one takes, never.
+        few = max(1, _NARROW // self._share)
+        return [
+            PassShape(rows=count, segments=most, block_rows=max(1, size // self._share))
+            for count in rows
+            for most in segments
+            for size in (_WIDE, _NARROW)
+            if self._occurs(count, few, size, largest.requests)
+        ]
+
+    def _occurs(self, rows: int, few: int, size: int, requests: int) -> bool:
+        """Whether some pass of so many rows, rounded up, has blocks of this size."""
+        if self._share > _NARROW:
+            return size == _WIDE
+        return rows > few if size == _WIDE else rows <= rounded_up(requests * few)
+
+    def make(self, bucket: PassShape) -> TritonPass:
+        made = TritonPass(self._pool, bucket, self._scratch)
+        made.reserve()
+        return made
+
+    def launched(self, batch: Sequence[Rows], padding: int, late: Sequence[int] | None = None) -> Pass:
+        """A pass of any size, for once; ``late`` as in ``late_layout.late_last``."""
+        rows = sum(len(request.tokens) for request in batch) + padding
+        made = TritonPass(self._pool, PassShape.of(batch, self._share, rows), self._scratch)
+        made.fill(batch)
+        return made if late is None else LateTritonPass(made, late_last(batch, padding, late))
+
+
+class Scratch:
+    """Memory for the sums of segments. Passes, and layers, take turns."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._held = torch.empty(0, dtype=torch.float32, device=device)
+
+    def take(self, numbers: int) -> torch.Tensor:
+        """So many float32. Whoever captures it must keep it: a larger one takes its place."""
+        if len(self._held) < numbers:
+            self._held = self._held.new_empty(numbers)
+        return self._held
+
+
+class TritonPass:
+    """Implements ``FixedPass``.
+
+    Args:
+        scratch: shared with other passes; None: its own.
+
+    Attributes:
+        tokens, positions: [rows], int64; set by ``fill``, like everything else.
+    """
+
+    def __init__(self, pool: KVPool, shape: PassShape, scratch: Scratch | None = None) -> None:
+        self._pool, self._shape = pool, shape
+        device, rows = pool.device, shape.rows
+        self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
+        self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._meta = torch.zeros(0, dtype=torch.int32, device=device)
+        self._scratch = Scratch(device) if scratch is None else scratch
+        self._sums_at: torch.Tensor | None = None
+
+    def reserve(self) -> None:
+        """Take room for any pass of the shape, so that what describes a pass always lies in one place."""
+        self._meta = self._meta.new_zeros(_room(self._shape, self._pool.total_tiles))
+
+    def fill(self, batch: Sequence[Rows]) -> None:
+        shape = self._shape
+        tables = [self._pool.tiles_of(request.session_id) for request in batch]
+        found = describe(batch, tables, self._pool.padding_tile, shape.rows, shape.block_rows)
+        assert found.segments <= shape.segments
+        if len(found.numbers) > len(self._meta):
+            assert len(self._meta) == 0, "a captured pass reads its description where it was at first"
+            self._meta = self._meta.new_zeros(len(found.numbers))
+        self._meta[: len(found.numbers)].copy_(to_device(found.numbers, self._pool.device))
+        self.tokens.copy_(to_device(found.tokens, self._pool.device))
+        self.positions.copy_(self._meta[: shape.rows])
+
+    def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
+        key, value = (each if each.stride(2) == 1 else each.contiguous() for each in (key, value))
+        write_rows[(self._shape.rows, call.kv_heads)](
+            key, value, keys, values, self._meta, (*key.stride()[:2], *value.stride()[:2]), *_strides(keys, values),
+            slots_at(self._shape.rows), **_sizes(call),
+        )  # fmt: skip
+        return self.attended(call, query)
+
+    def rotated(
+        self, call: Call, product: Product, turns: tuple[torch.Tensor, torch.Tensor], norms: HeadNorms | None
+    ) -> torch.Tensor:
+        """Store the rows' keys and values, keys rotated; returns the rotated queries, [heads, rows, key size].
+
+        Args:
+            product: [rows, queries, keys and values of all heads].
+            turns: cosines and sines, [1, rows, turned] each; as many numbers of a head are rotated.
+
+        Raises:
+            NotImplementedError: rows do not have a rotation each.
+        """
+        rows, turned = self._shape.rows, turns[0].shape[-1]
+        cosine, sine = (each.contiguous() for each in turns)
+        if not cosine.shape == sine.shape == (1, rows, turned) or turned > call.key_size or turned % 2:
+            raise NotImplementedError(f"its positions are rotated in {tuple(cosine.shape)}")
+        keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
+        queries = torch.empty(rows, call.heads, call.key_size, dtype=keys.dtype, device=keys.device)
+        of_query, of_key, eps, rounded = norms or (queries, queries, 0.0, False)
+        if norms is not None and product.leaves:
+            # A norm's sum must run in one order for any number of rows, but Triton spreads lanes over threads in other ways
+            # where it reads leaves (tests/compiled_launches.py).
+            product = Product(product.added(queries.dtype))
+        rotate_write[(rows, call.heads + call.kv_heads)](
+            product.numbers, product.some_bias, cosine, sine, of_query, of_key, queries, keys, values, self._meta,
+            *_strides(keys, values), turned, product.apart, eps, slots_at(rows), HEADS=call.heads, KV_HEADS=call.kv_heads,
+            TURNED=turned, LEAVES=product.leaves, BIAS=product.bias is not None, NORMED=norms is not None, ROUNDED=rounded,
+            BLOCK=NORM_LANES, **_sizes(call), **_COMPILED,
+        )  # fmt: skip
+        return queries.transpose(0, 1)
+
+    def attended(self, call: Call, query: torch.Tensor) -> torch.Tensor:
+        """Attend over keys that are stored: [heads, rows, key size] to [rows, heads, value size]."""
+        shape, meta = self._shape, self._meta
+        keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
+        query = query if query.stride(2) == 1 else query.contiguous()
+        sizes, strides = _sizes(call), _strides(keys, values)
+        made = torch.empty(shape.rows, call.heads, call.value_size, dtype=query.dtype, device=query.device)
+        split = self._splits(call)
+        tops, totals, partial = self._sums(call) if split else (made, made, made)
+        sinks = made if call.sinks is None else call.sinks
+        capped = call.softcap is not None
+        cap = (call.scale / call.softcap, call.softcap) if call.softcap is not None else (1.0, 1.0)
+        unit = math.log2(math.e) * (1.0 if capped else call.scale)
+        sight = {"WINDOW": call.window or 0, "CHUNK": call.chunk or 0, "SINKS": call.sinks is not None}
+        attend[(shape.rows, call.kv_heads, shape.segments if split else 1)](
+            query, keys, values, made, tops, totals, partial, sinks, meta, query.stride()[:2], *strides,
+            unit, cap, blocks_at(shape.rows), shape.segments, SHARE=call.share, HEADS=call.heads,
+            BLOCK=max(_NARROW, triton.next_power_of_2(shape.block_rows * call.share)), CAPPED=capped, SPLIT=split, **sizes,
+            **sight, **_COMPILED,
+        )  # fmt: skip
+        if split:
+            merge[(shape.rows, call.heads)](
+                made, tops, totals, partial, sinks, meta, unit, shape.segments, HEADS=call.heads, HEADS_PADDED=1,
+                VALUE=call.value_size, VALUES=sizes["VALUES"], **sight, **_COMPILED,
+            )  # fmt: skip
+        return made
+
+    def _splits(self, call: Call) -> bool:
+        """Whether segments are computed by programs of their own. That changes no bit."""
+        numbers = self._shape.rows * call.heads * self._shape.segments * call.value_size
+        return self._shape.segments > 1 and 4 * numbers <= _MOST_PARTIAL_BYTES
+
+    def _sums(self, call: Call) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Scratch for the segments' maxima, sums of weights and weighted sums."""
+        count = self._shape.rows * call.heads * self._shape.segments
+        # Each begins at a multiple of 16 bytes: else Triton would compile the kernels once more, for any addresses.
+        apart = -(-count // 4) * 4
+        size = 2 * apart + count * call.value_size
+        if self._sums_at is None or len(self._sums_at) < size:
+            self._sums_at = self._scratch.take(size)
+        own = self._sums_at
+        return own[:count], own[apart : apart + count], own[2 * apart : size]
+
+
+class LateTritonPass:
+    """Implements ``Pass``: one whose late rows come behind all others, padding included, and not behind their tree.
+
+    Args:
+        inner: the pass in the order of its requests.
+        order: of each row, its number there.
+    """
+
+    def __init__(self, inner: TritonPass, order: Sequence[int]) -> None:
+        self._inner = inner
+        self._order = torch.tensor(order, device=inner.positions.device)
+        self._back = self._order.argsort()
+        self.positions = inner.positions[self._order]
+
+    def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+        query, key, value = (each[:, self._back] for each in (query, key, value))
+        return self._inner.attend(call, query, key, value)[self._order]
+
+
+def _sizes(call: Call) -> dict[str, int]:
+    """A call's sizes of heads, and these padded."""
+    return {
+        "KEY": call.key_size, "KEYS": triton.next_power_of_2(call.key_size),
+        "VALUE": call.value_size, "VALUES": triton.next_power_of_2(call.value_size),
+    }  # fmt: skip
+
+
+def _strides(keys: torch.Tensor, values: torch.Tensor) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """As ``device.tree_attend.attend`` takes them."""
+    return (keys.stride(0), keys.stride(2), keys.stride(1)), (values.stride(0), values.stride(2), values.stride(1))
+
+
+def _room(shape: PassShape, tiles: int) -> int:
+    """Ints that suffice for any pass of a shape.
+
+    A request with a tree has at most two chunks per row, and at most 129 rows that may need words in each of them.
+    """
+    fixed = blocks_at(shape.rows) + 4 * shape.rows
+    tables = shape.rows * min(tiles, shape.segments * SEGMENT_TILES + 2)
+    return fixed + tables + shape.rows * (8 + 4 + 2 * (2 * TILE)) + shape.rows * 2 * 80

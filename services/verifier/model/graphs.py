@@ -1,0 +1,184 @@
+"""CUDA graphs of small passes. Replaying a graph saves launching kernels one by one, so a pass costs its memory reads only.
+
+Not run on a GPU yet (docs/gpus.md). Where capturing fails, ``Graphs`` launches the kernels itself.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+from services.verifier.attention.calls import Pass
+from services.verifier.attention.fixed import Buckets, FixedPass, Largest
+from services.verifier.model.target_port import Rows
+from speculation.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+_WARM_UP = 2
+
+# Hidden states of all rows, by layer.
+Seen = Mapping[int, torch.Tensor]
+# Copies a layer's hidden states of all rows to where they stay until the next pass.
+Keep = Callable[[int, torch.Tensor], torch.Tensor]
+
+
+class Made(NamedTuple):
+    """What a pass makes.
+
+    Attributes:
+        rows: the model's output, [rows, ...].
+        seen: hidden states of layers that are kept.
+        likeliest: [rows], of rows of logits what ``choosing.greatest`` finds; None: it was not looked for.
+    """
+
+    rows: torch.Tensor
+    seen: Seen
+    likeliest: torch.Tensor | None = None
+
+
+# Runs the model over a pass, and keeps hidden states of layers. The tensor holds the pass's tokens, [rows], or its hidden
+# states, [rows, hidden size].
+RunModel = Callable[[Pass, torch.Tensor, Sequence[int], Keep], Made]
+# Not layers: what the model makes, and the likeliest tokens.
+_OUTPUT, _LIKELIEST = -1, -2
+
+
+@dataclass(kw_only=True, slots=True)
+class _Captured:
+    """A bucket's buffers and its graph; without a graph, kernels are launched one by one."""
+
+    laid_out: FixedPass
+    given: torch.Tensor
+    layers: tuple[int, ...]
+    made: Made | None = None
+    graph: torch.cuda.CUDAGraph | None = None
+
+
+class Graphs:
+    """One graph for every bucket of passes, and for every set of layers that are kept.
+
+    Args:
+        buckets: which passes share a graph, and how they are laid out.
+        run: runs the model; what it launches must not depend on a pass's contents.
+        given: an empty tensor of the type and width of the rows that ``run`` gets: [0] token ids, or [0, hidden size].
+    """
+
+    def __init__(self, buckets: Buckets, run: RunModel, given: torch.Tensor) -> None:
+        self._kind = buckets
+        self._run = run
+        self._given = given
+        self._buckets: dict[tuple[Hashable, tuple[int, ...]], _Captured] = {}
+        # The sets of layers that were captured, the smallest first.
+        self._layers: list[tuple[int, ...]] = []
+        self._captures = given.device.type == "cuda"
+        # Only one graph runs at a time, so all share the memory of intermediate results.
+        self._memory = torch.cuda.graph_pool_handle() if self._captures else None
+        # What graphs make, and hidden states by layer: they share that, too, and the largest is captured first.
+        self._made: dict[int, torch.Tensor] = {}
+
+    def capture(self, largest: Largest, layers: Iterable[tuple[int, ...]]) -> int:
+        """Capture all passes up to ``largest``, once for each set of ``layers`` that are kept; returns the number of graphs.
+
+        Later none is captured: a pass that no graph holds is launched.
+
+        Raises:
+            ConfigurationError: there is not enough memory; says which settings to lower.
+        """
+        self._layers = sorted(set(layers), key=len)
+        keys = self._kind.allowed(largest)
+        for done, (key, own) in enumerate((key, own) for key in keys for own in reversed(self._layers)):
+            try:
+                self._buckets[key, own] = self._captured(key, own)
+            except Exception as error:
+                if not _is_memory(error):
+                    raise
+                raise ConfigurationError(
+                    f"not enough GPU memory to capture passes of up to {largest.rows} rows, {largest.requests} requests and "
+                    f"{largest.positions} positions: it ended after {done} of {len(keys) * len(self._layers)} graphs; lower "
+                    "verifier.kv_cache_tokens, verifier.max_model_len or verifier.max_num_seqs"
+                ) from error
+        return sum(each.graph is not None for each in self._buckets.values())
+
+    def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None, layers: tuple[int, ...] = ()) -> Made | None:
+        """What the pass makes, with the hidden states of at least ``layers``, their padding included.
+
+        The next pass may overwrite it. None if no graph holds the pass.
+        """
+        rows = sum(len(request.tokens) for request in batch)
+        kept = next((own for own in self._layers if set(own) >= set(layers)), None)
+        bucket = None if kept is None else self._buckets.get((self._kind.bucket(batch), kept))
+        if bucket is None:
+            return None
+        bucket.laid_out.fill(batch)
+        bucket.given[:rows].copy_(bucket.laid_out.tokens[:rows] if hidden is None else hidden)
+        if bucket.graph is not None:
+            bucket.graph.replay()
+            assert bucket.made is not None
+            made = bucket.made
+        else:
+            made = self._run(bucket.laid_out, bucket.given, bucket.layers, self._copied)
+        return Made(made.rows[:rows], made.seen, None if made.likeliest is None else made.likeliest[:rows])
+
+    def _captured(self, key: Hashable, layers: tuple[int, ...]) -> _Captured:
+        laid_out = self._kind.make(key)
+        given = self._given.new_zeros(len(laid_out.tokens), *self._given.shape[1:])
+        made = _Captured(laid_out=laid_out, given=given, layers=layers)
+        if self._captures:
+            self._capture(made)
+        return made
+
+    def _capture(self, bucket: _Captured) -> None:
+        """Capture a pass; where that fails, but for want of memory, this one and the next ones are launched."""
+        try:
+            self._record(bucket)
+        except Exception as error:
+            # Models, compilers and drivers may fail in any way: Triton's own errors are no RuntimeErrors.
+            if _is_memory(error):
+                raise
+            said = f"{type(error).__name__}: {' '.join(str(error).split())}"
+            log.warning("passes of this model cannot be captured, so each takes longer: %s", said)
+            self._captures = False
+
+    def _record(self, bucket: _Captured) -> None:
+        """Run an empty pass until everything is warm, then capture it."""
+        bucket.laid_out.fill([])
+
+        def run() -> Made:
+            made = self._run(bucket.laid_out, bucket.given, bucket.layers, self._copied)
+            likeliest = None if made.likeliest is None else self._copied(_LIKELIEST, made.likeliest)
+            return Made(self._copied(_OUTPUT, made.rows), made.seen, likeliest)
+
+        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            for _ in range(_WARM_UP):
+                run()
+        torch.cuda.current_stream().wait_stream(stream)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._memory):
+            bucket.made = run()
+        bucket.graph = graph
+
+    def _copied(self, number: int, rows: torch.Tensor) -> torch.Tensor:
+        """A copy where all passes have theirs, which is made before the first is captured. Each pass overwrites it."""
+        own = self._made.get(number)
+        if own is None or len(own) < len(rows):
+            own = self._made[number] = torch.empty_like(rows)
+        return own[: len(rows)].copy_(rows)
+
+
+def _is_memory(error: BaseException | None) -> bool:
+    """Whether memory did not suffice, which CUDA and Triton say in other errors than torch's own, as well.
+
+    The end of a capture that has failed raises an error of its own, whose context is the first.
+    """
+    while error is not None:
+        if isinstance(error, torch.OutOfMemoryError) or "out of memory" in str(error).lower():
+            return True
+        error = error.__cause__ or error.__context__
+    return False

@@ -1,0 +1,356 @@
+"""The layers that one pipeline stage of a target computes; all of them if there is a single stage."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from services.machine import cores
+from services.verifier.attention import calls as attention
+from services.verifier.attention.calls import MAX_NODES, Calls, Running, answering
+from services.verifier.attention.fixed import largest_pass
+from services.verifier.attention.on_gpu import pool_and_buckets
+from services.verifier.attention.recording import record
+from services.verifier.attention.static import StaticBuckets
+from services.verifier.attention.tiled import TiledPass
+from services.verifier.choosing.greatest import finder_on
+from services.verifier.config import TargetConfig
+from services.verifier.kernels import experts
+from services.verifier.kernels.cpu_choice import Choice, choose_kernels, maker
+from services.verifier.kernels.gpu_choice import use_gpu_kernels
+from services.verifier.kernels.linears import as_linears, pack_linears
+from services.verifier.kernels.native import attention_kernel as native_attention
+from services.verifier.kernels.native.attention_kernel import PlacedRows
+from services.verifier.kernels.native.layer_kernel import TOLERANCE, FusedLayer
+from services.verifier.kernels.native.library import library
+from services.verifier.kernels.parameters import pack_parameters
+from services.verifier.kernels.whole_layers import fuse
+from services.verifier.kernels.whole_vectors import fill_vectors
+from services.verifier.loading import adapters
+from services.verifier.loading.adapters import inputs_of
+from services.verifier.loading.cut_output import cut_output
+from services.verifier.loading.load_model import load_layers, load_whole, split_layers
+from services.verifier.loading.memory import arithmetic_dtype
+from services.verifier.model.graphs import Graphs, Keep, Made
+from services.verifier.model.hidden_states import HiddenStates
+from services.verifier.model.stream_rows import LateRows, StreamWeights
+from services.verifier.model.target_port import Rows
+from services.verifier.model.to_device import on_the_way, to_device
+from services.verifier.stages.ways import device_of_stage
+from speculation.errors import ConfigurationError
+
+log = logging.getLogger(__name__)
+
+# Rows of the trial passes that show how a model calls attention, and what its layers are.
+_TRIAL_ROWS = 8
+
+
+class ModelSlice:
+    """Pipeline stage ``stage`` of the target, with its part of the KV cache.
+
+    Args:
+        streams: streams that its passes may hold; only the last stage's.
+        outputs: the tokens whose logits are computed, ascending; None: all.
+
+    Raises:
+        ConfigurationError: the model cannot be loaded or served; says why.
+
+    Attributes:
+        likeliest: of the last pass, gives the first of the greatest logits after each row chosen after, as
+            ``choosing.greatest`` does, until the next pass; None: its graph has not found them.
+    """
+
+    def __init__(
+        self, config: TargetConfig, stage: int, streams: StreamWeights | None = None, outputs: Sequence[int] | None = None
+    ) -> None:
+        # Set here, since a cluster may have set OMP_NUM_THREADS to the cores that it reserved rather than those that exist.
+        torch.set_num_threads(config.threads or max(1, cores() // config.stages))
+        self.is_first, self.is_last = stage == 0, stage == config.stages - 1
+        config = replace(config, device=device_of_stage(config.device, stage, config.stages))
+        self.device = torch.device(config.device)
+        self._make_current()
+        shares = split_layers(config)
+        layers = shares[stage]
+        self.model: PreTrainedModel = load_whole(config) if config.stages == 1 else load_layers(config, layers)
+        self.model.eval().requires_grad_(False)
+        if outputs is not None:
+            cut_output(self.model, outputs)
+        # A full-length request needs room for the largest tree behind its tokens.
+        rows = config.kv_cache_tokens + MAX_NODES
+        adapters.install(self.model, rows, self.device)
+        self.choice = _pack(self.model, config)
+        self._min_rows = self.choice.min_rows
+        self.dtype = arithmetic_dtype(config)
+        self.model.to(self.device)
+        if config.dtype == "int8":
+            # Parameters that are not quantised; computed buffers (rotary frequencies) keep their precision.
+            for parameter in self.model.parameters():
+                if parameter.is_floating_point() and type(parameter.data) is torch.Tensor:
+                    parameter.data = parameter.data.to(self.dtype)
+        self.hidden_size: int = self.model.config.get_text_config().hidden_size
+        head = self.model.get_output_embeddings() if self.is_last else None
+        self.hidden_states = HiddenStates(self.model, layers, shares[-1].stop, head, self.device)
+        self._calls = self._recorded(rows)
+        calls = [call for own in self._calls.values() for call in own]
+        self.pool, self._triton = pool_and_buckets(calls, rows, self.dtype, self.device, config.attention_backend)
+        self.library = library(self.choice.instructions) if self.choice.instructions else None
+        ours = self.library if self._triton is None and config.attention_backend == "auto" else None
+        self._kernel = native_attention.kernel_for(ours, self.pool)
+        self._graphs: Graphs | None = None
+        self.likeliest: Callable[[], list[int]] | None = None
+        if self._kernel is not None or (self._triton is not None and self.choice.linears in ("triton", "cublaslt")):
+            self._fuse()
+        if streams is not None:
+            self.hidden_states.late = LateRows(self.model, shares[-1].stop, streams, self.device)
+        if self.device.type == "cuda" and self.dtype != torch.float32:
+            self._graphs = self._captured(config)
+
+    @property
+    def captured(self) -> bool:
+        """Whether its small passes are captured."""
+        return self._graphs is not None
+
+    def _make_current(self) -> None:
+        """Triton launches its kernels on the GPU that is this thread's current one."""
+        if self.device.index is not None:
+            torch.cuda.set_device(self.device)
+
+    def _recorded(self, longest: int) -> Calls:
+        entering = torch.arange(1, _TRIAL_ROWS + 1, device=self.device)[None]
+        if not self.is_first:
+            entering = torch.randn(1, _TRIAL_ROWS, self.hidden_size, dtype=self.dtype, device=self.device)
+        try:
+            return self.hidden_states.find_layers(lambda: record(self.model, entering, longest), _TRIAL_ROWS)
+        except Exception as error:
+            # Architectures that were never tested may fail in any way.
+            reason = str(error) if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {error}"
+            raise ConfigurationError(f"{type(self.model).__name__} cannot be served: {' '.join(reason.split())}") from error
+
+    @torch.inference_mode()
+    def _fuse(self) -> None:
+        """Let our kernels compute whole layers, where their result is the same."""
+        owner = "fusing"
+        self.pool.assign(owner, [0], 1)
+        tokens = tuple(range(1, _TRIAL_ROWS + 1))
+        entering = torch.tensor(tokens) if self.is_first else torch.randn(_TRIAL_ROWS, self.hidden_size, dtype=self.dtype)
+        batch = [Rows(session_id=owner, context=0, tokens=tokens, logits=1)]
+
+        def trial_pass() -> Running:
+            running = Running(self._lay_out(batch, 0), self._calls)
+            self._decode(running, entering.to(self.device))
+            return running
+
+        try:
+            decoder = self.model.get_decoder()
+            if self._triton is not None:
+                from services.verifier.kernels.triton.decoder_layer import fuse_layers
+
+                done, reason = fuse_layers(decoder, trial_pass, self._calls)
+            else:
+                assert self._kernel is not None
+                make = partial(FusedLayer, self._kernel.library, calls=self._calls)
+                done, reason = fuse(decoder.layers, make, trial_pass, TOLERANCE)
+        except (AttributeError, TypeError, NotImplementedError) as error:
+            done, reason = 0, str(error)
+        finally:
+            self.pool.clear()
+        log.info("%d layers run in kernels of ours%s", done, f"; the others do not: {reason}" if reason else "")
+
+    @torch.inference_mode()
+    def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None = None) -> torch.Tensor:
+        """One pass through the stage's layers.
+
+        Args:
+            hidden: [rows, hidden size], the output of the stage before; None for the first stage.
+            earlier: see ``HiddenStates.kept``.
+
+        Returns:
+            On the stage's device: [rows, hidden size] for the next stage; from the last one [rows chosen after, vocabulary],
+            logits in float32.
+
+        Raises:
+            ValueError: a tree has more than ``MAX_NODES`` nodes.
+        """
+        self._make_current()
+        self.pool.settle()
+        self.likeliest = None
+        made = self._replay(batch, hidden, earlier)
+        if made is None:
+            made = self._launch(batch, hidden, earlier)
+        return made.float() if self.is_last else made
+
+    @property
+    def takes_placed(self) -> bool:
+        """Whether ``run_placed`` is possible: attention runs in our kernel, and a layer may get a single row."""
+        return self._kernel is not None and self._min_rows == 1
+
+    @torch.inference_mode()
+    def run_placed(self, batch: Sequence[PlacedRows], tokens: Sequence[int], chosen: Sequence[int]) -> torch.Tensor:
+        """One pass over rows whose places in the cache are given, one after the other.
+
+        Returns:
+            [chosen, vocabulary], the logits of these rows, float32.
+        """
+        assert self._kernel is not None
+        self.pool.settle()
+        laid_out = native_attention.lay_out_placed(self._kernel, self.pool, batch)
+        with answering(Running(laid_out, self._calls)):
+            found = self.model(
+                **self._inputs(self.model, laid_out, torch.tensor(tokens)),
+                # Without any, the output layer is still asked for one row.
+                logits_to_keep=torch.tensor(list(chosen) or [0]),
+            )
+        made: torch.Tensor = found.logits[0, : len(chosen)].float()
+        return made
+
+    def _replay(
+        self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """The pass by a captured graph; None if no graph holds it, as none holds late rows."""
+        if self._graphs is None or any(rows.ends for rows in batch):
+            return None
+        made = self._graphs.run(batch, hidden, self.hidden_states.asked_of(batch))
+        if made is None:
+            return None
+        chosen = _rows_chosen(batch)
+        if made.likeliest is not None:
+            # Before anything else is launched, so that whoever needs no more waits for no more.
+            self.likeliest = partial(_at_rows, on_the_way(made.likeliest), chosen)
+        if any(rows.layers for rows in batch):
+            self.hidden_states.keep(batch, made.seen, earlier)
+        if not self.is_last or len(chosen) == len(made.rows):
+            return made.rows
+        return made.rows[to_device(chosen, self.device, torch.int64)]
+
+    def _launch(self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None) -> torch.Tensor:
+        """The pass kernel by kernel, padded to the fewest rows that a layer may get."""
+        tokens = [token for rows in batch for token in rows.tokens]
+        padding = max(0, self._min_rows - len(tokens))
+        running = Running(self._lay_out(batch, padding), self._calls)
+        if hidden is None:
+            entering = torch.tensor(tokens + [0] * padding, device=self.device)
+        else:
+            entering = nn.functional.pad(hidden.to(self.device), (0, 0, 0, padding))
+        if self.is_last:
+            return self._logits(running, entering, batch, earlier)
+        with self.hidden_states.kept(batch, 0, earlier):
+            return self._decode(running, entering)[: len(tokens)]
+
+    def _decode(self, running: Running, entering: torch.Tensor) -> torch.Tensor:
+        """The layers' output, [rows, hidden size], from token ids, [rows], or hidden states of the stage before."""
+        decoder = self.model.get_decoder()
+        with answering(running):
+            made: torch.Tensor = decoder(**self._inputs(decoder, running.laid_out, entering)).last_hidden_state[0]
+        return made
+
+    def _logits(
+        self, running: Running, entering: torch.Tensor, batch: Sequence[Rows], earlier: torch.Tensor | None
+    ) -> torch.Tensor:
+        """[rows chosen after, vocabulary], by the layers and the output layer."""
+        chosen = _rows_chosen(batch)
+        # The output layer, too, gets no fewer rows than a layer may get.
+        needed = chosen + [len(entering) - 1] * max(0, self._min_rows - len(chosen))
+        with (
+            answering(running),
+            self._streams_within(batch, len(entering), running),
+            self.hidden_states.kept(batch, len(needed), earlier) as others,
+        ):
+            found = self.model(
+                **self._inputs(self.model, running.laid_out, entering),
+                logits_to_keep=torch.tensor(needed + others, device=self.device),
+            )
+        made: torch.Tensor = found.logits[0, : len(chosen)]
+        return made
+
+    def _streams_within(self, batch: Sequence[Rows], main: int, running: Running) -> AbstractContextManager[None]:
+        late = self.hidden_states.late
+        if late is None:
+            return nullcontext()
+        padding = main - sum(len(rows.tokens) for rows in batch)
+        return late.within(batch, main, running, lambda extended, counts: self._lay_out(extended, padding, counts))
+
+    def _inputs(self, module: nn.Module, laid_out: attention.Pass, entering: torch.Tensor) -> dict[str, Any]:
+        name = "input_ids" if self.is_first else "inputs_embeds"
+        return {**inputs_of(module, laid_out.positions[None]), "use_cache": False, name: entering[None]}
+
+    @torch.inference_mode()
+    def _captured(self, config: TargetConfig) -> Graphs:
+        """Graphs of all passes that the settings allow, whose shapes depend on their bucket alone; so the logits of every
+        row are computed.
+        """
+        start = time.perf_counter()
+        module = self.model if self.is_last else self.model.get_decoder()
+        # torch's functions would read all logits several times in every pass, for requests that draw, too.
+        find = finder_on(self.device) if self.is_last else None
+
+        def run(laid_out: attention.Pass, given: torch.Tensor, layers: Sequence[int], keep: Keep) -> Made:
+            with answering(Running(laid_out, self._calls)), self.hidden_states.of_all_rows(layers, keep) as seen:
+                found = module(**self._inputs(module, laid_out, given))
+            made: torch.Tensor = found.logits[0] if self.is_last else found.last_hidden_state[0]
+            return Made(made, seen, None if find is None else find(made))
+
+        of_rows = () if self.is_first else (self.hidden_size,)
+        dtype = torch.int64 if self.is_first else self.dtype
+        buckets = StaticBuckets(self.pool) if self._triton is None else self._triton
+        graphs = Graphs(buckets, run, torch.empty(0, *of_rows, dtype=dtype, device=self.device))
+        largest = largest_pass(config)
+        count = graphs.capture(largest, {(), self.hidden_states.of_stage(config.observed_layers)})
+        log.info("captured %d passes in %.1f s", count, time.perf_counter() - start)
+        return graphs
+
+    def _lay_out(self, batch: Sequence[Rows], padding: int, late: Sequence[int] | None = None) -> attention.Pass:
+        largest = max(len(rows.parents) for rows in batch)
+        if largest > MAX_NODES:
+            raise ValueError(f"a tree of {largest} nodes: at most {MAX_NODES}")
+        if self._triton is not None:
+            return self._triton.launched(batch, padding, late)
+        if self._kernel is not None:
+            return native_attention.lay_out(self._kernel, self.pool, batch, padding, late)
+        return TiledPass(self.pool, batch, padding, late)
+
+
+def _rows_chosen(batch: Sequence[Rows]) -> list[int]:
+    """Indices of the rows after which the target chooses."""
+    chosen: list[int] = []
+    end = 0
+    for rows in batch:
+        end += len(rows.tokens)
+        chosen += range(end - rows.logits, end)
+    return chosen
+
+
+def _at_rows(numbers: Callable[[], list[int]], rows: Sequence[int]) -> list[int]:
+    of_all = numbers()
+    return [of_all[row] for row in rows]
+
+
+def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:
+    """Replace linear layers by faster ones; returns which."""
+    if config.device != "cpu":
+        return use_gpu_kernels(model, config)
+    fill_vectors()
+    experts.use(model)
+    if config.dtype == "bfloat16":
+        return Choice(linears="torch")
+    as_linears(model)
+    choice = choose_kernels(model, config)
+    make = maker(choice, config.dtype)
+    if make is not None:
+        log.info("packed %d linear layers", pack_linears(model, make))
+        # Weights that route rows to experts are not rounded.
+        single = maker(choice)
+        assert single is not None
+        log.info("%d other parameters are packed when they are first used", pack_parameters(model, make, single))
+    # Parameters that are not packed become float32, the type of all arithmetic.
+    for parameter in model.parameters():
+        parameter.data = parameter.data.float()
+    return choice

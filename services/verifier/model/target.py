@@ -1,0 +1,262 @@
+"""The target: a transformers causal language model over our own KV cache, in one process or several pipeline stages."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from services.model_files.folder import reading
+from services.model_files.generation_config import read_generation_config
+from services.verifier.checks.exactness import is_exact
+from services.verifier.checks.guard import check_slice
+from services.verifier.choosing.chooser import Chooser
+from services.verifier.config import TargetConfig, check_backends
+from services.verifier.kernels.cpu_choice import Choice
+from services.verifier.kernels.parameters import inexact
+from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.kv_cache.tiles import TileAllocator
+from services.verifier.loading.load_model import check_files, check_memory, read_config, split_layers
+from services.verifier.model.gpu_here import no_gpu, without_kernels
+from services.verifier.model.slice import ModelSlice
+from services.verifier.model.stream_rows import LateRows, StreamWeights
+from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamRows
+from services.verifier.stages.upstream import Launch, earlier_stages
+from services.verifier.stages.ways import device_of_stage
+from speculation.errors import ConfigurationError
+from speculation.types import Features
+
+log = logging.getLogger(__name__)
+
+
+class TransformersTarget:
+    """Implements ``services.verifier.model.target_port.Target``. The last pipeline stage is here; ``launch`` starts the others.
+
+    Args:
+        streams: streams that its passes may hold.
+
+    Raises:
+        ConfigurationError: the model cannot be loaded or served; says why.
+        TargetLost: a stage died while it was loading.
+
+    Attributes:
+        exact: whether a token's logits are the same bits whatever shares its pass, as measured at start. Otherwise answers
+            are the same up to near ties.
+    """
+
+    def __init__(self, config: TargetConfig, launch: Launch | None = None, streams: StreamWeights | None = None) -> None:
+        check_backends(config)
+        _check_device(config)
+        with reading(f"load the model at {config.model_path}"):
+            check_files(config)
+            model_config = read_config(config).get_text_config()
+            # Refuse a wrong number of stages before any is started.
+            split_layers(config)
+            self.max_model_len = _max_model_len(config, model_config)
+            # Captured passes, and the memory that they take, depend on the longest request.
+            config = replace(config, max_model_len=self.max_model_len)
+            # Of the last stage's GPU: this process loads that stage, and a question to another GPU would take memory there.
+            check_memory(replace(config, device=device_of_stage(config.device, config.stages - 1, config.stages)))
+            self.vocab_size: int = model_config.vocab_size
+            self.generation = read_generation_config(
+                Path(config.model_path),
+                config.generation_config,
+                config.override_generation_config,
+                vocab_size=self.vocab_size,
+            )
+        for note in self.generation.notes:
+            log.warning("%s", note)
+        self.eos_token_ids = self.generation.eos_token_ids
+        self.depth = config.stages
+        self.choosing_s = 0.0
+        self._config = config
+        self._launch = launch
+        self._streams = streams
+        self._under_way: deque[Sequence[Rows]] = deque()
+        # Of each session that shares its prefix: the tokens computed and kept. Of each session: its rows in the last pass.
+        self._tokens: dict[str, list[int]] = {}
+        self._rows: dict[str, Rows] = {}
+        self._build()
+
+    def _build(self, part: ModelSlice | None = None) -> None:
+        config = self._config
+        self._earlier = earlier_stages(config, self._launch)
+        try:
+            last = device_of_stage(config.device, config.stages - 1, config.stages)
+            self._earlier.claim(torch.device(last))
+            # When another stage is lost, this process keeps its own part.
+            if part is None:
+                with reading(f"load the model at {config.model_path}"):
+                    part = ModelSlice(config, config.stages - 1, self._streams)
+                check_slice(part, config.stages)
+            self._part = part
+            self._chooser = Chooser(self.eos_token_ids, self.generation.processors, part.library)
+            self.pool.clear()
+            self.tiles = TileAllocator(self.pool.total_tiles)
+            self._earlier.join(part.device)
+            self.exact = is_exact(self)
+        except BaseException:
+            self.shutdown()
+            raise
+        # The other stages have the same kinds of modules.
+        blamed = [] if self.exact else inexact(part.model) or ["no layer is known for it"]
+        reservation = f", up to near ties ({', '.join(blamed)})" if blamed else ""
+        log.info("a token's logits are the same whatever shares its pass%s", reservation)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the last stage."""
+        return self._part.device
+
+    @property
+    def captured(self) -> bool:
+        """Whether passes are padded to the buckets of captured graphs."""
+        return self._part.captured
+
+    @property
+    def kernels(self) -> Choice:
+        """The kernels that compute the linear layers."""
+        return self._part.choice
+
+    @property
+    def late(self) -> LateRows | None:
+        """Computes streams in the target's passes; None: there are none."""
+        return self._part.hidden_states.late
+
+    @property
+    def pool(self) -> KVPool:
+        """The last stage's KV cache; those of the other stages hold the same requests."""
+        return self._part.pool
+
+    def open(
+        self, session_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
+    ) -> bool:
+        given = Prefix(tokens=()) if prefix is None else prefix
+        tenant = None if prefix is None or not self._config.enable_prefix_caching else prefix.tenant
+        shared = self.tiles.open(session_id, rows, given.tokens, tenant, spare=-(-spare // TILE), salt=given.salt)
+        if shared is None:
+            return False
+        tiles = self.tiles.tiles_of(session_id)
+        self.pool.assign(session_id, tiles, len(tiles) - shared)
+        self._earlier.open(session_id, shared, tiles)
+        if tenant is not None:
+            self._tokens[session_id] = list(given.tokens[: shared * TILE])
+        self._chooser.open(session_id, sampling, given.tokens)
+        return True
+
+    def grow(self, session_id: str, rows: int) -> bool:
+        taken = self.tiles.grow(session_id, rows)
+        if taken:
+            self.pool.assign(session_id, taken, len(taken))
+            self._earlier.grow(session_id, taken)
+        return taken is not None
+
+    def computed(self, session_id: str) -> int:
+        return len(self._tokens.get(session_id, ()))
+
+    def close(self, session_id: str) -> None:
+        self.tiles.release(session_id)
+        self.pool.forget(session_id)
+        self._tokens.pop(session_id, None)
+        self._rows.pop(session_id, None)
+        self._chooser.close(session_id)
+        self._earlier.close(session_id)
+
+    def forget(self, tenant: str) -> None:
+        self.tiles.forget(tenant)
+
+    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
+        self.pool.move(session_id, [context + row for row in rows], context)
+        self._earlier.keep(session_id, context, rows)
+        tokens = self._tokens.get(session_id)
+        if tokens is None and not self._chooser.follows(session_id):
+            return
+        computed = self._rows[session_id].tokens
+        kept = [computed[row] for row in rows]
+        self._chooser.commit(session_id, context, kept)
+        if tokens is not None:
+            tokens += kept
+            self.tiles.seal(session_id, tokens)
+
+    def begin(self, batch: Sequence[Rows]) -> None:
+        self._earlier.begin(batch)
+        self._under_way.append(batch)
+        self._rows.update((rows.session_id, rows) for rows in batch)
+
+    def finish(self) -> list[Outcome]:
+        batch = self._under_way[0]
+        logits = self.end_pass()
+        start = time.perf_counter()
+        try:
+            return self._chooser.outcomes(batch, logits, self._part.likeliest)
+        finally:
+            self.choosing_s = time.perf_counter() - start
+
+    def end_pass(self) -> torch.Tensor:
+        """The oldest pass's logits, on the last stage's device: [rows chosen after, vocabulary], float32."""
+        batch = self._under_way.popleft()
+        return self._part.run(batch, *self._earlier.finish(self._part))
+
+    def check_layers(self, layers: Sequence[int]) -> None:
+        self._part.hidden_states.check(layers)
+
+    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+        return self._part.hidden_states.streams(layers)
+
+    def fetch_features(self, asked: Mapping[str, Sequence[int]]) -> None:
+        self._part.hidden_states.fetch([(self._rows[session_id], rows) for session_id, rows in asked.items()])
+
+    def features(self, session_id: str, rows: Sequence[int]) -> Features:
+        return self._part.hidden_states.features(self._rows[session_id], rows)
+
+    def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
+        """A whole pass. Returns the logits of each entry: [``logits``, vocabulary], float32, on the CPU."""
+        self.begin(batch)
+        return list(torch.split(self.end_pass().cpu(), [rows.logits for rows in batch]))
+
+    def beat(self) -> None:
+        self._earlier.beat()
+
+    def recover(self) -> None:
+        self.shutdown()
+        self._under_way.clear()
+        self._tokens.clear()
+        self._rows.clear()
+        self._build(self._part)
+
+    def shutdown(self) -> None:
+        self._earlier.stop()
+
+
+def _check_device(config: TargetConfig) -> None:
+    """Refuse a device that this machine or its software does not have.
+
+    Raises:
+        ConfigurationError: names the setting and what is possible.
+    """
+    kind = config.device.partition(":")[0]
+    if kind not in ("cpu", "cuda") or (kind == "cpu" and config.device != "cpu"):
+        raise ConfigurationError(f"device is {config.device}: must be cpu, cuda or cuda:NUMBER")
+    if kind == "cuda" and (reason := no_gpu()):
+        raise ConfigurationError(f"device is {config.device}: {reason}; or use device: cpu")
+    if kind == "cuda" and torch.device(config.device).index not in (None, *range(torch.cuda.device_count())):
+        raise ConfigurationError(f"device is {config.device}: there are {torch.cuda.device_count()} GPUs, from cuda:0 on")
+    if kind == "cuda" and (reason := without_kernels(torch.device(config.device))):
+        raise ConfigurationError(f"device is {config.device}: {reason}; or use device: cpu")
+
+
+def _max_model_len(config: TargetConfig, model_config: object) -> int:
+    native = int(getattr(model_config, "max_position_embeddings", config.kv_cache_tokens))
+    wanted = config.max_model_len or min(native, config.kv_cache_tokens)
+    if wanted > native:
+        raise ConfigurationError(f"max_model_len is {wanted}: the model was made for at most {native} tokens")
+    if wanted > config.kv_cache_tokens:
+        raise ConfigurationError(
+            f"max_model_len is {wanted}: kv_cache_tokens, {config.kv_cache_tokens}, must not be below it"
+        )
+    return wanted
