@@ -26,7 +26,7 @@ import torch
 from benchmarks.known_texts import KnownText, ReplayedTexts, States, read_states, replay_texts
 from benchmarks.replay import read_traces
 from benchmarks.tree_pruning import PrunedAt, edges_of, prune_at
-from cluster.models import BUILT_IN, resolve
+from cluster.models.target import BUILT_IN, resolve
 from services.drafter.catalogue import make_source
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.heads.files.kinds import Checkpoint, inspect

@@ -1,6 +1,6 @@
 """``outrider bench autoscale``: a day of traffic against a fleet that follows the load, and against fleets of a fixed size.
 
-Runs on a simulated clock with the code that decides when it serves (``cluster.scaling``, ``cluster.verifier_choice``), and
+Runs on a simulated clock with the code that decides when it serves (``cluster.ray.scaling``, ``cluster.ray.verifier_choice``), and
 costs of passes from a table (``benchmarks.fleet.cost_tables``). It says what the policy and the choice do with the load; it
 measures no machine.
 """
@@ -20,8 +20,8 @@ from benchmarks.fleet.recorded_traffic import read_arrivals
 from benchmarks.fleet.serve_scaling import Autoscaler, Policy
 from benchmarks.fleet.step_pace import BLEND, StepPace
 from benchmarks.fleet.traffic import Arrival, TrafficConfig, draw
-from cluster import scaling
-from cluster.placement import Autoscaling
+from cluster.ray import scaling
+from cluster.settings.placement import Autoscaling
 
 AUTOSCALED = "autoscaled"
 # Seeds of machines are others than those of requests.

@@ -25,8 +25,8 @@ from benchmarks.measure import Measurements, Schedule, measure
 from benchmarks.records import Cell, ContestantFailed, LoadPoint, Prompt, Request, TimedAnswer
 from benchmarks.results import FORMAT, cells_as_objects, cumulative_tokens
 from benchmarks.summary import summarise
-from cluster.config import Settings
-from cluster.models import ResolvedModel
+from cluster.models.target import ResolvedModel
+from cluster.settings.config import Settings
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError
 

@@ -24,7 +24,7 @@ from benchmarks.environment import describe
 from benchmarks.fleet.hash_ring import HashRing
 from benchmarks.prompts import BUILTIN, read_prompts
 from benchmarks.served_model import served
-from cluster.verifier_choice import choices, place_of, session_of
+from cluster.ray.verifier_choice import choices, place_of, session_of
 from outrider import AsyncClient, Retry, Unavailable
 from services.retrieval.config import RetrievalConfig
 from services.retrieval.service import RetrievalService

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, Keys, LlamaFileType, quants
 
-from cluster.models import key_of
+from cluster.models.target import key_of
 from speculation.errors import ConfigurationError
 
 # By name: the type of the matrices, and the file type in the header.

@@ -164,7 +164,7 @@ def main() -> None:
     arguments = parser.parse_args()
     model = arguments.model
     if model is None:
-        from cluster.models import BUILT_IN, as_float32, resolve
+        from cluster.models.target import BUILT_IN, as_float32, resolve
         from services.machine import cache_folder
 
         model = resolve(BUILT_IN, cache_folder(), say=lambda text: print(text, file=sys.stderr)).path

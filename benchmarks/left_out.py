@@ -27,8 +27,8 @@ from pathlib import Path
 from benchmarks.environment import describe
 from benchmarks.prompts import BUILTIN, read_prompts
 from cluster.build import Pipeline, in_process
-from cluster.config import load
-from cluster.models import BUILT_IN, resolve
+from cluster.models.target import BUILT_IN, resolve
+from cluster.settings.config import load
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from services.verifier.engine.stats import LoopStats
 

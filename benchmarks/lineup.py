@@ -15,8 +15,8 @@ from benchmarks import forms
 from benchmarks.child_process import WorkerProcess
 from benchmarks.contestants import PEERS, PLAIN, Environments, WorkerContestant
 from benchmarks.records import ContestantFailed
-from cluster.config import Settings
-from cluster.models import ResolvedModel, as_float32
+from cluster.models.target import ResolvedModel, as_float32
+from cluster.settings.config import Settings
 from services.machine import cores
 from speculation.errors import ConfigurationError
 

@@ -22,10 +22,10 @@ from rich.table import Table
 
 from benchmarks.prompts import BUILTIN, read_prompts
 from cluster import build
-from cluster.config import load
-from cluster.models import ResolvedModel, resolve
-from cluster.stage_actors import launch_child
-from cluster.terminal import stderr, stdout
+from cluster.models.target import ResolvedModel, resolve
+from cluster.process.terminal import stderr, stdout
+from cluster.ray.stage_actors import launch_child
+from cluster.settings.config import load
 from services.api.messages import ChatMessage, ClientRequest, RequestedSampling, TextChunk
 from services.drafter.service import DrafterService
 from services.links.in_process import InProcessDraftLink, InProcessVerifierLink

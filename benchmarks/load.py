@@ -32,8 +32,8 @@ from benchmarks.peers.peer_outrider import Peer
 from benchmarks.prompts import BUILTIN, read_prompts
 from benchmarks.records import Cell, LoadOutcome, LoadPoint, Request
 from cluster import build
-from cluster.config import Settings, load
-from cluster.models import ResolvedModel, resolve
+from cluster.models.target import ResolvedModel, resolve
+from cluster.settings.config import Settings, load
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from services.router.tokens import Tokens
 from speculation.errors import OutriderError

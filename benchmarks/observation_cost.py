@@ -32,9 +32,9 @@ from benchmarks.environment import describe
 from benchmarks.overhead import ask_router
 from benchmarks.span_sink import span_sink
 from cluster.build import in_process
-from cluster.config import load
-from cluster.models import resolve
-from cluster.terminal import stdout
+from cluster.models.target import resolve
+from cluster.process.terminal import stdout
+from cluster.settings.config import load
 from services.api.messages import ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk, Timing
 from services.metrics.observed_router import ObservedRouter
 from services.metrics.prometheus_sink import PrometheusSink

@@ -35,10 +35,10 @@ from rich.table import Table
 import outrider
 from benchmarks.environment import describe
 from cluster.build import in_process
-from cluster.config import load
-from cluster.models import resolve
+from cluster.models.target import resolve
+from cluster.process.terminal import stdout
 from cluster.public_entry import open_entry
-from cluster.terminal import stdout
+from cluster.settings.config import load
 from services.api.messages import ClientRequest, RequestedSampling, RouterPort, TextChunk
 
 PROMPT = "Explain in three sentences why the sky is blue."

@@ -26,9 +26,9 @@ from typing import Any
 from rich.table import Table
 
 import outrider
-from cluster.config import Settings, load
-from cluster.models import resolve
-from cluster.terminal import stdout
+from cluster.models.target import resolve
+from cluster.process.terminal import stdout
+from cluster.settings.config import Settings, load
 
 STRATEGIES = ("autoregressive", "prompt_lookup")
 SAMPLINGS: dict[str, dict[str, float]] = {
@@ -141,7 +141,7 @@ def in_process(settings: Settings, arguments: argparse.Namespace) -> dict[str, R
 
 def on_ray(settings: Settings, arguments: argparse.Namespace) -> dict[str, Row]:
     """Measure on a local Ray cluster."""
-    from cluster.on_ray import running_on_ray
+    from cluster.ray.on_ray import running_on_ray
 
     model = resolve(settings.model, settings.cache_dir)
     with running_on_ray(settings, model) as addresses, outrider.Client(addresses.grpc) as client:

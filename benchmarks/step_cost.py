@@ -24,7 +24,7 @@ from typing import get_args
 import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from cluster.models import BUILT_IN, as_float32, resolve
+from cluster.models.target import BUILT_IN, as_float32, resolve
 from services.machine import cache_folder
 from services.verifier.attention.calls import MAX_NODES
 from services.verifier.config import AttentionBackend, Kernels, TargetConfig, Weights

@@ -10,7 +10,7 @@ from benchmarks.conversation import make_requests
 from benchmarks.prompts import read_prompts
 from benchmarks.records import Request, TimedAnswer
 from benchmarks.stopping import PLAIN, ChainDecoder, ChainRun, StopContestant
-from cluster.draft_models import by_kernels
+from cluster.models.drafters import by_kernels
 from services.drafter.config import DrafterConfig, StopConfig, TrainedConfig
 from services.drafter.draft_model.source import NAME, make
 from services.drafter.stopping.classifier import Disco, check_models, read_classifier

@@ -23,9 +23,9 @@ from rich.table import Table
 
 from benchmarks.schema_maker import Schema, make_schema
 from cluster.build import in_process
-from cluster.config import load
-from cluster.models import resolve
-from cluster.terminal import stderr, stdout
+from cluster.models.target import resolve
+from cluster.process.terminal import stderr, stdout
+from cluster.settings.config import load
 from services.api.messages import ChatMessage, ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk
 from speculation.errors import Internal
 from speculation.types import FinishReason, StructuredOutputs

@@ -12,7 +12,7 @@ import typer
 
 from benchmarks.measures import FORMULAS
 from cli.fleet_commands import autoscale, fleet
-from cluster.terminal import stderr, stdout
+from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from benchmarks.bench import Bench
     from benchmarks.lineup import LineupConfig
     from benchmarks.measure import Schedule
-    from cluster.config import Settings
-    from cluster.models import ResolvedModel
+    from cluster.models.target import ResolvedModel
+    from cluster.settings.config import Settings
 
 _FORMULAS = "\n\n".join(("What is measured:", *(f"{name}: {formula}." for name, formula in FORMULAS.items())))
 
@@ -139,7 +139,7 @@ def replay(
     from benchmarks.replay import replay as replay_traces
     from benchmarks.tables import render
     from cluster.build import drafter_config
-    from cluster.models import ResolvedModel
+    from cluster.models.target import ResolvedModel
     from services.router.strategies import StrategyConfig, served, sources_of
     from speculation.sources import STRATEGIES
 
@@ -177,7 +177,7 @@ def _run(
     from benchmarks.lineup import Lineup
     from benchmarks.plots import check_installed
     from benchmarks.prompts import read_prompts
-    from cluster.signals import stop_on_signals
+    from cluster.process.signals import stop_on_signals
 
     # Find mistakes before anything is loaded.
     check_installed()
@@ -242,7 +242,7 @@ def _models(settings: Settings, lineup: LineupConfig, console: Console) -> tuple
     from dataclasses import replace
 
     from benchmarks.contestants import PEERS
-    from cluster.models import gguf_of, resolve
+    from cluster.models.target import gguf_of, resolve
 
     if lineup.assistant is not None and not (lineup.assistant / "config.json").is_file():
         raise ConfigurationError(f"--assistant is {lineup.assistant}: must be the folder of a model")
@@ -255,7 +255,7 @@ def _models(settings: Settings, lineup: LineupConfig, console: Console) -> tuple
 
 
 def _settings(config: Path | None, flags: list[str] | None, model: str | None) -> Settings:
-    from cluster.config import load
+    from cluster.settings.config import load
 
     return load(config, [*(flags or []), *([f"model={model}"] if model else [])])
 
@@ -287,8 +287,8 @@ def _with_room(settings: Settings, at_once: int) -> Settings:
 
 def _served(settings: Settings) -> tuple[str, ...]:
     from cluster.build import router_config
-    from cluster.models import ResolvedModel
-    from cluster.preflight import model_folder
+    from cluster.checks.preflight import model_folder
+    from cluster.models.target import ResolvedModel
     from services.router.strategies import served
 
     model = ResolvedModel(name=settings.model, path=model_folder(settings) or Path(settings.model))

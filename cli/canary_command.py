@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.terminal import stderr, stdout
+from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError
 
 # Subjects on which models of any size have something to say.
@@ -32,8 +32,8 @@ def canary(
     """
     from transformers import AutoModelForCausalLM
 
-    from cluster.config import load
-    from cluster.models import as_float32, resolve
+    from cluster.models.target import as_float32, resolve
+    from cluster.settings.config import load
     from services.api.messages import ChatMessage
     from services.drafter.heads.canary.texts import TEXTS, layers_to_record, record_texts, save_texts
     from services.drafter.heads.canary.trial import open_trial

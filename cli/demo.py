@@ -21,11 +21,11 @@ from rich.table import Table
 import outrider
 from cli import index_commands
 from cli.demo_tasks import ABOUT_BLEND, ABOUT_PLAIN, CODE_BASE, MAX_TOKENS, PLAIN, TASKS, Task
-from cluster.config import Settings, load
-from cluster.models import resolve
+from cluster.models.target import resolve
+from cluster.process.signals import stop_on_signals
+from cluster.process.terminal import end_with
 from cluster.service import serving
-from cluster.signals import stop_on_signals
-from cluster.terminal import end_with
+from cluster.settings.config import Settings, load
 from retrieval_index.embedded import embedded_redis
 from retrieval_index.manifest import read_manifest
 from retrieval_index.store import IndexStore

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cluster.terminal import stderr, stdout
+from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -47,10 +47,10 @@ def disco(
     validation split, where a pass of the draft model costs the ratio c of a pass of the target.
     """
     from cluster.build import verifier_config
-    from cluster.config import load
-    from cluster.draft_models import by_kernels
-    from cluster.host import check_device
-    from cluster.models import resolve
+    from cluster.checks.host import check_device
+    from cluster.models.drafters import by_kernels
+    from cluster.models.target import resolve
+    from cluster.settings.config import load
     from services.drafter.config import DrafterConfig, TrainedConfig
     from services.drafter.draft_model.source import NAME, make
     from services.drafter.heads.files.target_rows import read_target_rows

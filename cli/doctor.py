@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 
 from cli.doctor_checks import Finding, findings
-from cluster.config import Settings
+from cluster.settings.config import Settings
 
 _COLOURS = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 

@@ -22,12 +22,13 @@ from typing import Any, Literal
 
 from packaging.requirements import Requirement
 
-from cluster import build, host
-from cluster.config import Settings
-from cluster.draft_models import trained_config
-from cluster.models import BUILT_IN
-from cluster.preflight import model_folder, preflight
-from cluster.ray_address import check_ray_answers, foreign_ray, ray_is_here
+from cluster import build
+from cluster.checks import host
+from cluster.checks.preflight import model_folder, preflight
+from cluster.models.drafters import trained_config
+from cluster.models.target import BUILT_IN
+from cluster.ray.address import check_ray_answers, foreign_ray, ray_is_here
+from cluster.settings.config import Settings
 from services.api.config import check_server
 from services.api.http.ops_address import bind_ops
 from services.api.sockets import check_http

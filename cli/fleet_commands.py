@@ -53,8 +53,8 @@ def autoscale(
     from benchmarks.fleet.traffic import TrafficConfig
     from benchmarks.plots import check_installed
     from benchmarks.tables import render
-    from cluster.placement import Autoscaling
-    from cluster.terminal import stderr, stdout
+    from cluster.process.terminal import stderr, stdout
+    from cluster.settings.placement import Autoscaling
 
     if least > most:
         raise ConfigurationError(f"--min is {least}: must be at most --max, {most}")
@@ -99,7 +99,7 @@ def fleet(
     from benchmarks.fleet.cost_tables import hardware_of
     from benchmarks.fleet.fleet_plan import MEASURED, plan_fleet, plan_tables, read_component_costs
     from benchmarks.tables import render
-    from cluster.terminal import stdout
+    from cluster.process.terminal import stdout
 
     hardware, measured = hardware_of(costs), read_component_costs(components or MEASURED)
     plans = [

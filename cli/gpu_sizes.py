@@ -6,11 +6,11 @@ from dataclasses import asdict
 from typing import Any
 
 from cluster import build
-from cluster.config import Settings
-from cluster.draft_models import draft_models, trained_config
-from cluster.gpu_sizing import GPUS, GpuPlan, gpus_named, size_up
-from cluster.models import ResolvedModel
-from cluster.preflight import model_folder
+from cluster.checks.gpu_sizing import GPUS, GpuPlan, gpus_named, size_up
+from cluster.checks.preflight import model_folder
+from cluster.models.drafters import draft_models, trained_config
+from cluster.models.target import ResolvedModel
+from cluster.settings.config import Settings
 from speculation.errors import ConfigurationError
 
 

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cluster.terminal import stderr, stdout
+from cluster.process.terminal import stderr, stdout
 
 if TYPE_CHECKING:
-    from cluster.models import ResolvedModel
+    from cluster.models.target import ResolvedModel
     from retrieval_index.manifest import Manifest
     from retrieval_index.store import IndexStore
 
@@ -62,11 +62,11 @@ def build(
     it also holds a FAISS index of the hidden states: the target reads every kept token, and each number of its state takes
     up to two bytes.
     """
-    from cluster.host import check_folder
+    from cluster.checks.host import check_folder
 
     # Importing, reading and scoring take long, so the folder is checked first.
     check_folder("--out", out_folder)
-    from cluster.models import as_float32
+    from cluster.models.target import as_float32
     from retrieval_index.builder import BuildConfig, ScoringTarget, build_index
     from retrieval_index.corpus import read_corpus
     from retrieval_index.perplexity import ModelScorer
@@ -249,9 +249,9 @@ def _look_up(folder: Path, text: str, model: str | None) -> None:
 
 def _resolve(model: str | None) -> ResolvedModel:
     """The named model, or the default one."""
-    from cluster.config import load
-    from cluster.host import check_folder
-    from cluster.models import resolve
+    from cluster.checks.host import check_folder
+    from cluster.models.target import resolve
+    from cluster.settings.config import load
 
     settings = load(flags=[] if model is None else [f"model={model}"])
     check_folder("cache_dir", settings.cache_dir)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cluster.terminal import stderr
+from cluster.process.terminal import stderr
 from speculation.errors import OutriderError
 
 

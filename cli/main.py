@@ -26,13 +26,13 @@ from cli import (
     train_run_commands,
 )
 from cluster.names import API_KEY_VARIABLE
-from cluster.terminal import end_with, stderr
+from cluster.process.terminal import end_with, stderr
 from speculation.errors import ConfigurationError, OutriderError
 from speculation.sources import STRATEGIES
 
 if TYPE_CHECKING:
     import outrider
-    from cluster.config import Settings
+    from cluster.settings.config import Settings
     from outrider.requests import Message, Options
 
 # Slow imports are left to the command that needs them, so that `outrider --help` answers at once.
@@ -114,9 +114,9 @@ def serve(
     verbose: Verbose = False,
 ) -> None:
     """Serve a model over gRPC and HTTP until interrupted: router, drafter and verifier on Ray Serve, or in one process."""
+    from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
     from cluster.public_entry import how_to_try
     from cluster.service import serving, wait_for_interrupt
-    from cluster.signals import STOPPED_AT_ONCE, stop_on_signals
 
     stop_on_signals(STOPPED_AT_ONCE)
     named = {"model": model, "server.host": host, "server.port": port, "cluster.name": name}
@@ -248,7 +248,7 @@ def forget(
 
 
 def _load(config: Path | None, settings: list[str] | None, **named: Any) -> Settings:
-    from cluster.config import load
+    from cluster.settings.config import load
 
     flags = [*(settings or []), *(f"{key}={value}" for key, value in named.items() if value is not None)]
     return load(config, flags)
@@ -272,7 +272,7 @@ def _client(
     if in_process and address:
         raise OutriderError("--address and --in-process exclude each other")
     if in_process:
-        from cluster.server_settings import ServerSettings
+        from cluster.settings.server import ServerSettings
 
         loaded = _load(config, settings, model=model)
         # Only this process may reach the server, so the settings of the public server are ignored.
@@ -308,7 +308,7 @@ def _check_request(settings: Settings, source: str | Sequence[Message], options:
         InvalidArgument: names the field, its value and what is allowed.
     """
     from cluster import build
-    from cluster.models import ResolvedModel
+    from cluster.models.target import ResolvedModel
     from outrider.requests import build_request
     from services.api.grpc.messages import decode_request
     from services.router.strategies import make_plan

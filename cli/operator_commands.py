@@ -23,7 +23,7 @@ def top(
 ) -> None:
     """Show what a running server does now: load, speed, what drafting brings by strategy and source, and troubles."""
     from cli.top import show_top
-    from cluster.config import load
+    from cluster.settings.config import load
     from speculation.errors import ConfigurationError
 
     if not url:
@@ -42,7 +42,7 @@ def doctor(
 ) -> None:
     """Check what this machine lacks for `outrider serve`. Exit code 1 if something would not work."""
     from cli.doctor import examine
-    from cluster.config import load
+    from cluster.settings.config import load
 
     flags = [*(settings or ()), *([f"model={model}"] if model is not None else ())]
     if not examine(load(config, flags), as_json=as_json):
@@ -59,8 +59,8 @@ def leave(
     ] = None,
 ) -> None:
     """End this Ray node's routers in order, before the node is stopped: no new calls, and wait for the open answers."""
-    from cluster.leaving import leave as end_routers
-    from cluster.terminal import stderr
+    from cluster.process.terminal import stderr
+    from cluster.ray.leaving import leave as end_routers
 
     try:
         ended = end_routers(name, node_ip, timeout)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from cluster.config import Settings
+    from cluster.settings.config import Settings
 
 
 def plan(
@@ -37,9 +37,9 @@ def plan(
 ) -> None:
     """Print what `outrider serve`, or the Helm chart, would run, and where. Rejects what would not start; starts nothing."""
     from cli.plan_report import examined_here, plan_object, print_examined
-    from cluster.config import load
-    from cluster.offered import in_manifests, read_offer
-    from cluster.pod_checks import preflight_in_pods
+    from cluster.checks.offered import in_manifests, read_offer
+    from cluster.checks.pods import preflight_in_pods
+    from cluster.settings.config import load
 
     if gpus is not None:
         _print_sizes(
@@ -67,7 +67,7 @@ def plan(
 
 def _print_sizes(settings: Settings, gpus: str, other: Path | None, as_json: bool) -> None:
     from cli.gpu_sizes import sized, sizes_object
-    from cluster.gpu_sizing import sentence
+    from cluster.checks.gpu_sizing import sentence
     from speculation.errors import ConfigurationError
 
     if other is not None:

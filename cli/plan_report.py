@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from cluster import build, resources
-from cluster.config import Settings
-from cluster.draft_models import draft_models, trained_config, with_checkpoints
-from cluster.listeners import listeners
-from cluster.model_files import cache_bytes
-from cluster.models import BUILT_IN, ResolvedModel
-from cluster.placement import Placed
-from cluster.pod_checks import Examined
-from cluster.preflight import generation_config, model_folder, preflight
-from cluster.ray_address import check_ray_answers, ray_is_here
+from cluster import build
+from cluster.checks.listeners import listeners
+from cluster.checks.model_files import cache_bytes
+from cluster.checks.pods import Examined
+from cluster.checks.preflight import generation_config, model_folder, preflight
+from cluster.models.drafters import draft_models, trained_config, with_checkpoints
+from cluster.models.target import BUILT_IN, ResolvedModel
+from cluster.ray import resources
+from cluster.ray.address import check_ray_answers, ray_is_here
+from cluster.settings.config import Settings
+from cluster.settings.placement import Placed
 from retrieval_index.urls import without_password
 from services.machine import processor
 from services.verifier.checks.kept_measurements import digest_of, latest

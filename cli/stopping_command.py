@@ -42,10 +42,10 @@ def stopping(
     from benchmarks.stopping_report import comparison_object, length_table, policy_table, summaries
     from benchmarks.tables import render
     from cluster.build import verifier_config
-    from cluster.config import load
-    from cluster.draft_models import trained_config
-    from cluster.models import resolve
-    from cluster.terminal import stderr, stdout
+    from cluster.models.drafters import trained_config
+    from cluster.models.target import resolve
+    from cluster.process.terminal import stderr, stdout
+    from cluster.settings.config import load
     from speculation.files import write_whole
     from speculation.types import SamplingParams
 
@@ -92,7 +92,7 @@ def stopping(
 def _progress(what: str, total: int) -> Iterator[Callable[[], None]]:
     from rich.progress import Progress
 
-    from cluster.terminal import stderr
+    from cluster.process.terminal import stderr
 
     with Progress(console=stderr(), transient=True) as bars:
         task = bars.add_task(what, total=total)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from cli.train_run_commands import Data, Model, tree_sizes
-from cluster.terminal import stderr, stdout
+from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from cluster.models import ResolvedModel
+    from cluster.models.target import ResolvedModel
     from services.drafter.heads.files.kinds import Checkpoint
     from services.drafter.interfaces import ModelSource
     from training.shards import DataManifest
@@ -48,9 +48,9 @@ def tau(
     prompts (see outrider train data); passes over prompts are not counted.
     """
     from cluster.build import drafter_config
-    from cluster.config import load
-    from cluster.draft_models import draft_models
-    from cluster.models import resolve
+    from cluster.models.drafters import draft_models
+    from cluster.models.target import resolve
+    from cluster.settings.config import load
     from services.drafter.catalogue import make_source
     from training.data_folder import weights_digest
     from training.evaluate import tree_taus

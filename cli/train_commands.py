@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from cluster.terminal import stderr, stdout
+from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ def data(
     held out for validation. A run that was interrupted goes on where it stopped, with the same tokens.
     """
     from cluster.build import verifier_config
-    from cluster.config import load
-    from cluster.host import check_folder
-    from cluster.models import resolve
+    from cluster.checks.host import check_folder
+    from cluster.models.target import resolve
+    from cluster.settings.config import load
     from training.data_folder import DataOptions
     from training.interruption import Interruption
     from training.make_data import make_data
@@ -137,8 +137,8 @@ def convert(
 
     A server opens no pickles: they can hold programs.
     """
-    from cluster.config import load
-    from cluster.models import resolve
+    from cluster.models.target import resolve
+    from cluster.settings.config import load
     from training.convert_pickles import convert as convert_pickles
 
     target = None if model is None else resolve(model, load().cache_dir, say=_say).path

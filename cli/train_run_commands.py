@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from cluster.terminal import stderr, stdout
+from cluster.process.terminal import stderr, stdout
 from speculation import limits
 from speculation.errors import ConfigurationError
 
@@ -48,7 +48,7 @@ def run(
 
     A run that was interrupted goes on with the same bits. SIGTERM and Ctrl-C save and leave.
     """
-    from cluster.host import check_device, check_folder
+    from cluster.checks.host import check_device, check_folder
     from training.evaluate import quick_score
     from training.freed_memory import keep_freed_memory
     from training.open_run import fresh_state, open_model
@@ -102,8 +102,8 @@ def run(
 
 
 def _target(model: str | None) -> TrainingTarget:
-    from cluster.config import load
-    from cluster.models import as_float32, resolve
+    from cluster.models.target import as_float32, resolve
+    from cluster.settings.config import load
     from training.open_run import TrainingTarget
 
     loaded = load(flags=[] if model is None else [f"model={model}"])
@@ -182,7 +182,7 @@ def evaluate(
     from dataclasses import replace
     from itertools import islice
 
-    from cluster.host import check_device
+    from cluster.checks.host import check_device
     from speculation.files import write_whole
     from training.evaluate import measure, tree_taus
     from training.export import EVALUATION

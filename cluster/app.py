@@ -16,12 +16,12 @@ from typing import Any
 import ray
 from ray import serve
 
-from cluster.application import application
-from cluster.config import load
-from cluster.internal_token import with_token
-from cluster.models import resolve
-from cluster.preflight import preflight
-from cluster.resources import wait_for_nodes
+from cluster.checks.preflight import preflight
+from cluster.models.target import resolve
+from cluster.ray.application import application
+from cluster.ray.internal_token import with_token
+from cluster.ray.resources import wait_for_nodes
+from cluster.settings.config import load
 from speculation.errors import ConfigurationError
 
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cluster.config import Settings
-from cluster.draft_models import by_kernels, draft_models, observed_layers, stream_weights, with_checkpoints
-from cluster.models import ResolvedModel
+from cluster.models.drafters import by_kernels, draft_models, observed_layers, stream_weights, with_checkpoints
+from cluster.models.target import ResolvedModel
+from cluster.settings.config import Settings
 from services.api.config import PublicServerConfig, TlsFiles
 from services.api.http.config import HttpConfig
 from services.drafter.config import DrafterConfig
@@ -67,7 +67,7 @@ async def in_process(settings: Settings, model: ResolvedModel) -> AsyncIterator[
     """
     # These import gRPC, numpy and torch. Commands that only read settings, and drafters, start much faster without them.
     from cluster.observing import Observing
-    from cluster.stage_actors import launch_child
+    from cluster.ray.stage_actors import launch_child
     from services.drafter.service import DrafterService
     from services.links.in_process import InProcessDraftLink, InProcessRetrievalLink, InProcessVerifierLink
     from services.router.service import RouterService

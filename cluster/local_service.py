@@ -9,10 +9,10 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 
 from cluster import build
-from cluster.config import Settings
-from cluster.models import ResolvedModel
-from cluster.preflight import preflight
+from cluster.checks.preflight import preflight
+from cluster.models.target import ResolvedModel
 from cluster.public_entry import Addresses, open_entry
+from cluster.settings.config import Settings
 
 
 @contextmanager

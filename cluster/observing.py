@@ -7,8 +7,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cluster.component_tls import server_tls
-from cluster.config import Settings
+from cluster.settings.component_tls import server_tls
+from cluster.settings.config import Settings
 from services.access.audit import AuditLog
 from services.access.gate import Gate, open_gate
 from services.access.refused_components import RefusedComponents
@@ -49,7 +49,7 @@ class Observing:
             sink = PrometheusSink()
             self.metrics, self.exposition = sink, sink.exposition
         elif export == "ray":
-            from cluster.ray_metrics import RaySink, pointer
+            from cluster.ray.metrics import RaySink, pointer
 
             self.metrics, self.exposition = RaySink(), pointer
         self._tracing = None

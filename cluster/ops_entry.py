@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from cluster.config import Settings
+from cluster.settings.config import Settings
 from services.api.messages import RouterPort
 from services.api.readiness import Well
 from speculation.errors import ConfigurationError

@@ -9,10 +9,10 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from cluster import build
-from cluster.config import Settings
 from cluster.observing import Observing
 from cluster.ops_entry import OpsEntry
-from cluster.port_claims import claim_port
+from cluster.process.port_claims import claim_port
+from cluster.settings.config import Settings
 from services.api.config import PublicServerConfig, check_server
 from services.api.grpc.server import PublicServer, serve_public
 from services.api.http.config import HttpConfig

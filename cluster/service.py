@@ -7,14 +7,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
-from cluster.config import Settings
-from cluster.logs import start_logging
-from cluster.models import resolve
-from cluster.preflight import preflight
+from cluster.checks.preflight import preflight
+from cluster.models.target import resolve
+from cluster.process.logs import start_logging
+from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
+from cluster.process.terminal import stderr
 from cluster.public_entry import Addresses
-from cluster.ray_address import check_ray_answers, ray_is_here
-from cluster.signals import STOPPED_AT_ONCE, stop_on_signals
-from cluster.terminal import stderr
+from cluster.ray.address import check_ray_answers, ray_is_here
+from cluster.settings.config import Settings
 
 err = stderr()
 
@@ -41,7 +41,7 @@ def serving(settings: Settings, *, in_process: bool, verbose: bool) -> Iterator[
             with _telling("Loading the model"):
                 addresses = stack.enter_context(running_in_process(settings, model))
         else:
-            from cluster.on_ray import running_on_ray
+            from cluster.ray.on_ray import running_on_ray
 
             names = "router, drafter, retrieval" if settings.retrieval.enabled else "router, drafter"
             with _telling(f"Starting {names} and verifier on Ray (some twenty seconds)"):

@@ -16,7 +16,7 @@ import json, sys
 from pathlib import Path
 from cluster.config import load
 from cluster.models import ResolvedModel
-from cluster.on_ray import running_on_ray
+from cluster.ray.on_ray import running_on_ray
 
 def told(kind, error, trace):
     sys.__excepthook__(kind, error, trace)
@@ -31,8 +31,8 @@ with running_on_ray(settings, ResolvedModel(name="tiny", path=Path(sys.argv[1]))
     for line in sys.stdin:
         deployment, method, *more = line.split(maxsplit=2)
         if deployment == "redeploy":
-            from cluster.application import application
-            from cluster.internal_token import with_token
+            from cluster.ray.application import application
+            from cluster.ray.internal_token import with_token
             changed = with_token(load(flags=json.loads(sys.argv[2]) + [method], environ={}))
             model = ResolvedModel(name="tiny", path=Path(sys.argv[1]))
             serve.run_many([serve.RunTarget(target=application(changed, model), name="outrider", route_prefix=None)])

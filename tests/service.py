@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from cluster.build import Pipeline, in_process
-from cluster.config import load
-from cluster.models import ResolvedModel
+from cluster.models.target import ResolvedModel
+from cluster.settings.config import load
 from services.api.config import PublicServerConfig
 from services.api.grpc.server import serve_public
 

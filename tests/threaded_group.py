@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from cluster.stage_actors import _Child
+from cluster.ray.stage_actors import _Child
 from services.verifier.stages import exchange, process, ways
 from services.verifier.stages.upstream import StageSpec
 

@@ -16,11 +16,11 @@ from typing import Any
 from benchmarks.fleet.cost_tables import Hardware
 from benchmarks.fleet.step_pace import BLEND, StepPace
 from benchmarks.tables import Table
-from cluster import scaling
+from cluster.ray import scaling
 from speculation.errors import ConfigurationError
 
 MEASURED = Path(__file__).with_name("component_costs.json")
-# Share of a core that a process of Python should use: the limit of cluster.scaling for drafters, taken for all here.
+# Share of a core that a process of Python should use: the limit of cluster.ray.scaling for drafters, taken for all here.
 BUSY = 0.7
 # A retrieval service asks Redis once in so many seconds whether another index is live (retrieval_index.store).
 _ASKS_REDIS_S = 2.5

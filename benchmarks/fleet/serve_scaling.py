@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from cluster import scaling
-from cluster.placement import Autoscaling
+from cluster.ray import scaling
+from cluster.settings.placement import Autoscaling
 
 # Serve asks the replicas for their load once in this share of the look-back period.
 ASKS = 0.2

@@ -13,10 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import outrider
-from cluster import build, on_ray
-from cluster.config import Settings
-from cluster.models import ResolvedModel
-from cluster.server_settings import ServerSettings
+from cluster import build
+from cluster.models.target import ResolvedModel
+from cluster.ray import on_ray
+from cluster.settings.config import Settings
+from cluster.settings.server import ServerSettings
 from services.api.messages import ClientRequest, Completion, RequestedSampling, TextChunk
 
 Counts = dict[str, Any]

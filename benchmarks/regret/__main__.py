@@ -19,7 +19,7 @@ from benchmarks.regret.answer_recorder import record
 from benchmarks.regret.recorded_answers import RecordedAnswer, read_answers, write_answers
 from benchmarks.regret.regret_report import FIXED, MACHINES, PLAIN, compare, load_table, over_plain_at, regret_table
 from benchmarks.tables import render
-from cluster.terminal import stderr, stdout
+from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError
 
 

@@ -8,8 +8,8 @@ from collections.abc import AsyncIterator, Sequence
 from benchmarks.prompts import read_prompts
 from benchmarks.regret.recorded_answers import TOP, RecordedAnswer
 from cluster.build import in_process
-from cluster.config import load
-from cluster.models import resolve
+from cluster.models.target import resolve
+from cluster.settings.config import load
 from services.api.messages import ChatMessage
 from services.router.tokens import Tokens
 from services.verifier.engine.loop import DecodingLoop

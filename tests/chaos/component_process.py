@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster import build
-from cluster.config import Settings, load
-from cluster.models import ResolvedModel
+from cluster.models.target import ResolvedModel
+from cluster.settings.config import Settings, load
 
 TOKEN = "a shared secret of ours"
 

@@ -21,8 +21,8 @@ import pytest
 
 import outrider
 from cluster import build
-from cluster.config import load
-from cluster.models import ResolvedModel
+from cluster.models.target import ResolvedModel
+from cluster.settings.config import load
 from services.api.config import PublicServerConfig
 from services.api.grpc.server import serve_public
 from services.links.grpc_draft import GrpcDraftLink

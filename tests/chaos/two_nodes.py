@@ -19,7 +19,7 @@ from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
-from cluster.on_ray import ENVIRONMENT
+from cluster.ray.on_ray import ENVIRONMENT
 from tests.chaos.cells import Plan
 from tests.chaos.ray_service import OnRay
 

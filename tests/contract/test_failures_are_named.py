@@ -12,7 +12,7 @@ import httpx2
 import pytest
 
 import outrider
-from cluster.logs import JsonLines
+from cluster.process.logs import JsonLines
 from services.api.config import PublicServerConfig
 from services.api.grpc.server import serve_public
 from services.api.http.config import HttpConfig

@@ -19,9 +19,9 @@ import grpc.aio
 import pytest
 import trustme
 
-from cluster.component_tls import check_tls_files
-from cluster.config import load
 from cluster.observing import Observing
+from cluster.settings.component_tls import check_tls_files
+from cluster.settings.config import load
 from outrider.internal.v1 import drafting_pb2_grpc
 from services.access.audit import AuditLog
 from services.access.refused_components import RefusedComponents

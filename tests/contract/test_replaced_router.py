@@ -10,9 +10,9 @@ import httpx2
 import pytest
 
 from cluster import ops_entry
-from cluster.config import Settings, load
 from cluster.observing import Observing
 from cluster.public_entry import PublicEntry, open_entry
+from cluster.settings.config import Settings, load
 from services.links.channel import make_server
 from speculation.errors import ConfigurationError
 from tests.patience import PATIENCE_S

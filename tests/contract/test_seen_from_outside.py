@@ -31,10 +31,10 @@ from rich.console import Console
 import outrider
 from cli.scraping import read
 from cli.top import show_top, tables
-from cluster.config import Settings, load
 from cluster.local_service import running_in_process
-from cluster.logs import JsonLines
-from cluster.models import ResolvedModel
+from cluster.models.target import ResolvedModel
+from cluster.process.logs import JsonLines
+from cluster.settings.config import Settings, load
 from services.api.http.ops_listener import serve_ops
 from services.api.messages import ClientRequest, RequestedSampling
 from services.links.in_process import InProcessVerifierLink

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.time
 # What the REST interface does with the file that `serve deploy` sends it. Afterwards it tells how many verifiers there are.
 _HOST = """
 import json, os, sys, time
-from cluster.on_ray import ENVIRONMENT
+from cluster.ray.on_ray import ENVIRONMENT
 for name, value in ENVIRONMENT.items():
     os.environ.setdefault(name, value)
 os.environ.setdefault("RAY_AUTH_TOKEN", "of this test alone" * 2)

@@ -12,8 +12,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from cluster.build import in_process
-from cluster.config import load
-from cluster.models import BUILT_IN, as_float32, resolve
+from cluster.models.target import BUILT_IN, as_float32, resolve
+from cluster.settings.config import load
 from services.api.messages import ChatMessage, ClientRequest, Completion, RequestedSampling, TextChunk
 from tests.forms import make_untied, make_windowed
 from tests.mixture import make_mixture

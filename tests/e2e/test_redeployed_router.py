@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.time
 # Deploys each configuration that comes on a line, and says which process the router is once it runs.
 _HOST = """
 import json, os, sys, time
-from cluster.on_ray import ENVIRONMENT
+from cluster.ray.on_ray import ENVIRONMENT
 for name, value in ENVIRONMENT.items():
     os.environ.setdefault(name, value)
 os.environ.setdefault("RAY_AUTH_TOKEN", "of this test alone" * 2)

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cluster.config import load
-from cluster.listeners import listeners
+from cluster.checks.listeners import listeners
+from cluster.settings.config import load
 from services.links.tls.component_files import name_of
 from tests.k8s.chart import Manifest, groups, needs_helm, of_kind, one, render, serve_config, settings, text
 from tests.k8s.schemas import pod_templates

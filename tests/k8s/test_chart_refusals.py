@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from cluster.config import load
-from cluster.offered import in_manifests
-from cluster.pod_checks import preflight_in_pods
+from cluster.checks.offered import in_manifests
+from cluster.checks.pods import preflight_in_pods
+from cluster.settings.config import load
 from speculation.errors import ConfigurationError
 from tests.k8s.chart import RefusedValues, needs_helm, render, text
 

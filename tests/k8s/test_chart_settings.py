@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.config import Settings, load
-from cluster.offered import amount, in_manifests, read_offer
-from cluster.pod_checks import preflight_in_pods
-from cluster.preflight import preflight
+from cluster.checks.offered import amount, in_manifests, read_offer
+from cluster.checks.pods import preflight_in_pods
+from cluster.checks.preflight import preflight
+from cluster.settings.config import Settings, load
 from k8s.values_reference import BOUNDS, CHART, GROUPS, OWN, meanings, schema, schema_text, values, with_table
 from speculation.errors import ConfigurationError
 from tests.k8s.chart import PROFILES, groups, needs_helm, one, render, serve_config, settings, text

@@ -24,8 +24,8 @@ from benchmarks.measure import Schedule
 from benchmarks.peers import peer_hf, peer_outrider
 from benchmarks.records import Prompt
 from benchmarks.tables import all_tables
-from cluster.config import load
-from cluster.models import ResolvedModel
+from cluster.models.target import ResolvedModel
+from cluster.settings.config import load
 from services.drafter.sources.prompt_lookup import PromptLookupSession
 from services.verifier.engine import verify
 from services.verifier.model.slice import ModelSlice

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from cluster.draft_models import read_stream_weights
+from cluster.models.drafters import read_stream_weights
 from services.drafter.heads.streams.files import load_streams
 from services.verifier.kernels.native.layer_kernel import LowRank
 from services.verifier.model.early_exit import EarlyExit, Pruning

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from cluster.stage_actors import launch_child
+from cluster.ray.stage_actors import launch_child
 from services.verifier.config import TargetConfig
 from services.verifier.engine.live_request import check_request
 from services.verifier.kernels.native.library import library

@@ -13,8 +13,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from cluster.draft_models import read_stream_weights
-from cluster.stage_actors import launch_child
+from cluster.models.drafters import read_stream_weights
+from cluster.ray.stage_actors import launch_child
 from services.drafter.heads.streams.files import load_streams
 from services.drafter.heads.streams.source import StreamSource
 from services.drafter.interfaces import DraftWanted

@@ -10,7 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 pytest.importorskip("triton")
-from cluster.draft_models import read_stream_weights
+from cluster.models.drafters import read_stream_weights
 from services.verifier.attention import on_gpu
 from services.verifier.config import TargetConfig
 from services.verifier.kernels import gpu_choice as gpu_kernels

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from cluster.build import Pipeline
-from cluster.models import resolve
-from cluster.stage_actors import launch_child
+from cluster.models.target import resolve
+from cluster.ray.stage_actors import launch_child
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from services.router import strategies as known
 from services.verifier.config import TargetConfig

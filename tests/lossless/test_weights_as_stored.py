@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-from cluster.models import as_float32, resolve
+from cluster.models.target import as_float32, resolve
 from services.model_files.weights.files import BLOCKS_FILE
 from services.model_files.weights.stored_blocks import StoredLinear
 from services.verifier.config import TargetConfig

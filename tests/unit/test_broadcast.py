@@ -6,9 +6,9 @@ import pytest
 from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from cluster import broadcast
-from cluster.broadcast import tell_all
-from cluster.serve_link import ServeVerifierLink
+from cluster.ray import broadcast
+from cluster.ray.broadcast import tell_all
+from cluster.ray.serve_link import ServeVerifierLink
 from speculation.errors import Unavailable
 
 Answers = list[BaseException | None] | Exception

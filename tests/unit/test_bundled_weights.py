@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 import drafters
-from cluster import build, draft_models
-from cluster.config import load
-from cluster.models import BUILT_IN, ResolvedModel
+from cluster import build
+from cluster.models import drafters as draft_models
+from cluster.models.target import BUILT_IN, ResolvedModel
+from cluster.settings.config import load
 from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter import service
 from services.drafter.config import DrafterConfig, TrainedConfig

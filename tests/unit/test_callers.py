@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from cluster.callers import SILENCE_S, Callers
+from cluster.ray.callers import SILENCE_S, Callers
 from speculation.errors import Unavailable
 
 

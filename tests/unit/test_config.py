@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cluster import build
-from cluster.config import load
-from cluster.models import ResolvedModel, resolve
+from cluster.models.target import ResolvedModel, resolve
+from cluster.settings.config import load
 from speculation.errors import ConfigurationError
 
 

@@ -13,9 +13,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, GgufConfig
 
-from cluster.config import load
-from cluster.models import resolve
-from cluster.preflight import preflight
+from cluster.checks.preflight import preflight
+from cluster.models.target import resolve
+from cluster.settings.config import load
 from services.router.tokens import Tokens
 from services.verifier.config import TargetConfig
 from services.verifier.model.target import TransformersTarget

@@ -12,7 +12,7 @@ import pytest
 from cli import doctor_checks
 from cli.doctor import examine
 from cli.doctor_checks import CHECKS, Finding, findings
-from cluster.config import load
+from cluster.settings.config import load
 from tests.service import tiny_settings
 
 

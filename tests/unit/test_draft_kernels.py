@@ -13,8 +13,8 @@ from safetensors.numpy import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM
 
-from cluster.draft_kernels import KernelLM
-from cluster.draft_models import by_kernels
+from cluster.models.draft_kernels import KernelLM
+from cluster.models.drafters import by_kernels
 from services.drafter.draft_model.language_model import LanguageModel
 from services.drafter.draft_model.source import DraftModelSource
 from services.model_files.weights.stored_blocks import StoredLinear, quantized

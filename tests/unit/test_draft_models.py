@@ -13,10 +13,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cluster import build, draft_models, preflight
-from cluster.config import Settings, load
-from cluster.draft_models import bundled, memory_here
-from cluster.models import ResolvedModel
+from cluster import build
+from cluster.checks import preflight
+from cluster.models import drafters as draft_models
+from cluster.models.drafters import bundled, memory_here
+from cluster.models.target import ResolvedModel
+from cluster.settings.config import Settings, load
 from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter.catalogue import make_source
 from services.drafter.config import DrafterConfig, TrainedConfig

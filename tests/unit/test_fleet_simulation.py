@@ -26,7 +26,7 @@ from benchmarks.fleet.serve_scaling import Autoscaler, Delays
 from benchmarks.fleet.step_pace import StepPace
 from benchmarks.fleet.traffic import Arrival, TrafficConfig, draw
 from cli import fleet_commands
-from cluster.placement import Autoscaling
+from cluster.settings.placement import Autoscaling
 from speculation.errors import ConfigurationError
 
 # Half an hour in the busiest hours costs no second.

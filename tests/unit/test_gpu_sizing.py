@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from cli.gpu_sizes import sized, sizes_object
-from cluster.config import load
-from cluster.gpu_sizing import GPUS, sentence, size_up, sizing_row
+from cluster.checks.gpu_sizing import GPUS, sentence, size_up, sizing_row
+from cluster.settings.config import load
 from services.verifier.config import Dtype, TargetConfig
 from services.verifier.loading.load_model import shape_of
 from speculation.errors import ConfigurationError

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from cluster.draft_models import by_kernels
+from cluster.models.drafters import by_kernels
 from services.drafter.heads.files.head_files import load_head
 from services.drafter.heads.files.kinds import inspect
 from services.drafter.heads.medusa.files import load_medusa

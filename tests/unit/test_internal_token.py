@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cluster.config import load
-from cluster.internal_token import with_token
+from cluster.ray.internal_token import with_token
+from cluster.settings.config import load
 from speculation.errors import ConfigurationError
 
 

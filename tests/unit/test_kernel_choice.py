@@ -15,8 +15,8 @@ from torch import nn
 
 from cli.plan_report import print_plan
 from cluster.build import verifier_config
-from cluster.config import load
-from cluster.models import ResolvedModel
+from cluster.models.target import ResolvedModel
+from cluster.settings.config import load
 from services.machine import processor
 from services.verifier.checks.kept_measurements import Kept, digest_of, latest
 from services.verifier.config import TargetConfig

@@ -12,7 +12,7 @@ from ray.core.generated.common_pb2 import ActorDiedErrorContext, NodeDeathInfo
 from ray.exceptions import ActorDiedError
 
 from cluster.build import Pipeline
-from cluster.serve_link import translate
+from cluster.ray.serve_link import translate
 from services.api.messages import ClientRequest, Completion, RequestedSampling, TextChunk
 from services.metrics.registry import DROPPED
 from services.not_begun import NodeTaken, NotBegun

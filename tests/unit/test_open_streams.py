@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cluster.open_streams import OpenStreams
+from cluster.ray.open_streams import OpenStreams
 
 
 def test_a_stream_counts_where_it_was_placed_until_it_ends() -> None:

@@ -11,10 +11,10 @@ import pytest
 from typer.testing import CliRunner
 
 from cli.main import app
-from cluster.config import load
-from cluster.listeners import Listener, listeners
-from cluster.offered import Offer, in_manifests, read_offer
-from cluster.pod_checks import preflight_in_pods
+from cluster.checks.listeners import Listener, listeners
+from cluster.checks.offered import Offer, in_manifests, read_offer
+from cluster.checks.pods import preflight_in_pods
+from cluster.settings.config import load
 from speculation.errors import ConfigurationError
 
 POD = {"pods": [1, 1], "cpu": "4", "memory": "4Gi", "shared_memory": "64Mi"}

@@ -20,10 +20,12 @@ import trustme
 
 from cli import plan_report as report
 from cli.main import _check_request
-from cluster import host, model_files, preflight, ray_address, starting
-from cluster.config import Settings, load
-from cluster.models import ResolvedModel
-from cluster.terminal import explain
+from cluster.checks import host, model_files, preflight
+from cluster.models.target import ResolvedModel
+from cluster.process.terminal import explain
+from cluster.ray import address as ray_address
+from cluster.ray import starting
+from cluster.settings.config import Settings, load
 from outrider.errors import InvalidArgument as ClientInvalidArgument
 from services.api.config import PublicServerConfig, TlsFiles, check_server
 from services.model_files.weights.headers import check_weights

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cluster import ray_metrics
-from cluster.ray_metrics import RaySink
+from cluster.ray import metrics as ray_metrics
+from cluster.ray.metrics import RaySink
 from services.metrics.families import Family
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from cluster.ray_watch import Vitals
+from cluster.ray.watch import Vitals
 
 
 class Clock:

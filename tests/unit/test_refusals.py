@@ -14,9 +14,9 @@ import torch
 from gguf import GGUFWriter
 from safetensors.torch import load_file, save_file
 
-from cluster.config import load
-from cluster.models import resolve
-from cluster.preflight import preflight
+from cluster.checks.preflight import preflight
+from cluster.models.target import resolve
+from cluster.settings.config import load
 from services.model_files import gguf_header
 from services.model_files.folder import one_line, reading
 from services.model_files.known_types import known_gguf_architectures, known_types

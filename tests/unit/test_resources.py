@@ -9,10 +9,10 @@ import pytest
 
 from cluster import build
 from cluster.app import build as build_application
-from cluster.application import application
-from cluster.config import Settings, load
-from cluster.models import ResolvedModel
-from cluster.resources import Nodes, custom_resources_of_one_node, no_node_for, too_few, wait_for_nodes
+from cluster.models.target import ResolvedModel
+from cluster.ray.application import application
+from cluster.ray.resources import Nodes, custom_resources_of_one_node, no_node_for, too_few, wait_for_nodes
+from cluster.settings.config import Settings, load
 from speculation.errors import ConfigurationError
 
 PINNED = {
@@ -145,7 +145,7 @@ def test_without_ray_the_application_is_built_at_once(tiny_model: Path, tmp_path
 
 
 def test_stages_find_each_other_at_the_nodes_own_address(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cluster import deployments
+    from cluster.ray import deployments
 
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "10.1.2.3")
     given = deployments.with_own_stage_host(settings("verifier.stages=2", "verifier.stage_host=0.0.0.0"))

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from cluster import config, scaling
-from cluster.peers import Peers, by_turns
-from cluster.verifier_choice import choices, next_first, session_of, within_bounds
+from cluster.ray import scaling
+from cluster.ray.peers import Peers, by_turns
+from cluster.ray.verifier_choice import choices, next_first, session_of, within_bounds
+from cluster.settings import config
 from speculation.errors import ConfigurationError, Unavailable
 
 

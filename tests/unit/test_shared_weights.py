@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cluster.draft_models import by_kernels
+from cluster.models.drafters import by_kernels
 from services.drafter.draft_model.loading import load_draft_model
 from services.drafter.draft_model.source import DraftModelSource
 from services.drafter.heads.files.kinds import inspect

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 import pytest
 
 from cluster import build
-from cluster.config import DrafterSettings, load
-from cluster.draft_models import by_kernels
-from cluster.models import ResolvedModel
+from cluster.models.drafters import by_kernels
+from cluster.models.target import ResolvedModel
+from cluster.settings.config import DrafterSettings, load
 from services.drafter.catalogue import check_names, make_source
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.settings import Setting, filled, settings_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cluster.gpu_sizing import GPUS, MANY_ROWS, size_up
+from cluster.checks.gpu_sizing import GPUS, MANY_ROWS, size_up
 from services.verifier.loading.load_model import shape_of
 from tests.unit.test_gpu_sizing import Make, config_of, make
 

@@ -13,11 +13,11 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.serve.exceptions import BackPressureError, DeploymentUnavailableError
 from ray.serve.handle import DeploymentHandle
 
-from cluster.broadcast import tell_all
-from cluster.callers import BEAT_S
-from cluster.open_streams import OPEN_STREAMS
-from cluster.sticky_router import named
-from cluster.verifier_choice import session_of
+from cluster.ray.broadcast import tell_all
+from cluster.ray.callers import BEAT_S
+from cluster.ray.open_streams import OPEN_STREAMS
+from cluster.ray.sticky_router import named
+from cluster.ray.verifier_choice import session_of
 from services.links import serialised
 from services.not_begun import NodeTaken, NotBegun
 from speculation.errors import Internal, OutriderError, ResourceExhausted, Unavailable

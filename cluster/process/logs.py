@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from cluster.operating_settings import LoggingSettings
+from cluster.settings.operating import LoggingSettings
 from services.tracing.log_names import UsersName
 from speculation.errors import InvalidArgument, OutriderError
 

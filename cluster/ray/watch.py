@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 
 import psutil
 
-from cluster.terminal import tell
+from cluster.process.terminal import tell
 
 log = logging.getLogger(__name__)
 

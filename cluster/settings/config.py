@@ -13,9 +13,9 @@ from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from cluster.names import API_KEY_VARIABLE
-from cluster.operating_settings import LoggingSettings, MetricsSettings, TracingSettings
-from cluster.placement import ClusterSettings, Placed
-from cluster.server_settings import ServerSettings
+from cluster.settings.operating import LoggingSettings, MetricsSettings, TracingSettings
+from cluster.settings.placement import ClusterSettings, Placed
+from cluster.settings.server import ServerSettings
 from services.drafter.config import DrafterConfig
 from services.links.open_sessions import SILENCE_S
 from services.machine import cache_folder

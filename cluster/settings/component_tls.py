@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cluster.config import Settings
+from cluster.settings.config import Settings
 from services.links.tls.component_files import CALLERS, ComponentTls, check_files
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ class Section(BaseModel):
 
 
 class Autoscaling(Section):
-    """Between which numbers of replicas Ray Serve chooses by the load that they report (cluster/scaling.py)."""
+    """Between which numbers of replicas Ray Serve chooses by the load that they report (cluster/ray/scaling.py)."""
 
     min_replicas: int = Field(1, ge=1, description="fewest replicas; so many are started")
     max_replicas: int = Field(ge=1, description="most replicas")

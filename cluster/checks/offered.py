@@ -8,7 +8,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError
 
-from cluster.placement import Section
+from cluster.settings.placement import Section
 from speculation.errors import ConfigurationError
 
 _FACTORS = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from cluster.config import Settings
+from cluster.settings.config import Settings
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

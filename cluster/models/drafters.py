@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import drafters
-from cluster.config import Settings
-from cluster.models import ResolvedModel
+from cluster.models.target import ResolvedModel
+from cluster.settings.config import Settings
 from services.drafter.config import TrainedConfig
 from services.drafter.heads.files.kinds import Checkpoint, inspect
 from services.settings import filled
@@ -148,7 +148,7 @@ def by_kernels(folder: Path, target: Path, kept: Sequence[int] | None) -> Langua
     Raises:
         ConfigurationError: they do not compute it; says why.
     """
-    from cluster.draft_kernels import KernelLM
+    from cluster.models.draft_kernels import KernelLM
 
     return KernelLM(folder, target, kept)
 

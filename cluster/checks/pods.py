@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from cluster import build, model_files
-from cluster.config import Settings
-from cluster.draft_models import memory_here, trained_config
-from cluster.models import BUILT_IN, ResolvedModel
-from cluster.offered import GroupOffer, Offer, amount
-from cluster.preflight import BUILT_IN_BYTES, check_model, check_settings, model_folder
+from cluster import build
+from cluster.checks import model_files
+from cluster.checks.offered import GroupOffer, Offer, amount
+from cluster.checks.preflight import BUILT_IN_BYTES, check_model, check_settings, model_folder
+from cluster.models.drafters import memory_here, trained_config
+from cluster.models.target import BUILT_IN, ResolvedModel
+from cluster.settings.config import Settings
 from services.machine import cache_folder
 from services.model_files.weights.headers import check_weights
 from speculation.errors import ConfigurationError

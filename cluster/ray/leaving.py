@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from cluster.disconnecting import disconnect
-from cluster.ray_address import check_ray_answers, foreign_ray
+from cluster.ray.address import check_ray_answers, foreign_ray
+from cluster.ray.disconnecting import disconnect
 from speculation.errors import ConfigurationError
 
 

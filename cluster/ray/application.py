@@ -7,12 +7,12 @@ from typing import Any, cast
 from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
-from cluster import scaling, sticky_router
-from cluster.config import Settings
-from cluster.deployments import DrafterDeployment, RetrievalDeployment, RouterDeployment, VerifierDeployment
-from cluster.models import ResolvedModel
-from cluster.placement import Placed
-from cluster.resources import components, custom_share
+from cluster.models.target import ResolvedModel
+from cluster.ray import scaling, sticky_router
+from cluster.ray.deployments import DrafterDeployment, RetrievalDeployment, RouterDeployment, VerifierDeployment
+from cluster.ray.resources import components, custom_share
+from cluster.settings.config import Settings
+from cluster.settings.placement import Placed
 
 # Serve asks replicas for their health so often, and notices by it that one has died. Its own default of 10 s was most of the
 # time for which a service with one router was away.

@@ -26,18 +26,18 @@ from ray.serve.handle import DeploymentHandle
 from ray.util import get_current_placement_group
 
 from cluster import build
-from cluster.callers import Callers
-from cluster.component_tls import caller_tls, server_tls
-from cluster.config import Settings
-from cluster.draft_models import stream_weights
-from cluster.logs import start_logging
-from cluster.models import ResolvedModel
+from cluster.models.drafters import stream_weights
+from cluster.models.target import ResolvedModel
 from cluster.observing import Observing
-from cluster.own_load import BusyCores, LoopLag
-from cluster.peers import own_rank, peers_of
+from cluster.process.logs import start_logging
 from cluster.public_entry import Addresses, open_entry
-from cluster.serve_link import ServeVerifierLink, translate
-from cluster.starting import START_FAILED
+from cluster.ray.callers import Callers
+from cluster.ray.own_load import BusyCores, LoopLag
+from cluster.ray.peers import own_rank, peers_of
+from cluster.ray.serve_link import ServeVerifierLink, translate
+from cluster.ray.starting import START_FAILED
+from cluster.settings.component_tls import caller_tls, server_tls
+from cluster.settings.config import Settings
 from services.api.messages import RouterPort
 from services.drafter.service import DrafterService
 from services.links import serialised
@@ -98,7 +98,7 @@ class _DraftServer(_Process):
         return own_rank(), self._address
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """The load that ``cluster.scaling.processes`` judges."""
+        """The load that ``cluster.ray.scaling.processes`` judges."""
         return {"busy": self._busy.since_last()}
 
     async def __del__(self) -> None:
@@ -179,7 +179,7 @@ class VerifierDeployment(_Process):
             config, own = build.verifier_config(settings, model), settings.verifier
             launch = None
             if own.stages > 1:
-                from cluster.stage_actors import launcher_in
+                from cluster.ray.stage_actors import launcher_in
 
                 launch = launcher_in(get_current_placement_group(), num_cpus=own.num_cpus, num_gpus=own.num_gpus)
             self._rows = own.max_num_seqs
@@ -227,7 +227,7 @@ class VerifierDeployment(_Process):
         return dataclasses.asdict(self._verifier.loop.stats)
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """The load that ``cluster.scaling.verifiers`` judges."""
+        """The load that ``cluster.ray.scaling.verifiers`` judges."""
         loop = self._verifier.loop
         return {"rows": loop.running / self._rows, "waiting": loop.waiting, "cache": self._verifier.cache_use}
 
@@ -263,7 +263,7 @@ class RouterDeployment(_Process):
         return self._entry.addresses
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """The load that ``cluster.scaling.routers`` judges."""
+        """The load that ``cluster.ray.scaling.routers`` judges."""
         return {"streams": self._link.streams, "lag_s": self._lag.since_last()}
 
     async def close(self) -> None:

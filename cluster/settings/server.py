@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from cluster.placement import Section
+from cluster.settings.placement import Section
 from services.api.config import PublicServerConfig
 from services.api.http.config import HttpConfig
 from services.privacy.config import Privacy

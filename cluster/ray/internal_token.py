@@ -7,7 +7,7 @@ import hmac
 import os
 import secrets
 
-from cluster.config import Settings
+from cluster.settings.config import Settings
 from services.model_files.folder import reading
 from speculation.errors import ConfigurationError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from cluster.config import Settings
-from cluster.placement import Placed
+from cluster.settings.config import Settings
+from cluster.settings.placement import Placed
 from speculation.errors import ConfigurationError
 
 # Of a custom resource, for each process: so little that cores and GPUs decide how many a node holds.

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from cluster.placement import Section
+from cluster.settings.placement import Section
 
 
 class MetricsSettings(Section):

@@ -11,11 +11,12 @@ import os
 import re
 from pathlib import Path
 
-from cluster import build, host, model_files
-from cluster.component_tls import check_tls_files
-from cluster.config import Settings
-from cluster.draft_models import memory_here, trained_config
-from cluster.models import BUILT_IN, ResolvedModel
+from cluster import build
+from cluster.checks import host, model_files
+from cluster.models.drafters import memory_here, trained_config
+from cluster.models.target import BUILT_IN, ResolvedModel
+from cluster.settings.component_tls import check_tls_files
+from cluster.settings.config import Settings
 from services.api.config import check_server
 from services.api.http.ops_address import bind_ops
 from services.api.sockets import check_http

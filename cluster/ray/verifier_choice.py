@@ -1,6 +1,6 @@
 """In which order to try the verifiers for a request: a decision of numbers alone, which needs no Ray.
 
-``cluster.sticky_router`` makes it inside Ray Serve, ``benchmarks.fleet`` in its simulation.
+``cluster.ray.sticky_router`` makes it inside Ray Serve, ``benchmarks.fleet`` in its simulation.
 """
 
 from __future__ import annotations

@@ -9,19 +9,19 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from cluster.config import Settings
-from cluster.disconnecting import disconnect
-from cluster.internal_token import with_token
-from cluster.logs import take_over
-from cluster.models import ResolvedModel
+from cluster.checks.preflight import preflight
+from cluster.models.target import ResolvedModel
 from cluster.observing import export_of
-from cluster.preflight import preflight
+from cluster.process.logs import take_over
+from cluster.process.signals import STOPPED_AT_ONCE, stop_on_signals
 from cluster.public_entry import Addresses
-from cluster.ray_address import foreign_ray, ray_answers, ray_is_here
-from cluster.ray_watch import watching_ray
-from cluster.resources import components, custom_resources_of_one_node, no_node_for, nodes_of_ray, too_few
-from cluster.signals import STOPPED_AT_ONCE, stop_on_signals
-from cluster.starting import wait_until_running
+from cluster.ray.address import foreign_ray, ray_answers, ray_is_here
+from cluster.ray.disconnecting import disconnect
+from cluster.ray.internal_token import with_token
+from cluster.ray.resources import components, custom_resources_of_one_node, no_node_for, nodes_of_ray, too_few
+from cluster.ray.starting import wait_until_running
+from cluster.ray.watch import watching_ray
+from cluster.settings.config import Settings
 from speculation.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def running_on_ray(settings: Settings, model: ResolvedModel, *, verbose: bool = 
     with _connected(own, verbose=verbose, shown=shown, bare=settings.logging.format == "json"):
         from ray import serve
 
-        from cluster.application import application
+        from cluster.ray.application import application
 
         settings = with_token(settings)
 
