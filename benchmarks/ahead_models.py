@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from benchmarks.known_texts import KnownText, ReplayedTexts, States, read_states, replay_texts
-from benchmarks.replay import read_traces
+from benchmarks.replay.replay import read_traces
 from benchmarks.tree_pruning import PrunedAt, edges_of, prune_at
 from cluster.models.target import BUILT_IN, resolve
 from services.drafter.catalogue import make_source

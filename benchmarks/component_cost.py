@@ -3,7 +3,7 @@
 Starts the service on a local Ray, sends it requests over gRPC, and reads what each component's process used: seconds of a
 core, not of the clock, so that what else runs on the machine counts little. Two phases, with short and with long answers,
 tell a request from a piece of an answer. Then, in this process: look-ups of an index, Redis, the choice of a verifier.
-Prints one JSON object in seconds of a core, which ``benchmarks.fleet.fleet_plan`` reads.
+Prints one JSON object in seconds of a core, which ``benchmarks.fleet.plan`` reads.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pathlib import Path
 
 import psutil
 
-from benchmarks.environment import describe
+from benchmarks.bench.environment import describe
+from benchmarks.bench.prompts import BUILTIN, read_prompts
 from benchmarks.fleet.hash_ring import HashRing
-from benchmarks.prompts import BUILTIN, read_prompts
 from benchmarks.served_model import served
 from cluster.ray.verifier_choice import choices, place_of, session_of
 from outrider import AsyncClient, Retry, Unavailable

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmarks.replay import Trace
+from benchmarks.replay.replay import Trace
 from services.drafter.interfaces import DraftWanted, ModelSource
 from services.drafter.sessions.known_states import KnownStates
 from services.verifier.model.target import TransformersTarget

@@ -24,8 +24,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from benchmarks.environment import describe
-from benchmarks.prompts import BUILTIN, read_prompts
+from benchmarks.bench.environment import describe
+from benchmarks.bench.prompts import BUILTIN, read_prompts
 from cluster.build import Pipeline, in_process
 from cluster.models.target import BUILT_IN, resolve
 from cluster.settings.config import load

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.prompts import BUILTIN, read_prompts
+from benchmarks.bench.prompts import BUILTIN, read_prompts
 from cluster import build
 from cluster.models.target import ResolvedModel, resolve
 from cluster.process.terminal import stderr, stdout

@@ -24,13 +24,13 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Column, Table
 
-from benchmarks.contestants import PLAIN, answer_of, order_of
-from benchmarks.conversation import make_requests
-from benchmarks.measure import Measurements, Schedule, measure
-from benchmarks.measures import answers_of, by_repeat, latencies, percentile, ratio, speed
+from benchmarks.bench.contestants import PLAIN, answer_of, order_of
+from benchmarks.bench.conversation import make_requests
+from benchmarks.bench.measure import Measurements, Schedule, measure
+from benchmarks.bench.measures import answers_of, by_repeat, latencies, percentile, ratio, speed
+from benchmarks.bench.prompts import BUILTIN, read_prompts
+from benchmarks.bench.records import Cell, LoadOutcome, LoadPoint, Request
 from benchmarks.peers.peer_outrider import Peer
-from benchmarks.prompts import BUILTIN, read_prompts
-from benchmarks.records import Cell, LoadOutcome, LoadPoint, Request
 from cluster import build
 from cluster.models.target import ResolvedModel, resolve
 from cluster.settings.config import Settings, load

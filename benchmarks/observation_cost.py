@@ -28,7 +28,7 @@ from typing import Any, cast
 from opentelemetry.trace import Tracer
 from rich.table import Table
 
-from benchmarks.environment import describe
+from benchmarks.bench.environment import describe
 from benchmarks.overhead import ask_router
 from benchmarks.span_sink import span_sink
 from cluster.build import in_process

@@ -33,7 +33,7 @@ from pathlib import Path
 from rich.table import Table
 
 import outrider
-from benchmarks.environment import describe
+from benchmarks.bench.environment import describe
 from cluster.build import in_process
 from cluster.models.target import resolve
 from cluster.process.terminal import stdout

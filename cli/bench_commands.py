@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from benchmarks.measures import FORMULAS
+from benchmarks.bench.measures import FORMULAS
 from cli.fleet_commands import autoscale, fleet
 from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError, InvalidArgument
@@ -18,9 +18,9 @@ from speculation.errors import ConfigurationError, InvalidArgument
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from benchmarks.bench import Bench
-    from benchmarks.lineup import LineupConfig
-    from benchmarks.measure import Schedule
+    from benchmarks.bench.lineup import LineupConfig
+    from benchmarks.bench.measure import Schedule
+    from benchmarks.bench.run import Bench
     from cluster.models.target import ResolvedModel
     from cluster.settings.config import Settings
 
@@ -79,8 +79,8 @@ def bench(
     """
     if context.invoked_subcommand is not None:
         return
-    from benchmarks.lineup import LineupConfig
-    from benchmarks.measure import Schedule
+    from benchmarks.bench.lineup import LineupConfig
+    from benchmarks.bench.measure import Schedule
     from speculation.types import SamplingParams
 
     try:
@@ -113,9 +113,9 @@ def compare(
     b: Annotated[Path, typer.Argument(help="Folder or results.json of another.")],
 ) -> None:
     """Compare two runs: which changes are larger than the spread of their repeats?"""
-    from benchmarks.compare import compare as compare_results
-    from benchmarks.results import read_results
-    from benchmarks.tables import render
+    from benchmarks.bench.compare import compare as compare_results
+    from benchmarks.bench.results import read_results
+    from benchmarks.bench.tables import render
 
     for table in compare_results(read_results(a), read_results(b)):
         stdout().print(render(table))
@@ -134,10 +134,10 @@ def replay(
     """
     from rich.progress import track
 
-    from benchmarks.contestants import check_names
-    from benchmarks.replay import read_traces, table
-    from benchmarks.replay import replay as replay_traces
-    from benchmarks.tables import render
+    from benchmarks.bench.contestants import check_names
+    from benchmarks.bench.tables import render
+    from benchmarks.replay.replay import read_traces, table
+    from benchmarks.replay.replay import replay as replay_traces
     from cluster.build import drafter_config
     from cluster.models.target import ResolvedModel
     from services.router.strategies import StrategyConfig, served, sources_of
@@ -172,11 +172,11 @@ def _run(
     folder: Path,
     settings: Settings,
 ) -> None:
-    from benchmarks.bench import Bench, BenchConfig
-    from benchmarks.contestants import check_names
-    from benchmarks.lineup import Lineup
-    from benchmarks.plots import check_installed
-    from benchmarks.prompts import read_prompts
+    from benchmarks.bench.contestants import check_names
+    from benchmarks.bench.lineup import Lineup
+    from benchmarks.bench.plots import check_installed
+    from benchmarks.bench.prompts import read_prompts
+    from benchmarks.bench.run import Bench, BenchConfig
     from cluster.process.signals import stop_on_signals
 
     # Find mistakes before anything is loaded.
@@ -214,9 +214,9 @@ def _run(
 def _write(bench: Bench, folder: Path, console: Console, *, partial: bool) -> None:
     from rich.markup import escape
 
-    from benchmarks.report import write_report
-    from benchmarks.results import RESULTS, TRACES, write_results, write_traces
-    from benchmarks.tables import all_tables, render
+    from benchmarks.bench.report import write_report
+    from benchmarks.bench.results import RESULTS, TRACES, write_results, write_traces
+    from benchmarks.bench.tables import all_tables, render
 
     results = bench.results(partial=partial)
     write_results(folder / RESULTS, results)
@@ -241,7 +241,7 @@ def _models(settings: Settings, lineup: LineupConfig, console: Console) -> tuple
     """The model's folder, and the configuration with the GGUF file that peers need."""
     from dataclasses import replace
 
-    from benchmarks.contestants import PEERS
+    from benchmarks.bench.contestants import PEERS
     from cluster.models.target import gguf_of, resolve
 
     if lineup.assistant is not None and not (lineup.assistant / "config.json").is_file():

@@ -46,13 +46,13 @@ def autoscale(
 
     The decisions are the service's own; machines and clock are simulated. Exit code 1: the autoscaled fleet lost an answer.
     """
-    from benchmarks.autoscale import AutoscaleConfig, compare_fleets
+    from benchmarks.bench.plots import check_installed
+    from benchmarks.bench.tables import render
+    from benchmarks.fleet.autoscale import AutoscaleConfig, compare_fleets
     from benchmarks.fleet.cost_tables import hardware_of
-    from benchmarks.fleet.fleet_report import tables_of, write_fleet_report
-    from benchmarks.fleet.fleet_simulation import FleetConfig
+    from benchmarks.fleet.report import tables_of, write_fleet_report
+    from benchmarks.fleet.simulation import FleetConfig
     from benchmarks.fleet.traffic import TrafficConfig
-    from benchmarks.plots import check_installed
-    from benchmarks.tables import render
     from cluster.process.terminal import stderr, stdout
     from cluster.settings.placement import Autoscaling
 
@@ -96,9 +96,9 @@ def fleet(
     ] = None,
 ) -> None:
     """Plan fleets: what runs beside so many GPUs, how full it is, what is full first, and what one GPU more brings."""
+    from benchmarks.bench.tables import render
     from benchmarks.fleet.cost_tables import hardware_of
-    from benchmarks.fleet.fleet_plan import MEASURED, plan_fleet, plan_tables, read_component_costs
-    from benchmarks.tables import render
+    from benchmarks.fleet.plan import MEASURED, plan_fleet, plan_tables, read_component_costs
     from cluster.process.terminal import stdout
 
     hardware, measured = hardware_of(costs), read_component_costs(components or MEASURED)

@@ -37,10 +37,10 @@ def stopping(
     One request at a time; draft and target run by turns, and every pass is timed. All policies draft for the same text.
     Exit code 1: a policy changed a token.
     """
-    from benchmarks.stopping import Comparison, compare_policies
-    from benchmarks.stopping_lineup import StoppingBench, StoppingConfig, fastest_length, with_room
-    from benchmarks.stopping_report import comparison_object, length_table, policy_table, summaries
-    from benchmarks.tables import render
+    from benchmarks.bench.tables import render
+    from benchmarks.stopping.lineup import StoppingBench, StoppingConfig, fastest_length, with_room
+    from benchmarks.stopping.report import comparison_object, length_table, policy_table, summaries
+    from benchmarks.stopping.run import Comparison, compare_policies
     from cluster.build import verifier_config
     from cluster.models.drafters import trained_config
     from cluster.models.target import resolve

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from benchmarks.contestants import PLAIN
+from benchmarks.bench.contestants import PLAIN
 from benchmarks.gpu_bench.speed_parts import OURS
 from benchmarks.gpu_check.verdicts import GateVerdict, GpuGate, Table
 

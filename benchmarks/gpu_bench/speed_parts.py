@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.contestants import PEERS, PLAIN
+from benchmarks.bench.contestants import PEERS, PLAIN
 from benchmarks.gpu_check.verdicts import GateVerdict
 
 OURS = "blend"

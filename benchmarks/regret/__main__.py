@@ -15,10 +15,10 @@ import argparse
 import asyncio
 from pathlib import Path
 
+from benchmarks.bench.tables import render
 from benchmarks.regret.answer_recorder import record
 from benchmarks.regret.recorded_answers import RecordedAnswer, read_answers, write_answers
 from benchmarks.regret.regret_report import FIXED, MACHINES, PLAIN, compare, load_table, over_plain_at, regret_table
-from benchmarks.tables import render
 from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 
-from benchmarks.prompts import read_prompts
+from benchmarks.bench.prompts import read_prompts
 from benchmarks.regret.recorded_answers import TOP, RecordedAnswer
 from cluster.build import in_process
 from cluster.models.target import resolve
@@ -23,7 +23,7 @@ async def record(
     """Let the target answer prompts in this process, by plain decoding.
 
     Args:
-        prompts: files, see ``benchmarks.prompts``. Of each task, the first ``per_task`` of at most ``longest`` tokens.
+        prompts: files, see ``benchmarks.bench.prompts``. Of each task, the first ``per_task`` of at most ``longest`` tokens.
         temperatures: each prompt is answered once at each.
         flags: settings of the server, of the form section.key=value.
 

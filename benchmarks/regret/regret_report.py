@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from benchmarks.bench.tables import Table
 from benchmarks.regret.recorded_answers import RecordedAnswer
 from benchmarks.regret.simulated_clock import run
 from benchmarks.regret.simulated_service import Machine, SimulatedService
-from benchmarks.tables import Table
 from speculation.sources import AUTO
 
 PLAIN = "autoregressive"

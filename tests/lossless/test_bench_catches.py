@@ -18,12 +18,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmarks.bench import Bench, BenchConfig
-from benchmarks.contestants import PEERS, PLAIN, WorkerContestant
-from benchmarks.measure import Schedule
+from benchmarks.bench.contestants import PEERS, PLAIN, WorkerContestant
+from benchmarks.bench.measure import Schedule
+from benchmarks.bench.records import Prompt
+from benchmarks.bench.run import Bench, BenchConfig
+from benchmarks.bench.tables import all_tables
 from benchmarks.peers import peer_hf, peer_outrider
-from benchmarks.records import Prompt
-from benchmarks.tables import all_tables
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import load
 from services.drafter.sources.prompt_lookup import PromptLookupSession

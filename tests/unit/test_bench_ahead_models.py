@@ -12,7 +12,7 @@ import torch
 
 from benchmarks.ahead_models import by_task, compare_models, find_models, prune_models
 from benchmarks.known_texts import KnownText, read_states, replay_texts, tree_states
-from benchmarks.replay import Trace
+from benchmarks.replay.replay import Trace
 from benchmarks.tree_pruning import EdgesOfStep, prune_at
 from services.drafter.heads.choosing_session import ChoosingSession
 from services.drafter.interfaces import DraftWanted

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from gguf import GGUFReader, quants
 
-from benchmarks import forms
+from benchmarks.bench import forms
 from speculation.errors import ConfigurationError
 from tests.tiny_gguf import make_tiny_gguf
 

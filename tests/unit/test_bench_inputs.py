@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 import typer
 
-from benchmarks.contestants import PEERS, Environments, check_names
-from benchmarks.conversation import make_requests
-from benchmarks.prompts import BUILTIN, read_prompts
-from benchmarks.records import ContestantFailed, Request, TimedAnswer
-from benchmarks.replay import read_traces, replay
-from benchmarks.results import read_results
+from benchmarks.bench.contestants import PEERS, Environments, check_names
+from benchmarks.bench.conversation import make_requests
+from benchmarks.bench.prompts import BUILTIN, read_prompts
+from benchmarks.bench.records import ContestantFailed, Request, TimedAnswer
+from benchmarks.bench.results import read_results
+from benchmarks.replay.replay import read_traces, replay
 from cli import bench_commands
 from services.drafter.config import DrafterConfig
 from services.router.tokens import Tokens

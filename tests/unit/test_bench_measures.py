@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import measures
-from benchmarks.compare import compare, verdict
-from benchmarks.differences import check
-from benchmarks.measure import ALL_TASKS, Measurements, Schedule, measure, requests_of
-from benchmarks.measures import Spread
-from benchmarks.records import Cell, ContestantFailed, LoadOutcome, LoadPoint, Request, TimedAnswer
-from benchmarks.results import cumulative_tokens
-from benchmarks.summary import summarise
-from benchmarks.tables import all_tables, ratio
+from benchmarks.bench import measures
+from benchmarks.bench.compare import compare, verdict
+from benchmarks.bench.differences import check
+from benchmarks.bench.measure import ALL_TASKS, Measurements, Schedule, measure, requests_of
+from benchmarks.bench.measures import Spread
+from benchmarks.bench.records import Cell, ContestantFailed, LoadOutcome, LoadPoint, Request, TimedAnswer
+from benchmarks.bench.results import cumulative_tokens
+from benchmarks.bench.summary import summarise
+from benchmarks.bench.tables import all_tables, ratio
 from speculation.errors import ConfigurationError
 
 SCHEDULE = Schedule(concurrency=(1, 4), repeats=2, max_tokens=8, temperature=0.0)

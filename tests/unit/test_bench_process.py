@@ -11,8 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.child_process import WorkerProcess
-from benchmarks.records import ContestantFailed
+from benchmarks.bench.child_process import WorkerProcess
+from benchmarks.bench.records import ContestantFailed
 from tests.patience import PATIENCE_S
 from tests.processes import is_worker
 

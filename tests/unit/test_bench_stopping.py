@@ -9,9 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.records import Request
-from benchmarks.stopping import ORACLE, PLAIN, ChainDecoder, ChainStep, Comparison, StopContestant, compare_policies
-from benchmarks.stopping_report import (
+from benchmarks.bench.records import Request
+from benchmarks.stopping.report import (
     PolicySummary,
     area_under_roc,
     comparison_object,
@@ -21,6 +20,7 @@ from benchmarks.stopping_report import (
     policy_table,
     summaries,
 )
+from benchmarks.stopping.run import ORACLE, PLAIN, ChainDecoder, ChainStep, Comparison, StopContestant, compare_policies
 from services.drafter.interfaces import DraftWanted
 from services.drafter.stopping.confidence import Confidence
 from services.drafter.stopping.interface import DraftedToken, StopPolicy, StopState

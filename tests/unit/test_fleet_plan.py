@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.bench.tables import markdown
 from benchmarks.fleet.cost_tables import KNOWN
-from benchmarks.fleet.fleet_plan import ComponentCosts, plan_fleet, plan_tables, read_component_costs
-from benchmarks.tables import markdown
+from benchmarks.fleet.plan import ComponentCosts, plan_fleet, plan_tables, read_component_costs
 from speculation.errors import ConfigurationError
 
 COSTS = ComponentCosts(

@@ -14,15 +14,15 @@ from ray.serve.autoscaling_policy import _apply_default_params_and_merge_state
 from ray.serve.config import AutoscalingConfig
 from ray.serve.experimental import consistent_hash_router
 
-from benchmarks import autoscale
-from benchmarks.autoscale import AutoscaleConfig, ComparedFleets, asked_for, compare_fleets
+from benchmarks.fleet import autoscale
+from benchmarks.fleet.autoscale import AutoscaleConfig, ComparedFleets, asked_for, compare_fleets
 from benchmarks.fleet.cost_tables import KNOWN, SHAPES, hardware_of, roofline
-from benchmarks.fleet.fleet_report import write_fleet_report
-from benchmarks.fleet.fleet_simulation import FleetConfig, FleetSimulation
 from benchmarks.fleet.hash_ring import HashRing
 from benchmarks.fleet.recorded_traffic import read_arrivals
 from benchmarks.fleet.replica_model import Job, ReplicaModel
+from benchmarks.fleet.report import write_fleet_report
 from benchmarks.fleet.serve_scaling import Autoscaler, Delays
+from benchmarks.fleet.simulation import FleetConfig, FleetSimulation
 from benchmarks.fleet.step_pace import StepPace
 from benchmarks.fleet.traffic import Arrival, TrafficConfig, draw
 from cli import fleet_commands

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks import forms
-from benchmarks.child_process import WorkerProcess
-from benchmarks.contestants import PEERS, PLAIN, Environments, WorkerContestant
-from benchmarks.records import ContestantFailed
+from benchmarks.bench import forms
+from benchmarks.bench.child_process import WorkerProcess
+from benchmarks.bench.contestants import PEERS, PLAIN, Environments, WorkerContestant
+from benchmarks.bench.records import ContestantFailed
 from cluster.models.target import ResolvedModel, as_float32
 from cluster.settings.config import Settings
 from services.machine import cores

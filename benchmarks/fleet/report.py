@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from benchmarks.autoscale import AUTOSCALED, ComparedFleets, asked_for
-from benchmarks.fleet.fleet_outcomes import LATE_S, FleetOutcome
-from benchmarks.plots import Plots, draw
-from benchmarks.report import write_pages
-from benchmarks.tables import Table, number
+from benchmarks.bench.plots import Plots, draw
+from benchmarks.bench.report import write_pages
+from benchmarks.bench.tables import Table, number
+from benchmarks.fleet.autoscale import AUTOSCALED, ComparedFleets, asked_for
+from benchmarks.fleet.outcomes import LATE_S, FleetOutcome
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from benchmarks.records import Prompt
+from benchmarks.bench.records import Prompt
 from speculation.errors import ConfigurationError
 
 BUILTIN = "builtin"

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.fleet.cost_tables import Hardware
-from benchmarks.fleet.fleet_outcomes import FleetOutcome, outcome
-from benchmarks.fleet.fleet_simulation import FleetConfig, FleetSimulation
+from benchmarks.fleet.outcomes import FleetOutcome, outcome
 from benchmarks.fleet.recorded_traffic import read_arrivals
 from benchmarks.fleet.serve_scaling import Autoscaler, Policy
+from benchmarks.fleet.simulation import FleetConfig, FleetSimulation
 from benchmarks.fleet.step_pace import BLEND, StepPace
 from benchmarks.fleet.traffic import Arrival, TrafficConfig, draw
 from cluster.ray import scaling

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.measures import Spread
-from benchmarks.stopping import ORACLE, PLAIN, ChainRun, ChainStep, Comparison
-from benchmarks.tables import Table, number, ratio
+from benchmarks.bench.measures import Spread
+from benchmarks.bench.tables import Table, number, ratio
+from benchmarks.stopping.run import ORACLE, PLAIN, ChainRun, ChainStep, Comparison
 
 # Columns of the histograms: lengths from ... to.
 _BUCKETS = ((0, 0), (1, 1), (2, 2), (3, 3), (4, 4), (5, 6), (7, 8), (9, 12), (13, 20), (21, None))

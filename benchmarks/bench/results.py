@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.records import Cell, Request, TimedAnswer
+from benchmarks.bench.records import Cell, Request, TimedAnswer
 from speculation.errors import ConfigurationError
 
 FORMAT = 2

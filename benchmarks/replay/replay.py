@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from benchmarks.json_lines import read_recorded
-from benchmarks.results import TRACES
-from benchmarks.tables import Table
+from benchmarks.bench.results import TRACES
+from benchmarks.bench.tables import Table
+from benchmarks.replay.json_lines import read_recorded
 from services.drafter.config import DrafterConfig
 from services.drafter.service import DrafterService
 from services.retrieval.config import RetrievalConfig

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from benchmarks.records import Cell, Contestant, ContestantFailed, LoadPoint, Request
+from benchmarks.bench.records import Cell, Contestant, ContestantFailed, LoadPoint, Request
 
 ALL_TASKS = "(all tasks)"
 

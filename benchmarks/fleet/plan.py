@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.bench.tables import Table
 from benchmarks.fleet.cost_tables import Hardware
 from benchmarks.fleet.step_pace import BLEND, StepPace
-from benchmarks.tables import Table
 from cluster.ray import scaling
 from speculation.errors import ConfigurationError
 

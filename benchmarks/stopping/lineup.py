@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.conversation import make_requests
-from benchmarks.prompts import read_prompts
-from benchmarks.records import Request, TimedAnswer
-from benchmarks.stopping import PLAIN, ChainDecoder, ChainRun, StopContestant
+from benchmarks.bench.conversation import make_requests
+from benchmarks.bench.prompts import read_prompts
+from benchmarks.bench.records import Request, TimedAnswer
+from benchmarks.stopping.run import PLAIN, ChainDecoder, ChainRun, StopContestant
 from cluster.models.drafters import by_kernels
 from services.drafter.config import DrafterConfig, StopConfig, TrainedConfig
 from services.drafter.draft_model.source import NAME, make

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from benchmarks.records import Prompt, Request, TimedAnswer
+from benchmarks.bench.records import Prompt, Request, TimedAnswer
 from services.api.messages import ChatMessage
 from services.router.tokens import Tokens
 

@@ -14,8 +14,8 @@ from functools import lru_cache
 from heapq import heappop, heappush
 
 from benchmarks.fleet.cost_tables import Hardware
-from benchmarks.fleet.fleet_outcomes import Ends, Moment
 from benchmarks.fleet.hash_ring import HashRing
+from benchmarks.fleet.outcomes import Ends, Moment
 from benchmarks.fleet.replica_model import Job, ReplicaModel
 from benchmarks.fleet.serve_scaling import Autoscaler
 from benchmarks.fleet.step_pace import StepPace

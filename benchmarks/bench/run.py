@@ -17,14 +17,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from benchmarks import differences, environment
-from benchmarks.contestants import PEERS, PLAIN
-from benchmarks.conversation import make_requests
-from benchmarks.lineup import Lineup
-from benchmarks.measure import Measurements, Schedule, measure
-from benchmarks.records import Cell, ContestantFailed, LoadPoint, Prompt, Request, TimedAnswer
-from benchmarks.results import FORMAT, cells_as_objects, cumulative_tokens
-from benchmarks.summary import summarise
+from benchmarks.bench import differences, environment
+from benchmarks.bench.contestants import PEERS, PLAIN
+from benchmarks.bench.conversation import make_requests
+from benchmarks.bench.lineup import Lineup
+from benchmarks.bench.measure import Measurements, Schedule, measure
+from benchmarks.bench.records import Cell, ContestantFailed, LoadPoint, Prompt, Request, TimedAnswer
+from benchmarks.bench.results import FORMAT, cells_as_objects, cumulative_tokens
+from benchmarks.bench.summary import summarise
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
 from services.router.tokens import Tokens

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from benchmarks.records import Request
+from benchmarks.bench.records import Request
 from services.drafter.interfaces import DraftWanted, ModelSource
 from services.drafter.sessions.known_states import KnownStates
 from services.drafter.stopping.interface import DraftedToken, StopPolicy, StopState

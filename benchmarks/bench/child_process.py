@@ -16,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks.records import ContestantFailed
+from benchmarks.bench.records import ContestantFailed
 
 _WORKER = Path(__file__).with_name("peers") / "worker.py"
 # Loading may compile kernels, which takes vLLM minutes on a small CPU.

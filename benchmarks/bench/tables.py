@@ -10,7 +10,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from benchmarks.measures import Spread
+from benchmarks.bench.measures import Spread
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

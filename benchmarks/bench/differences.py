@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from benchmarks.measure import requests_of
-from benchmarks.records import Cell, Request
+from benchmarks.bench.measure import requests_of
+from benchmarks.bench.records import Cell, Request
 
 # Logits closer than this are a near tie: which one is larger depends on the order of summation in float32 (the largest
 # difference measured between two orders was 6e-5).

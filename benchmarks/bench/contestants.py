@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from benchmarks.child_process import WorkerProcess
-from benchmarks.records import ContestantFailed, LoadOutcome, LoadPoint, TimedAnswer
+from benchmarks.bench.child_process import WorkerProcess
+from benchmarks.bench.records import ContestantFailed, LoadOutcome, LoadPoint, TimedAnswer
 from speculation.errors import ConfigurationError
 from speculation.sources import STRATEGIES
 

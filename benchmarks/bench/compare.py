@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from benchmarks.tables import Table, number
+from benchmarks.bench.tables import Table, number
 from speculation.errors import ConfigurationError
 
 Results = Mapping[str, Any]

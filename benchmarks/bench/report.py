@@ -11,9 +11,9 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, select_autoescape
 from markupsafe import Markup
 
-from benchmarks.measures import FORMULAS
-from benchmarks.plots import draw
-from benchmarks.tables import Table, all_tables, markdown
+from benchmarks.bench.measures import FORMULAS
+from benchmarks.bench.plots import draw
+from benchmarks.bench.tables import Table, all_tables, markdown
 
 Results = Mapping[str, Any]
 

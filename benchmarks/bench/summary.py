@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks import measures
-from benchmarks.records import Cell
+from benchmarks.bench import measures
+from benchmarks.bench.records import Cell
 
 Summary = dict[str, Any]
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from benchmarks.records import Cell, TimedAnswer
+from benchmarks.bench.records import Cell, TimedAnswer
 
 FORMULAS = {
     "tau": "tokens per pass of the target, including the bonus token: committed tokens / passes that committed any",
