@@ -92,7 +92,7 @@ def fleet(
     costs: Costs = "24b-h100",
     price: Price = 3.0,
     components: Annotated[
-        Path | None, typer.Option(help="What python -m benchmarks.component_cost printed. Default: what was measured here.")
+        Path | None, typer.Option(help="What python -m lab.component_cost printed. Default: what was measured here.")
     ] = None,
 ) -> None:
     """Plan fleets: what runs beside so many GPUs, how full it is, what is full first, and what one GPU more brings."""

@@ -6,8 +6,8 @@ import random
 from collections.abc import Mapping, Sequence
 from functools import cache
 
-from benchmarks.regret.recorded_answers import TOP, RecordedAnswer
-from benchmarks.regret.simulated_service import Machine, SimulatedService
+from lab.regret.recorded_answers import TOP, RecordedAnswer
+from lab.regret.simulated_service import Machine, SimulatedService
 
 VOCAB = 512
 PROMPT = 24

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, ParamSpec
 
-from benchmarks.regret.simulated_clock import JumpingLoop, SimulatedWorker, run
+from lab.regret.simulated_clock import JumpingLoop, SimulatedWorker, run
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
 from speculation.budget import MeasuredBudget

@@ -1,7 +1,7 @@
 """Plans for many GPUs: what runs beside the verifiers, how full it is, and which part is full first.
 
 What a request, a piece of an answer, a draft and a replica cost the other components was measured (component_costs.json, by
-``python -m benchmarks.component_cost``); how fast the verifiers are comes from a cost table, which for H100s is computed.
+``python -m lab.component_cost``); how fast the verifiers are comes from a cost table, which for H100s is computed.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class ComponentCosts:
 
 
 def read_component_costs(path: Path = MEASURED) -> ComponentCosts:
-    """What ``benchmarks.component_cost`` printed.
+    """What ``lab.component_cost`` printed.
 
     Raises:
         ConfigurationError: the file is none of its.
@@ -85,7 +85,7 @@ def read_component_costs(path: Path = MEASURED) -> ComponentCosts:
             **numbers,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"{path}: not what python -m benchmarks.component_cost prints ({error!r})") from error
+        raise ConfigurationError(f"{path}: not what python -m lab.component_cost prints ({error!r})") from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -8,7 +8,7 @@ from functools import cache
 
 import pytest
 
-from benchmarks.regret.simulated_service import Machine
+from lab.regret.simulated_service import Machine
 from services.verifier.engine import repetition
 from speculation.sources import AUTO
 from tests.recorded_worlds import PROMPT, VOCAB, answer_of, recordings, service_of

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.regret.recorded_answers import read_answers, write_answers
-from benchmarks.regret.recorded_target import LikeliestElsewhere, RecordedTarget
-from benchmarks.regret.regret_report import PLAIN, compare, load_table, over_plain_at, regret_table
-from benchmarks.regret.simulated_clock import run
-from benchmarks.regret.simulated_service import Machine, SimulatedService
+from lab.regret.recorded_answers import read_answers, write_answers
+from lab.regret.recorded_target import LikeliestElsewhere, RecordedTarget
+from lab.regret.report import PLAIN, compare, load_table, over_plain_at, regret_table
+from lab.regret.simulated_clock import run
+from lab.regret.simulated_service import Machine, SimulatedService
 from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling
 from speculation.errors import ConfigurationError, Internal
 from speculation.sources import AUTO

@@ -1,4 +1,4 @@
-"""What the components beside the verifiers cost: ``python -m benchmarks.component_cost --model FOLDER [--index FOLDER]``.
+"""What the components beside the verifiers cost: ``python -m lab.component_cost --model FOLDER [--index FOLDER]``.
 
 Starts the service on a local Ray, sends it requests over gRPC, and reads what each component's process used: seconds of a
 core, not of the clock, so that what else runs on the machine counts little. Two phases, with short and with long answers,
@@ -23,8 +23,8 @@ import psutil
 from benchmarks.bench.environment import describe
 from benchmarks.bench.prompts import BUILTIN, read_prompts
 from benchmarks.fleet.hash_ring import HashRing
-from benchmarks.served_model import served
 from cluster.ray.verifier_choice import choices, place_of, session_of
+from lab.served_model import served
 from outrider import AsyncClient, Retry, Unavailable
 from services.retrieval.config import RetrievalConfig
 from services.retrieval.service import RetrievalService

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from benchmarks.bench.tables import Table
-from benchmarks.regret.recorded_answers import RecordedAnswer
-from benchmarks.regret.simulated_clock import run
-from benchmarks.regret.simulated_service import Machine, SimulatedService
+from lab.regret.recorded_answers import RecordedAnswer
+from lab.regret.simulated_clock import run
+from lab.regret.simulated_service import Machine, SimulatedService
 from speculation.sources import AUTO
 
 PLAIN = "autoregressive"

@@ -1,6 +1,6 @@
 """What metrics and traces take of the processor, beside a step of plain decoding.
 
-    python -m benchmarks.observation_cost [--model NAME] [--events 500] [--repeats 21] [--write cost.json]
+    python -m lab.observation_cost [--model NAME] [--events 500] [--repeats 21] [--write cost.json]
 
 Answers whose tokens take no time pass through what observes them: `ObservedRouter` (metrics of requests), `TracedRouter` and
 `TracedVerifier` (spans, sent to a collector that keeps none), and `LoopMetrics` (metrics of steps). What that takes beside
@@ -29,12 +29,12 @@ from opentelemetry.trace import Tracer
 from rich.table import Table
 
 from benchmarks.bench.environment import describe
-from benchmarks.overhead import ask_router
-from benchmarks.span_sink import span_sink
 from cluster.build import in_process
 from cluster.models.target import resolve
 from cluster.process.terminal import stdout
 from cluster.settings.config import load
+from lab.overhead import ask_router
+from lab.span_sink import span_sink
 from services.api.messages import ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk, Timing
 from services.metrics.observed_router import ObservedRouter
 from services.metrics.prometheus_sink import PrometheusSink

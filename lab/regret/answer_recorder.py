@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 
 from benchmarks.bench.prompts import read_prompts
-from benchmarks.regret.recorded_answers import TOP, RecordedAnswer
 from cluster.build import in_process
 from cluster.models.target import resolve
 from cluster.settings.config import load
+from lab.regret.recorded_answers import TOP, RecordedAnswer
 from services.api.messages import ChatMessage
 from services.router.tokens import Tokens
 from services.verifier.engine.loop import DecodingLoop

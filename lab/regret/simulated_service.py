@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.regret.recorded_answers import RecordedAnswer
-from benchmarks.regret.recorded_target import Likeliest, LikeliestElsewhere, RecordedTarget
-from benchmarks.regret.simulated_clock import SimulatedWorker
+from lab.regret.recorded_answers import RecordedAnswer
+from lab.regret.recorded_target import Likeliest, LikeliestElsewhere, RecordedTarget
+from lab.regret.simulated_clock import SimulatedWorker
 from services.api.messages import ClientRequest, RequestedSampling
 from services.drafter.config import DrafterConfig
 from services.drafter.sessions.text_group import TEXT, TextGroup, TextSession

@@ -1,7 +1,7 @@
 """Compares models that draft, along recorded answers of their target: streams, Medusa's heads, draft models, heads.
 
     outrider bench --prompts FILE --strategies autoregressive --out results
-    python -m benchmarks.ahead_models --traces results --models FOLDER FOLDER ... [--nodes 15,31] [--prune 0.001,0.01]
+    python -m lab.ahead_models --traces results --models FOLDER FOLDER ... [--nodes 15,31] [--prune 0.001,0.01]
 
 Greedy, one request at a time, each model alone with trees of a fixed size, every draft waited for; so this shows what models
 guess and what a draft takes, not how fast a server is. Streams come in the paper's form: the target's own pass has computed
@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.known_texts import KnownText, ReplayedTexts, States, read_states, replay_texts
 from benchmarks.replay.replay import read_traces
-from benchmarks.tree_pruning import PrunedAt, edges_of, prune_at
 from cluster.models.target import BUILT_IN, resolve
+from lab.known_texts import KnownText, ReplayedTexts, States, read_states, replay_texts
+from lab.tree_pruning import PrunedAt, edges_of, prune_at
 from services.drafter.catalogue import make_source
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.drafter.heads.files.kinds import Checkpoint, inspect

@@ -1,7 +1,7 @@
 """How much slower ``auto`` is than the best fixed strategy of each answer, on recorded answers and simulated machines.
 
-    python -m benchmarks.regret record --prompts spec_bench.jsonl humaneval.jsonl --out answers.jsonl
-    python -m benchmarks.regret compare answers.jsonl [--users 1 4 16 64]
+    python -m lab.regret record --prompts spec_bench.jsonl humaneval.jsonl --out answers.jsonl
+    python -m lab.regret compare answers.jsonl [--users 1 4 16 64]
 
 `record` lets the target answer by plain decoding, and keeps the 8 tokens that it found likeliest at each position. `compare`
 runs the real decoding loop, budget and text sources over the answers, one at a time, with a clock that says what passes and
@@ -16,10 +16,10 @@ import asyncio
 from pathlib import Path
 
 from benchmarks.bench.tables import render
-from benchmarks.regret.answer_recorder import record
-from benchmarks.regret.recorded_answers import RecordedAnswer, read_answers, write_answers
-from benchmarks.regret.regret_report import FIXED, MACHINES, PLAIN, compare, load_table, over_plain_at, regret_table
 from cluster.process.terminal import stderr, stdout
+from lab.regret.answer_recorder import record
+from lab.regret.recorded_answers import RecordedAnswer, read_answers, write_answers
+from lab.regret.report import FIXED, MACHINES, PLAIN, compare, load_table, over_plain_at, regret_table
 from speculation.errors import ConfigurationError
 
 
@@ -51,7 +51,7 @@ def _compare(arguments: argparse.Namespace) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.regret", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m lab.regret", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     does = parser.add_subparsers(required=True)
     recording = does.add_parser("record", help="record answers of the target")

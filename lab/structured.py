@@ -1,6 +1,6 @@
 """Answers held to JSON schemas: a strategy against plain decoding, token for token and in time.
 
-    python -m benchmarks.structured [--schemas 500] [--strategy blend] [--tokens 200] [--minutes 6] [--write rows.jsonl]
+    python -m lab.structured [--schemas 500] [--strategy blend] [--tokens 200] [--minutes 6] [--write rows.jsonl]
 
 Each schema is asked for under both, in turns, in one run and on one server. Every answer is compared, and every complete one
 is checked against its schema by another implementation. Ends with code 1 if one differs, or is not valid.
@@ -21,11 +21,11 @@ import jsonschema
 from rich.progress import track
 from rich.table import Table
 
-from benchmarks.schema_maker import Schema, make_schema
 from cluster.build import in_process
 from cluster.models.target import resolve
 from cluster.process.terminal import stderr, stdout
 from cluster.settings.config import load
+from lab.schema_maker import Schema, make_schema
 from services.api.messages import ChatMessage, ClientRequest, Completion, RequestedSampling, RouterPort, TextChunk
 from speculation.errors import Internal
 from speculation.types import FinishReason, StructuredOutputs

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from benchmarks.overhead import DIRECT, GRPC, HTTP, Answered, Way, measure, report
+from lab.overhead import DIRECT, GRPC, HTTP, Answered, Way, measure, report
 
 # Seconds of a request, and of each token after the first.
 COSTS = {DIRECT: (0.010, 0.002), GRPC: (0.020, 0.005), HTTP: (0.030, 0.010)}

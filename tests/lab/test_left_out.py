@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.left_out import AGAIN, WITH, WITHOUT, AnswerCost, CostRatio, compare, measure
+from lab.left_out import AGAIN, WITH, WITHOUT, AnswerCost, CostRatio, compare, measure
 
 ANSWER = AnswerCost(
     tokens=(1, 2), cpu_s=1.0, wall_s=2.0, waited_s=0.0, passes=10, used=False, rows=20, late=0.0, observed=0

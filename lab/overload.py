@@ -1,4 +1,4 @@
-"""A server under ten times the load that it can serve: ``python -m benchmarks.overload --model FOLDER``.
+"""A server under ten times the load that it can serve: ``python -m lab.overload --model FOLDER``.
 
 Starts a server in another process, measures what it can serve with every seat taken and nobody waiting, and then sends
 many times as much. Prints one JSON object: how long answered requests took (seconds, from call to last token), how many were
@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from benchmarks.served_model import served
+from lab.served_model import served
 from outrider import AsyncClient, ResourceExhausted, Retry, Unavailable
 
 _ONCE = Retry(attempts=1)

@@ -1,6 +1,6 @@
 """Where the time of one decoding step goes, in one process and over gRPC + Ray.
 
-    python -m benchmarks.step_breakdown [--tokens 96] [--repeats 3] [--together 1 16] [--only in_process]
+    python -m lab.step_breakdown [--tokens 96] [--repeats 3] [--together 1 16] [--only in_process]
 
 Every number is milliseconds per step, the mean over all steps of a strategy, greedy or sampled (temperature 0.8, top-p 0.9,
 all penalties), with one request at a time or several. `forward` is the target's pass without its choices; everything else is
@@ -189,7 +189,7 @@ def main() -> None:
         return
     results = {}
     for topology in [arguments.only] if arguments.only else TOPOLOGIES:
-        command = [sys.executable, "-m", "benchmarks.step_breakdown", "--only", topology, "--json"]
+        command = [sys.executable, "-m", "lab.step_breakdown", "--only", topology, "--json"]
         options = ["--tokens", str(arguments.tokens), "--repeats", str(arguments.repeats)]
         options += ["--together", *map(str, arguments.together)]
         done = subprocess.run([*command, *options], check=True, text=True, stdout=subprocess.PIPE)

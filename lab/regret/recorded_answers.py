@@ -43,7 +43,7 @@ def read_answers(path: Path) -> list[RecordedAnswer]:
     Raises:
         ConfigurationError: it cannot be read, holds no answer, or a line is malformed; names the line.
     """
-    return read_recorded(path, _read_line, what="answer", made_by="python -m benchmarks.regret record writes it")
+    return read_recorded(path, _read_line, what="answer", made_by="python -m lab.regret record writes it")
 
 
 def _read_line(path: Path, number: int, line: str) -> RecordedAnswer:

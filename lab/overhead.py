@@ -1,6 +1,6 @@
 """What lies around the decoding loop: OpenAI's HTTP API and gRPC.
 
-    python -m benchmarks.overhead [--model NAME] [--tokens 64] [--repeats 12] [--minutes 4] [--write overhead.json]
+    python -m lab.overhead [--model NAME] [--tokens 64] [--repeats 12] [--minutes 4] [--write overhead.json]
 
 The same answers, greedy and without drafts, are streamed in three ways: read from the router inside the server's own
 process, over gRPC with Outrider's client, and as server-sent events over HTTP. The two clients run in a process of their
@@ -11,7 +11,7 @@ own, on this machine. Everything takes turns in every repeat, so that what else 
   within a repeat: what that way costs beside reading from the router. A difference whose brackets hold 0 is noise.
 
 A drafted step gives several tokens at the price of one, so these costs per token are upper bounds.
-`benchmarks.step_breakdown` shows where the time goes inside a step, `benchmarks.observation_cost` what metrics and traces
+`lab.step_breakdown` shows where the time goes inside a step, `lab.observation_cost` what metrics and traces
 take of it. Ends with code 1 if two ways answer differently.
 """
 

@@ -1,6 +1,6 @@
 """What a model that drafts costs where it does not pay, in processor time, which a busy machine hardly changes.
 
-    python -m benchmarks.left_out --models FOLDER [--set drafter.streaming_form=one_pass] [--minutes 10] [--prompts builtin]
+    python -m lab.left_out --models FOLDER [--set drafter.streaming_form=one_pass] [--minutes 10] [--prompts builtin]
 
 Three services in this process answer the same prompts by turns, greedily: without models, without models again, and with
 them. An answer costs what the process uses meanwhile: target, drafters and everything around them, on all threads. Answers

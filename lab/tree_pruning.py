@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.known_texts import KnownText, ReplayedStep, tree_states
+from lab.known_texts import KnownText, ReplayedStep, tree_states
 from services.drafter.heads.streams.streams import Streams
 from services.verifier.model.target import TransformersTarget
 from speculation.tree import ROOT, follow

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.ahead_models import by_task, compare_models, find_models, prune_models
-from benchmarks.known_texts import KnownText, read_states, replay_texts, tree_states
 from benchmarks.replay.replay import Trace
-from benchmarks.tree_pruning import EdgesOfStep, prune_at
+from lab.ahead_models import by_task, compare_models, find_models, prune_models
+from lab.known_texts import KnownText, read_states, replay_texts, tree_states
+from lab.tree_pruning import EdgesOfStep, prune_at
 from services.drafter.heads.choosing_session import ChoosingSession
 from services.drafter.interfaces import DraftWanted
 from services.verifier.config import TargetConfig

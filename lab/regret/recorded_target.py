@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from benchmarks.regret.recorded_answers import RecordedAnswer
+from lab.regret.recorded_answers import RecordedAnswer
 from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling, StreamRows
 from speculation.errors import InvalidArgument
 from speculation.types import Features

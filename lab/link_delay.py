@@ -1,6 +1,6 @@
 """A slow link between verifier and drafter, with and without draft-ahead.
 
-    python -m benchmarks.link_delay [--delay-ms 10] [--ahead 0,4] [--tokens 64] [--repeats 3]
+    python -m lab.link_delay [--delay-ms 10] [--ahead 0,4] [--tokens 64] [--repeats 3]
 
 Every message takes --delay-ms in each direction. `idle` is the share of time in which the target waits for drafts. `ahead`
 is the share of the used drafts that were sent before their step was decided. Plain decoding takes turns with the strategy,

@@ -7,8 +7,8 @@ import json
 import jsonschema
 import pytest
 
-from benchmarks.schema_maker import Schema, make_schema
-from benchmarks.structured import Held, Pair
+from lab.schema_maker import Schema, make_schema
+from lab.structured import Held, Pair
 from services.grammars import check_sampling
 from speculation.errors import InvalidArgument
 from speculation.types import SamplingParams, StructuredOutputs

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from benchmarks import observation_cost
-from benchmarks.observation_cost import METRICS, TRACES, ObservedAndBare, comparisons, loop_steps, measure, traced
+from lab import observation_cost
+from lab.observation_cost import METRICS, TRACES, ObservedAndBare, comparisons, loop_steps, measure, traced
 
 
 def test_all_that_observes_is_measured() -> None:
