@@ -3,7 +3,8 @@
     python -m k8s.values_reference
 
 What a value is called, means and defaults to stands in values.yaml alone; its bounds stand here; `settings` is the very
-tree that the command line reads (cluster/settings/config.py), less what the chart decides. A test checks that both files are fresh.
+tree that the command line reads (cluster/settings/config.py), less what the chart decides. A test checks that both files are
+fresh.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every error that Outrider raises on purpose. Their gRPC statuses and HTTP codes are in ``services/links/status.py``."""
+"""Every error that Outrider raises on purpose. Their gRPC statuses and HTTP codes are in ``services/statuses.py``."""
 
 from __future__ import annotations
 
@@ -71,6 +71,14 @@ class ResourceExhausted(OutriderError):
 
 class Unavailable(OutriderError):
     """A component is starting, stopping or gone; a retry may reach another."""
+
+
+class NotBegun(Unavailable):
+    """No verifier has begun the request, so it cannot have been what failed one: it may be tried again without risk."""
+
+
+class NodeTaken(Unavailable):
+    """The verifier's machine was taken away in the middle of the request, in order: no sign against the request."""
 
 
 class TargetLost(Unavailable):

@@ -72,7 +72,7 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifierCard:
-    """What a verifier serves and how busy it is; see ``client_api.ModelCard`` for the rest."""
+    """What a verifier serves and how busy it is; see ``services.api.messages.ModelCard`` for the rest."""
 
     model: str
     max_model_len: int

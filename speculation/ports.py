@@ -2,7 +2,7 @@
 
 ::
 
-    client -> RouterPort -> VerifierPort -> DecodingLoop -> Target        (one process: services/verifier/model/target_port.py)
+    client -> RouterPort -> VerifierPort -> DecodingLoop -> Target        (one process: verifier/model/target_port.py)
                                                          -> DraftLink -> Drafter -> Retriever
 
 ``RouterPort`` is in ``services/api/messages.py``, with everything that users see. Implementations are in ``services`` (the

@@ -1,6 +1,6 @@
 """What each source of drafts needs, and which sources a strategy uses. Router, drafter and verifier all read it here.
 
-A new source is one file in ``services/drafter`` and one entry here.
+A new source is one entry here, one file in ``services/drafter/sources``, and one line in ``services/drafter/catalogue.py``.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ class SourceSpec:
     """A source of drafts.
 
     Attributes:
-        made_by: "module:function", which makes the source from its component's configuration.
         kind: ``text`` drafts from tokens in under a millisecond; ``model`` runs a model.
         nodes: default for the most drafted nodes per step; trees with branches need more than chains.
         top_k: how many of the likeliest next tokens it wants reported after every verified node.
@@ -25,7 +24,6 @@ class SourceSpec:
     """
 
     name: str
-    made_by: str
     kind: Literal["text", "model"] = "text"
     nodes: int = 32
     top_k: int = 0
@@ -35,29 +33,28 @@ class SourceSpec:
     samples: bool = False
 
 
-def _model(name: str, made_by: str, *, nodes: int = 32, layers: tuple[int, ...] = ()) -> SourceSpec:
-    by, reads = f"services.drafter.{made_by}", bool(layers)
-    return SourceSpec(name=name, made_by=by, kind="model", nodes=nodes, layers=layers, prompt_features=reads, samples=True)
+def _model(name: str, *, nodes: int = 32, layers: tuple[int, ...] = ()) -> SourceSpec:
+    return SourceSpec(name=name, kind="model", nodes=nodes, layers=layers, prompt_features=bool(layers), samples=True)
 
 
 _SPECS = (
-    SourceSpec(name="autoregressive", made_by="services.drafter.sources.autoregressive:make", nodes=0),
-    SourceSpec(name="prompt_lookup", made_by="services.drafter.sources.prompt_lookup:make", nodes=8),
-    SourceSpec(name="prediction", made_by="services.drafter.sources.prediction:make"),
-    SourceSpec(name="suffix", made_by="services.drafter.sources.suffix:make", nodes=16),
-    SourceSpec(name="recycling", made_by="services.drafter.sources.recycling:make", top_k=8),
-    SourceSpec(name="anpd", made_by="services.drafter.sources.anpd:make", nodes=8),
-    SourceSpec(name="lookahead", made_by="services.drafter.sources.lookahead:make", nodes=120, top_k=1),
-    SourceSpec(name="spectra_core", made_by="services.drafter.sources.spectra:make_core", nodes=120, top_k=8),
-    SourceSpec(name="spectra", made_by="services.drafter.sources.spectra:make_full", nodes=120, top_k=8, retrieval=True),
-    SourceSpec(name="retrieval", made_by="services.drafter.sources.retrieval:make", retrieval=True),
-    SourceSpec(name="semantic", made_by="services.drafter.sources.semantic:make", layers=(-1,), retrieval=True),
-    _model("draft_model", "draft_model.draft_model_source:make", nodes=8),
-    _model("eagle", "feature_draft.source:make_eagle", layers=(-1,)),
-    _model("eagle3", "feature_draft.source:make_eagle3", layers=(1, -16, -4)),
-    _model("fspad", "feature_draft.source:make_fspad", layers=(-1,)),
-    _model("streaming", "ahead_draft.stream_source:make", layers=(-7,)),
-    _model("medusa", "ahead_draft.medusa_source:make", layers=(-1,)),
+    SourceSpec(name="autoregressive", nodes=0),
+    SourceSpec(name="prompt_lookup", nodes=8),
+    SourceSpec(name="prediction"),
+    SourceSpec(name="suffix", nodes=16),
+    SourceSpec(name="recycling", top_k=8),
+    SourceSpec(name="anpd", nodes=8),
+    SourceSpec(name="lookahead", nodes=120, top_k=1),
+    SourceSpec(name="spectra_core", nodes=120, top_k=8),
+    SourceSpec(name="spectra", nodes=120, top_k=8, retrieval=True),
+    SourceSpec(name="retrieval", retrieval=True),
+    SourceSpec(name="semantic", layers=(-1,), retrieval=True),
+    _model("draft_model", nodes=8),
+    _model("eagle", layers=(-1,)),
+    _model("eagle3", layers=(1, -16, -4)),
+    _model("fspad", layers=(-1,)),
+    _model("streaming", layers=(-7,)),
+    _model("medusa", layers=(-1,)),
 )
 SOURCES: dict[str, SourceSpec] = {spec.name: spec for spec in _SPECS}
 

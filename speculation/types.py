@@ -46,7 +46,7 @@ class StructuredOutputs:
 class SamplingParams:
     """How the target chooses its tokens, under every strategy alike.
 
-    ``ignore_generation_config``: the model's own logits processors are not applied (services/model_files/generation_config.py).
+    ``ignore_generation_config``: the model's own logits processors are not applied (model_files/generation_config.py).
     ``allowed_token_ids``: no other tokens are chosen; empty: all are. ``bad_words``: token ids that never follow each other.
 
     Raises:

@@ -12,9 +12,8 @@ from outrider.internal.v1 import verification_pb2, verification_pb2_grpc
 from services.links.channel import bind, client_options, make_server
 from services.links.codec import verification as codec
 from services.links.status import aborting, from_grpc
-from services.not_begun import NotBegun
 from speculation import limits
-from speculation.errors import OutriderError, Unavailable
+from speculation.errors import NotBegun, OutriderError, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
 

@@ -1,6 +1,6 @@
 """A model source without a model, which reads hidden states of three layers. Tests can delay it, hang it or make it raise.
 
-It is a template for real ones: ``register`` does what an entry in ``speculation/sources.py`` does for a real one.
+It is a template for real ones: ``register`` does what entries in ``speculation/sources.py`` and ``services/drafter/catalogue.py`` do for a real one.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from services.drafter.catalogue import MAKERS
 from services.drafter.config import DrafterConfig
 from services.drafter.interfaces import DraftWanted
 from speculation.messages import OpenSession, StepReport
@@ -21,7 +22,7 @@ from speculation.types import TokenTree
 
 NAME = "double"
 LAYERS = (1, 2, -1)
-SPEC = SourceSpec(name=NAME, kind="model", made_by="tests.model_source:make", nodes=4, layers=LAYERS, prompt_features=True)
+SPEC = SourceSpec(name=NAME, kind="model", nodes=4, layers=LAYERS, prompt_features=True)
 
 
 class ModelDouble:
@@ -116,5 +117,6 @@ def register(monkeypatch: pytest.MonkeyPatch, double: ModelDouble | None = None,
     """Make the double known to drafters, routers and verifiers for the duration of a test."""
     double = double or ModelDouble()
     monkeypatch.setitem(SOURCES, spec.name, spec)
+    monkeypatch.setitem(MAKERS, spec.name, "tests.model_source:make")
     monkeypatch.setattr("tests.model_source._next", double)
     return double

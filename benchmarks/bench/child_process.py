@@ -18,7 +18,7 @@ import psutil
 
 from benchmarks.bench.records import ContestantFailed
 
-_WORKER = Path(__file__).with_name("peers") / "worker.py"
+_WORKER = Path(__file__).parents[1] / "peers" / "worker.py"
 # Loading may compile kernels, which takes vLLM minutes on a small CPU.
 _LOAD_TIMEOUT_S = 900.0
 _CLOSE_TIMEOUT_S = 20.0

@@ -1,7 +1,7 @@
 """A fleet of verifiers through a day of requests, on a simulated clock.
 
-Who gets a request is decided by ``cluster.ray.verifier_choice``, how many verifiers there are by ``cluster.ray.scaling`` as Ray
-Serve would call it: the code that serves. Simulated are the replicas' time, nodes that come after minutes, and drains.
+Who gets a request is decided by ``cluster.ray.verifier_choice``, how many verifiers there are by ``cluster.ray.scaling`` as
+Ray Serve would call it: the code that serves. Simulated are the replicas' time, nodes that come after minutes, and drains.
 """
 
 from __future__ import annotations

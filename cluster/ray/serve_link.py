@@ -19,8 +19,7 @@ from cluster.ray.open_streams import OPEN_STREAMS
 from cluster.ray.sticky_router import named
 from cluster.ray.verifier_choice import session_of
 from services.links import serialised
-from services.not_begun import NodeTaken, NotBegun
-from speculation.errors import Internal, OutriderError, ResourceExhausted, Unavailable
+from speculation.errors import Internal, NodeTaken, NotBegun, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 
 log = logging.getLogger(__name__)

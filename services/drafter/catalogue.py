@@ -1,4 +1,4 @@
-"""Makes sources by name, through the function that ``SourceSpec`` names; it is imported only when it is needed."""
+"""Makes sources by name. What a source needs of a pass is told by ``speculation.sources``; where it is made, here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,27 @@ from services.drafter.interfaces import ModelSource, TextSource
 from speculation.errors import InvalidArgument
 from speculation.sources import SOURCES
 
+# "module:function", the module seen from this package; imported only when the source is needed: some need torch.
+MAKERS: dict[str, str] = {
+    "autoregressive": ".sources.autoregressive:make",
+    "prompt_lookup": ".sources.prompt_lookup:make",
+    "prediction": ".sources.prediction:make",
+    "suffix": ".sources.suffix:make",
+    "recycling": ".sources.recycling:make",
+    "anpd": ".sources.anpd:make",
+    "lookahead": ".sources.lookahead:make",
+    "spectra_core": ".sources.spectra:make_core",
+    "spectra": ".sources.spectra:make_full",
+    "retrieval": ".sources.retrieval:make",
+    "semantic": ".sources.semantic:make",
+    "draft_model": ".draft_model.source:make",
+    "eagle": ".heads.eagle.source:make_eagle",
+    "eagle3": ".heads.eagle.source:make_eagle3",
+    "fspad": ".heads.eagle.source:make_fspad",
+    "streaming": ".heads.streams.source:make",
+    "medusa": ".heads.medusa.source:make",
+}
+
 
 def make_source(name: str, config: DrafterConfig) -> TextSource | ModelSource:
     """A new source of a name that ``check_names`` accepts.
@@ -17,8 +38,8 @@ def make_source(name: str, config: DrafterConfig) -> TextSource | ModelSource:
     Raises:
         ConfigurationError: a file that it needs cannot be read.
     """
-    module, _, function = SOURCES[name].made_by.partition(":")
-    made: TextSource | ModelSource = getattr(importlib.import_module(module), function)(config)
+    module, _, function = MAKERS[name].partition(":")
+    made: TextSource | ModelSource = getattr(importlib.import_module(module, __package__), function)(config)
     return made
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import grpc
 import grpc.aio
 
-from services.api.config import PublicServerConfig, TlsFiles, public_files
-from services.api.grpc.guarded_calls import WholeMessages
+from services.links.guarded_calls import WholeMessages
 
 Options = list[tuple[str, int]]
 
@@ -76,36 +74,12 @@ def make_server(
     )
 
 
-def limits_of_clients(config: PublicServerConfig) -> Options:
-    """Server options against clients that take connections and leave them unused."""
-    return [
-        ("grpc.max_allowed_incoming_connections", config.max_connections),
-        ("grpc.max_connection_idle_ms", round(1000 * config.idle_timeout_s)),
-        ("grpc.server_handshake_timeout_ms", 10_000),
-    ]
-
-
-def bind(server: grpc.aio.Server, address: str, tls: TlsFiles | None = None) -> int:
+def bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None = None) -> int:
     """Bind to "host:port" (port 0: any) and return the port.
 
     Raises:
         RuntimeError: the address is taken, or belongs to no interface of this machine.
     """
-    if tls is None:
+    if credentials is None:
         return server.add_insecure_port(address)
-    return server.add_secure_port(address, _renewable(tls))
-
-
-def _renewable(tls: TlsFiles) -> grpc.ServerCredentials:
-    """Credentials that new connections see anew when the files have changed; those that exist live on."""
-    kept = public_files(tls)
-
-    def configuration() -> Any:
-        (key, certificate), _ = kept.content()
-        return grpc.ssl_server_certificate_configuration([(key, certificate)])
-
-    def fetch() -> Any:
-        (key, certificate), changed = kept.content()
-        return grpc.ssl_server_certificate_configuration([(key, certificate)]) if changed else None
-
-    return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=False)
+    return server.add_secure_port(address, credentials)

@@ -36,7 +36,7 @@ async def serve_internal(
     guards = [ApiKeyInterceptor([hash_key(token)], refused)] if token else []
     server = make_server(limits.MAX_DRAFT_MESSAGE_BYTES, interceptors=guards)
     add(server)
-    port = bind(server, address) if tls is None else server.add_secure_port(address, server_credentials(tls))
+    port = bind(server, address, None if tls is None else server_credentials(tls))
     await server.start()
     return server, port
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
@@ -15,23 +15,13 @@ from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-unty
 from outrider.v1 import generation_pb2
 from services.links.request_names import REQUEST_ID, traceparent_of
 from services.printable import printable
+from services.statuses import status_of
 from services.tracing.log_names import UsersName
 from speculation import errors
 from speculation.errors import (
-    Cancelled,
-    ConfigurationError,
-    DeadlineExceeded,
-    Internal,
     InvalidArgument,
-    MalformedTree,
-    NotFound,
     OutriderError,
-    PermissionDenied,
-    PromptTooLong,
     ResourceExhausted,
-    TargetLost,
-    Unauthenticated,
-    Unavailable,
 )
 
 log = logging.getLogger(__name__)
@@ -40,40 +30,6 @@ DETAIL_KEY = "outrider-error-bin"
 # Characters of an error: clients drop the whole answer where trailers are larger than 8 KiB.
 _MOST_SHOWN = 600
 _STATUS_KEY = "grpc-status-details-bin"
-
-
-class Status(NamedTuple):
-    """An error's gRPC status name and HTTP code."""
-
-    grpc: str
-    http: int
-
-
-# By error class; the most specific class in the table counts.
-STATUS: dict[type[OutriderError], Status] = {
-    InvalidArgument: Status("INVALID_ARGUMENT", 400),
-    PromptTooLong: Status("OUT_OF_RANGE", 400),
-    MalformedTree: Status("INVALID_ARGUMENT", 400),
-    # Not 409 or 5xx, which OpenAI's clients try again: nothing will have changed.
-    ConfigurationError: Status("FAILED_PRECONDITION", 400),
-    Unauthenticated: Status("UNAUTHENTICATED", 401),
-    PermissionDenied: Status("PERMISSION_DENIED", 403),
-    NotFound: Status("NOT_FOUND", 404),
-    ResourceExhausted: Status("RESOURCE_EXHAUSTED", 429),
-    Unavailable: Status("UNAVAILABLE", 503),
-    TargetLost: Status("UNAVAILABLE", 503),
-    DeadlineExceeded: Status("DEADLINE_EXCEEDED", 504),
-    Cancelled: Status("CANCELLED", 499),
-    Internal: Status("INTERNAL", 500),
-}
-
-
-def status_of(error: BaseException) -> Status:
-    """The status of ``error``. Errors of other kinds than ours count as ``Internal``."""
-    for cls in type(error).__mro__:
-        if cls in STATUS:
-            return STATUS[cls]
-    return STATUS[Internal]
 
 
 def detail_of(error: OutriderError) -> generation_pb2.ErrorDetail:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from services.links.status import status_of
+from services.statuses import status_of
 from speculation.errors import (
     Cancelled,
     DeadlineExceeded,

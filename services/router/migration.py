@@ -8,10 +8,9 @@ from collections.abc import AsyncGenerator
 from dataclasses import replace
 
 from services.metrics.registry import Metrics
-from services.not_begun import NodeTaken, NotBegun
 from services.tracing.log_names import log_name
 from speculation import limits
-from speculation.errors import Internal, OutriderError, ResourceExhausted, Unavailable
+from speculation.errors import Internal, NodeTaken, NotBegun, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
 

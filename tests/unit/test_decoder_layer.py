@@ -13,9 +13,9 @@ pytest.importorskip("triton")
 from services.verifier.attention import calls as attention
 from services.verifier.attention.calls import Call, Calls, Running, answering
 from services.verifier.attention.recording import record
-from services.verifier.kernels.triton.decoder_layer import HeadNorms, RowDecoderLayer, fuse_layers
+from services.verifier.kernels.triton.decoder_layer import RowDecoderLayer, fuse_layers
 from services.verifier.kernels.triton.row_layers import use_row_kernels
-from services.verifier.kernels.triton.row_products import Product
+from services.verifier.kernels.triton.row_products import HeadNorms, Product
 from services.verifier.kernels.triton.tree_pass import PassShape, TritonPass
 from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows

@@ -10,6 +10,7 @@ import pytest
 
 from services.drafter.blend import BlendSession
 from services.drafter.calibrator import Calibrator
+from services.drafter.catalogue import MAKERS
 from services.drafter.config import DrafterConfig
 from services.drafter.interfaces import TreeSource
 from services.drafter.service import DrafterService
@@ -43,7 +44,8 @@ class _Slow(TreeSource):
 
 async def test_text_sources_do_not_stop_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = _Slow()
-    monkeypatch.setitem(SOURCES, "slow", SourceSpec(name="slow", made_by="tests.unit.test_drafting_threads:make_slow"))
+    monkeypatch.setitem(SOURCES, "slow", SourceSpec(name="slow"))
+    monkeypatch.setitem(MAKERS, "slow", "tests.unit.test_drafting_threads:make_slow")
     monkeypatch.setattr("tests.unit.test_drafting_threads.make_slow", lambda config: slow, raising=False)
     service = DrafterService(DrafterConfig())
     drafting = asyncio.create_task(service.open(opening("a", ("slow",))))

@@ -7,7 +7,7 @@ import pickle
 import grpc
 import pytest
 
-from services.links.status import STATUS, status_of
+from services.statuses import STATUS, status_of
 from speculation import errors
 from speculation.errors import InvalidArgument, OutriderError, ResourceExhausted
 

@@ -24,8 +24,8 @@ PLAN = Plan(strategy="test", sources=("seer", "blind"), max_nodes=6, observe_lay
 
 @pytest.fixture(autouse=True)
 def sources(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SOURCES, "seer", SourceSpec(name="seer", made_by="", layers=(-1,), prompt_features=True))
-    monkeypatch.setitem(SOURCES, "blind", SourceSpec(name="blind", made_by=""))
+    monkeypatch.setitem(SOURCES, "seer", SourceSpec(name="seer", layers=(-1,), prompt_features=True))
+    monkeypatch.setitem(SOURCES, "blind", SourceSpec(name="blind"))
 
 
 class Seer:

@@ -15,12 +15,11 @@ from cluster.build import Pipeline
 from cluster.ray.serve_link import translate
 from services.api.messages import ClientRequest, Completion, RequestedSampling, TextChunk
 from services.metrics.registry import DROPPED
-from services.not_begun import NodeTaken, NotBegun
 from services.router import migration
 from services.router.config import RouterConfig
 from services.router.migration import Migration
 from services.router.service import RouterService
-from speculation.errors import OutriderError, ResourceExhausted, Unavailable
+from speculation.errors import NodeTaken, NotBegun, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.types import FinishReason
 from tests.fakes import request

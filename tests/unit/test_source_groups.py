@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from services.drafter.catalogue import MAKERS
 from services.drafter.config import DrafterConfig
 from services.drafter.interfaces import DraftWanted
 from services.drafter.service import DrafterService
@@ -123,8 +124,9 @@ async def test_a_model_that_is_dead_costs_its_own_nodes(double: ModelDouble, mon
 
 async def test_two_models_draft_in_groups_of_their_own(double: ModelDouble, monkeypatch: pytest.MonkeyPatch) -> None:
     second = ModelDouble(answer=(5,))
-    spec = SourceSpec(name="second", kind="model", made_by="tests.unit.test_source_groups:make_second")
+    spec = SourceSpec(name="second", kind="model")
     monkeypatch.setitem(SOURCES, "second", spec)
+    monkeypatch.setitem(MAKERS, "second", "tests.unit.test_source_groups:make_second")
     monkeypatch.setattr("tests.unit.test_source_groups.make_second", lambda config: second, raising=False)
     service = DrafterService(DrafterConfig())
     double.delay_s = 0.1

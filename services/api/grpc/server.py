@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
+from typing import Any
 
+import grpc
 import grpc.aio
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
@@ -13,13 +15,14 @@ from grpc_reflection.v1alpha import reflection
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
 from services.access.gate import Caller, Gate, open_gate
-from services.api.config import PublicServerConfig, check_server
-from services.api.grpc.guarded_calls import Context, PublicEntrance
+from services.api.config import PublicServerConfig, TlsFiles, check_server, public_files
+from services.api.grpc.entrance import PublicEntrance
 from services.api.grpc.messages import decode_request, encode_event, encode_models
 from services.api.messages import RouterPort
 from services.api.readiness import Well
 from services.links.auth import bearer_of
-from services.links.channel import bind, limits_of_clients, make_server
+from services.links.channel import Options, bind, make_server
+from services.links.guarded_calls import Context
 from services.links.request_names import REQUEST_ID, request_id_of, traceparent_of
 from services.links.status import aborting
 from speculation import limits
@@ -150,7 +153,7 @@ async def serve_public(router: RouterPort, config: PublicServerConfig, gate: Gat
     server = make_server(
         limits.MAX_PUBLIC_MESSAGE_BYTES,
         interceptors=[PublicEntrance(gate, config.max_concurrent_requests)],
-        options=limits_of_clients(config),
+        options=_limits_of_clients(config),
         shared=config.shared,
     )
     servicer = _GenerationServicer(router, gate, config)
@@ -159,6 +162,30 @@ async def serve_public(router: RouterPort, config: PublicServerConfig, gate: Gat
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     if config.reflection:
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    port = bind(server, f"{config.host}:{config.port}", config.tls)
+    port = bind(server, f"{config.host}:{config.port}", None if config.tls is None else _renewable(config.tls))
     await server.start()
     return PublicServer(router, server, health_servicer, f"{config.host}:{port}", config)
+
+
+def _limits_of_clients(config: PublicServerConfig) -> Options:
+    """Server options against clients that take connections and leave them unused."""
+    return [
+        ("grpc.max_allowed_incoming_connections", config.max_connections),
+        ("grpc.max_connection_idle_ms", round(1000 * config.idle_timeout_s)),
+        ("grpc.server_handshake_timeout_ms", 10_000),
+    ]
+
+
+def _renewable(tls: TlsFiles) -> grpc.ServerCredentials:
+    """Credentials that new connections see anew when the files have changed; those that exist live on."""
+    kept = public_files(tls)
+
+    def configuration() -> Any:
+        (key, certificate), _ = kept.content()
+        return grpc.ssl_server_certificate_configuration([(key, certificate)])
+
+    def fetch() -> Any:
+        (key, certificate), changed = kept.content()
+        return grpc.ssl_server_certificate_configuration([(key, certificate)]) if changed else None
+
+    return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=False)

@@ -49,7 +49,7 @@ _MOST_BYTES = 2 << 30
 
 
 def make(config: DrafterConfig) -> DraftModelSource:
-    """For ``SourceSpec.made_by``.
+    """For ``catalogue.MAKERS``.
 
     Raises:
         ConfigurationError: there is no such model, or it cannot draft for the target; says why.

@@ -22,7 +22,7 @@ _EACH = 0.6
 
 
 def make(config: DrafterConfig) -> Anpd:
-    """For ``SourceSpec.made_by``."""
+    """For ``catalogue.MAKERS``."""
     return Anpd(config.anpd)
 
 

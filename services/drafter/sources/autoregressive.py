@@ -9,7 +9,7 @@ from speculation.types import EMPTY_TREE, TokenTree
 
 
 def make(config: DrafterConfig) -> Autoregressive:
-    """For ``SourceSpec.made_by``."""
+    """For ``catalogue.MAKERS``."""
     return Autoregressive()
 
 

@@ -25,7 +25,7 @@ _FIRST, _OLDER = 0.5, 0.8
 
 
 def make(config: DrafterConfig) -> Lookahead:
-    """For ``SourceSpec.made_by``."""
+    """For ``catalogue.MAKERS``."""
     return Lookahead(config.lookahead)
 
 

@@ -30,7 +30,7 @@ Place = tuple[int, int, bool]
 
 
 def make(config: DrafterConfig) -> PredictedAnswer:
-    """For ``SourceSpec.made_by``."""
+    """For ``catalogue.MAKERS``."""
     return PredictedAnswer()
 
 

@@ -24,7 +24,7 @@ _BRANCH_DISCOUNT = 0.6
 
 
 def make(config: DrafterConfig) -> PromptLookup:
-    """For ``SourceSpec.made_by``."""
+    """For ``catalogue.MAKERS``."""
     return PromptLookup(config.prompt_lookup)
 
 

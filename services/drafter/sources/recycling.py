@@ -78,7 +78,7 @@ class _Table:
 
 
 def make(config: DrafterConfig) -> Recycling:
-    """For ``SourceSpec.made_by``.
+    """For ``catalogue.MAKERS``.
 
     Raises:
         ConfigurationError: the snapshot cannot be read.

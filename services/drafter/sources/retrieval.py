@@ -27,7 +27,7 @@ NAME = "retrieval"
 
 
 def make(config: DrafterConfig) -> Retrieval:
-    """For ``SourceSpec.made_by``."""
+    """For ``catalogue.MAKERS``."""
     return Retrieval()
 
 

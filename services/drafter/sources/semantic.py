@@ -21,7 +21,7 @@ _LAYERS = (-1,)
 
 
 def make(config: DrafterConfig) -> Semantic:
-    """For ``SourceSpec.made_by``."""
+    """For ``catalogue.MAKERS``."""
     return Semantic()
 
 

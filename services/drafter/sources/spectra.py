@@ -28,12 +28,12 @@ CORE, FULL = "spectra_core", "spectra"
 
 
 def make_core(config: DrafterConfig) -> Spectra:
-    """For ``SourceSpec.made_by``."""
+    """For ``catalogue.MAKERS``."""
     return Spectra(config.spectra, name=CORE)
 
 
 def make_full(config: DrafterConfig) -> Spectra:
-    """For ``SourceSpec.made_by``."""
+    """For ``catalogue.MAKERS``."""
     return Spectra(config.spectra, name=FULL)
 
 

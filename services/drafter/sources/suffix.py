@@ -82,7 +82,7 @@ class _Answers:
 
 
 def make(config: DrafterConfig) -> Suffix:
-    """For ``SourceSpec.made_by``."""
+    """For ``catalogue.MAKERS``."""
     return Suffix(config.suffix)
 
 

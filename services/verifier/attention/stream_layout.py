@@ -1,4 +1,4 @@
-"""Where late rows stand in a pass; see ``late_rows``.
+"""Where late rows stand in a pass; see ``stream_rows``.
 
 For attention a stream is a branch of the tree: its first row hangs on the row that it belongs to, each further one on the
 one before. So it sees the committed tokens, that row's ancestors, that row, and its own stream, and no other row sees it.

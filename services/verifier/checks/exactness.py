@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import Protocol
 
 import torch
 
+from services.verifier.kernels.cpu_choice import Choice
+from services.verifier.model.stream_rows import LateRows
 from services.verifier.model.target_port import Rows
 
-if TYPE_CHECKING:
-    from services.verifier.model.target import TransformersTarget
+
+class _Target(Protocol):
+    """What is asked of the target under test; see ``services.verifier.model.target``."""
+
+    vocab_size: int
+    max_model_len: int
+
+    @property
+    def kernels(self) -> Choice: ...
+
+    @property
+    def late(self) -> LateRows | None: ...
+
+    def open(self, session_id: str, rows: int) -> bool: ...
+
+    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None: ...
+
+    def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]: ...
+
+    def close(self, session_id: str) -> None: ...
+
 
 _ROWS = 12
 # Of the request beside. On a GPU so many that a pass has other kernels than one of few rows (``row_products``).
 _FEW, _MANY = 7, 70
 
 
-def is_exact(target: TransformersTarget) -> bool:
+def is_exact(target: _Target) -> bool:
     """Whether rows give the same bits in a prompt chunk, in a tree, with streams and beside another request as alone."""
     text = tuple(at % target.vocab_size for at in range(1, _MANY + _ROWS + 1))
 
@@ -52,6 +74,6 @@ def is_exact(target: TransformersTarget) -> bool:
     return torch.equal(torch.cat(beside), torch.cat(alone))
 
 
-def _takes_many(target: TransformersTarget) -> bool:
+def _takes_many(target: _Target) -> bool:
     """Whether a pass of many rows is cheap, and has other kernels."""
     return target.kernels.linears in ("triton", "cublaslt") and target.max_model_len >= _MANY + _ROWS

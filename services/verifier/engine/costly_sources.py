@@ -14,16 +14,13 @@ that its cost stays known.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from services.verifier.engine.cost_slope import CostSlope
+from services.verifier.engine.live_request import LiveRequest
+from services.verifier.engine.source_use import Brought, Use
 from speculation.sources import AUTO, SOURCES
 from speculation.tree import ROOT, children
 from speculation.types import Plan, TokenTree
-
-if TYPE_CHECKING:
-    from services.verifier.engine.live_request import LiveRequest
 
 # Requests from one hopeless trial to the next, which double up to the second number; seconds after which one is due anyway.
 _TRY_EVERY, _TRY_AT_LEAST_EVERY, _TRY_AFTER_S = 16, 256, 3600.0
@@ -32,46 +29,10 @@ _WITHOUT_EVERY = 32
 # A use is judged at every so many of its steps, once so many drafts have come or so many steps have passed, and in a first
 # trial, whose cost is not known yet, ends after so many if it does not double the tokens.
 _JUDGE_EVERY, _FEWEST_DRAFTS, _MOST_SILENT, _FIRST_TRIAL = 8, 2, 24, 16
-# How many tokens' experience of all requests weighs as much as a request's own, and how many are remembered.
-_PRIOR, _MEMORY = 32.0, 512.0
 # A source is taken in only if steps yield so many times the tokens per second with it.
 _LEAST_GAIN = 1.03
 # A pass counts as at most so many times slower than the average, and so few passes with a change tell what a source costs.
 _MOST_SLOWER, _KNOWN = 4.0, 3.0
-
-
-@dataclass(slots=True)
-class Brought:
-    """Tokens of steps in which a source drafted: those that it alone brought, and all others."""
-
-    extra: float = 0.0
-    others: float = 0.0
-
-    def add(self, other: Brought, memory: float = _MEMORY) -> None:
-        """Add newer ones; the oldest fade."""
-        kept = min(1.0, memory / max(memory, self.others + other.others))
-        self.extra, self.others = kept * self.extra + other.extra, kept * self.others + other.others
-
-    def share(self, prior: Brought | None = None) -> float:
-        """Extra tokens for each other one, shrunk to the ``prior``'s share. 0 if nothing is known."""
-        weight = _PRIOR if prior is not None and prior.others else 0.0
-        extra = self.extra + (weight * prior.share() if weight and prior is not None else 0.0)
-        return extra / (self.others + weight) if self.others + weight else 0.0
-
-
-@dataclass(kw_only=True, slots=True)
-class Use:
-    """One request's use of a costly source.
-
-    Attributes:
-        trial: it is not known whether it pays.
-        steps: steps since it began; ``drafts``: drafts of the source that came.
-    """
-
-    trial: bool
-    steps: int = 0
-    drafts: int = 0
-    brought: Brought = field(default_factory=Brought)
 
 
 # What a source brings depends on whether the target samples, and on the length of the prompt (rounded to a power of two).

@@ -10,9 +10,9 @@ from typing import NamedTuple
 
 from services.verifier.choosing.word_rule import word_rule
 from services.verifier.engine.asking import Prices
-from services.verifier.engine.costly_sources import Use
 from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
 from services.verifier.engine.repetition import Repetition
+from services.verifier.engine.source_use import Use
 from services.verifier.engine.stream_ends import EXPLORE_EVERY, MOST_ENDS, choose_ends
 from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState

@@ -21,7 +21,6 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Executor
 
 from services.metrics.registry import DROPPED, Metrics
-from services.not_begun import NotBegun
 from services.verifier.engine.admission import Admission
 from services.verifier.engine.asking import Prices, prices_of
 from services.verifier.engine.clock import now
@@ -41,7 +40,7 @@ from services.verifier.grammar.grammar_state import GrammarState
 from services.verifier.model.target_port import Target
 from speculation.budget import Budget, Wanted
 from speculation.costs import Load
-from speculation.errors import Internal, InvalidArgument, OutriderError, TargetLost, Unavailable
+from speculation.errors import Internal, InvalidArgument, NotBegun, OutriderError, TargetLost, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress
 
 log = logging.getLogger(__name__)

@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class TransformersTarget:
-    """Implements ``services.verifier.model.target_port.Target``. The last pipeline stage is here; ``launch`` starts the others.
+    """Implements ``target_port.Target``. The last pipeline stage is here; ``launch`` starts the others.
 
     Args:
         streams: streams that its passes may hold.

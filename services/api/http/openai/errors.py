@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from services.links.status import status_of
 from services.printable import printable
+from services.statuses import status_of
 from speculation.errors import (
     Internal,
     InvalidArgument,

@@ -54,7 +54,7 @@ class TreeForm:
 
 
 def make_eagle(config: DrafterConfig) -> FeatureSource:
-    """For ``SourceSpec.made_by``.
+    """For ``catalogue.MAKERS``.
 
     Raises:
         ConfigurationError: no checkpoint is configured, or it cannot draft for the target; says why.

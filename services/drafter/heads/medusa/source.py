@@ -27,7 +27,7 @@ _LAYERS = (FINAL,)
 
 
 def make(config: DrafterConfig) -> MedusaSource:
-    """For ``SourceSpec.made_by``.
+    """For ``catalogue.MAKERS``.
 
     Raises:
         ConfigurationError: no checkpoint is configured, or it cannot draft for the target; says why.

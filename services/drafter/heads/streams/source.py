@@ -36,7 +36,7 @@ _MOST_BYTES = 2 << 30
 
 
 def make(config: DrafterConfig) -> StreamSource:
-    """For ``SourceSpec.made_by``.
+    """For ``catalogue.MAKERS``.
 
     Raises:
         ConfigurationError: no checkpoint is configured, or it cannot draft for the target; says why.

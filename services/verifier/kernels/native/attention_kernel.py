@@ -70,7 +70,7 @@ class NativePass:
 
     Attributes:
         positions: [rows], int64, the position of each row in its own request.
-        late: how many of the rows, the last ones, are late ones; see ``late_rows``.
+        late: how many of the rows, the last ones, are late ones; see ``stream_rows``.
         held: tensors that ``layout`` points to.
     """
 

@@ -27,7 +27,7 @@ struct decoder_layer {
     int64_t hidden, intermediate, heads, kv_heads, size;
 };
 
-/* Low-rank products that are added to those of the layer for a pass's last `rows` rows alone, see late_rows.py: up * down * x. */
+/* Low-rank products that are added to those of the layer for a pass's last `rows` rows alone, see stream_rows.py: up * down * x. */
 struct adapter {
     struct linear down, up;
 };

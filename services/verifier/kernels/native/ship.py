@@ -1,4 +1,7 @@
-"""Compiles the kernels into the package, for machines without a compiler: ``python -m services.verifier.kernels.native.ship``."""
+"""Compiles the kernels into the package, for machines without a compiler.
+
+``python -m services.verifier.kernels.native.ship``
+"""
 
 from __future__ import annotations
 

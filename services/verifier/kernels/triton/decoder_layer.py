@@ -7,7 +7,7 @@ are added by the kernels that read them; but with norms of heads, by a kernel of
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,20 +15,11 @@ from torch import nn
 from services.verifier.attention.calls import Calls, Running, asked
 from services.verifier.kernels.shared_products import shared_product
 from services.verifier.kernels.triton.row_layers import RowFeedForward, RowNorm
-from services.verifier.kernels.triton.row_products import Product, product_of
+from services.verifier.kernels.triton.row_products import HeadNorms, Product, product_of
 from services.verifier.kernels.triton.tree_pass import TritonPass
 from services.verifier.kernels.whole_layers import TrialPass, fuse, only_call, part_of
 
 _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
-
-
-class HeadNorms(NamedTuple):
-    """Norms of each head of the queries and keys, before they are rotated: [key size] each."""
-
-    of_query: torch.Tensor
-    of_key: torch.Tensor
-    eps: float
-    rounded: bool
 
 
 class RowDecoderLayer:

@@ -32,6 +32,15 @@ def leaves_of(columns: int, terms: int) -> tuple[int, int]:
     return -(-tiles // each), each * _TERMS
 
 
+class HeadNorms(NamedTuple):
+    """Norms of each head of the queries and keys, before they are rotated: [key size] each."""
+
+    of_query: torch.Tensor
+    of_key: torch.Tensor
+    eps: float
+    rounded: bool
+
+
 class Product(NamedTuple):
     """What a linear layer makes of rows; its leaves may not be added yet, which kernels that read it do.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import torch
 import triton
@@ -17,13 +16,10 @@ from services.verifier.kernels.triton.device.rotate_write import rotate_write
 from services.verifier.kernels.triton.device.tree_attend import attend, merge
 from services.verifier.kernels.triton.device.write_rows import write_rows
 from services.verifier.kernels.triton.pass_meta import SEGMENT_TILES, blocks_at, describe, segments_of, slots_at
-from services.verifier.kernels.triton.row_products import NORM_LANES, Product
+from services.verifier.kernels.triton.row_products import NORM_LANES, HeadNorms, Product
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import to_device
-
-if TYPE_CHECKING:
-    from services.verifier.kernels.triton.decoder_layer import HeadNorms
 
 # Rows of a block times query heads per key-value head: a matrix unit's least, and what prompts and large trees get.
 _NARROW, _WIDE = 16, 64
@@ -131,7 +127,7 @@ class TritonBuckets:
         return made
 
     def launched(self, batch: Sequence[Rows], padding: int, late: Sequence[int] | None = None) -> Pass:
-        """A pass of any size, for once; ``late`` as in ``late_layout.late_last``."""
+        """A pass of any size, for once; ``late`` as in ``stream_layout.late_last``."""
         rows = sum(len(request.tokens) for request in batch) + padding
         made = TritonPass(self._pool, PassShape.of(batch, self._share, rows), self._scratch)
         made.fill(batch)

@@ -10,19 +10,14 @@ from typing import Any, TypeAlias
 import grpc
 import grpc.aio
 
-from services.access.gate import Gate
-from services.links.auth import bearer_of
-from services.links.known_fields import only_known
 from services.links.status import aborting
-from speculation.errors import InvalidArgument, ResourceExhausted
+from speculation.errors import InvalidArgument
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Guard: TypeAlias = "Callable[[Context], AbstractAsyncContextManager[None]]"
-_Next: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
+Next: TypeAlias = "Callable[[grpc.HandlerCallDetails], Awaitable[Handler | None]]"
 
-# Only Check is exempt: a Watch call never ends, so anyone could use up the server's concurrent calls with them.
-_HEALTH = "/grpc.health.v1.Health/Check"
 _MAKERS = {
     (False, False): grpc.unary_unary_rpc_method_handler,
     (False, True): grpc.unary_stream_rpc_method_handler,
@@ -31,40 +26,10 @@ _MAKERS = {
 }
 
 
-class PublicEntrance(grpc.aio.ServerInterceptor):
-    """Lets in calls with a valid key while there is a seat; health checks always.
-
-    Args:
-        most: calls at once.
-    """
-
-    def __init__(self, gate: Gate, most: int) -> None:
-        self._gate = gate
-        self._most = most
-        self._running = 0
-
-    async def intercept_service(self, continuation: _Next, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        handler = await continuation(handler_call_details)
-        if handler is None or handler_call_details.method == _HEALTH:
-            return handler
-        return _guarded(handler, self._guard)
-
-    @asynccontextmanager
-    async def _guard(self, context: Context) -> AsyncIterator[None]:
-        self._gate.caller(bearer_of(context.invocation_metadata()), context.peer())
-        if self._running >= self._most:
-            raise ResourceExhausted(f"{self._running} calls are under way already (max_concurrent_requests)")
-        self._running += 1
-        try:
-            yield
-        finally:
-            self._running -= 1
-
-
 class WholeMessages(grpc.aio.ServerInterceptor):
     """Answers messages that cannot be decoded with INVALID_ARGUMENT; gRPC alone says UNKNOWN, and logs a traceback each."""
 
-    async def intercept_service(self, continuation: _Next, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
+    async def intercept_service(self, continuation: Next, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_deserializer is None:
             return handler
@@ -95,7 +60,7 @@ def _decoding(handler: Handler, decode: Callable[[bytes], Any]) -> Handler:
         async for message in messages:
             yield _checked(message)
 
-    return _wrapped(handler, _nothing, whole if handler.request_streaming else _checked, lenient)
+    return wrapped(handler, _nothing, whole if handler.request_streaming else _checked, lenient)
 
 
 @asynccontextmanager
@@ -103,12 +68,7 @@ async def _nothing(_context: Context) -> AsyncIterator[None]:
     yield
 
 
-def _guarded(handler: Handler, guard: Guard) -> Handler:
-    # Of the public methods, reflection alone takes a stream.
-    return _wrapped(handler, guard, only_known, handler.request_deserializer)
-
-
-def _wrapped(handler: Handler, guard: Guard, read: Callable[[Any], Any], decode: Callable[[bytes], Any] | None) -> Handler:
+def wrapped(handler: Handler, guard: Guard, read: Callable[[Any], Any], decode: Callable[[bytes], Any] | None) -> Handler:
     """A handler of the same kind that runs within ``guard``, on what ``read`` makes of its request."""
     method: Any = handler.unary_unary or handler.unary_stream or handler.stream_unary or handler.stream_stream
 
