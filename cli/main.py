@@ -17,7 +17,6 @@ from cli import (
     canary_command,
     disco_command,
     index_commands,
-    key_commands,
     operator_commands,
     plan_command,
     stopping_command,
@@ -25,8 +24,8 @@ from cli import (
     train_commands,
     train_run_commands,
 )
-from cluster.names import API_KEY_VARIABLE
 from cluster.process.terminal import end_with, stderr
+from cluster.settings.config import API_KEY_VARIABLE
 from speculation.errors import ConfigurationError, OutriderError
 from speculation.sources import STRATEGIES
 
@@ -69,8 +68,8 @@ for command in (*train_run_commands.COMMANDS, tau_command.tau, disco_command.dis
 app.add_typer(train_commands.app, name="train")
 app.command()(bench_commands.replay)
 app.command()(plan_command.plan)
-app.command()(key_commands.hash_key)
-app.command()(key_commands.new_key)
+app.command()(operator_commands.hash_key)
+app.command()(operator_commands.new_key)
 app.command()(operator_commands.top)
 app.command()(operator_commands.doctor)
 app.command()(operator_commands.leave)

@@ -50,7 +50,7 @@ def run(
     """
     from cluster.checks.host import check_device, check_folder
     from training.evaluate import quick_score
-    from training.freed_memory import keep_freed_memory
+    from training.interruption import keep_freed_memory
     from training.open_run import fresh_state, open_model
     from training.recipe import load_recipe
     from training.shards import read_data_manifest, read_shards, write_manifest
@@ -186,7 +186,7 @@ def evaluate(
     from speculation.files import write_whole
     from training.evaluate import measure, tree_taus
     from training.export import EVALUATION
-    from training.freed_memory import keep_freed_memory
+    from training.interruption import keep_freed_memory
     from training.open_run import check_same_target, reopen
     from training.shards import read_shards
     from training.snapshots import find_snapshot, read_snapshot, run_of

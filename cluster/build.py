@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 from cluster.models.drafters import by_kernels, draft_models, observed_layers, stream_weights, with_checkpoints
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import Settings
-from services.api.config import PublicServerConfig, TlsFiles
-from services.api.http.config import HttpConfig
+from services.api.config import HttpConfig, PublicServerConfig, TlsFiles
 from services.drafter.config import DrafterConfig
 from services.model_files.folder import read_json, text_config
 from services.privacy.config import Privacy

@@ -25,10 +25,9 @@ from rich.progress import track
 from rich.table import Column, Table
 
 from benchmarks.bench.contestants import PLAIN, answer_of, order_of
-from benchmarks.bench.conversation import make_requests
 from benchmarks.bench.measure import Measurements, Schedule, measure
 from benchmarks.bench.measures import answers_of, by_repeat, latencies, percentile, ratio, speed
-from benchmarks.bench.prompts import BUILTIN, read_prompts
+from benchmarks.bench.prompts import BUILTIN, make_requests, read_prompts
 from benchmarks.bench.records import Cell, LoadOutcome, LoadPoint, Request
 from benchmarks.peers.peer_outrider import Peer
 from cluster import build

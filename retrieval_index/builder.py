@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 from retrieval_index import ngram_trie, plot
 from retrieval_index import observed_successors as successors
 from retrieval_index.corpus import Document
-from retrieval_index.grouping import batches
 from retrieval_index.manifest import FILE, MAX_DEPTH, MIN_DEPTH, PARTS, SEMANTIC, Manifest, part_of
 from retrieval_index.perplexity import Scorer
-from retrieval_index.progress import Advance, silent
+from retrieval_index.progress import Advance, batches, silent
 from retrieval_index.scores import ScoreFile, limit_for
 from retrieval_index.states import StateFile
 from speculation.errors import ConfigurationError

@@ -9,10 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from retrieval_index.grouping import batches
 from retrieval_index.manifest import END
 from retrieval_index.perplexity import Scorer
-from retrieval_index.progress import Advance
+from retrieval_index.progress import Advance, batches
 from speculation.files import write_whole
 
 _STATES, _KEY = "states.f16", "states.key"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import NamedTuple
 
 from speculation.errors import (
@@ -54,3 +55,16 @@ def status_of(error: BaseException) -> Status:
         if cls in STATUS:
             return STATUS[cls]
     return STATUS[Internal]
+
+
+_REFUSED = (InvalidArgument, PermissionDenied, ResourceExhausted, Unauthenticated)
+_LEFT = (GeneratorExit, asyncio.CancelledError, Cancelled)
+
+
+def outcome_of(error: BaseException) -> tuple[str, str]:
+    """The labels of a request that ended in ``error``: outcome and gRPC status."""
+    if isinstance(error, _LEFT):
+        return "cancelled", "CANCELLED"
+    if isinstance(error, DeadlineExceeded):
+        return "cancelled", "DEADLINE_EXCEEDED"
+    return "refused" if isinstance(error, _REFUSED) else "error", status_of(error).grpc

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from cluster.build import Pipeline
-from services.api.config import PublicServerConfig
+from services.api.config import HttpConfig, PublicServerConfig
 from services.api.grpc.server import serve_public
-from services.api.http.config import HttpConfig
 from services.api.http.server import HttpServer, serve_http
 from tests.service import pipeline
 

@@ -13,9 +13,8 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from services.api.config import PublicServerConfig
+from services.api.config import HttpConfig, PublicServerConfig
 from services.api.grpc.server import serve_public
-from services.api.http.config import HttpConfig
 from services.api.http.server import serve_http
 from services.links.grpc_draft import serve_drafter
 from services.links.grpc_retrieval import serve_retrieval

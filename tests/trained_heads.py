@@ -8,13 +8,13 @@ from typing import Literal
 import torch
 
 from services.drafter.heads.canary.texts import TEXTS, CanaryText, save_texts
+from services.drafter.heads.draft_vocabulary import SharedOutput
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.head_config import head_for
 from services.drafter.heads.files.target_rows import read_target_rows, read_target_shape
 from services.drafter.heads.medusa.config import MedusaConfig
 from services.drafter.heads.medusa.files import save_medusa
 from services.drafter.heads.medusa.heads import MedusaHeads
-from services.drafter.heads.shared_output import SharedOutput
 from services.drafter.heads.streams.config import StreamsConfig
 from services.drafter.heads.streams.files import new_streams, save_streams
 from training.head_writing import save_head

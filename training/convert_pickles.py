@@ -21,8 +21,8 @@ from services.drafter.heads.files.head_files import CONFIG, load_head
 from services.drafter.heads.files.kinds import is_language_model
 from services.drafter.heads.files.pickled import PICKLED
 from services.drafter.heads.files.target_shape import TRAINING
+from services.drafter.heads.medusa.config import is_medusa
 from services.drafter.heads.medusa.files import load_medusa
-from services.drafter.heads.medusa.names import is_medusa
 from services.model_files.folder import one_line, read_json, tokenizer_digest
 from services.model_files.weights.headers import SINGLE
 from speculation.errors import ConfigurationError

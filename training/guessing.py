@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from services.drafter.heads.draft_vocabulary import SharedOutput
 from services.drafter.heads.files.head_config import TargetShape
 from services.drafter.heads.medusa.config import MedusaConfig
 from services.drafter.heads.medusa.heads import MedusaHeads
-from services.drafter.heads.shared_output import SharedOutput
 from services.drafter.heads.streams.config import StreamsConfig
 from services.drafter.heads.streams.files import new_streams
 from services.drafter.heads.streams.whole_texts import at, streams_of

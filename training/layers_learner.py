@@ -13,8 +13,7 @@ from torch import nn
 from services.model_files.folder import reading
 from speculation.errors import ConfigurationError
 from training.learner import Prediction, Tally
-from training.losses import compare
-from training.over_vocabulary import OverVocabulary
+from training.losses import OverVocabulary, compare
 from training.recipe import LayersRecipe
 from training.shards import TrainingSequence
 from training.target_choices import TargetChoices

@@ -15,8 +15,7 @@ import torch
 from torch import nn
 
 from training.learner import Prediction, Tally
-from training.losses import compare
-from training.over_vocabulary import OverVocabulary
+from training.losses import OverVocabulary, compare
 from training.recipe import LevelsRecipe
 from training.shards import TrainingSequence
 from training.target_choices import TargetChoices

@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from training.recipe import RecipeBase
+
 # Rows of a matrix product, and rows whose distributions are compared at once: on a CPU these should stay in its cache.
 _CHUNK, _CACHED = 512, 16
 _ETA = 3.0
@@ -112,3 +114,25 @@ class _Compare(torch.autograd.Function):
     def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
         (weighted,) = ctx.saved_tensors
         return (weighted * gradients[0][:, None]).to(ctx.dtype), None, None, None
+
+
+class OverVocabulary:
+    """A learner's part that knows the target's output rows, and the draft vocabulary's among them.
+
+    Args:
+        output: [V, h] all of the target's output rows.
+        ids: int64 [V_d].
+
+    Attributes:
+        rows: [V_d, h], the output rows of the draft vocabulary.
+    """
+
+    def __init__(self, output: torch.Tensor, ids: torch.Tensor, recipe: RecipeBase) -> None:
+        self.rows = output[ids]
+        self.ids = ids
+        self._output = output
+        self._dtype = torch.bfloat16 if recipe.precision == "bfloat16" else torch.float32
+        self._product_rows = self.rows.to(self._dtype)
+        # [V], whether a token is in the draft vocabulary.
+        self._held = torch.zeros(len(output), dtype=torch.bool, device=output.device)
+        self._held[ids] = True

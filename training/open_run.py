@@ -15,13 +15,13 @@ from services.drafter.config import StopConfig
 from services.drafter.draft_model.model import DraftLM
 from services.drafter.draft_model.source import DraftModelSource
 from services.drafter.draft_model.vocabulary_map import VocabularyMap
+from services.drafter.heads.draft_vocabulary import SharedOutput
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.eagle.source import FeatureSource
 from services.drafter.heads.files.head_config import FINAL, TargetShape
 from services.drafter.heads.files.target_rows import TargetRows, read_target_rows, read_target_shape
 from services.drafter.heads.medusa.heads import MedusaHeads
 from services.drafter.heads.medusa.source import MedusaSource
-from services.drafter.heads.shared_output import SharedOutput
 from services.drafter.heads.streams.source import StreamSource
 from services.drafter.heads.streams.streams import Streams
 from services.drafter.interfaces import ModelSource

@@ -19,9 +19,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from benchmarks.bench import differences, environment
 from benchmarks.bench.contestants import PEERS, PLAIN
-from benchmarks.bench.conversation import make_requests
 from benchmarks.bench.lineup import Lineup
 from benchmarks.bench.measure import Measurements, Schedule, measure
+from benchmarks.bench.prompts import make_requests
 from benchmarks.bench.records import Cell, ContestantFailed, LoadPoint, Prompt, Request, TimedAnswer
 from benchmarks.bench.results import FORMAT, cells_as_objects, cumulative_tokens
 from benchmarks.bench.summary import summarise

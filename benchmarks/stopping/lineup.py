@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from benchmarks.bench.conversation import make_requests
-from benchmarks.bench.prompts import read_prompts
+from benchmarks.bench.prompts import make_requests, read_prompts
 from benchmarks.bench.records import Request, TimedAnswer
 from benchmarks.stopping.run import PLAIN, ChainDecoder, ChainRun, StopContestant
 from cluster.models.drafters import by_kernels

@@ -18,8 +18,7 @@ from cluster.models.target import BUILT_IN, ResolvedModel
 from cluster.settings.component_tls import check_tls_files
 from cluster.settings.config import Settings
 from services.api.config import check_server
-from services.api.http.ops_address import bind_ops
-from services.api.sockets import check_http
+from services.api.sockets import bind_ops, check_http
 from services.machine import free_memory
 from services.model_files import gguf_header
 from services.model_files.folder import reading, text_config

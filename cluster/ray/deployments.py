@@ -32,8 +32,8 @@ from cluster.observing import Observing
 from cluster.process.logs import start_logging
 from cluster.public_entry import Addresses, open_entry
 from cluster.ray.callers import Callers
-from cluster.ray.own_load import BusyCores, LoopLag
 from cluster.ray.peers import own_rank, peers_of
+from cluster.ray.scaling import BusyCores, LoopLag
 from cluster.ray.serve_link import ServeVerifierLink, translate
 from cluster.ray.starting import START_FAILED
 from cluster.settings.component_tls import caller_tls, server_tls

@@ -12,7 +12,6 @@ import yaml
 from pydantic import BaseModel, Field, ValidationError, create_model
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
-from cluster.names import API_KEY_VARIABLE
 from cluster.settings.operating import LoggingSettings, MetricsSettings, TracingSettings
 from cluster.settings.placement import ClusterSettings, Placed
 from cluster.settings.server import ServerSettings
@@ -25,6 +24,10 @@ from services.settings import settings_of
 from services.verifier.config import AttentionBackend, Dtype, Kernels, TargetConfig, Weights
 from services.verifier.engine.config import LoopConfig
 from speculation.errors import ConfigurationError
+
+# Not a setting: the API key that the command line sends as a client.
+API_KEY_VARIABLE = "OUTRIDER_API_KEY"
+
 
 _PREFIX = "OUTRIDER_"
 # Settings that no command line may hold and no message may show, and where they may be set.

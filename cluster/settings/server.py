@@ -8,8 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from cluster.settings.placement import Section
-from services.api.config import PublicServerConfig
-from services.api.http.config import HttpConfig
+from services.api.config import HttpConfig, PublicServerConfig
 from services.privacy.config import Privacy
 
 _SERVER, _HTTP, _PRIVACY = PublicServerConfig(), HttpConfig(), Privacy()

@@ -21,13 +21,12 @@ from pathlib import Path
 
 from services.access.audit import AuditLog
 from services.access.charges import charge_of, estimate, tokens_of, within
-from services.access.key_hash import hash_key
-from services.access.key_records import SCOPES, KeyRecord, plain_record
+from services.access.key_records import SCOPES, KeyRecord, hash_key, plain_record
 from services.access.key_ring import KeyRing
 from services.access.key_use import KeyUse
 from services.api.messages import ClientRequest, Completion, TextChunk
 from services.metrics.registry import DROPPED, Metrics
-from services.metrics.request_outcomes import outcome_of
+from services.statuses import outcome_of
 from speculation.errors import OutriderError, PermissionDenied, Unauthenticated
 
 _NO_KEY = KeyRecord(hash="", id="", tenant="", scopes=frozenset(SCOPES))

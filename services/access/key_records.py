@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime
@@ -14,6 +16,22 @@ import yaml
 
 from speculation.errors import ConfigurationError
 from speculation.sources import STRATEGIES
+
+_PREFIX = "outrider_"
+
+
+def hash_key(key: str) -> str:
+    """SHA-256 of an API key in hex, as written in a configuration.
+
+    A fast hash is safe for random keys, such as those of ``new_key``; not for words that somebody has made up.
+    """
+    return hashlib.sha256(key.encode()).hexdigest()
+
+
+def new_key() -> str:
+    """A random key of 256 bits, with a prefix by which scanners of leaked secrets know it."""
+    return _PREFIX + secrets.token_urlsafe(32)
+
 
 SCOPES = ("generate", "forget")
 # Hex digits of its hash that name a key, and its tenant, where the record does not.

@@ -8,8 +8,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from services.access.key_hash import hash_key
-from services.access.key_records import KeyRecord, plain_record, read_keys
+from services.access.key_records import KeyRecord, hash_key, plain_record, read_keys
 from speculation.errors import ConfigurationError
 
 log = logging.getLogger(__name__)

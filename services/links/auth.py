@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import grpc.aio
 
-from services.access.key_hash import hash_key
+from services.access.key_records import hash_key
 from services.access.refused_components import RefusedComponents
 from services.links.status import abort
 from speculation.errors import Unauthenticated

@@ -7,7 +7,7 @@ from typing import Any
 
 import grpc.aio
 
-from services.access.key_hash import hash_key
+from services.access.key_records import hash_key
 from services.access.refused_components import RefusedComponents
 from services.links.auth import ApiKeyInterceptor
 from services.links.channel import bind, make_server

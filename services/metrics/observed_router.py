@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from services.api.messages import ClientRequest, Completion, RouterPort, TextChunk
 from services.api.observer import PassingRouter
 from services.metrics.registry import Metrics
-from services.metrics.request_outcomes import outcome_of
+from services.statuses import outcome_of
 
 
 class ObservedRouter(PassingRouter):

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from services.metrics.registry import DROPPED, Metrics, Values
+from services.model_files.folder import model_fingerprint
 from services.tracing.log_names import log_name
 from services.verifier.checks.pass_costs import costs_of
 from services.verifier.checks.self_check import SelfCheck
-from services.verifier.config import VerifierConfig
+from services.verifier.config import TargetConfig, VerifierConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.model.stream_rows import StreamWeights
 from services.verifier.model.target import TransformersTarget
-from services.verifier.model.token_arithmetic import arithmetic_of
 from services.verifier.stages.upstream import Launch
 from speculation.budget import Budget, FixedBudget, MeasuredBudget
-from speculation.errors import Unavailable
+from speculation.errors import ConfigurationError, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 
 log = logging.getLogger(__name__)
@@ -132,3 +134,19 @@ def _budget(target: TransformersTarget, config: VerifierConfig) -> Budget:
         return FixedBudget(max_nodes=config.max_nodes)
     costs = costs_of(target, config.target, config.costs_dir)
     return MeasuredBudget(costs, max_nodes=config.max_nodes, max_step_s=config.max_step_s)
+
+
+def arithmetic_of(target: TransformersTarget, config: TargetConfig) -> str:
+    """A short hash that differs where tokens could: by weights (``model_fingerprint``), dtype, device and kernels.
+
+    Our own kernels for a CPU give the same bits on every instruction set, from weights in either format.
+    """
+    try:
+        weights = model_fingerprint(Path(config.model_path))
+    except ConfigurationError:
+        # Targets of tests have no files.
+        weights = ""
+    kernels = target.kernels
+    multiplied = [kernels.linears] if kernels.linears == "native" else kernels.about
+    told = (weights, config.dtype, target.device.type, config.attention_backend, multiplied, target.exact)
+    return hashlib.sha256(repr(told).encode()).hexdigest()[:16]

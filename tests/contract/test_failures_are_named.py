@@ -13,9 +13,8 @@ import pytest
 
 import outrider
 from cluster.process.logs import JsonLines
-from services.api.config import PublicServerConfig
+from services.api.config import HttpConfig, PublicServerConfig
 from services.api.grpc.server import serve_public
-from services.api.http.config import HttpConfig
 from services.api.http.server import serve_http
 from services.api.messages import ClientRequest, Completion, TextChunk
 from tests.scripted_router import ScriptedRouter

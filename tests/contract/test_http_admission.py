@@ -13,9 +13,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.access.gate import open_gate
-from services.access.key_hash import hash_key
-from services.api.config import PublicServerConfig
-from services.api.http.config import HttpConfig
+from services.access.key_records import hash_key
+from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http.server import serve_http
 from services.api.messages import ClientRequest
 from services.metrics.prometheus_sink import PrometheusSink

@@ -16,11 +16,10 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
-from services.access.key_hash import hash_key
-from services.api.config import PublicServerConfig
+from services.access.key_records import hash_key
+from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http import endpoints as http_endpoints
 from services.api.http import event_stream
-from services.api.http.config import HttpConfig
 from services.api.http.server import HttpServer, serve_http
 from speculation.errors import ConfigurationError, Internal, InvalidArgument, ResourceExhausted, Unavailable
 from speculation.types import SamplingDefaults

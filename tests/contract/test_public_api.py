@@ -18,7 +18,7 @@ import outrider
 from outrider import AsyncClient, Client, Retry
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
-from services.access.key_hash import hash_key
+from services.access.key_records import hash_key
 from services.api.config import PublicServerConfig
 from services.api.grpc.server import SERVICE, serve_public
 from speculation.errors import ConfigurationError

@@ -21,7 +21,7 @@ from outrider import AsyncClient, Retry
 from outrider._retry_info import retry_delay_s
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
-from services.access.key_hash import hash_key
+from services.access.key_records import hash_key
 from services.api.config import PublicServerConfig
 from services.api.grpc import server as public_server
 from services.api.grpc.server import LIVENESS, READINESS, SERVICE, PublicServer, serve_public

@@ -16,9 +16,8 @@ import trustme
 
 import outrider
 from outrider import AsyncClient, Retry
-from services.api.config import PublicServerConfig, TlsFiles
+from services.api.config import HttpConfig, PublicServerConfig, TlsFiles
 from services.api.grpc.server import serve_public
-from services.api.http.config import HttpConfig
 from services.api.http.server import serve_http
 from services.links.tls import renewed_files
 from tests.scripted_router import ScriptedRouter

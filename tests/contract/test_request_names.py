@@ -19,7 +19,7 @@ import outrider
 from outrider import AsyncClient, Client
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
-from services.access.key_hash import hash_key
+from services.access.key_records import hash_key
 from services.api.config import PublicServerConfig
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.in_process import InProcessDraftLink, InProcessVerifierLink

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.api.http.config import HttpConfig
+from services.api.config import HttpConfig
 from services.api.http.event_stream import EventStream, event_bytes
 from speculation.errors import Unavailable
 from tests.contract.test_openai_streams import CHAT, FOX, served

@@ -8,9 +8,8 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from services.api.config import PublicServerConfig
+from services.api.config import HttpConfig, PublicServerConfig
 from services.api.http import ops_listener
-from services.api.http.config import HttpConfig
 from services.api.http.server import serve_http
 from tests.scripted_router import ScriptedRouter
 

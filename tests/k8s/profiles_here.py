@@ -13,7 +13,7 @@ from typing import Any
 
 import trustme
 
-from services.access.key_hash import hash_key, new_key
+from services.access.key_records import hash_key, new_key
 from services.links.tls.component_files import name_of
 from tests.k8s.chart import Manifest, groups, render, serve_config
 from tests.ports import free_port

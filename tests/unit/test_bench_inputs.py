@@ -11,8 +11,7 @@ import pytest
 import typer
 
 from benchmarks.bench.contestants import PEERS, Environments, check_names
-from benchmarks.bench.conversation import make_requests
-from benchmarks.bench.prompts import BUILTIN, read_prompts
+from benchmarks.bench.prompts import BUILTIN, make_requests, read_prompts
 from benchmarks.bench.records import ContestantFailed, Request, TimedAnswer
 from benchmarks.bench.results import read_results
 from benchmarks.replay.replay import read_traces, replay

@@ -6,9 +6,8 @@ import pytest
 from ray.exceptions import RayError
 from ray.serve.exceptions import DeploymentUnavailableError
 
-from cluster.ray import broadcast
-from cluster.ray.broadcast import tell_all
-from cluster.ray.serve_link import ServeVerifierLink
+from cluster.ray import serve_link
+from cluster.ray.serve_link import ServeVerifierLink, tell_all
 from speculation.errors import Unavailable
 
 Answers = list[BaseException | None] | Exception
@@ -48,7 +47,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> None:
     async def count(handle: Handle) -> int:
         return handle.replicas
 
-    monkeypatch.setattr(broadcast, "_count", count)
+    monkeypatch.setattr(serve_link, "_count", count)
 
 
 @pytest.mark.parametrize(

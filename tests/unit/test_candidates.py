@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from services.verifier.choosing import candidates
-from services.verifier.choosing.noise import words
+from services.verifier.choosing.device_choice import words
 from services.verifier.choosing.processors import build_truncation
 from speculation.philox import NoiseStream, gumbel, gumbels, uniforms
 from speculation.types import SamplingParams

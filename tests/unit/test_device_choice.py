@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from services.verifier.choosing import candidates, chooser, chosen_logprobs, device_choice, penalties, picks
-from services.verifier.choosing.device_choice import Limits, drawn, limits_of, winners_by_torch
-from services.verifier.choosing.noise import words
+from services.verifier.choosing.device_choice import Limits, drawn, limits_of, winners_by_torch, words
 from services.verifier.choosing.processors import build_truncation
 from services.verifier.model.target_port import NOT_CHOSEN
 from speculation.choose import choose, log_probabilities
@@ -108,10 +107,10 @@ def _careless(logits: torch.Tensor, params: Any) -> Limits:
 def _ours(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Our kernel, through Triton's interpreter, in the place of torch's functions."""
     pytest.importorskip("triton")
-    from services.verifier.kernels.triton import noise_kernel
+    from services.verifier.kernels.triton import choice_kernels
 
-    monkeypatch.setattr(device_choice, "winners_on", lambda device: noise_kernel.noisy_winners)
-    return noise_kernel
+    monkeypatch.setattr(device_choice, "winners_on", lambda device: choice_kernels.noisy_winners)
+    return choice_kernels
 
 
 def test_one_kernel_draws_as_torchs_functions_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,7 +166,7 @@ def test_a_kernel_that_is_wrong_or_fails_is_not_used(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     pytest.importorskip("triton")
-    from services.verifier.kernels.triton import noise_kernel
+    from services.verifier.kernels.triton import choice_kernels
 
     class Device:
         """Says that it is a GPU; what is put there stays here."""
@@ -179,14 +178,14 @@ def test_a_kernel_that_is_wrong_or_fails_is_not_used(
     zeros = torch.zeros
     monkeypatch.setattr(torch, "zeros", lambda *size, device=None, **named: zeros(*size, **named))
     assert winners_on(torch.device("cpu")) is winners_by_torch
-    monkeypatch.setattr(noise_kernel, "noisy_winners", lambda *given: 1 / 0)
+    monkeypatch.setattr(choice_kernels, "noisy_winners", lambda *given: 1 / 0)
     assert winners_on(Device()) is winners_by_torch and "ZeroDivisionError" in caplog.text
     monkeypatch.setattr(
-        noise_kernel, "noisy_winners", lambda *given: tuple(part.flip(0) for part in winners_by_torch(*given))
+        choice_kernels, "noisy_winners", lambda *given: tuple(part.flip(0) for part in winners_by_torch(*given))
     )
     assert winners_on(Device()) is winners_by_torch and "it finds other tokens" in caplog.text
-    monkeypatch.setattr(noise_kernel, "noisy_winners", lambda *given: winners_by_torch(*given))
-    assert winners_on(Device()) is noise_kernel.noisy_winners
+    monkeypatch.setattr(choice_kernels, "noisy_winners", lambda *given: winners_by_torch(*given))
+    assert winners_on(Device()) is choice_kernels.noisy_winners
 
 
 WRONG: dict[str, tuple[Any, str, Callable[..., Any]]] = {

@@ -218,7 +218,7 @@ def test_some_numbers_of_a_row_come_to_the_host(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.usefixtures("elsewhere")
 def test_one_kernel_draws_from_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
-    from services.verifier.kernels.triton.noise_kernel import noisy_winners
+    from services.verifier.kernels.triton.choice_kernels import noisy_winners
 
     monkeypatch.setattr(device_trials, "winners_on", lambda device: noisy_winners)
     compared, left = compare(11, 2, (37, 1000))

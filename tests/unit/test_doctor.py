@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from cli import doctor_checks
-from cli.doctor import examine
-from cli.doctor_checks import CHECKS, Finding, findings
+from cli import doctor as doctor_checks
+from cli.doctor import CHECKS, Finding, examine, findings
 from cluster.settings.config import load
 from tests.service import tiny_settings
 

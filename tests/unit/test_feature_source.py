@@ -11,7 +11,7 @@ import torch
 
 from services.drafter.heads.files.head_config import HeadConfig
 from services.drafter.interfaces import DraftWanted
-from services.drafter.sessions.torch_threads import use_threads
+from services.drafter.sessions.thread import use_threads
 from speculation.messages import DraftNoise
 from speculation.tree import depths
 from speculation.types import EMPTY_TREE

@@ -12,7 +12,7 @@ import pytest
 
 from services.access.audit import AuditLog
 from services.access.gate import Gate
-from services.access.key_hash import hash_key
+from services.access.key_records import hash_key
 from services.access.key_ring import KeyRing
 from services.api.messages import ChatMessage, ClientRequest, Completion, RequestedSampling, TextChunk, Timing
 from speculation.errors import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli.gpu_sizes import sized, sizes_object
+from cli.plan_command import sized, sizes_object
 from cluster.checks.gpu_sizing import GPUS, sentence, size_up, sizing_row
 from cluster.settings.config import load
 from services.verifier.config import Dtype, TargetConfig

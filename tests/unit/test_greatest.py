@@ -25,10 +25,10 @@ from tests.choices import check
 from tests.tiny import make_tiny_model
 
 pytest.importorskip("triton")
-from services.verifier.kernels.triton import greatest_kernel
+from services.verifier.kernels.triton import choice_kernels
 from tests.triton_interpreter import hopper
 
-first_of_greatest, BLOCK = greatest_kernel.first_of_greatest, greatest_kernel._BLOCK
+first_of_greatest, BLOCK = choice_kernels.first_of_greatest, choice_kernels._BLOCK
 VOCABULARIES = (1, 17, 1000, BLOCK, BLOCK + 1, 49152, 128256)
 
 
@@ -102,7 +102,7 @@ def test_a_kernel_that_is_wrong_or_fails_is_not_used(
     finder_on = greatest.finder_on.__wrapped__
     assert finder_on(torch.device("cpu")) is None
     monkeypatch.setattr(torch.Tensor, "to", lambda self, *_, **__: self)
-    monkeypatch.setattr(greatest_kernel, "first_of_greatest", lambda logits: 1 / 0)
+    monkeypatch.setattr(choice_kernels, "first_of_greatest", lambda logits: 1 / 0)
     assert finder_on(Device()) is None and "ZeroDivisionError" in caplog.text
     wrong: list[Callable[[torch.Tensor], torch.Tensor]] = [
         lambda logits: logits.argmax(-1),
@@ -111,10 +111,10 @@ def test_a_kernel_that_is_wrong_or_fails_is_not_used(
     ]
     for finder in wrong:
         caplog.clear()
-        monkeypatch.setattr(greatest_kernel, "first_of_greatest", finder)
+        monkeypatch.setattr(choice_kernels, "first_of_greatest", finder)
         assert finder_on(Device()) is None
         assert "the likeliest tokens are found by torch's functions" in caplog.text and "other tokens" in caplog.text
-    monkeypatch.setattr(greatest_kernel, "first_of_greatest", by_torch)
+    monkeypatch.setattr(choice_kernels, "first_of_greatest", by_torch)
     assert finder_on(Device()) is by_torch
 
 

@@ -7,7 +7,7 @@ import pytest
 from cluster import build
 from cluster.public_entry import how_to_try
 from cluster.settings.config import load
-from services.api.http.config import HttpConfig
+from services.api.config import HttpConfig
 from services.api.sockets import check_http
 from speculation.errors import ConfigurationError
 

@@ -13,8 +13,7 @@ import pytest
 
 from services.access import key_ring
 from services.access.audit import AuditLog
-from services.access.key_hash import hash_key, new_key
-from services.access.key_records import KeyRecord, read_keys
+from services.access.key_records import KeyRecord, hash_key, new_key, read_keys
 from services.access.key_ring import KeyRing
 from speculation.errors import ConfigurationError
 

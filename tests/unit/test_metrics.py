@@ -16,7 +16,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from services.access.gate import open_gate
-from services.access.key_hash import hash_key
+from services.access.key_records import hash_key
 from services.api.messages import ClientRequest, Completion, ModelCard, RequestedSampling, TextChunk, Timing
 from services.links.in_process import InProcessDraftLink
 from services.metrics.families import FAMILIES

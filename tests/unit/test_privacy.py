@@ -17,10 +17,9 @@ import numpy as np
 import pytest
 
 from services.access.gate import open_gate
-from services.api.config import PublicServerConfig
+from services.api.config import HttpConfig, PublicServerConfig
 from services.api.grpc.messages import decode_request, encode_event
 from services.api.http.app import HttpApp
-from services.api.http.config import HttpConfig
 from services.api.messages import ClientRequest, Completion, RequestedSampling, TextChunk, Timing
 from services.privacy.config import Privacy
 from services.privacy.even_router import EvenRouter

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
 from services.api.messages import ChatMessage, ClientRequest, RequestedSampling
-from services.router.stops import StopStrings
+from services.router.answer import StopStrings
 from services.router.strategies import StrategyConfig, check_default, make_plan
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError, InvalidArgument

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from services.api.http.openai.fingerprint import fingerprint
+from services.api.http.openai.usage import fingerprint
 from tests.service import pipeline
 
 

@@ -13,7 +13,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Tracer
 
-from services.api.http.config import HttpConfig
+from services.api.config import HttpConfig
 from services.api.http.server import serve_http
 from services.tracing import drafter_spans
 from services.tracing.drafter_spans import TracedDrafter

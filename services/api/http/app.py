@@ -14,14 +14,13 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from services.access.gate import Gate
+from services.api.config import HEADER_BYTES, LOOPBACK, LOOPBACK_NAMES, HttpConfig
 from services.api.http.call import HttpCall
-from services.api.http.config import HEADER_BYTES, LOOPBACK, LOOPBACK_NAMES, HttpConfig
 from services.api.http.endpoints import Endpoints
-from services.api.http.key_header import key_of
 from services.api.http.openai.errors import HttpError, Refused
 from services.api.messages import RouterPort
 from services.links.request_names import request_id_of, traceparent_of
-from speculation.errors import Cancelled, Internal, OutriderError, ResourceExhausted, Unavailable
+from speculation.errors import Cancelled, Internal, OutriderError, ResourceExhausted, Unauthenticated, Unavailable
 
 log = logging.getLogger(__name__)
 
@@ -174,3 +173,20 @@ def _check_framing(headers: Headers) -> None:
         raise HttpError(431, "headers_too_large", f"headers are {size} bytes: must be at most {HEADER_BYTES}", _CLOSING)
     if "content-length" in headers and "transfer-encoding" in headers:
         raise HttpError(400, "two_lengths", "content-length and transfer-encoding are set: must be one of the two", _CLOSING)
+
+
+_SCHEME = "bearer "
+
+
+def key_of(headers: Headers) -> str | None:
+    """The API key, from ``Authorization: Bearer`` or ``X-Api-Key``.
+
+    Raises:
+        Unauthenticated: both are there, with different keys.
+    """
+    given = headers.get("authorization", "")
+    bearer = given[len(_SCHEME) :].strip() if given.lower().startswith(_SCHEME) else None
+    own = headers.get("x-api-key")
+    if bearer and own and bearer != own:
+        raise Unauthenticated("authorization and x-api-key carry different API keys: send one of them")
+    return bearer or own or None

@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 from services.access.gate import Gate
+from services.api.config import HttpConfig
 from services.api.http.call import HttpCall
-from services.api.http.config import HttpConfig
 from services.api.http.event_stream import PING_S, EventStream
 from services.api.http.json_body import read_body
 from services.api.http.openai.chat_answer import ChatAnswer
@@ -18,10 +18,10 @@ from services.api.http.openai.chat_request import read_chat
 from services.api.http.openai.completion_answer import CompletionAnswer
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Refused
-from services.api.http.openai.fingerprint import server_version
 from services.api.http.openai.generation import RunningChoices, expected, named, own_names, prepare
 from services.api.http.openai.request import Asked
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
+from services.api.http.openai.usage import server_version
 from services.api.messages import Completion, ModelCard, RouterPort, TextChunk
 from services.api.readiness import Well
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from services.api.http.arriving_requests import arriving_within
-from services.api.http.ops_address import bind_ops
+from services.api.sockets import bind_ops
 
 log = logging.getLogger(__name__)
 

@@ -11,10 +11,9 @@ from collections.abc import Iterator
 import uvicorn
 
 from services.access.gate import Gate, open_gate
-from services.api.config import TlsFiles, public_files
+from services.api.config import HEADER_BYTES, HttpConfig, TlsFiles, public_files
 from services.api.http.app import HttpApp
 from services.api.http.arriving_requests import arriving_within
-from services.api.http.config import HEADER_BYTES, HttpConfig
 from services.api.messages import RouterPort
 from services.api.sockets import check_http, listen
 from services.links.tls import renewed_files

@@ -16,6 +16,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar, TypeVarTuple, Unpack
 
+import torch
+
 _Arguments = TypeVarTuple("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -142,3 +144,17 @@ def _fulfil(future: asyncio.Future[_Result], result: _Result) -> None:
 def _fail(future: asyncio.Future[_Result], error: Exception) -> None:
     if not future.done():
         future.set_exception(error)
+
+
+def use_threads(count: int) -> None:
+    """Let torch use ``count`` threads for what the calling thread computes.
+
+    ``torch.set_num_threads`` sets the calling thread's number, and the one that threads begin with. The latter is put back,
+    so a target in this process keeps its threads. (Two teams of threads on the same cores slow each other down several
+    times, so a small model beside a target does best alone.)
+    """
+    others = torch.get_num_threads()
+    torch.set_num_threads(count)
+    restoring = threading.Thread(target=torch.set_num_threads, args=(others,))
+    restoring.start()
+    restoring.join()

@@ -6,12 +6,11 @@ prompt's n-grams. The original's sampling rule drew no bonus token after a full 
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Sequence
 
 from services.drafter.config import DrafterConfig, LookaheadConfig
 from services.drafter.interfaces import TreeSource
-from services.drafter.sources.ngrams import GrowingNgrams
 from services.drafter.sources.window import Window
 from speculation.messages import OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
@@ -98,3 +97,21 @@ def guesses(continuations: Sequence[Sequence[int]], source: str, max_nodes: int)
         first = _FIRST * _OLDER**rank
         trees.append(chain(tokens, source, [first * _OLDER**depth for depth in range(len(tokens))]))
     return prune(merge(trees), max_nodes, max_nodes)
+
+
+class GrowingNgrams:
+    """Yields every n-gram of ``length`` tokens once.
+
+    Attributes:
+        tail: the text's last tokens, at most ``length``.
+    """
+
+    def __init__(self, length: int) -> None:
+        self.tail: deque[int] = deque(maxlen=length)
+
+    def read(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
+        """The n-grams that end in one of these tokens, which follow what was read before."""
+        for token in tokens:
+            self.tail.append(token)
+            if len(self.tail) == self.tail.maxlen:
+                yield tuple(self.tail)

@@ -16,8 +16,7 @@ from collections.abc import Sequence
 
 from services.drafter.config import DrafterConfig, SpectraConfig
 from services.drafter.interfaces import TreeSource
-from services.drafter.sources.lookahead import Pool, guesses
-from services.drafter.sources.ngrams import GrowingNgrams
+from services.drafter.sources.lookahead import GrowingNgrams, Pool, guesses
 from services.drafter.sources.retrieval import QUERIED, ending
 from services.drafter.sources.window import Window
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport

@@ -16,12 +16,36 @@ import numpy as np
 import torch
 
 from services.verifier.choosing.candidates import ERROR, LANE_ERROR, LEAST_MIN_P, RATIO_ERROR
-from services.verifier.choosing.noise import words
-from services.verifier.choosing.own_kernels import own_kernel
+from services.verifier.choosing.greatest import own_kernel
 from services.verifier.model.target_port import NOT_CHOSEN
 from services.verifier.model.to_device import to_device
 from speculation.philox import NoiseStream
 from speculation.types import SamplingParams
+
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_GROWTH = (0x9E3779B9, 0xBB67AE85)
+_LOW = 0xFFFFFFFF
+
+
+def words(
+    seeds: Sequence[int], stream: NoiseStream, positions: Sequence[int], size: int, device: torch.device
+) -> torch.Tensor:
+    """The random words of speculation/philox.py for indices 0 to ``size`` - 1, row by row: [rows, size], int64."""
+
+    def column(values: Sequence[int]) -> torch.Tensor:
+        return to_device(values, device, torch.int64)[:, None]
+
+    blocks = torch.arange(-(-size // 4), dtype=torch.int64, device=device)[None]
+    keys = [column([seed & _LOW for seed in seeds]), column([seed >> 32 for seed in seeds])]
+    c0, c1 = blocks.expand(len(seeds), -1), column([int(stream)] * len(seeds))
+    c2, c3 = column([position & _LOW for position in positions]), column([position >> 32 for position in positions])
+    for _ in range(10):
+        # Signed products wrap around in 64 bits; the upper half is right once the sign extension is masked away.
+        p0, p1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c1, c2, c3 = ((p1 >> 32) & _LOW) ^ c1 ^ keys[0], p1 & _LOW, ((p0 >> 32) & _LOW) ^ c3 ^ keys[1], p0 & _LOW
+        keys = [(key + growth) & _LOW for key, growth in zip(keys, _GROWTH, strict=True)]
+    return torch.stack([c0, c1, c2, c3], dim=-1).flatten(1)[:, :size]
+
 
 # Takes logits, the least that take part, seeds, positions and the noise's stream; see ``winners_by_torch``.
 Winners = Callable[
@@ -84,9 +108,9 @@ def winners_on(device: torch.device) -> Winners:
     """How winners are found on a device: by one kernel of ours where it runs and is right, else by torch's functions."""
 
     def load() -> Winners:
-        from services.verifier.kernels.triton import noise_kernel
+        from services.verifier.kernels.triton import choice_kernels
 
-        return noise_kernel.noisy_winners
+        return choice_kernels.noisy_winners
 
     def is_right(winners: Winners) -> bool:
         rows = torch.randn(2, 3000, generator=torch.Generator().manual_seed(0)).to(device)

@@ -3,13 +3,43 @@
 from __future__ import annotations
 
 import functools
+import logging
 import math
 from collections.abc import Callable
+from importlib.util import find_spec
+from typing import TypeVar
 
 import torch
 
-from services.verifier.choosing.own_kernels import own_kernel
 from services.verifier.model.target_port import NOT_CHOSEN
+
+log = logging.getLogger(__name__)
+
+_Kernel = TypeVar("_Kernel")
+
+
+def own_kernel(
+    device: torch.device, load: Callable[[], _Kernel], is_right: Callable[[_Kernel], bool], tokens: str
+) -> _Kernel | None:
+    """The kernel that ``load`` imports, where it runs and is right; else None, and the log says why.
+
+    Args:
+        is_right: whether it finds what torch's functions do.
+        tokens: what is found, and how, for the log.
+    """
+    if device.type != "cuda" or find_spec("triton") is None:
+        return None
+    try:
+        kernel = load()
+        if is_right(kernel):
+            return kernel
+        reason = "it finds other tokens"
+    except Exception as error:
+        # Compilers and drivers may fail in any way.
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    log.warning("%s by torch's functions, since our kernel does not run: %s", tokens, reason)
+    return None
+
 
 # Takes [rows, vocabulary], float32 or bfloat16; see ``by_torch``.
 Finder = Callable[[torch.Tensor], torch.Tensor]
@@ -31,9 +61,9 @@ def finder_on(device: torch.device) -> Finder | None:
     """Our kernel for ``first_of_greatest``; None where it does not run or is not right."""
 
     def load() -> Finder:
-        from services.verifier.kernels.triton import greatest_kernel
+        from services.verifier.kernels.triton import choice_kernels
 
-        return greatest_kernel.first_of_greatest
+        return choice_kernels.first_of_greatest
 
     def is_right(finder: Finder) -> bool:
         rows = _trial_rows().to(device)

@@ -2,8 +2,8 @@
 
 A row's streams (Bhendawade et al., 2402.11131, section 3.1.1) begin as the state that the row has there, plus a trained
 embedding each. They are computed by the same weights, with low-rank adapters of their own; they attend as branches of the
-tree (``attention.stream_layout``), are never accepted, and leave no keys behind: what follows overwrites theirs. No bit of any
-other row changes: a row's numbers do not depend on what else its pass holds, and adapters act on late rows alone.
+tree (``attention.stream_layout``), are never accepted, and leave no keys behind: what follows overwrites theirs. No bit of
+any other row changes: a row's numbers do not depend on what else its pass holds, and adapters act on late rows alone.
 """
 
 from __future__ import annotations

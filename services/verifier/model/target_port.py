@@ -28,7 +28,7 @@ class Rows:
         tried: where the rejection rule applies, the tree that these rows hold: instead of choices, distributions are wanted
             after them, and what becomes of its nodes.
         layers: layers whose hidden states ``Target.features`` may be asked for, for any row; numbered as in ``Features``.
-        ends: those of the last ``logits`` rows, as indices into ``tokens``, that have streams in this pass (``stream_rows``).
+        ends: those of the last ``logits`` rows, as indices into ``tokens``, that have streams in this pass.
     """
 
     session_id: str

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from services.api.http.openai.choice_text import ChoiceText, Piece, TextToken
-from services.api.http.openai.fingerprint import fingerprint
 from services.api.http.openai.generation import Prepared
 from services.api.http.openai.request import Asked
 from services.api.http.openai.tool_calls import END_OF_CALL
-from services.api.http.openai.usage import metrics, usage
+from services.api.http.openai.usage import fingerprint, metrics, usage
 from services.api.messages import Completion, ModelCard, TextChunk
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
+from functools import cache
+from importlib import metadata
 from typing import Any
 
-from services.api.messages import Completion
+from services.api.messages import Completion, ModelCard
 from speculation.types import SpeculationStats
 
 # The name of the source that drafts from a request's ``prediction``.
@@ -81,3 +84,16 @@ def _add(total: SpeculationStats, one: SpeculationStats) -> None:
     for source, count in one.accepted_by_source.items():
         total.accepted_by_source[source] = total.accepted_by_source.get(source, 0) + count
     total.switches += one.switches
+
+
+@cache
+def server_version() -> str:
+    """The version of Outrider."""
+    return metadata.version("outrider-server")
+
+
+def fingerprint(card: ModelCard) -> str:
+    """A short hash of the server's version and of everything that decides the model's tokens."""
+    limits = (card.max_model_len, card.vocab_size)
+    told = (server_version(), card.name, *limits, card.bit_exact, card.defaults, card.processors, card.arithmetic)
+    return "fp_" + hashlib.sha256(repr(told).encode()).hexdigest()[:12]

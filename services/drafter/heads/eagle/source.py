@@ -25,7 +25,7 @@ from services.drafter.heads.session import CommittedRows, FeatureSession, in_one
 from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.cache_room import CacheRoom
 from services.drafter.sessions.drawn_proposals import Draw, draw_with
-from services.drafter.sessions.torch_threads import use_threads
+from services.drafter.sessions.thread import use_threads
 from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 from speculation.tree import ROOT

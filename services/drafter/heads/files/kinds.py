@@ -13,8 +13,7 @@ from services.drafter.heads.files.head_fields import Shapes, parse, unused
 from services.drafter.heads.files.layouts import COMPUTED, HeadLayout, detect, refuse_others, stripped
 from services.drafter.heads.files.pickled import refuse_pickles
 from services.drafter.heads.files.target_shape import TRAINING, check_tokenizer, read_target_shape
-from services.drafter.heads.medusa.config import parse_medusa
-from services.drafter.heads.medusa.names import is_medusa, named_by_authors
+from services.drafter.heads.medusa.config import is_medusa, named_by_authors, parse_medusa
 from services.drafter.heads.streams.config import KIND, parse_streams
 from services.model_files.folder import read_json, text_config
 from services.model_files.weights.headers import read_shapes

@@ -10,14 +10,13 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from services.drafter.heads.draft_vocabulary import membership, offsets_of_ids
+from services.drafter.heads.draft_vocabulary import SharedOutput, membership, offsets_of_ids
 from services.drafter.heads.files.head_config import TargetShape
 from services.drafter.heads.files.head_files import CONFIG, take_vocabulary
 from services.drafter.heads.files.layouts import DRAFT_OFFSETS, DRAFTED
 from services.drafter.heads.files.pickled import refuse_pickles
 from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.heads.files.target_shape import TRAINING, check_tokenizer
-from services.drafter.heads.shared_output import SharedOutput
 from services.model_files.folder import reading
 from services.model_files.weights.files import WeightFiles
 from services.model_files.weights.headers import SINGLE

@@ -15,9 +15,15 @@ import torch
 from services.drafter.heads.files.head_files import CONFIG
 from services.drafter.heads.files.level_files import Tensors, check_numbers, read_tensors, take_output, write_checkpoint
 from services.drafter.heads.files.target_rows import TargetRows, read_target_rows, read_target_shape
-from services.drafter.heads.medusa.config import parameter_names, parse_medusa
+from services.drafter.heads.medusa.config import (
+    authors_names,
+    is_medusa,
+    is_output,
+    named_by_authors,
+    parameter_names,
+    parse_medusa,
+)
 from services.drafter.heads.medusa.heads import MedusaHeads
-from services.drafter.heads.medusa.names import authors_names, is_medusa, is_output, named_by_authors
 from services.model_files.folder import read_json
 from speculation.errors import ConfigurationError
 

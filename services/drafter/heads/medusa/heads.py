@@ -11,9 +11,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from services.drafter.heads.draft_vocabulary import DraftVocabulary
+from services.drafter.heads.draft_vocabulary import DraftVocabulary, SharedOutput
 from services.drafter.heads.medusa.config import MedusaConfig
-from services.drafter.heads.shared_output import SharedOutput
 
 
 class ResBlock(nn.Module):

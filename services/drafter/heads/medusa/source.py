@@ -16,7 +16,7 @@ from services.drafter.heads.medusa.heads import MedusaHeads
 from services.drafter.heads.session import state_numbers
 from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.drawn_proposals import Draw
-from services.drafter.sessions.torch_threads import use_threads
+from services.drafter.sessions.thread import use_threads
 from speculation.messages import OpenSession
 from speculation.types import EMPTY_TREE, TokenTree
 

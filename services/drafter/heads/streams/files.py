@@ -13,13 +13,13 @@ from typing import Any
 
 import torch
 
+from services.drafter.heads.draft_vocabulary import SharedOutput
 from services.drafter.heads.files.head_config import TargetShape
 from services.drafter.heads.files.head_fields import HeadFields
 from services.drafter.heads.files.head_files import CONFIG
 from services.drafter.heads.files.layouts import DRAFT_OFFSETS, DRAFTED
 from services.drafter.heads.files.level_files import Tensors, check_numbers, read_tensors, take_output, write_checkpoint
 from services.drafter.heads.files.target_rows import TargetRows, read_target_rows, read_target_shape
-from services.drafter.heads.shared_output import SharedOutput
 from services.drafter.heads.streams.config import ADAPTED, KIND, PRUNING, STREAM_EMBEDDINGS, StreamsConfig, parse_streams
 from services.drafter.heads.streams.last_layers import LastLayers, last_layers
 from services.drafter.heads.streams.own_layers import read_own_layers

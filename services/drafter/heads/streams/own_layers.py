@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from services.drafter.heads.files.head_config import HeadConfig
-from services.drafter.heads.layer import Attend, HeadLayer
-from services.drafter.heads.rotary import RotaryPositions
+from services.drafter.heads.layer import Attend, HeadLayer, RotaryPositions
 from services.drafter.heads.streams.last_layers import LastLayers
 from services.model_files.folder import reading
 from services.model_files.weights.files import WeightFiles

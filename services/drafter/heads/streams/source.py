@@ -24,7 +24,7 @@ from services.drafter.heads.streams.streams import Streams
 from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.cache_room import CacheRoom
 from services.drafter.sessions.drawn_proposals import Draw
-from services.drafter.sessions.torch_threads import use_threads
+from services.drafter.sessions.thread import use_threads
 from speculation.messages import OpenSession
 from speculation.types import EMPTY_TREE, TokenTree
 

@@ -14,9 +14,8 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from services.drafter.heads.draft_vocabulary import DraftVocabulary
+from services.drafter.heads.draft_vocabulary import DraftVocabulary, SharedOutput
 from services.drafter.heads.layer import Attend
-from services.drafter.heads.shared_output import SharedOutput
 from services.drafter.heads.streams.config import ADAPTED, PRUNING, StreamsConfig
 from services.drafter.heads.streams.own_layers import OwnLayers
 

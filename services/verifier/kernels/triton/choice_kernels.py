@@ -1,17 +1,44 @@
-"""Launches ``device.noisy_rows``: who wins each row of logits under the law's noise, and by how much."""
+"""Launches the kernels of choices: which token has the greatest logit of each row, and who wins it under the law's noise."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 import torch
+import triton
 
+from services.verifier.kernels.triton.device.first_greatest import first_greatest
 from services.verifier.kernels.triton.device.noisy_rows import noisy_rows
 from services.verifier.model.to_device import to_device
 from speculation.philox import NoiseStream
 
+# Numbers of a row in one program: few enough that a single row of a large vocabulary keeps half of a GPU busy.
+_BLOCK = 2048
+
+
+def first_of_greatest(logits: torch.Tensor) -> torch.Tensor:
+    """As ``services.verifier.choosing.greatest.by_torch``; one launch, or two for rows of more than ``_BLOCK`` logits.
+
+    Args:
+        logits: [rows, vocabulary], float32 or bfloat16.
+    """
+    rows, count = logits.shape
+    numbers = places = logits.contiguous()
+    while True:
+        block = min(_BLOCK, triton.next_power_of_2(count))
+        parts = -(-count // block)
+        tops = logits.new_empty(rows, parts, dtype=torch.float32)
+        firsts = logits.new_empty(rows, parts, dtype=torch.int64)
+        first_greatest[(rows, parts)](
+            numbers, places, tops, firsts, count, parts, PLACED=places is not numbers, LAST=parts == 1, BLOCK=block
+        )
+        if parts == 1:
+            return firsts[:, 0]
+        numbers, places, count = tops, firsts, parts
+
+
 # Philox blocks of four tokens in a program.
-_BLOCK = 256
+_NOISE_BLOCK = 256
 _LOW = 0xFFFFFFFF
 
 
@@ -20,7 +47,7 @@ def noisy_winners(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """As ``services.verifier.choosing.device_choice.winners_by_torch``; rows without NaN."""
     rows, vocabulary = logits.shape
-    parts = -(-vocabulary // (4 * _BLOCK))
+    parts = -(-vocabulary // (4 * _NOISE_BLOCK))
     keys = [
         [seed & _LOW, seed >> 32, position & _LOW, position >> 32] for seed, position in zip(seeds, positions, strict=True)
     ]
@@ -28,7 +55,7 @@ def noisy_winners(
     ids = logits.new_empty(rows, parts, dtype=torch.int64)
     noisy_rows[(rows, parts)](
         logits.contiguous(), perhaps, to_device(keys, logits.device), tops, ids, seconds, vocabulary,
-        parts, STREAM=int(stream), BLOCK=_BLOCK,
+        parts, STREAM=int(stream), BLOCK=_NOISE_BLOCK,
     )  # fmt: skip
     best, part = tops.max(-1, keepdim=True)
     # The winner's part is represented by its second.
