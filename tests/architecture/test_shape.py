@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import re
 import subprocess
 import sys
@@ -19,18 +18,6 @@ PACKAGES = ("speculation", "services", "retrieval_index", "cluster", "sdk/outrid
 SOURCES = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py")) if "_pb2" not in path.name]
 
 
-def test_the_lifecycle_page_names_what_exists() -> None:
-    page = (ROOT / "docs" / "request_lifecycle.md").read_text()
-    named = re.findall(r"`([\w/]+\.py)::([\w.]+)`", page)
-    assert len(named) >= 15
-    for file, symbol in named:
-        assert (ROOT / file).is_file(), file
-        module = importlib.import_module(file.removeprefix("sdk/").removesuffix(".py").replace("/", "."))
-        found: object = module
-        for part in symbol.split("."):
-            found = getattr(found, part)
-
-
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_files_and_functions_stay_small(path: Path) -> None:
     text = path.read_text()
@@ -40,10 +27,6 @@ def test_files_and_functions_stay_small(path: Path) -> None:
             body = node.body[1:] if ast.get_docstring(node) else node.body
             lines = (body[-1].end_lineno or 0) - body[0].lineno + 1 if body else 0
             assert lines <= 60, f"{node.name} has {lines} lines"
-
-
-def test_the_idea_reads_in_one_sitting() -> None:
-    assert sum(len(path.read_text().splitlines()) for path in (ROOT / "speculation").glob("*.py")) < 2000
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
