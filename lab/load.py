@@ -1,7 +1,7 @@
 """Many users at once: throughput, time to first token and inter-token latency at each concurrency.
 
-    python -m benchmarks.load [--strategies autoregressive,prompt_lookup] [--concurrency 1,2,4,8,16,32] [--repeats 3]
-    python -m benchmarks.load --long-prompt 6000         (a long prompt arrives beside four streams)
+    python -m lab.load [--strategies autoregressive,prompt_lookup] [--concurrency 1,2,4,8,16,32] [--repeats 3]
+    python -m lab.load --long-prompt 6000         (a long prompt arrives beside four streams)
 
 Everything runs in this process. At every concurrency the strategies take turns; plain decoding is always one of them.
 `outrider bench --help` explains the columns; ratios compare tokens per second with plain decoding in the same repeat.

@@ -14,8 +14,8 @@ from typing import Any
 _HOST = """
 import json, sys
 from pathlib import Path
-from cluster.config import load
-from cluster.models import ResolvedModel
+from cluster.settings.config import load
+from cluster.models.target import ResolvedModel
 from cluster.ray.on_ray import running_on_ray
 
 def told(kind, error, trace):
