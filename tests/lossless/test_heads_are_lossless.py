@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.eagle.source import FeatureSource, TreeForm
 from services.drafter.heads.files.target_rows import TargetRows
 from services.drafter.interfaces import DraftWanted
+from services.verifier.service import VerifierService
 from speculation.types import Plan
 from tests.fakes import collect, request
 from tests.feature_sources import EAGLE, known, opening
@@ -27,19 +29,26 @@ from tests.trained_heads import AHEAD, FAMILIES, STREAM_FORMS
 MODELS = (*FAMILIES, *AHEAD)
 
 
-async def drafted(
-    folder: Path, link: str, plan: Plan, sampling: Mapping[str, object], drafting_for: Path | None = None
-) -> list[list[int]]:
-    """The answers, with drafts of the heads among what was verified."""
+def patient(folder: Path, link: str, drafting_for: Path | None = None) -> AbstractAsyncContextManager[VerifierService]:
+    """A verifier that waits for its drafters."""
+    return verifier(folder, "real", link, "fixed", draft_deadline_s=5.0, drafting_for=drafting_for)
+
+
+async def drafted(running: VerifierService, plan: Plan, sampling: Mapping[str, object]) -> list[list[int]]:
+    """The answers, with drafts of the plan's heads among what was verified."""
     fields = {"max_tokens": 24, "ignore_eos": True, **sampling}
-    async with verifier(folder, "real", link, "fixed", draft_deadline_s=5.0, drafting_for=drafting_for) as running:
-        verified = running.loop.stats.nodes_by_source
-        # The model is loaded when a request first names it, and nobody waits long for one that is seldom right.
-        while sum(verified.get(name, 0) for name in MODELS) < 20:
-            await collect(running.loop, request("first", [17, 5], plan, **fields))
-        wanted = [request(f"r{i}", prompt, plan, **fields) for i, prompt in enumerate(PROMPTS)]
-        results = await asyncio.gather(*(collect(running.loop, one) for one in wanted))
-        assert not running.loop.stats.drafts_malformed
+    verified = running.loop.stats.nodes_by_source
+
+    def by_heads() -> int:
+        return sum(verified.get(name, 0) for name in MODELS if name in plan.sources)
+
+    before = by_heads()
+    # The model is loaded when a request first names it, and nobody waits long for one that is seldom right.
+    while by_heads() < before + 20:
+        await collect(running.loop, request("first", [17, 5], plan, **fields))
+    wanted = [request(f"r{i}", prompt, plan, **fields) for i, prompt in enumerate(PROMPTS)]
+    results = await asyncio.gather(*(collect(running.loop, one) for one in wanted))
+    assert not running.loop.stats.drafts_malformed
     return [tokens for tokens, _, _ in results]
 
 
@@ -51,11 +60,12 @@ async def drafted(
 )
 async def test_no_token_changes(tiny_model: Path, link: str, sampling: dict[str, object]) -> None:
     expected = [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)]
-    for name in MODELS:
-        assert await drafted(tiny_model, link, plan_of((name,)), sampling) == expected, name
-    for name in ("fspad", "medusa"):
-        blended = plan_of(("suffix", "recycling", name))
-        assert await drafted(tiny_model, link, blended, sampling) == expected, name
+    async with patient(tiny_model, link) as running:
+        for name in MODELS:
+            assert await drafted(running, plan_of((name,)), sampling) == expected, name
+        for name in ("fspad", "medusa"):
+            blended = plan_of(("suffix", "recycling", name))
+            assert await drafted(running, blended, sampling) == expected, name
 
 
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
@@ -63,34 +73,37 @@ async def test_a_drafter_for_another_revision_of_the_target_costs_speed_alone(
     tiny_model: Path, tmp_path: Path, link: str
 ) -> None:
     other = make_tiny_model(tmp_path / "other", initializer_range=0.3)
-    for sampling in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}):
-        expected = [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)]
-        for name in MODELS:
-            assert await drafted(tiny_model, link, plan_of((name,)), sampling, other) == expected, name
+    async with patient(tiny_model, link, other) as running:
+        for sampling in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 3}):
+            expected = [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)]
+            for name in MODELS:
+                assert await drafted(running, plan_of((name,)), sampling) == expected, name
 
 
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 @pytest.mark.parametrize("form", STREAM_FORMS, ids=str)
 async def test_streams_in_the_targets_own_pass(tiny_model: Path, link: str, form: tuple[int, ...]) -> None:
     """One pass verifies the last tree and computes what the next one is drafted from; with and without two steps beside."""
-    for sampling in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 3, "presence_penalty": 0.5}):
-        expected = [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)]
-        for sources in (("streaming",), ("suffix", "recycling", "streaming")):
-            plan = replace(plan_of(sources), observe_layers=form)
-            assert await drafted(tiny_model, link, plan, sampling) == expected, sources
     certain: dict[str, object] = {"temperature": 0.7, "top_k": 1, "seed": 2}
-    plan = replace(plan_of(("streaming",), acceptance="rejection"), observe_layers=form)
-    expected = [tokens[:24] for tokens in await plain_answers(tiny_model, certain)]
-    assert await drafted(tiny_model, link, plan, certain) == expected
+    async with patient(tiny_model, link) as running:
+        for sampling in ({}, {"temperature": 0.8, "top_p": 0.9, "seed": 3, "presence_penalty": 0.5}):
+            expected = [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)]
+            for sources in (("streaming",), ("suffix", "recycling", "streaming")):
+                plan = replace(plan_of(sources), observe_layers=form)
+                assert await drafted(running, plan, sampling) == expected, sources
+        plan = replace(plan_of(("streaming",), acceptance="rejection"), observe_layers=form)
+        expected = [tokens[:24] for tokens in await plain_answers(tiny_model, certain)]
+        assert await drafted(running, plan, certain) == expected
 
 
-@pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
-async def test_rejection_with_one_possible_token_is_plain_decoding(tiny_model: Path, link: str, name: str) -> None:
+async def test_rejection_with_one_possible_token_is_plain_decoding(tiny_model: Path, link: str) -> None:
     """With top_k 1 the target's distribution is certain, while the drafts are drawn from all of q."""
     sampling: dict[str, object] = {"temperature": 0.7, "top_k": 1, "seed": 2}
-    found = await drafted(tiny_model, link, plan_of((name,), acceptance="rejection"), sampling)
-    assert [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)] == found
+    expected = [tokens[:24] for tokens in await plain_answers(tiny_model, sampling)]
+    async with patient(tiny_model, link) as running:
+        for name in MODELS:
+            assert await drafted(running, plan_of((name,), acceptance="rejection"), sampling) == expected, name
 
 
 @pytest.mark.parametrize("length", [1, 2])

@@ -121,14 +121,19 @@ async def answers(
     together: bool,
     budget: Literal["fixed", "measured"] = "fixed",
 ) -> list[list[int]]:
+    async with verifier(folder, drafter, link, budget) as running:
+        return await said(running, plan, sampling, together=together)
+
+
+async def said(running: VerifierService, plan: Plan, sampling: dict[str, object], *, together: bool) -> list[list[int]]:
+    """A running verifier's answers to the prompts."""
     wanted = [
         request(f"r{i}", prompt, plan, max_tokens=60, **{"ignore_eos": True, **sampling}) for i, prompt in enumerate(PROMPTS)
     ]
-    async with verifier(folder, drafter, link, budget) as running:
-        if together:
-            results = await asyncio.gather(*(collect(running.loop, one) for one in wanted))
-        else:
-            results = [await collect(running.loop, one) for one in wanted]
+    if together:
+        results = await asyncio.gather(*(collect(running.loop, one) for one in wanted))
+    else:
+        results = [await collect(running.loop, one) for one in wanted]
     return [tokens for tokens, _, _ in results]
 
 
@@ -169,22 +174,22 @@ def plan_of(sources: tuple[str, ...], strategy: str = "any", **fields: Any) -> P
 )
 async def test_every_strategy_on_every_link(model: Path, tiny_model: Path, sampling: dict[str, object], link: str) -> None:
     plain = await plain_answers(model, sampling)
-    assert await answers(model, "real", "in_process", PLAIN, sampling, together=True) == plain
     # Every strategy is alone and in a batch on one link and one kind of model, greedily and sampled. What else varies here
     # reaches the rows of a batch one by one, or not at all.
     alone = link == "in_process" and model == tiny_model and sampling in SAMPLING[:4:2]
     blend = (*STRATEGIES["blend"], "retrieval", "semantic", "spectra_core")
-    for sources in [*((source,) for source in SOURCES), blend]:
-        plan = plan_of(sources, strategy="auto" if sources == blend else "any")
-        for together in (False, True) if alone else (True,):
-            result = await answers(model, "real", link, plan, sampling, together=together)
-            assert result == plain, (sources, together)
+    # One service answers by all of them, as users' services do.
+    async with verifier(model, "real", link, "fixed") as running:
+        assert await said(running, PLAIN, sampling, together=True) == plain
+        for sources in [*((source,) for source in SOURCES), blend]:
+            plan = plan_of(sources, strategy="auto" if sources == blend else "any")
+            for together in (False, True) if alone else (True,):
+                assert await said(running, plan, sampling, together=together) == plain, (sources, together)
+        for form in STREAM_FORMS if model == tiny_model else ():
+            plan = replace(plan_of((*STRATEGIES["blend"], "streaming")), observe_layers=form)
+            assert await said(running, plan, sampling, together=True) == plain, form
     garbage = Plan(strategy="random", sources=("random",), max_nodes=8)
     assert await answers(model, "random", link, garbage, sampling, together=True) == plain, "random"
-    if model == tiny_model:
-        for form in STREAM_FORMS:
-            plan = replace(plan_of((*STRATEGIES["blend"], "streaming")), observe_layers=form)
-            assert await answers(model, "real", link, plan, sampling, together=True) == plain, form
 
 
 # What models' own files do to logits, by which a token's chance depends on its path or on how long the answer is.
@@ -217,9 +222,9 @@ async def test_a_models_own_processors_under_every_strategy(
     assert plain != await answers(
         folder, "real", "in_process", PLAIN, {**asked, "ignore_generation_config": True}, together=False
     )
-    for sources in [*((source,) for source in SOURCES), (*STRATEGIES["blend"], "retrieval", "spectra_core")]:
-        plan = plan_of(sources)
-        assert await answers(folder, "real", "in_process", plan, asked, together=True) == plain, sources
+    async with verifier(folder, "real", "in_process", "fixed") as running:
+        for sources in [*((source,) for source in SOURCES), (*STRATEGIES["blend"], "retrieval", "spectra_core")]:
+            assert await said(running, plan_of(sources), asked, together=True) == plain, sources
     garbage = Plan(strategy="random", sources=("random",), max_nodes=8)
     assert await answers(folder, "random", "in_process", garbage, asked, together=True) == plain, "random"
 
@@ -230,9 +235,9 @@ async def test_the_measured_budget_changes_no_token(tiny_model: Path, link: str)
     plain = await plain_answers(tiny_model, sampling)
     for drafter, source in (("real", "prompt_lookup"), ("random", "random")):
         plan = Plan(strategy=source, sources=(source,), max_nodes=8)
-        for together in (False, True):
-            result = await answers(tiny_model, drafter, link, plan, sampling, together=together, budget="measured")
-            assert result == plain, (drafter, together)
+        async with verifier(tiny_model, drafter, link, "measured") as running:
+            for together in (False, True):
+                assert await said(running, plan, sampling, together=together) == plain, (drafter, together)
 
 
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
