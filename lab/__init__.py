@@ -1,0 +1,1 @@
+"""Experiments whose findings stand in docs/log.md. Not installed; run from a checkout: ``python -m lab.NAME``."""

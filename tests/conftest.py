@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,17 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
         yield
     finally:
         gc.enable()
+
+
+# A test that fails is run once more where machines are shared (.ci/tests). Not these: whatever the machine does, no token may be wrong.
+_FINAL = re.compile(r"tests/(lossless/|contract/test_[a-z]+_links)")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Say of each test whether its first outcome is final."""
+    for item in items:
+        if _FINAL.match(item.nodeid):
+            item.add_marker(pytest.mark.flaky(reruns=0))
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,1 @@
+"""``outrider replay``: drafters on recorded answers, without a model."""

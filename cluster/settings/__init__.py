@@ -1,0 +1,1 @@
+"""Settings of a service: a YAML file, environment variables, flags."""

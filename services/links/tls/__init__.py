@@ -1,0 +1,1 @@
+"""Mutual TLS between components, and certificates that are renewed while they are in use."""

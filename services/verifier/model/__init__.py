@@ -1,0 +1,1 @@
+"""The target model: its port, its layers in this process, hidden states, captured passes."""

@@ -1,0 +1,1 @@
+"""Checkpoints of heads: which kind a folder holds, its configuration, its layout, its weights."""

@@ -1,1 +1,1 @@
-"""Models that guess several tokens ahead at once, from one state of the target: Medusa's heads and speculative streams."""
+"""Speculative streams over a frozen target (Bhendawade et al., 2402.11131)."""
