@@ -14,7 +14,7 @@ IN_TWO := -n 2 --dist loadgroup --durations 15
 # Where `make proto` writes.
 STUBS ?= sdk
 
-.PHONY: help demo gpu-check gpu-bench test test-fast test-together test-alone test-k8s test-k8s-api test-image train-smoke bench bench-smoke check fix types imports proto proto-fresh install clean
+.PHONY: help demo gpu-check gpu-bench test test-all test-rest test-fast test-quick test-exhaustive test-alone test-k8s test-k8s-api test-image train-smoke bench bench-smoke check fix types imports proto proto-fresh install clean
 
 help:  ## List what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -28,19 +28,27 @@ gpu-check:  ## The first checks on a GPU: six gates, under nine minutes; PYTHON 
 gpu-bench: install  ## How fast a GPU is: passes, and tokens per second beside transformers and vLLM; under an hour
 	@$(BIN)/python -m benchmarks.gpu_bench
 
-test:  ## Everything, the slow tests and the benchmark's smoke test too; says how long each part took
-	@MAKE="$(MAKE)" .ci/parts install check test-together test-alone bench-smoke
+test:  ## Before a commit: all that a change breaks in the ordinary way; eight minutes on two cores
+	@MAKE="$(MAKE)" .ci/parts install test-quick+check+bench-smoke
 
-test-fast: install  ## Unit, lossless, contract and chaos tests: some two minutes
-	@$(TOGETHER) $(BIN)/pytest $(IN_TWO) -m "not slow"
+test-all: test test-rest  ## Everything: `test`, then all that takes longer; forty minutes
 
-test-together: install  ## All tests but those of test-alone, the slow ones too
-	@$(TOGETHER) BIN=$(BIN) .ci/tests $(IN_TWO) -m "not alone"
+test-rest:  ## What `test` leaves out: every architecture and layout, chaos, faults, deployments, the real model on all kernels
+	@MAKE="$(MAKE)" .ci/parts install test-exhaustive test-alone
+
+test-fast: install  ## Units, the import law and the idea's exact enumerations: two minutes
+	@$(TOGETHER) $(BIN)/pytest $(IN_TWO) -m "not slow and not exhaustive" tests/unit tests/architecture tests/lossless/test_enumeration.py
+
+test-quick: install  ## The tests of `test`
+	@$(TOGETHER) BIN=$(BIN) .ci/tests $(IN_TWO) -m "not exhaustive and not alone"
+
+test-exhaustive: install
+	@$(TOGETHER) BIN=$(BIN) .ci/tests $(IN_TWO) -m "exhaustive and not alone"
 
 test-alone: install  ## Tests that want the machine to themselves: the real model
 	@BIN=$(BIN) .ci/tests -m "alone and not image"
 
-test-k8s: install  ## The chart: rendered, validated, and deployed on a Ray of several nodes; part of test
+test-k8s: install  ## The chart: rendered, validated, and deployed on a Ray of several nodes; part of test-all
 	@$(BIN)/pytest tests/k8s -m "not image"
 
 test-k8s-api: install  ## Apply what the chart makes to a real API server, made from Debian's packages; ten minutes at first
@@ -50,7 +58,7 @@ test-k8s-api: install  ## Apply what the chart makes to a real API server, made 
 test-image: install  ## Build the image and serve in it; as root, with Debian's buildah, runc and mmdebstrap; ten minutes at first
 	@$(BIN)/pytest -m image
 
-train-smoke: install  ## Data, training, export and drafting on a tiny target: two minutes; part of test-together
+train-smoke: install  ## Data, training, export and drafting on a tiny target: two minutes; part of test-all
 	@$(BIN)/pytest tests/e2e/test_train_smoke.py
 
 bench: install  ## The full table on this machine, peers that are installed included: under an hour

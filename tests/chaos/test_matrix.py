@@ -124,7 +124,7 @@ async def test_a_relay_passes_on_cuts_and_stalls() -> None:
     server.close()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(600)
 async def test_streams_are_right_or_end_in_one_error(
     tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

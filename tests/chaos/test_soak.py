@@ -153,7 +153,7 @@ async def usage() -> tuple[int, float]:
     return counts[-1], process.memory_info().rss / 2**20
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(MINUTES * 60 + 180)
 async def test_a_long_time(tiny_model: Path) -> None:
     drafter, ends, answers, restarts = DrafterProcess(_DRAFTER), Counter[str](), dict[Any, tuple[int, ...]](), 0

@@ -18,7 +18,7 @@ from services.router.strategies import StrategyConfig, served
 from tests.e2e.conftest import Command
 from tests.processes import is_worker
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 
 OUTRIDER = str(Path(sys.executable).parent / "outrider")
 SMALL = ["--set", "verifier.max_model_len=512", "--set", "verifier.kv_cache_tokens=4096", "--set", "verifier.threads=1",

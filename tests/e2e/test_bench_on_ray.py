@@ -9,7 +9,7 @@ import pytest
 
 from tests.e2e.test_bench_cli import SMALL, bench
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
 
 def test_on_ray_there_are_rpcs_and_the_same_tokens(tiny_model: Path, tmp_path: Path) -> None:

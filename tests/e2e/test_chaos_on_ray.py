@@ -11,7 +11,7 @@ from tests.chaos.outcomes import Outcome
 from tests.chaos.ray_service import arranged_on_ray
 from tests.chaos.users import run_plan
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
 # Others are in test_on_ray, test_many_of_each and test_stages_on_ray.
 CELLS = [

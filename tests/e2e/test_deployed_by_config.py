@@ -14,7 +14,7 @@ import pytest
 
 from tests.checked_load import Load, plain_answers, wait_until
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
 # What the REST interface does with the file that `serve deploy` sends it. Afterwards it tells how many verifiers there are.
 _HOST = """

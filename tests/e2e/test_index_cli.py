@@ -15,7 +15,7 @@ from tests.e2e.command_line import SMALL
 from tests.e2e.conftest import Command
 from tests.indexes import build
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 
 
 def test_an_index_from_build_to_use(outrider_here: Command, tiny_model: Path, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.on_ray import Service
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

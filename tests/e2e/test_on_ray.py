@@ -29,7 +29,7 @@ from tests.checked_load import wait_until
 from tests.indexes import build_of
 from tests.on_ray import Service
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

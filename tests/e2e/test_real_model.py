@@ -19,7 +19,7 @@ from tests.forms import make_untied, make_windowed
 from tests.mixture import make_mixture
 from tests.patience import wait_for_every_draft
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.alone, pytest.mark.timeout(600)]
 
 PROMPTS = (
     "Repeat after me, twice: the rain in Spain falls mainly on the plain.",

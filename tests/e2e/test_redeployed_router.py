@@ -14,7 +14,7 @@ import pytest
 from outrider import Client, Retry
 from tests.ports import free_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
 # Deploys each configuration that comes on a line, and says which process the router is once it runs.
 _HOST = """

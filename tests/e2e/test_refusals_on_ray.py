@@ -24,7 +24,7 @@ from tests.draft_models import draft_beside, make_broken_draft
 from tests.patience import PATIENCE_S
 from tests.trained_heads import make_useless_head
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray"), pytest.mark.timeout(600)]
 
 BIN = Path(sys.executable).parent
 SMALL = [

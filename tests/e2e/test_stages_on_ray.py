@@ -14,7 +14,7 @@ import pytest
 from outrider import Client
 from tests.on_ray import Service
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("ray")]
 
 ASKED: dict[str, Any] = {
     "token_ids": [40, 41, 42] * 12,

@@ -13,7 +13,7 @@ from tests.draft_models import make_tiny_draft
 from tests.e2e.conftest import Command
 from tests.tiny import make_tiny_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 
 WORDS = [
     "the",

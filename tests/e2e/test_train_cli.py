@@ -17,7 +17,7 @@ from tests.patience import PATIENCE_S
 from training.generate import UNDER_WAY
 from training.shards import FILE, read_data_manifest, read_shards
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600)]
 
 
 @pytest.fixture

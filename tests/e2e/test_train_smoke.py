@@ -27,7 +27,7 @@ from training.recipe import load_recipe
 from training.shards import read_shards
 from training.tree_replay import passes_of
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600), pytest.mark.xdist_group("train")]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.timeout(600), pytest.mark.xdist_group("train")]
 
 _STEPS = 20
 # For a target of two layers.

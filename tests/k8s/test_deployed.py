@@ -126,7 +126,10 @@ def places(state: dict[str, Any]) -> dict[str, set[str]]:
     }
 
 
-@pytest.mark.parametrize("profile", PROFILES)
+# One of them stands for all in `make test`.
+@pytest.mark.parametrize(
+    "profile", [name if name == "cpu-demo" else pytest.param(name, marks=pytest.mark.exhaustive) for name in PROFILES]
+)
 def test_each_profile_answers_as_plain_decoding_does(
     profile: str, ray: RayOfGroups, tiny_model: Path, volume: Path, mounts: Mounts, expected: dict[int, tuple[int, ...]]
 ) -> None:
@@ -191,6 +194,7 @@ def replaced(ray: RayOfGroups, before: dict[str, set[str]]) -> bool:
     return all(len(now[part]) == len(old) and not old & now[part] for part, old in before.items())
 
 
+@pytest.mark.exhaustive
 def test_changed_settings_are_applied_in_place_and_cost_no_stream(
     ray: RayOfGroups, loaded: Deployable, expected: dict[int, tuple[int, ...]]
 ) -> None:
@@ -208,6 +212,7 @@ def test_changed_settings_are_applied_in_place_and_cost_no_stream(
     assert not load.failures
 
 
+@pytest.mark.exhaustive
 def test_settings_that_cannot_be_are_refused_and_the_service_goes_on(
     ray: RayOfGroups, loaded: Deployable, expected: dict[int, tuple[int, ...]]
 ) -> None:
@@ -225,6 +230,7 @@ def test_settings_that_cannot_be_are_refused_and_the_service_goes_on(
     assert {part: replicas(ray, part) for part in before} == before
 
 
+@pytest.mark.exhaustive
 def test_the_command_line_refuses_a_cluster_without_the_nodes(ray: RayOfGroups, tiny_model: Path) -> None:
     known = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     told = subprocess.run(
@@ -253,6 +259,7 @@ def leave(ray: RayOfGroups, service: Deployable, pod: Pod) -> str:
     return done.stderr
 
 
+@pytest.mark.exhaustive
 def test_pods_that_are_told_to_stop_end_their_streams_first(
     ray: RayOfGroups, loaded: Deployable, expected: dict[int, tuple[int, ...]]
 ) -> None:

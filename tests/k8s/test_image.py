@@ -12,7 +12,7 @@ import pytest
 
 from tests.k8s.containers import Container, build, needs_buildah
 
-pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.image, pytest.mark.timeout(3000), needs_buildah]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.alone, pytest.mark.image, pytest.mark.timeout(3000), needs_buildah]
 
 MODEL = "/var/lib/outrider/models/tiny"
 FLAGS = "--max-tokens 20 --seed 3 --temperature 1"

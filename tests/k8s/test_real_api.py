@@ -14,7 +14,7 @@ from tests.k8s.manifest_cases import CASES, EVERYTHING, mistyped
 from tests.k8s.real_api import ApiServer, RefusedObject, needs_api_server, refused_built_ins
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.exhaustive,
     pytest.mark.xdist_group("real_api"),
     needs_helm,
     needs_api_server,

@@ -24,6 +24,8 @@ from tests.tiny import make_tiny_model
 from tests.trained_heads import make_medusa, make_streams
 from tests.unit.test_streams import LAYERS, TEXT
 
+pytestmark = pytest.mark.exhaustive
+
 PROMPT, STATE = 20, LAYERS - 2
 TRACE = Trace(prompt=tuple(TEXT[:PROMPT]), output=tuple(TEXT[PROMPT:50]), task="toy")
 

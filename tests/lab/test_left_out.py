@@ -10,6 +10,8 @@ import pytest
 
 from lab.left_out import AGAIN, WITH, WITHOUT, AnswerCost, CostRatio, compare, measure
 
+pytestmark = pytest.mark.exhaustive
+
 ANSWER = AnswerCost(
     tokens=(1, 2), cpu_s=1.0, wall_s=2.0, waited_s=0.0, passes=10, used=False, rows=20, late=0.0, observed=0
 )  # fmt: skip

@@ -10,6 +10,8 @@ import pytest
 from lab import observation_cost
 from lab.observation_cost import METRICS, TRACES, ObservedAndBare, comparisons, loop_steps, measure, traced
 
+pytestmark = pytest.mark.exhaustive
+
 
 def test_all_that_observes_is_measured() -> None:
     with traced() as tracer:

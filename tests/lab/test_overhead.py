@@ -8,6 +8,8 @@ import pytest
 
 from lab.overhead import DIRECT, GRPC, HTTP, Answered, Way, measure, report
 
+pytestmark = pytest.mark.exhaustive
+
 # Seconds of a request, and of each token after the first.
 COSTS = {DIRECT: (0.010, 0.002), GRPC: (0.020, 0.005), HTTP: (0.030, 0.010)}
 

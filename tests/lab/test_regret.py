@@ -19,6 +19,8 @@ from speculation.sources import AUTO
 from speculation.types import SamplingParams
 from tests.recorded_worlds import VOCAB, likeliest, recordings
 
+pytestmark = pytest.mark.exhaustive
+
 ANSWERS = [replace(each, output_ids=each.output_ids[:60], top_ids=each.top_ids[:60]) for each in recordings(0).values()]
 
 

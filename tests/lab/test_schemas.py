@@ -13,6 +13,8 @@ from services.grammars import check_sampling
 from speculation.errors import InvalidArgument
 from speculation.types import SamplingParams, StructuredOutputs
 
+pytestmark = pytest.mark.exhaustive
+
 KEYWORDS = (
     "$ref", "$defs", "anyOf", "const", "enum", "pattern", "format", "prefixItems", "items", "minItems", "maxItems", "minLength",
     "maxLength", "minimum", "maximum", "exclusiveMinimum", "multipleOf", "required", "additionalProperties", "properties",

@@ -16,7 +16,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "models.md").read_text()
 KNOWN: dict[str, str] = {}
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", TYPES)
 async def test_served_as_generate_answers_or_refused(model_type: str, tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ from tests.patience import wait_for_every_draft
 from tests.service import tiny_settings
 
 # One process, for the run that they share.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("bench catches")]
+pytestmark = [pytest.mark.exhaustive, pytest.mark.xdist_group("bench catches")]
 
 SECONDS_PER_PASS = 0.010
 SECONDS_PER_ROW = 0.003

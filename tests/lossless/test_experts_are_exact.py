@@ -160,7 +160,9 @@ def greedy(target: TransformersTarget, prompt: list[int], count: int) -> list[in
     return made
 
 
-@pytest.mark.parametrize("kind", [kind if kind in MOST else pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS])
+@pytest.mark.parametrize(
+    "kind", [kind if kind in MOST else pytest.param(kind, marks=pytest.mark.exhaustive) for kind in KINDS]
+)
 def test_the_same_bits_and_transformers_tokens(tmp_path: Path, kernels: Kernels, kind: str) -> None:
     model = random_model(kind, KINDS[kind])
     make_tiny_model(tmp_path)

@@ -273,7 +273,7 @@ def test_layers_in_one_call_each_are_observed(tmp_path: Path) -> None:
     check(target.features("a", range(30)), reference(model, text), 0)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("stages", [2, LAYERS])
 def test_layers_of_every_stage(tmp_path: Path, stages: int) -> None:
     """They come along with the pass; two passes are under way, and another request asks for nothing."""

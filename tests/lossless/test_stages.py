@@ -161,13 +161,13 @@ def passes(target: TransformersTarget) -> torch.Tensor:
     return torch.cat(made)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_the_same_bits_from_two_stages(split: TransformersTarget, whole: torch.Tensor) -> None:
     assert torch.equal(passes(split), whole)
     assert len(split.pool.keys) < LAYERS
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("stages", [3, LAYERS])
 def test_the_same_bits_from_more_stages(model: Path, whole: torch.Tensor, stages: int) -> None:
     target = TransformersTarget(config(model, stages), launch_child)
@@ -178,7 +178,7 @@ def test_the_same_bits_from_more_stages(model: Path, whole: torch.Tensor, stages
         target.shutdown()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_stages_that_disagree_on_a_length_stop(split: TransformersTarget, whole: torch.Tensor) -> None:
     split.open("a", 100)
     split.forward([Rows(session_id="a", context=0, tokens=(1, 2, 3), logits=1)])
@@ -189,7 +189,7 @@ def test_stages_that_disagree_on_a_length_stop(split: TransformersTarget, whole:
     assert torch.equal(passes(split), whole)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_pass_that_fails_in_a_stage_fails_alone(split: TransformersTarget, whole: torch.Tensor) -> None:
     from speculation.errors import Internal
 
@@ -206,7 +206,7 @@ def stage_processes() -> list[psutil.Process]:
     return [child for child in alive if "services.verifier.stages.process" in child.cmdline()]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("frozen", [0, 1])
 def test_a_stage_that_hangs_is_lost_after_the_pass_timeout(
     model: Path, whole: torch.Tensor, frozen: int, monkeypatch: pytest.MonkeyPatch
@@ -256,7 +256,7 @@ async def ask(running: Pipeline, strategy: str, number: int, **sampling: object)
     return [token async for event in events if isinstance(event, TextChunk) for token in event.token_ids]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 async def test_every_strategy_says_the_same(model: Path) -> None:
     strategies = known.served(known.StrategyConfig())
     wanted = {}
@@ -273,7 +273,7 @@ async def test_every_strategy_says_the_same(model: Path) -> None:
                 assert dict(zip(keys, answers, strict=True)) == wanted, (stages, strategy)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
 async def test_a_stage_that_is_gone_comes_back_and_no_token_is_lost(model: Path, fault: signal.Signals) -> None:
     async with pipeline(model) as running:

@@ -69,7 +69,7 @@ def group_of(target: TransformersTarget) -> ThreadedGroup:
     return way._group
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_say_what_one_does_and_faults_are_noticed(model: Path, target: TransformersTarget) -> None:
     whole = passes(TransformersTarget(config(model, 1)))
     assert not group_of(target).aborted
@@ -106,7 +106,7 @@ def test_two_processes_say_what_one_does_and_faults_are_noticed(model: Path, tar
     assert torch.equal(passes(target), whole)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_activations_that_never_come_are_given_up(target: TransformersTarget, monkeypatch: pytest.MonkeyPatch) -> None:
     """The header has come, what it announces does not: NCCL would wait for ever."""
     group = group_of(target)
@@ -154,7 +154,7 @@ def test_memory_is_asked_of_the_gpu_of_the_last_stage(model: Path, monkeypatch: 
         TransformersTarget(replace(config(model, 2), device="cuda"))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("over_nccl")
 def test_two_stages_on_one_gpu_do_not_start(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchange, "way_of", lambda identities: way_of(["one"] * len(identities)))

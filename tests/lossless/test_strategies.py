@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import pytest
 import torch
+from _pytest.mark import ParameterSet
 from transformers import AutoModelForCausalLM
 
 from cluster.models.drafters import by_kernels, read_stream_weights
@@ -162,16 +163,24 @@ def plan_of(sources: tuple[str, ...], strategy: str = "any", **fields: Any) -> P
     )
 
 
-@pytest.mark.parametrize("sampling", SAMPLING, ids=str)
-@pytest.mark.parametrize(
-    ("model", "link"),
-    [
-        ("dense", "in_process"),
-        pytest.param("dense", "grpc", marks=pytest.mark.slow),
-        pytest.param("experts made of copies", "in_process", marks=pytest.mark.slow),
-    ],
-    indirect=["model"],
-)
+def _cases() -> list[ParameterSet]:
+    """Every strategy on both links in `make test`, greedily and sampled; all combinations in `make test-all`."""
+    always = [("dense", "in_process", 0), ("dense", "in_process", 3), ("dense", "grpc", 2)]
+    forms = (("dense", "in_process"), ("dense", "grpc"), ("experts made of copies", "in_process"))
+    return [
+        pytest.param(
+            model,
+            link,
+            sampling,
+            marks=() if (model, link, at) in always else pytest.mark.exhaustive,
+            id=f"{model}-{link}-{sampling}",
+        )
+        for model, link in forms
+        for at, sampling in enumerate(SAMPLING)
+    ]
+
+
+@pytest.mark.parametrize(("model", "link", "sampling"), _cases(), indirect=["model"])
 async def test_every_strategy_on_every_link(model: Path, tiny_model: Path, sampling: dict[str, object], link: str) -> None:
     plain = await plain_answers(model, sampling)
     # Every strategy is alone and in a batch on one link and one kind of model, greedily and sampled. What else varies here

@@ -225,7 +225,7 @@ def test_other_requests_in_the_batch(target: TransformersTarget, text: list[int]
         target.close(name)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_far_into_a_long_text(tmp_path: Path, kernels: Kernels) -> None:
     """Beyond what one block of a matrix kernel covers."""
     folder = make_tiny_model(tmp_path, max_position_embeddings=4096)

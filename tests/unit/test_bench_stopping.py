@@ -183,7 +183,7 @@ class _OneMore(OracleState):
 
 
 def test_a_policy_that_stops_one_late_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("benchmarks.stopping.Oracle", _OneLate)
+    monkeypatch.setattr("benchmarks.stopping.run.Oracle", _OneLate)
     oracle = by_name(compared([], wrong=(4, 5, 11, 25)))[ORACLE]
     assert oracle.wasted > 0 and oracle.longer > 0.5
     assert oracle.target_passes + oracle.draft_passes > oracle.tokens

@@ -77,7 +77,7 @@ def theirs(model: Path) -> torch.Tensor:
 
 # One batch is quick enough to be run always.
 @pytest.mark.parametrize(
-    "first", [pytest.param(first, marks=[pytest.mark.slow] if first else []) for first in range(0, FOLDERS, BATCH)]
+    "first", [pytest.param(first, marks=[pytest.mark.exhaustive] if first else []) for first in range(0, FOLDERS, BATCH)]
 )
 def test_folders(first: int, tiny_model: Path, tmp_path: Path) -> None:
     refused = 0
@@ -96,7 +96,7 @@ def tiny_gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_tiny_gguf(tmp_path_factory.mktemp("gguf"), kinds)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("first", range(0, FILES, BATCH))
 def test_gguf_files(first: int, tiny_gguf: Path, tmp_path: Path) -> None:
     refused = 0

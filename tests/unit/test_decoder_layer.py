@@ -137,7 +137,7 @@ def test_kernels_of_a_layer(
     launched: list[str] = []
     for module, names in (
         ("row_products", ("multiply", "add_leaves", "add_and_normalise", "gate")),
-        ("triton_pass", ("write_rows", "rotate_write", "attend", "merge")),
+        ("tree_pass", ("write_rows", "rotate_write", "attend", "merge")),
     ):
         for name in names:
             monkeypatch.setattr(f"services.verifier.kernels.triton.{module}.{name}", Noted(name, launched))

@@ -150,7 +150,7 @@ def test_make_gpu_bench_runs_it() -> None:
     assert "-m benchmarks.gpu_bench" in Path("Makefile").read_text().split("\ngpu-bench:")[1].split("\n\n")[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_all_of_it_on_a_cpu(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "model")
     prompts, out = tmp_path / "prompts.txt", tmp_path / "out"

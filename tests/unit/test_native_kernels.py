@@ -217,7 +217,7 @@ def printed_by(command: list[str], flags: tuple[str, ...], folder: Path, run: li
     return subprocess.run([*run, made], capture_output=True, text=True, check=True).stdout.splitlines()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_neon_under_emulation_is_the_same_bits(tmp_path: Path) -> None:
     """Where a cross compiler and an emulator are installed (Debian: gcc-aarch64-linux-gnu, qemu-user)."""
     compiler, emulator, here = shutil.which("aarch64-linux-gnu-gcc"), shutil.which("qemu-aarch64"), all_here()
