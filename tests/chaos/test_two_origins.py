@@ -100,7 +100,9 @@ async def answers(loop: DecodingLoop, plan: Plan) -> list[list[int]]:
     return [tokens for tokens, _, _ in await asyncio.gather(*(collect(loop, one) for one in wanted))]
 
 
-@pytest.mark.parametrize("moods", [("random", "good"), ("good", "random")], ids="-".join)
+@pytest.mark.parametrize(
+    "moods", [("random", "good"), pytest.param(("good", "random"), marks=pytest.mark.exhaustive)], ids="-".join
+)
 @pytest.mark.parametrize(
     ("chaos", "delays_s"),
     [(left_alone, (0.0, 0.05)), (killed, (0.0, 0.0)), (replaced, (0.002, 0.0)), (frozen, (0.0, 0.002))],

@@ -57,6 +57,7 @@ def streams_of(target: TransformersTarget, name: str) -> Callable[[int], torch.T
     return lambda row: late.states(name, row).clone()
 
 
+@pytest.mark.exhaustive
 def test_late_rows_change_no_bit_and_are_those_of_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_tiny_model(tmp_path / "target", hidden_size=32, num_attention_heads=2, num_key_value_heads=1)
     weights = read_stream_weights(make_streams(model, tmp_path / "streams", layers=1, streams=2), model)

@@ -69,6 +69,7 @@ def split(model: Path) -> Iterator[TransformersTarget]:
     target.shutdown()
 
 
+@pytest.mark.exhaustive
 def test_weights_as_stored_in_stages(tmp_path: Path) -> None:
     """Every stage keeps its blocks as they are; the last one's output layer shares them with the first one's embeddings."""
     gguf = make_tiny_gguf(
@@ -97,6 +98,7 @@ def test_more_stages_than_layers(model: Path) -> None:
         TransformersTarget(config(model, 6), launch_child)
 
 
+@pytest.mark.exhaustive
 def test_a_model_that_changes_what_enters_its_layers_cannot_be_split(tmp_path: Path) -> None:
     from transformers import GemmaConfig, GemmaForCausalLM
 

@@ -13,6 +13,7 @@ from cluster.build import Pipeline
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from speculation.errors import ConfigurationError
 from tests.draft_models import draft_beside
+from tests.selection import examples
 from tests.service import pipeline
 from tests.tiny import make_tiny_model
 from tests.trained_heads import AHEAD, FAMILIES, heads_beside
@@ -79,7 +80,7 @@ async def test_every_strategy_in_both_places(target: Path, place: str, plain: li
 
 
 @pytest.mark.parametrize("place", ["drafter", "verifier"])
-@pytest.mark.parametrize(("form", "below"), [("one_pass", 0), ("one_pass", 0.002), ("cheaper", 0)])
+@pytest.mark.parametrize(("form", "below"), examples([("one_pass", 0.002), ("one_pass", 0), ("cheaper", 0)], 3))
 async def test_streams_in_the_targets_pass(
     target: Path, place: str, form: str, below: float, plain: list[list[list[int]]]
 ) -> None:

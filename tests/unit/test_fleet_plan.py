@@ -73,5 +73,5 @@ def test_the_measured_costs_can_be_read(tmp_path: Path) -> None:
     file = tmp_path / "none.json"
     for text in ("nonsense", json.dumps({"machine": {}}), "[]"):
         file.write_text(text)
-        with pytest.raises(ConfigurationError, match=r"not what python -m benchmarks\.component_cost prints"):
+        with pytest.raises(ConfigurationError, match=r"not what python -m lab\.component_cost prints"):
             read_component_costs(file)

@@ -179,6 +179,7 @@ def test_how_a_chip_adds() -> None:
         assert how_it_adds("cpu").result == "fail"
 
 
+@pytest.mark.exhaustive
 def test_layers_whose_rows_depend_on_others_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     def routes(weight: torch.Tensor) -> dict[str, layer_gate.Route]:
         def uneven(rows: torch.Tensor) -> torch.Tensor:
@@ -216,6 +217,7 @@ def test_layers_are_checked_by_the_route_that_a_verifier_takes(monkeypatch: pyte
     assert events == ["forbidden", "made"]
 
 
+@pytest.mark.exhaustive
 def test_attention_passes_and_a_wrong_mask_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     with hopper():
         found = attention("cpu", length=24, depth=3, others=3, shapes=[(2, 16, None)])
@@ -225,6 +227,7 @@ def test_attention_passes_and_a_wrong_mask_does_not(monkeypatch: pytest.MonkeyPa
     assert wrong.result == "fail" and "tree" in wrong.found and "prompt" not in wrong.found
 
 
+@pytest.mark.exhaustive
 def test_a_whole_models_logits() -> None:
     """In one pass, in two chunks, in a tree beside another request, and alone."""
     size = Size(width=48, intermediate=40, layers=1, heads=3, kv_heads=1, head_size=16)
@@ -243,6 +246,7 @@ def test_a_whole_models_logits() -> None:
     assert wrong.result == "fail" and "Odd" in wrong.follows
 
 
+@pytest.mark.exhaustive
 def test_ceilings_and_costs() -> None:
     assert judge_ceilings(3.2, 700.0).result == "pass"
     assert "nvidia-smi" in judge_ceilings(0.3, 700.0).follows

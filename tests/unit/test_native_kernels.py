@@ -101,6 +101,7 @@ def test_what_was_compiled_is_kept_where_nobody_else_can_write(
     assert "this user alone" in caplog.text
 
 
+@pytest.mark.exhaustive
 def test_shipped_kernels_need_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if not all_here():
         pytest.skip("no C compiler, or no fitting processor, here")

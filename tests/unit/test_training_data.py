@@ -100,7 +100,9 @@ def test_states_are_the_models(made: Path, model: Path) -> None:
             assert after.argmax(-1).tolist() == sequence.tokens[sequence.prompt_length :].tolist()
 
 
-@pytest.mark.parametrize("stops", [(1,), (40, 70, 90), (130,), (560,)])
+@pytest.mark.parametrize(
+    "stops", [(40, 70, 90), *(pytest.param(each, marks=pytest.mark.exhaustive) for each in ((1,), (130,), (560,)))]
+)
 async def test_an_interrupted_run_gives_the_same_files(
     stops: tuple[int, ...], made: Path, model: Path, files: list[Path], tmp_path: Path
 ) -> None:

@@ -35,6 +35,7 @@ def printed(program: str, tmp_path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@pytest.mark.exhaustive
 def test_every_kernel_compiles(tmp_path: Path) -> None:
     found = printed("tests.compile_kernels", tmp_path)
     assert [one["kernel"] for one in found] == list(KERNELS) * len(ROOM)
