@@ -1,7 +1,7 @@
 """Who shares a port of this machine: the routers of one service may, those of two must not.
 
-By hand: claims live where ports do, in the network namespace, and end with their process. A lock on a file (filelock) belongs to
-a file system, which containers with one network need not share, and is held by one process, not by all routers of a service.
+By hand: claims live where ports do, in the network namespace, and end with their process. A lock of filelock lives in
+a file system, which containers on one network need not share, and one router holds it, not all of a service.
 """
 
 from __future__ import annotations

@@ -15,11 +15,12 @@ from grpc_reflection.v1alpha import reflection
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
 from services.access.gate import Caller, Gate, open_gate
-from services.api.config import PublicServerConfig, TlsFiles, check_server, public_files
+from services.api.config import PublicServerConfig, TlsFiles, public_files
 from services.api.grpc.entrance import PublicEntrance
 from services.api.grpc.messages import decode_request, encode_event, encode_models
 from services.api.messages import RouterPort
 from services.api.readiness import Well
+from services.api.sockets import check_server
 from services.links.auth import bearer_of
 from services.links.channel import Options, bind, make_server
 from services.links.guarded_calls import Context
