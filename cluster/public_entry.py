@@ -13,11 +13,11 @@ from cluster.observing import Observing
 from cluster.ops_entry import OpsEntry
 from cluster.process.port_claims import claim_port
 from cluster.settings.config import Settings
-from services.api.config import HttpConfig, PublicServerConfig, check_server
+from services.api.config import HttpConfig, PublicServerConfig
 from services.api.grpc.server import PublicServer, serve_public
 from services.api.http.server import HttpServer, serve_http
 from services.api.messages import RouterPort
-from services.api.sockets import check_http
+from services.api.sockets import check_http, check_server
 from services.privacy.even_router import EvenRouter
 
 

@@ -2,6 +2,7 @@
 
 Muon (Jordan et al. 2024; scaled as in Moonlight, arXiv 2502.16982, section 2.2): a matrix moves along the nearest
 semi-orthogonal matrix to its momentum, so that all directions learn alike.
+By hand: torch.optim.Muon computes the same in bfloat16, about 1 % away, and ten times slower on processors without it.
 """
 
 from __future__ import annotations

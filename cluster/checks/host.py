@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import shutil
-import socket
 import tempfile
 from importlib import metadata
 from pathlib import Path
 
+from services.api.sockets import addresses_of, bind
 from speculation.errors import ConfigurationError
 
 _MIB = 2**20
@@ -92,9 +92,7 @@ def check_interface(name: str, host: str) -> None:
         ConfigurationError: the host is unknown, or is not an address of this machine.
     """
     try:
-        family, _, _, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
-        with socket.socket(family, socket.SOCK_STREAM) as trial:
-            trial.bind(address)
+        bind(*addresses_of(host)[0]).close()
     except (OSError, UnicodeError) as error:
         raise ConfigurationError(
             f"{name} is {host}: must be the address of one of this machine's interfaces "

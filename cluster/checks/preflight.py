@@ -17,8 +17,7 @@ from cluster.models.drafters import memory_here, trained_config
 from cluster.models.target import BUILT_IN, ResolvedModel
 from cluster.settings.component_tls import check_tls_files
 from cluster.settings.config import Settings
-from services.api.config import check_server
-from services.api.sockets import bind_ops, check_http
+from services.api.sockets import bind_ops, check_http, check_server
 from services.machine import free_memory
 from services.model_files import gguf_header
 from services.model_files.folder import reading, text_config

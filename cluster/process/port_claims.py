@@ -1,4 +1,8 @@
-"""Who shares a port of this machine: the routers of one service may, those of two must not."""
+"""Who shares a port of this machine: the routers of one service may, those of two must not.
+
+By hand: claims live where ports do, in the network namespace, and end with their process. A lock of filelock lives in
+a file system, which containers on one network need not share, and one router holds it, not all of a service.
+"""
 
 from __future__ import annotations
 

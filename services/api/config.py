@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import errno
-import socket
 import ssl
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from services.access.audit import AuditLog
-from services.access.key_records import read_keys
 from services.links.tls.renewed_files import RenewedFiles
 from services.links.tls.trial import invalid_now
 from services.privacy.config import Privacy
 from speculation.errors import ConfigurationError
-
-_LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,39 +65,6 @@ class PublicServerConfig:
         return bool(self.api_key_hashes) or self.keys_file is not None
 
 
-def check_server(config: PublicServerConfig, *, first: bool = False) -> None:
-    """Check that the server could be started, without starting it.
-
-    Args:
-        first: whether no other router of this service can be there yet, so that even a shared port must be free.
-
-    Raises:
-        ConfigurationError: it would be open to other machines without API keys; its address is unknown, taken or not of
-            this machine; its port is shared and 0; or its TLS files cannot be used.
-    """
-    if config.shared and not config.port:
-        raise ConfigurationError(
-            "server.port is 0: routers that share a port must know it; choose one from 1 to 65535, or a single router"
-        )
-    shared = config.shared and not first
-    addresses = _resolve(config.host, config.port)
-    if config.host not in _LOOPBACK and not config.asks_for_keys:
-        raise ConfigurationError(
-            f"server.host is {config.host}, which others can reach, but there are no api_key_hashes and no keys_file; "
-            "set server.keys_file (outrider new-key prints a record) or server.api_key_hashes, or bind to 127.0.0.1"
-        )
-    if config.keys_file is not None:
-        read_keys(config.keys_file)
-    if config.audit_log is not None:
-        AuditLog(config.audit_log).close()
-    if config.tls is not None:
-        check_tls(config.tls)
-    # Like the server, accept if any of the host's addresses can be bound.
-    refusals = [refusal for family, address in addresses if (refusal := _try_to_bind(family, address, shared)) is not None]
-    if len(refusals) == len(addresses):
-        _refuse(config.host, config.port, refusals[0])
-
-
 def check_tls(files: TlsFiles) -> None:
     """Check that certificate and key can be read and match, and that the certificate is valid now.
 
@@ -144,40 +105,6 @@ def public_files(files: TlsFiles) -> RenewedFiles:
         return None
 
     return RenewedFiles((files.key, files.certificate), mismatch)
-
-
-def _resolve(host: str, port: int) -> list[tuple[int, tuple[object, ...]]]:
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ConfigurationError(
-            f"server.host is {host}: no such host ({why}); use the address of one of this machine's interfaces, "
-            "such as 127.0.0.1"
-        ) from error
-    return [(entry[0], entry[4]) for entry in found]
-
-
-def _try_to_bind(family: int, address: tuple[object, ...], shared: bool) -> OSError | None:
-    with socket.socket(family, socket.SOCK_STREAM) as trial:
-        trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if shared:
-            # Then the system still refuses a port that somebody holds without sharing it, or another user.
-            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        try:
-            trial.bind(address)
-        except OSError as error:
-            return error
-    return None
-
-
-def _refuse(host: str, port: int, error: OSError) -> None:
-    where = f"cannot listen on {host}:{port} ({error.strerror})"
-    if error.errno == errno.EADDRNOTAVAIL:
-        raise ConfigurationError(f"{where}; server.host must be the address of one of this machine's interfaces") from error
-    if error.errno == errno.EACCES:
-        raise ConfigurationError(f"{where}; server.port below 1024 needs rights: choose another one") from error
-    raise ConfigurationError(f"{where}; choose another server.port (0: any free one)") from error
 
 
 # Interfaces that no other machine reaches, and the names that requests to them have in their Host header.

@@ -30,16 +30,16 @@ def bearer_of(metadata: Iterable[tuple[str, str | bytes]] | None) -> str | None:
     return None
 
 
-class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
-    """Refuses calls without a known key.
+class TokenInterceptor(grpc.aio.ServerInterceptor):
+    """Refuses calls without the token that components share.
 
     Args:
-        key_hashes: SHA-256 of each known key, in hex.
+        token_hash: its SHA-256, in hex.
         refused: where refused calls are told.
     """
 
-    def __init__(self, key_hashes: Iterable[str], refused: RefusedComponents) -> None:
-        self._hashes = tuple(key_hashes)
+    def __init__(self, token_hash: str, refused: RefusedComponents) -> None:
+        self._token_hash = token_hash
         self._refused = refused
 
     async def intercept_service(
@@ -48,16 +48,10 @@ class ApiKeyInterceptor(grpc.aio.ServerInterceptor):
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler[Any, Any] | None:
         handler = await continuation(handler_call_details)
-        if handler is None or self._known(handler_call_details):
+        shown = bearer_of(handler_call_details.invocation_metadata)
+        if handler is None or (shown is not None and hmac.compare_digest(hash_key(shown), self._token_hash)):
             return handler
-        known = bearer_of(handler_call_details.invocation_metadata) is not None
-        return _refusing(handler, "unknown_token" if known else "no_token", self._refused)
-
-    def _known(self, details: grpc.HandlerCallDetails) -> bool:
-        key = bearer_of(details.invocation_metadata)
-        # Compare with every hash, so that the time taken does not reveal which one matched.
-        matches = [hmac.compare_digest(hash_key(key or ""), known) for known in self._hashes]
-        return key is not None and any(matches)
+        return _refusing(handler, "no_token" if shown is None else "unknown_token", self._refused)
 
 
 def _refusing(

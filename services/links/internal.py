@@ -9,7 +9,7 @@ import grpc.aio
 
 from services.access.key_records import hash_key
 from services.access.refused_components import RefusedComponents
-from services.links.auth import ApiKeyInterceptor
+from services.links.auth import TokenInterceptor
 from services.links.channel import bind, make_server
 from services.links.tls.component_files import CALLERS, ComponentTls
 from services.links.tls.mutual import check_caller, server_credentials
@@ -33,7 +33,7 @@ async def serve_internal(
         tls: the server's files; None: plain text.
         refused: where refused calls are told.
     """
-    guards = [ApiKeyInterceptor([hash_key(token)], refused)] if token else []
+    guards = [TokenInterceptor(hash_key(token), refused)] if token else []
     server = make_server(limits.MAX_DRAFT_MESSAGE_BYTES, interceptors=guards)
     add(server)
     port = bind(server, address, None if tls is None else server_credentials(tls))

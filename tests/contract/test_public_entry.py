@@ -21,7 +21,8 @@ from outrider import AsyncClient, Retry
 from outrider._retry_info import retry_delay_s
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
-from services.access.key_records import hash_key
+from services.access.key_records import KeyRecord, hash_key
+from services.access.key_ring import KeyRing
 from services.api.config import PublicServerConfig
 from services.api.grpc import server as public_server
 from services.api.grpc.server import LIVENESS, READINESS, SERVICE, PublicServer, serve_public
@@ -300,3 +301,24 @@ async def test_the_limits_of_keys_over_grpc(tmp_path: Path) -> None:
     assert (told[0]["request_id"], told[0]["completion_tokens"]) == ("r-1", 2)
     assert told[0]["address"].startswith("ipv4:127.0.0.1:")
     assert "secret" not in audit.read_text()
+
+
+async def test_a_key_is_looked_up_once_a_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_up, find = [], KeyRing.find
+
+    def counted(ring: KeyRing, key: str) -> KeyRecord | None:
+        looked_up.append(key)
+        return find(ring, key)
+
+    monkeypatch.setattr(KeyRing, "find", counted)
+    router = FakeRouter()
+    async with (
+        serving(router, api_key_hashes=(hash_key(KEY + "a"), hash_key(KEY + "b"))) as server,
+        AsyncClient(server.address, api_key=KEY + "a") as one,
+        AsyncClient(server.address, api_key=KEY + "b") as two,
+    ):
+        # Calls under way at once keep their own callers.
+        await asyncio.gather(one.generate("x"), two.generate("x"), one.forget(), two.models())
+    assert sorted(looked_up) == [KEY + "a"] * 2 + [KEY + "b"] * 2
+    assert {asked.tenant for asked in router.asked} == {hash_key(KEY + name)[:16] for name in "ab"}
+    assert router.forgotten == [hash_key(KEY + "a")[:16]]

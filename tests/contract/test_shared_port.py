@@ -14,10 +14,11 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from outrider import AsyncClient
-from services.api.config import HttpConfig, PublicServerConfig, check_server
+from services.api.config import HttpConfig, PublicServerConfig
 from services.api.grpc import server as public_server
 from services.api.grpc.server import PublicServer, serve_public
 from services.api.http.server import serve_http
+from services.api.sockets import check_server
 from services.links.channel import make_server
 from speculation.errors import ConfigurationError
 from tests.chaos.relay import Relay

@@ -27,7 +27,8 @@ from cluster.ray import address as ray_address
 from cluster.ray import starting
 from cluster.settings.config import Settings, load
 from outrider.errors import InvalidArgument as ClientInvalidArgument
-from services.api.config import PublicServerConfig, TlsFiles, check_server
+from services.api.config import PublicServerConfig, TlsFiles
+from services.api.sockets import check_server
 from services.model_files.weights.headers import check_weights
 from services.verifier.config import TargetConfig
 from services.verifier.model.target import TransformersTarget

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 import grpc
@@ -11,13 +12,15 @@ import grpc.aio
 from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
-from services.access.gate import Gate
+from services.access.gate import Caller, Gate
 from services.links.auth import bearer_of
 from services.links.guarded_calls import Context, Handler, Next, wrapped
 from speculation.errors import InvalidArgument, ResourceExhausted
 
 # Only Check is exempt: a Watch call never ends, so anyone could use up the server's concurrent calls with them.
 _HEALTH = "/grpc.health.v1.Health/Check"
+# Whose call the running method answers. gRPC runs each in a task of its own.
+current_caller: ContextVar[Caller] = ContextVar("current_caller")
 
 
 class PublicEntrance(grpc.aio.ServerInterceptor):
@@ -41,7 +44,7 @@ class PublicEntrance(grpc.aio.ServerInterceptor):
 
     @asynccontextmanager
     async def _guard(self, context: Context) -> AsyncIterator[None]:
-        self._gate.caller(bearer_of(context.invocation_metadata()), context.peer())
+        current_caller.set(self._gate.caller(bearer_of(context.invocation_metadata()), context.peer()))
         if self._running >= self._most:
             raise ResourceExhausted(f"{self._running} calls are under way already (max_concurrent_requests)")
         self._running += 1

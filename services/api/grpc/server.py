@@ -14,13 +14,13 @@ from grpc_reflection.v1alpha import reflection
 
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
-from services.access.gate import Caller, Gate, open_gate
-from services.api.config import PublicServerConfig, TlsFiles, check_server, public_files
-from services.api.grpc.entrance import PublicEntrance
+from services.access.gate import Gate, open_gate
+from services.api.config import PublicServerConfig, TlsFiles, public_files
+from services.api.grpc.entrance import PublicEntrance, current_caller
 from services.api.grpc.messages import decode_request, encode_event, encode_models
 from services.api.messages import RouterPort
 from services.api.readiness import Well
-from services.links.auth import bearer_of
+from services.api.sockets import check_server
 from services.links.channel import Options, bind, make_server
 from services.links.guarded_calls import Context
 from services.links.request_names import REQUEST_ID, request_id_of, traceparent_of
@@ -54,7 +54,7 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             named = ((REQUEST_ID, request_id),)
             context.set_trailing_metadata(named)
             await context.send_initial_metadata(named)
-            caller = self._caller(context)
+            caller = current_caller.get()
             asked = decode_request(
                 request, tenant=caller.tenant, request_id=request_id, traceparent=traceparent_of(metadata)
             )
@@ -66,19 +66,16 @@ class _GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         async with aborting(context):
-            with self._gate.recorded(self._caller(context), "ListModels"):
+            with self._gate.recorded(current_caller.get(), "ListModels"):
                 return encode_models(await self._router.models())
 
     async def Forget(self, request: pb.ForgetRequest, context: Context) -> pb.ForgetResponse:
         async with aborting(context):
-            caller = self._caller(context)
+            caller = current_caller.get()
             with self._gate.recorded(caller, "Forget"):
                 self._gate.require(caller, "forget")
                 await self._router.forget(caller.tenant)
                 return pb.ForgetResponse()
-
-    def _caller(self, context: Context) -> Caller:
-        return self._gate.caller(bearer_of(context.invocation_metadata()), context.peer())
 
     async def _send(self, context: Context, message: pb.GenerateResponse) -> None:
         try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ssl
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from cryptography import x509
 
 from services.links.tls.trial import refusal
 from speculation.errors import ConfigurationError
@@ -75,6 +75,8 @@ def mismatch(files: ComponentTls) -> str | None:
 
 
 def _names_in(certificate: Path) -> list[str]:
-    # The one reader of certificates in the standard library.
-    decoded: dict[str, Any] = ssl._ssl._test_decode_cert(str(certificate))  # type: ignore[attr-defined]
-    return [value for kind, value in decoded.get("subjectAltName", ()) if kind == "DNS"]
+    try:
+        extensions = x509.load_pem_x509_certificate(certificate.read_bytes()).extensions
+        return extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
+    except (x509.ExtensionNotFound, ValueError):
+        return []
