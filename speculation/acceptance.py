@@ -61,6 +61,26 @@ def walk(tree: TokenTree, choose_at: Callable[[int], int], stop: StopRule) -> Ac
 
     With noise keyed by position this is the coupling of Daliri, Musco and Suresh (arXiv 2408.07978), applied to trees.
 
+    Drafted is 7, then 8, then 9 or 5. Say the target chooses 7 after the pending token, 8 after that, then 5, then 2:
+
+    >>> tree = TokenTree(tokens=(7, 8, 9, 5), parents=(ROOT, 0, 1, 1), sources=("suffix",) * 4)
+    >>> choices = {ROOT: 7, 0: 8, 1: 5, 3: 2}
+    >>> stop = StopRule(stop_token_ids=frozenset(), generated=0, room=100)
+    >>> walk(tree, choices.__getitem__, stop)
+    Accepted(path=(0, 1, 3), tokens=(7, 8, 5, 2), finish_reason=None)
+
+    One pass yields four tokens: three accepted ones, and the bonus token 2. A draft that is all wrong still yields one, the
+    token that plain decoding would have yielded:
+
+    >>> walk(tree, {ROOT: 6}.__getitem__, stop)
+    Accepted(path=(), tokens=(6,), finish_reason=None)
+
+    Nothing follows a token that ends the answer:
+
+    >>> ended = walk(tree, choices.__getitem__, StopRule(stop_token_ids=frozenset({8}), generated=0, room=100))
+    >>> ended.tokens, ended.finish_reason.name
+    ((7, 8), 'STOP')
+
     Args:
         choose_at: the target's choice after a node (``ROOT``: after the pending token). Called for visited nodes only.
     """

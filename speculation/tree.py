@@ -66,7 +66,14 @@ def _validate_proposals(tree: TokenTree, vocab_size: int) -> None:
 
 
 def children(tree: TokenTree) -> dict[int, list[int]]:
-    """Children of every node and of ``ROOT``, earlier siblings first. Probes are left out: they can never be accepted."""
+    """Children of every node and of ``ROOT``, earlier siblings first. Probes are left out: they can never be accepted.
+
+    After 7 comes 8, and after that 9 or 5:
+
+    >>> fork = TokenTree(tokens=(7, 8, 9, 5), parents=(ROOT, 0, 1, 1), sources=("suffix",) * 4)
+    >>> children(fork)
+    {-1: [0], 0: [1], 1: [2, 3]}
+    """
     probes = set(tree.probes)
     result: dict[int, list[int]] = {}
     for node, parent in enumerate(tree.parents):
@@ -84,7 +91,12 @@ def depths(tree: TokenTree) -> list[int]:
 
 
 def path_to(tree: TokenTree, node: int) -> tuple[int, ...]:
-    """Nodes from the root's child down to ``node``; empty for ``ROOT``."""
+    """Nodes from the root's child down to ``node``; empty for ``ROOT``.
+
+    >>> fork = TokenTree(tokens=(7, 8, 9, 5), parents=(ROOT, 0, 1, 1), sources=("suffix",) * 4)
+    >>> path_to(fork, 3)
+    (0, 1, 3)
+    """
     path: list[int] = []
     while node != ROOT:
         path.append(node)
@@ -93,7 +105,11 @@ def path_to(tree: TokenTree, node: int) -> tuple[int, ...]:
 
 
 def chain(tokens: Sequence[int], source: str, scores: Sequence[float] = ()) -> TokenTree:
-    """A tree without branches."""
+    """A tree without branches.
+
+    >>> chain([7, 8, 9], "suffix").parents
+    (-1, 0, 1)
+    """
     return TokenTree(
         tokens=tuple(tokens),
         parents=tuple(range(-1, len(tokens) - 1)),
@@ -119,6 +135,22 @@ def merge(trees: Iterable[TokenTree], value: Callable[[TokenTree], Sequence[floa
     """One prefix tree of all paths. If several trees propose a node, the one that gives it the highest value wins.
 
     A probe is never merged with a node that can be accepted.
+
+    Two sources agree on 7 and 8, and differ after that. What they share becomes one node, so the target checks four tokens
+    and not six:
+
+    >>> copied = chain([7, 8, 9], "prompt_lookup", [0.6, 0.3, 0.1])
+    >>> counted = chain([7, 8, 5], "suffix", [0.5, 0.4, 0.2])
+    >>> both = merge([copied, counted])
+    >>> [tuple(both.tokens[step] for step in path_to(both, node)) for node in range(len(both))]
+    [(7,), (7, 8), (7, 8, 9), (7, 8, 5)]
+    >>> both.tokens, both.parents
+    ((7, 8, 9, 5), (-1, 0, 1, 1))
+
+    A shared node belongs to the source that claims more for it, and has the score that this source gives it:
+
+    >>> list(zip(both.tokens, both.sources, both.scores))
+    [(7, 'prompt_lookup', 0.6), (8, 'suffix', 0.4), (9, 'prompt_lookup', 0.1), (5, 'suffix', 0.2)]
 
     Args:
         value: gives the value of each node of a tree; None: its score.
@@ -165,6 +197,14 @@ def prune(tree: TokenTree, max_nodes: int, max_depth: int, values: Sequence[floa
     The node of the highest value is kept next among those whose parent is kept; of equals, the earliest. Values default to
     the scores, and those to 0.
 
+    After 7 and 8 comes 9 or, more likely, 5:
+
+    >>> fork = TokenTree(tokens=(7, 8, 9, 5), parents=(ROOT, 0, 1, 1), sources=("suffix",) * 4, scores=(0.6, 0.4, 0.1, 0.2))
+    >>> prune(fork, max_nodes=3, max_depth=9).tokens
+    (7, 8, 5)
+    >>> prune(fork, max_nodes=3, max_depth=2).tokens
+    (7, 8)
+
     Raises:
         ValueError: the tree holds sampled tokens (``proposals``). Dropping some after they were drawn would bias the
             rejection rule: which tokens remain would depend on what they are.
@@ -191,7 +231,11 @@ def prune(tree: TokenTree, max_nodes: int, max_depth: int, values: Sequence[floa
 
 
 def follow(tree: TokenTree, tokens: Sequence[int]) -> int:
-    """How many of ``tokens``, from the first one on, lie on a path from the root."""
+    """How many of ``tokens``, from the first one on, lie on a path from the root.
+
+    >>> follow(chain([7, 8, 9], "suffix"), [7, 8, 4])
+    2
+    """
     below = children(tree)
     node = ROOT
     for count, token in enumerate(tokens):
@@ -207,6 +251,11 @@ def descend(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
 
     Each score is divided by the path's, so that it claims the rest of its path. Probes are dropped: they were made for
     another position.
+
+    The source claimed 0.5 for 7 and 0.25 for 7 8. Once 7 is committed, it claims a half for 8:
+
+    >>> descend(chain([7, 8], "suffix", [0.5, 0.25]), [7])
+    TokenTree(tokens=(8,), parents=(-1,), sources=('suffix',), scores=(0.5,), probes=(), proposals=())
     """
     below = children(tree)
     node, score = ROOT, 1.0
@@ -231,6 +280,13 @@ def descend(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
 
 def take(tree: TokenTree, kept: list[int]) -> TokenTree:
     """The sub-tree of the nodes ``kept``, ascending.
+
+    Nodes are numbered anew. Without 9, token 5 is node 2, still below node 1:
+
+    >>> fork = TokenTree(tokens=(7, 8, 9, 5), parents=(ROOT, 0, 1, 1), sources=("suffix",) * 4)
+    >>> part = take(fork, [0, 1, 3])
+    >>> part.tokens, part.parents
+    ((7, 8, 5), (-1, 0, 1))
 
     Raises:
         ValueError: a node is kept without its parent.

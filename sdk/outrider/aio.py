@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from types import TracebackType
 from typing import TypeVar, Unpack
 
@@ -55,7 +56,15 @@ class AsyncStream:
 
 
 class AsyncClient:
-    """Talks to one Outrider server; the arguments are ``Client``'s. Use it within one event loop."""
+    """Talks to one Outrider server. Use it within one event loop.
+
+    Args:
+        address: "host:port".
+        api_key: sent with every call.
+        timeout_s: longest that a call may take, unless the call says otherwise; None: no limit.
+        tls: speak TLS; ``root_certificates`` (PEM) replaces the system's roots.
+        retry: how often a call that failed before its first token is tried again.
+    """
 
     def __init__(
         self,
@@ -69,6 +78,7 @@ class AsyncClient:
     ) -> None:
         self._address, self._timeout_s, self._retry = address, timeout_s, retry or Retry()
         self._metadata = _transport.metadata(api_key)
+        self._closed = False
         if tls:
             credentials = _transport.tls_credentials(root_certificates)
             self._channel = grpc.aio.secure_channel(address, credentials, options=_transport.OPTIONS)
@@ -87,7 +97,17 @@ class AsyncClient:
         traceparent: str | None = None,
         **options: Unpack[Options],
     ) -> Generation:
-        """See ``Client.generate``."""
+        """The whole answer to a text, a conversation (``[{"role": ..., "content": ...}]``) or token ids.
+
+        Args:
+            timeout_s: longest that the call may take.
+            request_id: what the request is called in the server's logs; the server draws one where nobody says.
+            traceparent: the trace that it belongs to, as in W3C Trace Context.
+            options: see ``Options``.
+
+        Raises:
+            OutriderError: see ``outrider.errors``.
+        """
         async with self.stream(
             prompt,
             messages=messages,
@@ -114,21 +134,30 @@ class AsyncClient:
         traceparent: str | None = None,
         **options: Unpack[Options],
     ) -> AsyncStream:
-        """See ``Client.stream``."""
+        """Like ``generate``, piece by piece."""
         request = build_request(prompt, messages, token_ids, options)
         metadata = (*self._metadata, *_transport.named(request_id, traceparent))
         return AsyncStream(self._pieces(request, metadata, timeout_s if timeout_s is not None else self._timeout_s))
 
     async def models(self) -> list[Model]:
-        """See ``Client.models``."""
+        """What the server serves.
+
+        Raises:
+            OutriderError: see ``outrider.errors``.
+        """
         return read_models(await self._retried(self._stub.ListModels, pb.ListModelsRequest()))
 
     async def forget(self) -> None:
-        """See ``Client.forget``."""
+        """Delete what the server remembers of requests with this API key: answers, computed prompts, what followed what.
+
+        Raises:
+            OutriderError: see ``outrider.errors``.
+        """
         await self._retried(self._stub.Forget, pb.ForgetRequest())
 
     async def close(self) -> None:
-        """See ``Client.close``."""
+        """Close the connection; running calls are cancelled."""
+        self._closed = True
         await self._channel.close()
 
     async def __aenter__(self) -> AsyncClient:
@@ -144,8 +173,8 @@ class AsyncClient:
         while True:
             try:
                 return await method(request, timeout=self._timeout_s, metadata=self._metadata)
-            except grpc.aio.AioRpcError as error:
-                raised = from_rpc(error, self._address)
+            except grpc.RpcError as error:
+                raised = from_rpc(error, self._address, closed=self._closed)
                 attempt += 1
                 if (delay := self._retry.delay_before(attempt, raised)) is None:
                     raise raised from error
@@ -156,25 +185,25 @@ class AsyncClient:
     ) -> AsyncGenerator[Chunk | Generation, None]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         attempt = 1
+        begun = False
         while True:
-            chunks: list[Chunk] = []
-            attempt_pieces = self._attempt(request, metadata, deadline, chunks)
             try:
-                async for piece in attempt_pieces:
-                    yield piece
+                async with aclosing(self._attempt(request, metadata, deadline)) as pieces:
+                    async for piece in pieces:
+                        begun = True
+                        yield piece
                 return
             except OutriderError as error:
                 attempt += 1
-                delay = None if chunks else self._retry.delay_before(attempt, error)
+                delay = None if begun else self._retry.delay_before(attempt, error)
                 if delay is None or (deadline is not None and time.monotonic() + delay > deadline):
                     raise
-            finally:
-                await attempt_pieces.aclose()
             await asyncio.sleep(delay)
 
     async def _attempt(
-        self, request: pb.GenerateRequest, metadata: Metadata, deadline: float | None, chunks: list[Chunk]
+        self, request: pb.GenerateRequest, metadata: Metadata, deadline: float | None
     ) -> AsyncGenerator[Chunk | Generation, None]:
+        chunks: list[Chunk] = []
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         call = self._stub.Generate(request, timeout=left, metadata=metadata)
         try:
@@ -184,8 +213,8 @@ class AsyncClient:
                     return
                 chunks.append(read_chunk(event.chunk))
                 yield chunks[-1]
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc(error, self._address, metadata) from error
+        except grpc.RpcError as error:
+            raise from_rpc(error, self._address, metadata, closed=self._closed) from error
         finally:
             call.cancel()
         raise InternalError("the server ended the stream without a result")

@@ -1,9 +1,11 @@
+# Made of aio.py by sdk/unasync.py: change that.
 """The blocking client."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from types import TracebackType
 from typing import TypeVar, Unpack
 
@@ -27,7 +29,7 @@ class Stream:
         result: the whole answer, once the stream has ended.
     """
 
-    def __init__(self, pieces: Iterator[Chunk | Generation]) -> None:
+    def __init__(self, pieces: Generator[Chunk | Generation, None]) -> None:
         self._pieces = pieces
         self.result: Generation | None = None
 
@@ -43,7 +45,7 @@ class Stream:
 
     def close(self) -> None:
         """Cancel the request if it still runs."""
-        self._pieces.close()  # type: ignore[attr-defined]
+        self._pieces.close()
 
     def __enter__(self) -> Stream:
         return self
@@ -179,24 +181,28 @@ class Client:
 
     def _pieces(
         self, request: pb.GenerateRequest, metadata: Metadata, timeout_s: float | None
-    ) -> Iterator[Chunk | Generation]:
+    ) -> Generator[Chunk | Generation, None]:
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         attempt = 1
+        begun = False
         while True:
-            chunks: list[Chunk] = []
             try:
-                yield from self._attempt(request, metadata, deadline, chunks)
+                with closing(self._attempt(request, metadata, deadline)) as pieces:
+                    for piece in pieces:
+                        begun = True
+                        yield piece
                 return
             except OutriderError as error:
                 attempt += 1
-                delay = None if chunks else self._retry.delay_before(attempt, error)
+                delay = None if begun else self._retry.delay_before(attempt, error)
                 if delay is None or (deadline is not None and time.monotonic() + delay > deadline):
                     raise
             time.sleep(delay)
 
     def _attempt(
-        self, request: pb.GenerateRequest, metadata: Metadata, deadline: float | None, chunks: list[Chunk]
-    ) -> Iterator[Chunk | Generation]:
+        self, request: pb.GenerateRequest, metadata: Metadata, deadline: float | None
+    ) -> Generator[Chunk | Generation, None]:
+        chunks: list[Chunk] = []
         left = None if deadline is None else max(deadline - time.monotonic(), 0.0)
         call = self._stub.Generate(request, timeout=left, metadata=metadata)
         try:

@@ -39,7 +39,18 @@ class PromptLookup(TreeSource):
 
 
 class PromptLookupSession:
-    """The n-gram index of one request."""
+    """The n-gram index of one request.
+
+    The text ends with 1 2, which has occurred twice before: at first 3 4 followed, later 5 6. The draft's four nodes are the
+    likeliest of both continuations, and the later one is believed more:
+
+    >>> session = PromptLookupSession(PromptLookupConfig(prompt_lookup_max=2), [1, 2, 3, 4, 1, 2, 5, 6, 1, 2])
+    >>> draft = session.draft(4)
+    >>> draft.tokens, draft.parents
+    ((5, 6, 1, 3), (-1, 0, 1, -1))
+    >>> [round(score, 2) for score in draft.scores]
+    [0.6, 0.36, 0.22, 0.36]
+    """
 
     def __init__(self, config: PromptLookupConfig, tokens: Sequence[int]) -> None:
         self._config = config

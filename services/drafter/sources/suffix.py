@@ -114,7 +114,38 @@ class Suffix:
 
 
 class SuffixSession:
-    """One request's own text, and its tenant's answers."""
+    """One request's own text, and its tenant's answers.
+
+    The text ends with 1 2. That was followed by 3 twice and by 4 once. Each candidate is named by whose text it is from, and
+    by the least length of the suffix, count and share of its kind: 3 followed two tokens, at least twice, in at least 0.4 of
+    all cases.
+
+    >>> text = (1, 2, 3, 1, 2, 3, 1, 2, 4, 1, 2)
+    >>> message = OpenSession(
+    ...     session_id="s", tokens=text, prompt_length=len(text), sources=("suffix",), max_nodes=4, tenant="t"
+    ... )
+    >>> source = Suffix(SuffixConfig(max_cached_tokens=1000))
+    >>> session = source.open(message)
+    >>> list(session.candidates(session.start()))
+    [(3, 'own:2:2:0.4'), (4, 'own:2:1:0.2')]
+
+    One token further, the suffix 1 2 3 has always been followed by 1:
+
+    >>> list(session.candidates(session.follow(session.start(), 3)))
+    [(1, 'own:3:2:0.95')]
+
+    What the request has answered is known to its tenant's next request, even if that begins with another text:
+
+    >>> session.observe(StepReport(
+    ...     session_id="s", committed=(7, 8, 9), length=14, prefix_hash=0, accepted_path=(), max_nodes=4
+    ... ))
+    >>> session.close()
+    >>> later = source.open(OpenSession(
+    ...     session_id="s", tokens=(6, 7), prompt_length=2, sources=("suffix",), max_nodes=4, tenant="t"
+    ... ))
+    >>> list(later.candidates(later.start()))
+    [(8, 'shared:1:1:0.95')]
+    """
 
     def __init__(self, config: SuffixConfig, answers: _Answers, message: OpenSession) -> None:
         self._config = config
