@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -49,11 +50,18 @@ def pytest_collection(session: pytest.Session) -> Iterator[None]:
 _FINAL = re.compile(r"tests/(lossless/|contract/test_[a-z]+_links)")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Say of each test whether its first outcome is final."""
+    """Say of each test whether its first outcome is final, and of a test's cases which of them stand for all in `make test`."""
+    cases: Counter[str] = Counter()
     for item in items:
         if _FINAL.match(item.nodeid):
             item.add_marker(pytest.mark.flaky(reruns=0))
+        if (one_in := item.get_closest_marker("examples")) is not None:
+            test = item.nodeid.partition("[")[0]
+            if cases[test] % one_in.args[0]:
+                item.add_marker(pytest.mark.exhaustive)
+            cases[test] += 1
 
 
 @pytest.fixture(autouse=True)

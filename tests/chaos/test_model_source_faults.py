@@ -26,7 +26,6 @@ from tests.fakes import PLAIN, VOCAB, RandomDrafter, ToyTarget, collect, decodin
 from tests.feature_sources import EAGLE3, head
 from tests.model_source import LAYERS, NAME, ModelDouble, register
 from tests.patience import PATIENCE_S, until
-from tests.selection import examples
 
 REQUESTS, TOKENS = 16, 60
 PLAN = Plan(strategy="test", sources=(NAME, "far"), max_nodes=6, observe_layers=LAYERS, observe_prompt=True)
@@ -123,9 +122,10 @@ async def answers(loop: DecodingLoop, plan: Plan) -> list[list[int]]:
     return [tokens for tokens, _, _ in await asyncio.gather(*(collect(loop, one) for one in wanted))]
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("kind", ["in_process", "grpc"])
-@pytest.mark.parametrize("model", examples([Headed, Right], 2))
-@pytest.mark.parametrize("chaos", examples([left_alone, delayed, stuck, raising, gone], 2), ids=lambda chaos: chaos.__name__)
+@pytest.mark.parametrize("model", [Headed, Right])
+@pytest.mark.parametrize("chaos", [left_alone, delayed, stuck, raising, gone], ids=lambda chaos: chaos.__name__)
 async def test_no_token_changes(monkeypatch: pytest.MonkeyPatch, model: type[Right], kind: str, chaos: Chaos) -> None:
     double = register(monkeypatch, model())
     assert isinstance(double, Right)

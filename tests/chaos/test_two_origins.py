@@ -100,6 +100,7 @@ async def answers(loop: DecodingLoop, plan: Plan) -> list[list[int]]:
     return [tokens for tokens, _, _ in await asyncio.gather(*(collect(loop, one) for one in wanted))]
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize(
     "moods", [("random", "good"), pytest.param(("good", "random"), marks=pytest.mark.exhaustive)], ids="-".join
 )
@@ -123,6 +124,7 @@ async def test_no_token_changes(chaos: Chaos, delays_s: tuple[float, float], moo
         assert await decoding_now == expected
 
 
+@pytest.mark.exhaustive
 async def test_both_are_checked_and_one_that_is_gone_costs_its_own_nodes_only() -> None:
     async with drafted((0.0, 0.0), ("random", "random")) as (both, links, loop):
         nodes = loop.stats.nodes_by_source

@@ -18,6 +18,7 @@ from tests.malformed_service import all_servers
 MESSAGES, SEED = 3000, 1
 
 
+@pytest.mark.examples(2)
 @pytest.mark.timeout(300)
 async def test_whatever_comes_is_answered_and_harms_nothing(tiny_model: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.ERROR):

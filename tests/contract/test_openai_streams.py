@@ -135,6 +135,7 @@ async def test_a_client_that_leaves_ends_its_generations(stream: bool, choices: 
         assert (await client.get("/health")).status_code == 200
 
 
+@pytest.mark.exhaustive
 async def test_a_client_that_takes_nothing_is_left() -> None:
     router = ScriptedRouter("x" * 100_000, pieces=100_000)
     router.forever = router.bulky = True

@@ -133,6 +133,7 @@ def test_ctrl_c_while_the_model_is_loaded_ends_at_once(tiny_model: Path) -> None
         assert "Traceback" not in rest
 
 
+@pytest.mark.exhaustive
 def test_a_second_signal_ends_it_at_once_and_in_one_line(tiny_model: Path) -> None:
     # It would wait for ten minutes before it refuses calls.
     flags = ["--set", "server.port=0", "--set", "server.drain_delay_s=600", "--set", "verifier.budget=fixed"]

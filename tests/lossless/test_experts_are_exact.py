@@ -184,6 +184,7 @@ def test_the_same_bits_and_transformers_tokens(tmp_path: Path, kernels: Kernels,
     assert inexact(target._part.model) == []
 
 
+@pytest.mark.examples(4)
 @pytest.mark.parametrize("kind", LAYERS)
 def test_layers_of_models_that_are_built_otherwise(kernels: Kernels, kind: str) -> None:
     """Rows of a layer that has experts: together, two by two, and without anything packed."""

@@ -23,7 +23,6 @@ from tests.feature_sources import EAGLE, known, opening
 from tests.lossless.enumeration import VOCAB, Oracle, Output, distance, outcomes, plain
 from tests.lossless.test_enumeration import EXACT, by_rejection
 from tests.lossless.test_strategies import PROMPTS, plain_answers, plan_of, verifier
-from tests.selection import examples
 from tests.tiny import make_tiny_model
 from tests.trained_heads import AHEAD, FAMILIES, STREAM_FORMS
 
@@ -53,12 +52,11 @@ async def drafted(running: VerifierService, plan: Plan, sampling: Mapping[str, o
     return [tokens for tokens, _, _ in results]
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 @pytest.mark.parametrize(
     "sampling",
-    examples(
-        [{"temperature": 0.8, "top_p": 0.9, "seed": 3, "presence_penalty": 0.5}, {}, {"temperature": 1.0, "seed": 5}], 3
-    ),
+    [{"temperature": 0.8, "top_p": 0.9, "seed": 3, "presence_penalty": 0.5}, {}, {"temperature": 1.0, "seed": 5}],
     ids=str,
 )
 async def test_no_token_changes(tiny_model: Path, link: str, sampling: dict[str, object]) -> None:
@@ -71,7 +69,8 @@ async def test_no_token_changes(tiny_model: Path, link: str, sampling: dict[str,
             assert await drafted(running, blended, sampling) == expected, name
 
 
-@pytest.mark.parametrize("link", examples(["grpc", "in_process"], 2))
+@pytest.mark.examples(2)
+@pytest.mark.parametrize("link", ["grpc", "in_process"])
 async def test_a_drafter_for_another_revision_of_the_target_costs_speed_alone(
     tiny_model: Path, tmp_path: Path, link: str
 ) -> None:
@@ -83,8 +82,9 @@ async def test_a_drafter_for_another_revision_of_the_target_costs_speed_alone(
                 assert await drafted(running, plan_of((name,)), sampling) == expected, name
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
-@pytest.mark.parametrize("form", examples([(form,) for form in STREAM_FORMS], 2), ids=str)
+@pytest.mark.parametrize("form", STREAM_FORMS, ids=str)
 async def test_streams_in_the_targets_own_pass(tiny_model: Path, link: str, form: tuple[int, ...]) -> None:
     """One pass verifies the last tree and computes what the next one is drafted from; with and without two steps beside."""
     certain: dict[str, object] = {"temperature": 0.7, "top_k": 1, "seed": 2}

@@ -134,6 +134,7 @@ def check(features: Features, expected: dict[int, torch.Tensor], start: int, lay
     torch.testing.assert_close(numbers(features), right, rtol=2e-3, atol=2e-3 * float(right.abs().mean()))
 
 
+@pytest.mark.examples(4)
 def test_prompt_chunks_nodes_and_accepted_paths(served: Served) -> None:
     """A prompt in two chunks beside another request that asks for one layer, then a tree beside a prompt that asks for none."""
     target, text, expected = served.target, served.text, served.expected

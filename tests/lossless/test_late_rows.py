@@ -255,6 +255,7 @@ def test_what_follows_sees_nothing_of_them(targets: tuple[TransformersTarget, Tr
     assert torch.equal(*logits)
 
 
+@pytest.mark.exhaustive
 def test_the_last_stage_computes_them(model: Path, folder: Path) -> None:
     weights = read_stream_weights(folder, model)
     alone = TransformersTarget(config_of(model), None, weights)
@@ -276,6 +277,7 @@ def test_the_last_stage_computes_them(model: Path, folder: Path) -> None:
         split.shutdown()
 
 
+@pytest.mark.exhaustive
 def test_layers_on_two_stages_are_refused(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "target", num_hidden_layers=LAYERS)
     weights = read_stream_weights(make_streams(model, tmp_path / "streams", layers=3, streams=2), model)

@@ -31,7 +31,6 @@ from speculation.types import Plan
 from tests.draft_models import draft_beside
 from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, collect, origin, request
 from tests.mixture import make_mixture
-from tests.selection import examples
 from tests.trained_heads import LAYERS, STREAM_FORMS, heads_beside
 
 PROMPTS = [
@@ -219,8 +218,9 @@ def with_generation_config(tiny_model: Path, folder: Path, **content: object) ->
     return copy
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize(
-    "sampling", examples([{"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 4}, {}], 2), ids=str
+    "sampling", [{"temperature": 0.8, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 4}, {}], ids=str
 )
 @pytest.mark.parametrize("processors", PROCESSORS, ids=["paths", "lengths"])
 async def test_a_models_own_processors_under_every_strategy(
@@ -250,6 +250,7 @@ async def test_the_measured_budget_changes_no_token(tiny_model: Path, link: str)
                 assert await said(running, plan, sampling, together=together) == plain, (drafter, together)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 @pytest.mark.parametrize("sampling", SAMPLING[:4], ids=str)
 async def test_two_origins_in_one_tree(tiny_model: Path, sampling: dict[str, object], link: str) -> None:
@@ -286,23 +287,21 @@ async def test_what_has_no_effect_here_may_say_anything(tiny_model: Path, tmp_pa
         assert await answers(folder, "real", "in_process", PLAIN, {}, together=True) == plain
 
 
+@pytest.mark.examples(3)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "processors",
-    examples(
-        [
-            *PROCESSORS,
-            {"no_repeat_ngram_size": 2},
-            {"encoder_no_repeat_ngram_size": 2, "min_length": 40},
-            {"encoder_repetition_penalty": 0.6, "begin_suppress_tokens": [0]},
-            {"bad_words_ids": [[41], [40, 43], [257], [0]], "suppress_tokens": [5, 6]},
-            {"sequence_bias": [[[50], 3.5], [[41, 60], 20.0]], "forced_eos_token_id": 7},
-            {"exponential_decay_length_penalty": [5, 1.3], "eos_token_id": [300, 7], "remove_invalid_values": True},
-            {"forced_bos_token_id": 33, "begin_suppress_tokens": [34], "renormalize_logits": True},
-            {"eos_token_id": [0, 320], "min_new_tokens": 12},
-        ],
-        3,
-    ),
+    [
+        *PROCESSORS,
+        {"no_repeat_ngram_size": 2},
+        {"encoder_no_repeat_ngram_size": 2, "min_length": 40},
+        {"encoder_repetition_penalty": 0.6, "begin_suppress_tokens": [0]},
+        {"bad_words_ids": [[41], [40, 43], [257], [0]], "suppress_tokens": [5, 6]},
+        {"sequence_bias": [[[50], 3.5], [[41, 60], 20.0]], "forced_eos_token_id": 7},
+        {"exponential_decay_length_penalty": [5, 1.3], "eos_token_id": [300, 7], "remove_invalid_values": True},
+        {"forced_bos_token_id": 33, "begin_suppress_tokens": [34], "renormalize_logits": True},
+        {"eos_token_id": [0, 320], "min_new_tokens": 12},
+    ],
     ids=lambda content: ",".join(content),
 )
 async def test_greedily_a_models_own_file_gives_what_generate_gives(

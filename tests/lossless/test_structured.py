@@ -47,6 +47,7 @@ async def answers(
     return {kind: (tokens, steps) for kind, (tokens, _, steps) in zip(FORMS, found, strict=True)}
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("link", ["in_process", "grpc"])
 async def test_every_strategy_gives_the_tokens_of_constrained_plain_decoding(tiny_model: Path, link: str) -> None:
     tokenizer = Tokenizer.from_file(str(tiny_model / "tokenizer.json"))

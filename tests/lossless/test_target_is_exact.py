@@ -73,6 +73,7 @@ def chunk(name: str, context: int, tokens: list[int], logits: int = 1) -> Rows:
     return Rows(session_id=name, context=context, tokens=tuple(tokens), logits=logits)
 
 
+@pytest.mark.examples(3)
 def test_plain_decoding_agrees_with_transformers(tiny_model: Path, text: list[int], alone: torch.Tensor) -> None:
     reference = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32)(torch.tensor([text])).logits[0]
     assert torch.allclose(alone, reference, atol=2e-4)

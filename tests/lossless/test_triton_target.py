@@ -29,7 +29,6 @@ from services.verifier.model import slice as model_slice
 from services.verifier.model import target as target_module
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
-from tests.selection import examples
 from tests.tiny import make_tiny_model, make_tiny_tokenizer
 from tests.triton_interpreter import hopper
 
@@ -52,6 +51,7 @@ def rows(name: str, context: int, tokens: list[int], parents: tuple[int, ...] = 
     return Rows(session_id=name, context=context, tokens=tuple(tokens), parents=parents, logits=chosen)
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("captured", [False, True], ids=["launched", "in buckets"])
 def test_trees_have_the_bits_of_plain_decoding(
     tmp_path: Path, target: TransformersTarget, captured: bool, monkeypatch: pytest.MonkeyPatch
@@ -93,7 +93,8 @@ def _neighbours_seen(*given: Any) -> list[list[VirtualGroup]]:
     ]
 
 
-@pytest.mark.parametrize("layout", examples(["llama", "gemma"], 2))
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("layout", ["llama", "gemma"])
 def test_linear_layers_norms_and_gates_by_row_kernels(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """All that a pass computes, as on a GPU: equal bits whatever shares it, and transformers' numbers. Then a fault."""
     sizes = {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 160, "head_dim": 16}

@@ -13,7 +13,6 @@ from cluster.build import Pipeline
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from speculation.errors import ConfigurationError
 from tests.draft_models import draft_beside
-from tests.selection import examples
 from tests.service import pipeline
 from tests.tiny import make_tiny_model
 from tests.trained_heads import AHEAD, FAMILIES, heads_beside
@@ -67,6 +66,7 @@ async def compare(
     raise AssertionError(f"{model} hardly drafts under {strategy}: {nodes}")
 
 
+@pytest.mark.examples(2)
 @pytest.mark.parametrize("place", ["drafter", "verifier"])
 async def test_every_strategy_in_both_places(target: Path, place: str, plain: list[list[list[int]]]) -> None:
     async with pipeline(target, *flags(target, place, *MODELS)) as running:
@@ -79,8 +79,9 @@ async def test_every_strategy_in_both_places(target: Path, place: str, plain: li
         assert bool(running.drafter._models) == (place == "drafter")
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("place", ["drafter", "verifier"])
-@pytest.mark.parametrize(("form", "below"), examples([("one_pass", 0.002), ("one_pass", 0), ("cheaper", 0)], 3))
+@pytest.mark.parametrize(("form", "below"), [("one_pass", 0.002), ("one_pass", 0), ("cheaper", 0)])
 async def test_streams_in_the_targets_pass(
     target: Path, place: str, form: str, below: float, plain: list[list[list[int]]]
 ) -> None:
@@ -108,6 +109,7 @@ async def test_pruning_without_a_pass_to_prune_is_refused(target: Path) -> None:
             raise AssertionError("it was served")
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("place", ["drafter", "verifier"])
 @pytest.mark.parametrize("model", ["eagle3", "draft_model"])
 async def test_the_blend_with_another_model(target: Path, place: str, model: str, plain: list[list[list[int]]]) -> None:

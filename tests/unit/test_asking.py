@@ -15,7 +15,6 @@ from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
 from speculation.messages import Draft, DraftFailure, OpenSession, StepReport
 from tests.fakes import ToyTarget, collect, origin, request
-from tests.selection import examples
 from tests.simulated import SimulatedBudget, SimulatedWorker, SlowDrafter, run
 
 PASS_S = 0.01
@@ -219,8 +218,9 @@ async def took(drafter: NeighbourDrafter, slower: float, requests: int = 1, roun
     return found, link
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("requests", [1, 4])
-@pytest.mark.parametrize("slower", examples([0.25, 0.1, 0.5], 3))
+@pytest.mark.parametrize("slower", [0.25, 0.1, 0.5])
 @pytest.mark.parametrize("delay", [0.0005, 0.004, 0.014])
 def test_a_neighbour_that_brings_nothing_costs_nothing(delay: float, slower: float, requests: int) -> None:
     found, _ = run(took(NeighbourDrafter(lambda: delay, "random"), slower, requests, rounds=3))

@@ -60,6 +60,7 @@ def test_regret_against_the_best_fixed_strategy_of_each_answer(machine: str, wor
         assert statistics.mean(found) <= mean, regrets
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("machine", MACHINES)
 def test_a_new_text_after_repeating_ones_takes_hardly_longer(machine: str) -> None:
     """What repeating texts have taught about drafts holds no longer; neither does what it taught about their cost."""
@@ -67,6 +68,7 @@ def test_a_new_text_after_repeating_ones_takes_hardly_longer(machine: str) -> No
     assert max(more) <= 0.04, more
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("machine", MACHINES)
 def test_an_answer_that_changes_its_style_twice(machine: str) -> None:
     own, plain = (statistics.mean(slowness(machine, each)["changes"]) for each in (AUTO, PLAIN))
@@ -94,6 +96,7 @@ def test_a_text_that_begins_to_repeat_itself_is_drafted_for_at_once(machine: str
     assert saved_s >= 2 * MACHINES[machine].pass_s
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("users", [1, 4, 16, 64])
 @pytest.mark.parametrize("machine", ["shared cores", "own cores"])
 def test_at_no_load_slower_than_plain_decoding(machine: str, users: int) -> None:

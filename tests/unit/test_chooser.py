@@ -31,6 +31,7 @@ def kernels(request: pytest.FixtureRequest) -> Library | None:
     return found
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("seed", range(8))
 def test_every_choice_is_the_laws(seed: int, kernels: Library | None) -> None:
     check_all(range(seed, seed + 1), kernels)

@@ -21,7 +21,6 @@ from speculation.messages import CloseSession, Draft, DraftFailure, FeatureChunk
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.types import EMPTY_TREE, Plan, TokenTree
 from tests.fakes import RandomDrafter, ToyTarget, collect, origin, request, right_tree
-from tests.selection import examples
 from tests.simulated import SimulatedBudget, SimulatedWorker, run
 
 PASS_S = 0.01
@@ -262,8 +261,9 @@ def mean(numbers: list[float]) -> float:
     return sum(numbers) / len(numbers)
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("plan", [BOTH, ALONE], ids=["beside text", "alone"])
-@pytest.mark.parametrize(("draft_s", "right"), examples([(0.03, 3), (0.004, 0), (0.2, 3)], 3))
+@pytest.mark.parametrize(("draft_s", "right"), [(0.03, 3), (0.004, 0), (0.2, 3)])
 def test_a_model_that_does_not_pay_costs_nothing(plan: Plan, draft_s: float, right: int) -> None:
     found, world = run(after(World(slower=0.6, draft_s=draft_s, right=right), 40, plan=plan))
     assert mean(found) <= 1.03

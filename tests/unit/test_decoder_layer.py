@@ -78,6 +78,7 @@ TAKEN: dict[str, tuple[str, torch.dtype, dict[str, Any]]] = {
 }
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("name", TAKEN)
 def test_the_bits_of_the_modules(name: str) -> None:
     kind, dtype, settings = TAKEN[name]

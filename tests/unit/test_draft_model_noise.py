@@ -11,7 +11,6 @@ import torch
 from speculation.messages import DraftNoise
 from speculation.tree import validate
 from tests.draft_model_sessions import PROMPT, VOCAB, Target, chain_of, commit, opened, source_of, wanted
-from tests.selection import examples
 
 SAMPLINGS: list[dict[str, object]] = [
     {},
@@ -29,8 +28,9 @@ def told(sampling: dict[str, object]) -> dict[str, object]:
     return {"temperature": sampling["temperature"], "noise": DraftNoise(**given)}  # type: ignore[arg-type]
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("sampling", SAMPLINGS, ids=str)
-@pytest.mark.parametrize("branches", examples([3, None, 1], 3))
+@pytest.mark.parametrize("branches", [3, None, 1])
 def test_the_target_as_its_own_draft_model_is_always_right(
     tiny_model: Path, sampling: dict[str, object], branches: int | None
 ) -> None:

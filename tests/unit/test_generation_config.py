@@ -157,6 +157,7 @@ ids = st.lists(st.integers(0, 330), max_size=3)
 near = st.one_of(values, ids, st.lists(ids, max_size=3), st.lists(st.tuples(ids, numbers).map(list), max_size=2))
 
 
+@pytest.mark.exhaustive
 @given(st.dictionaries(st.sampled_from(sorted({*HONOURED, *REFUSED, *HARMLESS})), near, max_size=4))
 @settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @pytest.mark.filterwarnings("error")

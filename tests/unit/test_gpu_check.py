@@ -271,6 +271,7 @@ def test_make_gpu_check_runs_it() -> None:
     assert "-m benchmarks.gpu_check" in Path("Makefile").read_text().split("\ngpu-check:")[1].split("\n\n")[0]
 
 
+@pytest.mark.exhaustive
 def test_it_needs_torch_triton_and_transformers_alone() -> None:
     others = "ray grpc pydantic psutil gguf faiss redis llguidance google.protobuf accelerate outrider"
     script = f"import sys; sys.modules.update(dict.fromkeys({others.split()})); import benchmarks.gpu_check.__main__"

@@ -44,6 +44,7 @@ def config_of(folder: Path) -> TargetConfig:
     return TargetConfig(model_path=str(folder), dtype="bfloat16", device="cuda", kv_cache_tokens=65536)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", ["bfloat16", "fp8"])
 def test_the_tables_of_the_page(make: Make, dtype: Dtype) -> None:
     """To make one anew: copy what the failing assertion shows."""

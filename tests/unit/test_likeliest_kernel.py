@@ -49,6 +49,7 @@ def check(kernels: Library) -> None:
                 assert kernel.find(logits, rows, k) == expected, (vocabulary, k, rows)
 
 
+@pytest.mark.examples(2)
 def test_as_sorting_says(kernels: Library) -> None:
     check(kernels)
 

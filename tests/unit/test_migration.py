@@ -71,6 +71,7 @@ async def answer(router: RouterService, strategy: str, **sampling: object) -> tu
     return text, tokens, completion
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("strategy", ["autoregressive", "prompt_lookup"])
 @pytest.mark.parametrize(
     "sampling",

@@ -223,6 +223,7 @@ def test_the_source_asks_with_the_state_that_the_last_token_was_chosen_from() ->
     assert len(session.draft(8)) == 0
 
 
+@pytest.mark.exhaustive
 async def test_from_the_corpus_to_accepted_nodes(tiny_model: Path, tmp_path: Path) -> None:
     """An index of what the model would answer: its states are found again while it answers, over stages as well."""
 

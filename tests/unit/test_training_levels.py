@@ -80,6 +80,7 @@ def test_what_is_learnt_is_what_is_drafted(recipe: str, target: Path, data: tupl
             assert torch.allclose(drafted[at][level], rows[at], atol=0.05), (level, at)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("recipe", list(RECIPES))
 def test_what_is_exported_is_accepted_more_often_than_chance(
     recipe: str, target: Path, data: tuple[Path, DataManifest], tmp_path: Path

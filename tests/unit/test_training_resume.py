@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from speculation.errors import ConfigurationError, ResourceExhausted
-from tests.selection import examples
 from tests.training_data import open_tiny
 from training import snapshots
 from training.evaluate import quick_score
@@ -75,7 +74,8 @@ def _tensors(folder: Path) -> dict[str, torch.Tensor]:
     return model | {f"optimizer {name}": each for name, each in optimizer.items()}
 
 
-@pytest.mark.parametrize("recipe", examples(RECIPES, 4))
+@pytest.mark.examples(4)
+@pytest.mark.parametrize("recipe", list(RECIPES))
 def test_an_interrupted_run_ends_in_the_same_bits(recipe: str, trainer: Callable[..., Trainer], tmp_path: Path) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     all_steps = _run(trainer(whole, recipe))

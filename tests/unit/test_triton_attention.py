@@ -139,6 +139,7 @@ CALLS = {
 }
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("name", [*CALLS, "bfloat16"])
 def test_trees_and_prompts_give_the_bits_of_plain_rows(name: str) -> None:
     """Across a border of tiles; alone, in a chunk, and in a tree beside another request and padding."""

@@ -52,6 +52,7 @@ def launches(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return printed("tests.compiled_launches", tmp_path_factory.mktemp("launches"))
 
 
+@pytest.mark.exhaustive
 def test_sums_have_one_order_at_any_number_of_rows(launches: list[dict[str, Any]]) -> None:
     """Of a norm, in the kernels with leaves, with a residual and with neither: lanes are spread over threads in one way."""
     for capability in ROOM:

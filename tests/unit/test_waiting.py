@@ -16,7 +16,6 @@ from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.stats import LoopStats
 from services.verifier.engine.waiting import Experience, Missing, Waiting, Worth, best_wait
 from tests.fakes import PLAIN, ToyTarget, collect, origin, request
-from tests.selection import examples
 from tests.simulated import SimulatedBudget, SimulatedWorker, SlowDrafter, run
 
 PASS_S, DEADLINE_S = 0.01, 0.025
@@ -162,9 +161,10 @@ def random_delays() -> Callable[[], float]:
     return lambda: numbers.choice([0.0005, 0.003, 0.02, 0.2])
 
 
+@pytest.mark.examples(3)
 @pytest.mark.parametrize("plain", [0, 2], ids=["alone", "beside plain requests"])
 @pytest.mark.parametrize("mood", ["good", "random"])
-@pytest.mark.parametrize("delay", examples([*DELAYS_S, "any"], 3), ids=lambda delay: f"{delay}s")
+@pytest.mark.parametrize("delay", [*DELAYS_S, "any"], ids=lambda delay: f"{delay}s")
 def test_no_drafter_costs_anybody_time(delay: float | str, mood: str, plain: int) -> None:
     tokens = 300
     delays = random_delays() if isinstance(delay, str) else lambda: delay

@@ -14,7 +14,6 @@ from safetensors.torch import save_file
 from services.drafter.heads.streams.files import load_streams
 from services.model_files.weights.headers import SINGLE
 from speculation.errors import ConfigurationError
-from tests.selection import examples
 from tests.training_data import open_tiny
 from training.evaluate import quick_score
 from training.export import export_run
@@ -82,7 +81,8 @@ def _train(opened: OpenedModel, run: Path, data: Path, start: StartRecord | None
     return trainer
 
 
-@pytest.mark.parametrize("recipe", examples(RECIPES, 3))
+@pytest.mark.examples(3)
+@pytest.mark.parametrize("recipe", list(RECIPES))
 def test_a_run_begins_with_the_weights_of_a_checkpoint(
     recipe: str,
     target: Path,
