@@ -14,7 +14,7 @@ IN_TWO := -n 2 --dist loadgroup --durations 15
 # Where `make proto` writes.
 STUBS ?= sdk
 
-.PHONY: help demo gpu-check gpu-bench test test-all test-rest test-fast test-quick test-exhaustive test-alone test-k8s test-k8s-api test-image train-smoke bench bench-smoke check fix types imports proto proto-fresh install clean
+.PHONY: help demo gpu-check gpu-bench test test-all test-rest test-fast test-quick test-exhaustive test-alone test-k8s test-k8s-api test-image train-smoke bench bench-smoke check fix types imports proto proto-fresh sdk-client install clean
 
 help:  ## List what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -80,6 +80,9 @@ types: install  ## mypy, strict
 
 imports: install  ## The import law
 	@$(BIN)/lint-imports --no-cache
+
+sdk-client: install  ## Make the SDK's blocking client of its asyncio one
+	@$(BIN)/python sdk/unasync.py
 
 proto: install  ## Generate the stubs from protos/
 	@$(BIN)/buf lint protos
