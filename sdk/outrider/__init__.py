@@ -10,6 +10,8 @@
             print(chunk.text, end="", flush=True)
 """
 
+from importlib.metadata import PackageNotFoundError, version
+
 from outrider._transport import Retry
 from outrider.aio import AsyncClient, AsyncStream
 from outrider.client import Client, Stream
@@ -51,4 +53,11 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "Usage",
+    "__version__",
 ]
+
+try:
+    __version__ = version("outrider")
+except PackageNotFoundError:
+    # A checkout that is only on the path, not installed.
+    __version__ = "unknown"

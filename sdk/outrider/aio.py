@@ -99,11 +99,44 @@ class AsyncClient:
     ) -> Generation:
         """The whole answer to a text, a conversation (``[{"role": ..., "content": ...}]``) or token ids.
 
+        Exactly one input is given. An option that is left out, or None, takes the server's default: for those that say how
+        tokens are chosen what ``models`` lists for the model, and where that says nothing, the default named here.
+
         Args:
-            timeout_s: longest that the call may take.
+            prompt: text, tokenised as it is.
+            messages: a conversation, rendered with the model's chat template.
+            token_ids: token ids, used as they are.
+            timeout_s: longest that the call may take; None: as the client says.
             request_id: what the request is called in the server's logs; the server draws one where nobody says.
             traceparent: the trace that it belongs to, as in W3C Trace Context.
-            options: see ``Options``.
+            model: name of a served model. Default: the only one.
+            strategy: how tokens are drafted, one of the model's ``strategies``. It changes the speed, never the answer.
+            num_speculative_tokens: most drafted tokens to check in one pass; 0 is plain decoding.
+            acceptance: "walk" (default): a seed gives the same tokens under any strategy; or "rejection", the classic rule:
+                the same distribution, but which tokens are drawn depends on the drafts.
+            temperature: 0 (default) always takes the likeliest token; 0.001 to 100, larger is more random.
+            top_k: keep the k likeliest tokens; 0 (default): all.
+            top_p: keep the likeliest tokens whose probabilities add up to this, above 0 and at most 1 (default: all).
+            min_p: drop tokens whose probability is below this share of the likeliest one's; 0 (default): none.
+            seed: the same seed, input and options give the same tokens. Default: drawn, and told in ``Generation.seed``.
+            max_tokens: most tokens of the answer. Default: 256, or what the context has left if that is less.
+            min_tokens: no stop token is chosen before so many tokens. Default: 0.
+            stop: text, or up to 16 texts; the answer ends before the first one that appears.
+            stop_token_ids: tokens that end the answer, besides the model's own end-of-text tokens.
+            ignore_eos: go on past the model's own end-of-text tokens. Default: False.
+            repetition_penalty: above 1 makes tokens of the input and the answer less likely; 0.01 to 10. Default: 1.
+            presence_penalty: taken from the logit of each token that the answer holds; -2 to 2. Default: 0.
+            frequency_penalty: taken for every time that the answer holds the token; -2 to 2. Default: 0.
+            logit_bias: token ids to numbers from -100 to 100, which are added to their logits.
+            logprobs: tell the log-probability of each token, and of so many likeliest ones beside it, at most 20.
+            ignore_generation_config: take nothing of the model's generation_config.json but its end-of-text tokens.
+            structured_outputs: the form that the answer must have, such as ``{"json": schema}``; see ``StructuredOutputs``.
+            allowed_token_ids: choose only these tokens.
+            bad_words: texts that the answer must not hold.
+            prediction: what the answer is expected to be, such as a text to be edited; "auto" and "blend" draft from it.
+            cache_salt: share what was computed of prompts only with requests that have the same salt.
+            priority: of the waiting requests with one API key, lower numbers go first. Default: 0.
+            privacy: "strict": chunks of one size at an even pace, so that who watches the network learns less; or "none".
 
         Raises:
             OutriderError: see ``outrider.errors``.
@@ -134,7 +167,7 @@ class AsyncClient:
         traceparent: str | None = None,
         **options: Unpack[Options],
     ) -> AsyncStream:
-        """Like ``generate``, piece by piece."""
+        """Like ``generate``, with the same arguments, piece by piece."""
         request = build_request(prompt, messages, token_ids, options)
         metadata = (*self._metadata, *_transport.named(request_id, traceparent))
         return AsyncStream(self._pieces(request, metadata, timeout_s if timeout_s is not None else self._timeout_s))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any, TypedDict
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -42,14 +43,7 @@ class StructuredOutputs(TypedDict, total=False):
 
 
 class Options(TypedDict, total=False):
-    """What ``generate`` and ``stream`` take besides their input. An option that is left out takes the server's default.
-
-    ``model``: name of a served model. ``strategy``, ``num_speculative_tokens`` and ``acceptance`` ("walk" or "rejection")
-    say how the answer is sped up. ``logprobs``: so many likeliest tokens at each position. ``ignore_generation_config``:
-    take nothing of the model's generation_config.json but its end-of-text tokens. ``structured_outputs``: the form that the
-    answer must have, such as ``{"json": schema}``; see ``StructuredOutputs``. ``prediction``: what the answer is expected to
-    be; "auto" and "blend" draft from it. All others are as in vLLM.
-    """
+    """What ``generate`` and ``stream`` take besides their input; ``Client.generate`` says what each option means."""
 
     model: str | None
     strategy: str | None
@@ -109,13 +103,20 @@ def build_request(
         _set(request.prompt_token_ids, "ids", token_ids, "token_ids")
     for name, value in options.items():
         if name not in Options.__annotations__:
-            raise InvalidArgument(f"unknown option {name}; known: {', '.join(sorted(Options.__annotations__))}", name)
+            raise _unknown(name)
         if value is not None:
             _set_option(request, name, value)
     if request.ByteSize() > MAX_BYTES:
         size, limit = f"{request.ByteSize()} bytes", f"at most {MAX_BYTES} bytes"
         raise InvalidArgument(f"the request is {size}: must be {limit}", "request", size, limit)
     return request
+
+
+def _unknown(name: str) -> InvalidArgument:
+    known = sorted(Options.__annotations__)
+    near = get_close_matches(name, known, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return InvalidArgument(f"unknown option {name}{hint}; known: {', '.join(known)}", name)
 
 
 def _add_message(request: pb.GenerateRequest, index: int, message: Message) -> None:
