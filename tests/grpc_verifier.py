@@ -7,13 +7,15 @@ from typing import Any
 
 import grpc
 import grpc.aio
+from google.protobuf.message import DecodeError
 
 from outrider.internal.v1 import verification_pb2, verification_pb2_grpc
+from outrider.v1 import generation_pb2
 from services.links.channel import bind, client_options, make_server
 from services.links.codec import verification as codec
-from services.links.status import aborting, from_grpc
-from speculation import limits
-from speculation.errors import NotBegun, OutriderError, Unavailable
+from services.links.status import DETAIL_KEY, aborting
+from speculation import errors, limits
+from speculation.errors import InvalidArgument, NotBegun, OutriderError, ResourceExhausted, Unavailable
 from speculation.messages import Finished, GenerationRequest, Progress, VerifierCard
 from speculation.ports import VerifierPort
 
@@ -64,6 +66,43 @@ def _lost(error: grpc.aio.AioRpcError) -> OutriderError:
     ours = from_grpc(error)
     begun = any(key == _BEGUN for key, _ in error.initial_metadata() or ())
     return ours if begun or type(ours) is not Unavailable else NotBegun(str(ours))
+
+
+_BY_STATUS: dict[str, type[OutriderError]] = {
+    "UNAUTHENTICATED": errors.Unauthenticated,
+    "PERMISSION_DENIED": errors.PermissionDenied,
+    "FAILED_PRECONDITION": errors.ConfigurationError,
+    "UNAVAILABLE": errors.Unavailable,
+    "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
+    # Calls that we cancel raise asyncio.CancelledError; this one met a server in the moment in which it stops.
+    "CANCELLED": errors.Unavailable,
+}
+_WITH_FIELD: dict[str, type[InvalidArgument]] = {
+    "INVALID_ARGUMENT": InvalidArgument,
+    "OUT_OF_RANGE": errors.PromptTooLong,
+    "NOT_FOUND": errors.NotFound,
+}
+
+
+def from_grpc(error: grpc.aio.AioRpcError) -> OutriderError:
+    """The error that the server raised, rebuilt from its status and trailer."""
+    code, message = error.code().name, error.details() or ""
+    detail = _read_detail(error)
+    if code in _WITH_FIELD and detail.field:
+        return _WITH_FIELD[code](detail.field, detail.value, detail.allowed)
+    if code == "RESOURCE_EXHAUSTED":
+        return ResourceExhausted(message, detail.retry_after_s or 1.0)
+    return _BY_STATUS.get(code, errors.Internal)(message)
+
+
+def _read_detail(error: grpc.aio.AioRpcError) -> generation_pb2.ErrorDetail:
+    for key, value in error.trailing_metadata() or ():
+        if key == DETAIL_KEY and isinstance(value, bytes):
+            try:
+                return generation_pb2.ErrorDetail.FromString(value)
+            except DecodeError:
+                pass
+    return generation_pb2.ErrorDetail()
 
 
 def _late(error: grpc.aio.AioRpcError, deadline_s: float) -> OutriderError:

@@ -1,4 +1,4 @@
-"""Our errors <-> gRPC statuses. The errors' fields travel in the trailer ``outrider-error-bin``."""
+"""Our errors as gRPC statuses. The errors' fields travel in the trailer ``outrider-error-bin``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, NoReturn
 
 import grpc
 import grpc.aio
-from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 
 from outrider.v1 import generation_pb2
@@ -79,40 +78,3 @@ def _named(context: grpc.aio.ServicerContext[Any, Any]) -> str:
     """The request's id, where one has been given to the call's answer."""
     ids = [value for name, value in context.trailing_metadata() or () if name == REQUEST_ID and isinstance(value, str)]
     return UsersName(ids[0], traceparent_of(context.invocation_metadata())) if ids else "without a name"
-
-
-_BY_STATUS: dict[str, type[OutriderError]] = {
-    "UNAUTHENTICATED": errors.Unauthenticated,
-    "PERMISSION_DENIED": errors.PermissionDenied,
-    "FAILED_PRECONDITION": errors.ConfigurationError,
-    "UNAVAILABLE": errors.Unavailable,
-    "DEADLINE_EXCEEDED": errors.DeadlineExceeded,
-    # Calls that we cancel raise asyncio.CancelledError; this one met a server in the moment in which it stops.
-    "CANCELLED": errors.Unavailable,
-}
-_WITH_FIELD: dict[str, type[InvalidArgument]] = {
-    "INVALID_ARGUMENT": InvalidArgument,
-    "OUT_OF_RANGE": errors.PromptTooLong,
-    "NOT_FOUND": errors.NotFound,
-}
-
-
-def from_grpc(error: grpc.aio.AioRpcError) -> OutriderError:
-    """The error that the server raised, rebuilt from its status and trailer."""
-    code, message = error.code().name, error.details() or ""
-    detail = _read_detail(error)
-    if code in _WITH_FIELD and detail.field:
-        return _WITH_FIELD[code](detail.field, detail.value, detail.allowed)
-    if code == "RESOURCE_EXHAUSTED":
-        return ResourceExhausted(message, detail.retry_after_s or 1.0)
-    return _BY_STATUS.get(code, errors.Internal)(message)
-
-
-def _read_detail(error: grpc.aio.AioRpcError) -> generation_pb2.ErrorDetail:
-    for key, value in error.trailing_metadata() or ():
-        if key == DETAIL_KEY and isinstance(value, bytes):
-            try:
-                return generation_pb2.ErrorDetail.FromString(value)
-            except DecodeError:
-                log.warning("unreadable error detail")
-    return generation_pb2.ErrorDetail()
