@@ -1,4 +1,4 @@
-"""What a model that drafts costs where it does not pay, in processor time, which a busy machine hardly changes.
+"""The cost of a draft model where it does not pay, in processor time: a busy machine hardly changes that.
 
     python -m lab.left_out --models FOLDER [--set drafter.streaming_form=one_pass] [--minutes 10] [--prompts builtin]
 

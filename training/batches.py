@@ -115,8 +115,8 @@ class HeadRows:
     last: torch.Tensor
 
     def ahead(self, step: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """For unrolled step ``step`` of every row: the token that it reads, the index of the position whose state it should
-        have made, and whether that state and the token behind it exist."""
+        """For unrolled step ``step`` of every row: the token it reads, the index of the state it should predict, and whether
+        that state and the next token exist."""
         at = self.token + 1 + step
         inside = at < self.last
         at = torch.minimum(at, self.last)

@@ -1,4 +1,4 @@
-"""Every address on which components listen: for `outrider plan`, and for whoever writes rules of a firewall by it."""
+"""Every address on which components listen, for `outrider plan` and for firewall rules."""
 
 from __future__ import annotations
 

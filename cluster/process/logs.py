@@ -1,7 +1,7 @@
 """How the components write their logs: lines for people, or one JSON object a line for machines. To stderr.
 
-Neither holds prompts, answers or keys: nothing logs them, and of an unexpected error, whose text may quote what failed, JSON
-keeps the type and where it happened.
+Neither holds prompts, answers or keys: nothing logs them. The text of an unexpected error may quote them, so JSON keeps only
+the error's type and place.
 """
 
 from __future__ import annotations

@@ -37,8 +37,8 @@ class PortClaim:
 async def claim_port(address: str, service: str, check: Callable[[], None]) -> PortClaim | None:
     """Claim a port that is shared (SO_REUSEPORT).
 
-    The system lets any program of the same user share it, and gRPC's servers do so by default. So who comes must find either
-    a free port or a router of its own service, such as the one that it is about to replace.
+    The system lets any program of the same user share it, and gRPC's servers do so by default. A router
+    therefore claims its port, and starts only where the port is free or held by a router of its own service.
 
     Args:
         address: "host:port", as it is configured.

@@ -16,7 +16,7 @@ Likeliest = Callable[[Sequence[int]], tuple[int, ...]]
 class LikeliestElsewhere:
     """What was likeliest after texts that no recording goes on from: what it was after the same two tokens, or one.
 
-    A recording does not tell what the target thinks of drafts that it rejects, but drafters learn from that.
+    Drafters learn from the target's opinion of rejected drafts as well. A recording does not have it.
     """
 
     def __init__(self, answers: Sequence[RecordedAnswer]) -> None:

@@ -1,4 +1,4 @@
-"""Reads a model's folder for every service: any fault in it becomes one line that says where and what.
+"""Reads a model's folder for every service. A fault in it becomes one line with its place and cause.
 
 Folders come from anywhere, and libraries raise all kinds of exceptions with many lines for a damaged one. ``reading`` is the
 one place that turns them into ``ConfigurationError``.

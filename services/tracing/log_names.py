@@ -9,7 +9,7 @@ def log_name(name: str, traceparent: str) -> str:
 
 
 class UsersName(str):
-    """What a user calls a request, for lines of the log that are written before the request has a name of ours.
+    """The user's name of a request, for log lines that are written before the request has a name of ours.
 
     Attributes:
         request_id: the user's id.

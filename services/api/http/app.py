@@ -1,4 +1,4 @@
-"""The ASGI application: which path is answered by what, for whom, and what every answer has."""
+"""The ASGI application: paths and their endpoints, API keys, and the headers that every answer has."""
 
 from __future__ import annotations
 

@@ -80,8 +80,8 @@ class FeatureSession(ChoosingSession):
     def rows_wanted(self, states: KnownStates, layers: Sequence[int], missing: torch.Tensor) -> CommittedRows | None:
         """The rows to compute before a draft; None: there is nothing to draft from yet.
 
-        Before the first step that is reported, the target may still be reading the prompt. Its states will come, so rows
-        without them would be made in vain.
+        Before the first reported step, the target may still be reading the prompt. Its states will come; rows computed
+        without them would be wasted.
 
         Args:
             missing: [state size], takes the place of a state that is not known.
@@ -126,8 +126,7 @@ class FeatureSession(ChoosingSession):
 def in_one_call(wanted: Sequence[CommittedRows]) -> list[tuple[int, CommittedRows]]:
     """What of these rows one call computes: which of them, and which part of it.
 
-    Few rows, as a step commits them, are computed whole. Texts that must be read first take turns, so that sessions which
-    wait for a draft do not wait long.
+    Few rows, as a step commits them, are computed whole. Long texts take turns, so that nobody waits long for a draft.
     """
     order = sorted(range(len(wanted)), key=lambda index: len(wanted[index]))
     room = _BESIDE if len(wanted[order[0]]) <= _FEW else _ALONE

@@ -110,7 +110,7 @@ class GrowingNgrams:
         self.tail: deque[int] = deque(maxlen=length)
 
     def read(self, tokens: Sequence[int]) -> Iterator[tuple[int, ...]]:
-        """The n-grams that end in one of these tokens, which follow what was read before."""
+        """The n-grams that end in one of these tokens. The text so far goes before them."""
         for token in tokens:
             self.tail.append(token)
             if len(self.tail) == self.tail.maxlen:

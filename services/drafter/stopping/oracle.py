@@ -1,8 +1,8 @@
 """The best that any policy can do with chains: the oracle of DISCO's section 3, for comparisons on text that is known.
 
 A first run with ``Scout`` drafts to the first wrong token of every step and notes how many were right. In a second run
-``Oracle`` drafts exactly these, and nothing where the first token would be wrong. So it makes no draft pass in vain, and the
-fewest passes of the target that are possible with this draft model.
+``Oracle`` drafts exactly these, and nothing where the first token would be wrong. So it wastes no
+draft pass, and the target makes the fewest passes that are possible with this draft model.
 """
 
 from __future__ import annotations

@@ -38,8 +38,7 @@ def name_of(role: str) -> str:
 
 
 def check_files(files: ComponentTls) -> None:
-    """Check that the files can be read and fit, that the authority has signed the certificate, which is valid now, and that
-    it names the role.
+    """Check the files: readable, a matching pair, signed by the authority, valid now, in the name of the role.
 
     Raises:
         ConfigurationError: they do not; names the setting.

@@ -126,7 +126,7 @@ class WeightFiles:
 
 
 def check_shared(folder: Path, target: Path) -> None:
-    """Check that what the model in ``folder`` shares is what this target has.
+    """Check the weights that the model in ``folder`` shares against this target's.
 
     Raises:
         ConfigurationError: it was made for another target.

@@ -1,4 +1,4 @@
-"""Weights that a model shares with the target that it drafts for, so that its own files leave them out.
+"""Weights that a draft model shares with its target. Its own files leave them out.
 
 Its config.json says so, by the names of modules: each stands for all weights in it, and its value for the target's module
 with the same ones. The checksum is over these weights as the target stores them.

@@ -1,4 +1,4 @@
-"""Passes whose tensors keep their addresses, so that a captured graph can replay them, and which of them share a graph."""
+"""Passes with tensors at fixed addresses, as captured graphs need them, and the buckets of passes that share a graph."""
 
 from __future__ import annotations
 

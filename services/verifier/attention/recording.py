@@ -1,7 +1,7 @@
 """Records a model's attention calls in a trial pass: what the KV cache must hold, and how each call attends.
 
 The fields of a configuration for heads, sizes and windows mean different things in different architectures, or are missing.
-A pass over a few rows shows the facts: which modules call, how often, with tensors of which shapes, under which mask.
+A pass over a few rows shows the facts: the modules that call, how often, their tensors' shapes, and the mask.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which request owns which tile of the KV cache, and which tiles hold a prefix that another request may share.
+"""Who owns each tile of the KV cache, and which tiles hold a prefix that several requests can share.
 
 A tile that is full of committed tokens is *sealed* under a hash of its tenant and of all tokens up to its end. A request of
 the same tenant that begins with the same tokens shares the tile. Sealed tiles that no request uses keep their content until

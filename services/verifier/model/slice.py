@@ -65,8 +65,8 @@ class ModelSlice:
         ConfigurationError: the model cannot be loaded or served; says why.
 
     Attributes:
-        likeliest: of the last pass, gives the first of the greatest logits after each row chosen after, as
-            ``choosing.greatest`` does, until the next pass; None: its graph has not found them.
+        likeliest: gives the likeliest token after each chosen row of the last pass, as ``choosing.greatest`` does. Valid
+            until the next pass; None: the pass's graph has not computed it.
     """
 
     def __init__(

@@ -52,11 +52,10 @@ class StreamRows:
     """The streams that a row may have in a pass.
 
     Attributes:
-        rows: late rows of one row's streams.
-        share: of the model's layers that each of them goes through.
-        most_rows: most nodes and late rows of one request's part of a pass.
-        two_steps: whether the states that they begin with are among the layers, too, so that a drafter can compute the
-            streams that a pass did not.
+        rows: stream rows of one row.
+        share: of the model's layers that each stream row goes through.
+        most_rows: most nodes and stream rows of one request in a pass.
+        two_steps: whether their first states are observed as well. A drafter can then compute streams that a pass left out.
     """
 
     rows: int

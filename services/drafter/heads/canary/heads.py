@@ -260,7 +260,7 @@ def _explain_second(head: FeatureHead, texts: Sequence[CanaryText], target: Targ
 
 
 def stands_out(share: float, before: float) -> bool:
-    """Whether ``share`` is so much more than ``before`` that what was changed for it explains that."""
+    """Whether ``share`` exceeds ``before`` by more than chance, so that the change explains it."""
     return share > _least(before)
 
 
