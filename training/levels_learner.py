@@ -154,7 +154,7 @@ class LevelsLearner(OverVocabulary):
     def _labels(
         self, text: PaddedText, anchors: torch.Tensor, filling: torch.Tensor, level: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What a level guesses: sequence and position of each token's state, [n] each; and which of [B, A] they belong to."""
+        """What a level guesses: sequence and position of each token's state, [n] each; which of [B, A] they belong to."""
         ends = torch.tensor(text.ends, device=anchors.device)[:, None]
         at = (anchors + 1 + level).clamp(max=text.tokens.shape[1] - 1)
         row = torch.arange(len(anchors), device=anchors.device)[:, None].expand_as(at)
