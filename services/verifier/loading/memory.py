@@ -15,7 +15,7 @@ from speculation.errors import ConfigurationError
 
 _BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1}
 _GIB = 2**30
-# Bytes that all captured passes share (results, intermediate tensors, sums of segments), and those of a layer in each of them.
+# Bytes that all captured passes share (results, intermediate tensors, sums of segments), and those of a layer in each.
 _SHARED_BY_GRAPHS, _PER_GRAPH_AND_LAYER = 0.75 * _GIB, 2**18
 
 
