@@ -275,7 +275,8 @@ def _client(
 
         loaded = _load(config, settings, model=model)
         # Only this process may reach the server, so the settings of the public server are ignored.
-        private = loaded.model_copy(update={"server": ServerSettings(port=0, http_port=None, ops_port=None)})
+        unseen = ServerSettings.model_validate({"port": 0, "http_port": None, "ops_port": None})
+        private = loaded.model_copy(update={"server": unseen})
         _check_request(private, source, options)
         if options.get("strategy"):
             # So that its model is there before the request.

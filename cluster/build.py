@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import ipaddress
 import re
@@ -18,13 +17,11 @@ from cluster.settings.config import Settings
 from services.api.config import HttpConfig, PublicServerConfig, TlsFiles
 from services.drafter.config import DrafterConfig
 from services.model_files.folder import read_json, text_config
-from services.privacy.config import Privacy
 from services.retrieval.config import RetrievalConfig
 from services.router.config import RouterConfig
 from services.router.strategies import StrategyConfig, check_default
 from services.settings import filled
 from services.verifier.config import TargetConfig, VerifierConfig, check_backends
-from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.origins import Origin
 from speculation.errors import ConfigurationError
 from speculation.ports import DraftLink
@@ -146,7 +143,7 @@ def drafter_config(settings: Settings, model: ResolvedModel) -> DrafterConfig:
 
 def _drafter_config(settings: Settings, model: ResolvedModel, *, models: bool) -> DrafterConfig:
     """The same, with or without the sources that run models."""
-    config = filled(DrafterConfig, functools.partial(getattr, settings.drafter))
+    config = filled(DrafterConfig, settings.drafter)
     lookup = config.prompt_lookup
     if lookup.prompt_lookup_min > lookup.prompt_lookup_max:
         raise ConfigurationError(
@@ -209,11 +206,9 @@ def retrieval_config(settings: Settings, model: ResolvedModel) -> RetrievalConfi
         check_index(manifest, digest, str(retrieval.index), semantic=retrieval.semantic)
     if retrieval.redis_url is not None:
         IndexStore(retrieval.redis_url, retrieval.name, retrieval.redis_password).close()
-    return RetrievalConfig(
-        folder=retrieval.index,
-        redis_url=retrieval.redis_url,
-        redis_password=retrieval.redis_password,
-        name=retrieval.name,
+    return filled(
+        RetrievalConfig,
+        retrieval,
         cache_dir=settings.cache_dir / "indexes",
         tokenizer_sha256=digest,
         state_width=_hidden_size(model.path) if retrieval.semantic else None,
@@ -258,46 +253,17 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
         ipaddress.ip_address(verifier.stage_host)
     except ValueError as error:
         raise ConfigurationError(f"verifier.stage_host is {verifier.stage_host}: must be an IP address") from error
-    found = VerifierConfig(
-        model_name=model.name,
-        target=TargetConfig(
-            model_path=str(model.path),
-            dtype=verifier.dtype,
-            device=verifier.device,
-            weights=verifier.weights,
-            kernels=verifier.kernels,
-            attention_backend=verifier.attention_backend,
-            kernels_dir=settings.cache_dir / KERNELS,
-            kv_cache_tokens=verifier.kv_cache_tokens,
-            max_model_len=verifier.max_model_len,
-            threads=verifier.threads,
-            enable_prefix_caching=verifier.enable_prefix_caching,
-            stages=verifier.stages,
-            stage_host=verifier.stage_host,
-            pass_rows=verifier.max_num_seqs * (1 + verifier.max_nodes) + verifier.max_batched_tokens,
-            pass_requests=verifier.max_num_seqs,
-            observed_layers=observed_layers(settings, model) if verifier.device != "cpu" else (),
-            pass_timeout_s=verifier.pass_timeout_s,
-            generation_config=verifier.generation_config,
-            override_generation_config=verifier.override_generation_config,
-        ),
-        loop=LoopConfig(
-            max_num_seqs=verifier.max_num_seqs,
-            max_waiting=verifier.max_waiting,
-            max_wait_s=verifier.max_wait_s,
-            max_batched_tokens=verifier.max_batched_tokens,
-            draft_deadline_s=verifier.draft_deadline_s,
-            pass_deadline_s=verifier.pass_deadline_s,
-            kept_feature_bytes=verifier.kept_feature_bytes,
-        ),
-        max_nodes=verifier.max_nodes,
-        budget=verifier.budget,
-        max_step_s=verifier.max_step_s,
-        check_every=verifier.check_every,
-        costs_dir=settings.cache_dir / "costs",
+    target = filled(
+        TargetConfig,
+        verifier,
+        model_path=str(model.path),
+        kernels_dir=settings.cache_dir / KERNELS,
+        pass_rows=verifier.max_num_seqs * (1 + verifier.max_nodes) + verifier.max_batched_tokens,
+        pass_requests=verifier.max_num_seqs,
+        observed_layers=observed_layers(settings, model) if verifier.device != "cpu" else (),
     )
-    check_backends(found.target)
-    return found
+    check_backends(target)
+    return filled(VerifierConfig, verifier, model_name=model.name, target=target, costs_dir=settings.cache_dir / "costs")
 
 
 def check_stages(stages: int, model: Path) -> None:
@@ -330,16 +296,15 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
         raise ConfigurationError(
             "retrieval.semantic is true, but there is no index: set retrieval.index or retrieval.redis_url"
         )
-    strategy = StrategyConfig(
-        strategy=router.strategy,
-        num_speculative_tokens=router.num_speculative_tokens,
-        acceptance=router.acceptance,
+    strategy = filled(
+        StrategyConfig,
+        router,
         retrieval=settings.retrieval.enabled,
         semantic=settings.retrieval.semantic,
         trained={name: each.layers for name, each in draft_models(settings, model).items()},
     )
     check_default(strategy)
-    return RouterConfig(model_path=str(model.path), strategy=strategy, migration_timeout_s=router.migration_timeout_s)
+    return filled(RouterConfig, router, model_path=str(model.path), strategy=strategy)
 
 
 def server_config(settings: Settings) -> PublicServerConfig:
@@ -352,25 +317,8 @@ def server_config(settings: Settings) -> PublicServerConfig:
     files = (server.tls_certificate, server.tls_key)
     if (files[0] is None) != (files[1] is None):
         raise ConfigurationError("server.tls_certificate and server.tls_key go together: set both or neither")
-    return PublicServerConfig(
-        host=server.host,
-        port=server.port,
-        api_key_hashes=server.api_key_hashes,
-        keys_file=server.keys_file,
-        audit_log=server.audit_log,
-        tls=TlsFiles(certificate=files[0], key=files[1]) if files[0] and files[1] else None,
-        reflection=server.reflection,
-        max_concurrent_requests=server.max_concurrent_requests,
-        max_connections=server.max_connections,
-        idle_timeout_s=server.idle_timeout_s,
-        send_timeout_s=server.send_timeout_s,
-        drain_delay_s=server.drain_delay_s,
-        drain_grace_s=server.drain_grace_s,
-        privacy=Privacy(
-            strict=server.privacy == "strict", tokens=server.privacy_tokens, interval_s=server.privacy_interval_s
-        ),
-        shared=settings.router.most > 1,
-    )
+    tls = TlsFiles(certificate=files[0], key=files[1]) if files[0] and files[1] else None
+    return filled(PublicServerConfig, server, tls=tls, shared=settings.router.most > 1)
 
 
 def http_config(settings: Settings) -> HttpConfig | None:
@@ -384,10 +332,4 @@ def http_config(settings: Settings) -> HttpConfig | None:
         return None
     if server.http_port == server.port != 0:
         raise ConfigurationError(f"server.http_port is {server.http_port}, as server.port: gRPC and HTTP need a port each")
-    return HttpConfig(
-        public=public,
-        port=server.http,
-        hosts=server.http_hosts,
-        padding=server.http_padding,
-        arrives_s=server.http_arrives_s,
-    )
+    return filled(HttpConfig, server, public=public, port=server.http)

@@ -177,7 +177,7 @@ def _choice(replicas: int) -> dict[str, float]:
 
 
 async def _look_ups(folder: Path) -> float:
-    service = RetrievalService(RetrievalConfig(folder=folder))
+    service = RetrievalService(RetrievalConfig(index=folder))
     await service.start()
     source = random.Random(2)
     queries = [

@@ -2,36 +2,42 @@
 
 A class marks a field that users may set with a ``Setting``::
 
-    depth: Annotated[int, Setting(name="suffix_depth", ge=1, about="longest stretch that is counted")] = 16
+    depth: Annotated[int, Setting("longest suffix that is counted, in tokens", name="suffix_depth", ge=1)] = 16
 
-``settings_of`` lists these marks, from which the schema of files and flags is built. ``filled`` puts the values that were
-read into the class.
+``settings_of`` lists these marks, from which the schema of files and flags is built (cluster/settings/marked.py). ``filled``
+puts the values that were read into the class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterator
+from dataclasses import KW_ONLY, MISSING, Field, dataclass, fields, is_dataclass, replace
 from typing import Annotated, Any, TypeVar, cast, get_args, get_origin, get_type_hints
 
 _Config = TypeVar("_Config")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
-    """A field that users may set.
+    """A field that users may set. It has a default.
 
     Attributes:
-        name: its key in its section of the settings. Fields of several classes may share a setting.
-        about: its meaning, where the name does not say it.
+        about: its meaning, in one sentence, and what it costs.
+        name: its key in its section of the settings; empty: the field's own name. Fields of several classes may share a
+            setting.
         ge, gt, le: bounds: at least, greater than, at most.
+        pattern: regular expression of a text, or of each text of a tuple.
+        secret: whether no log may show it.
     """
 
-    name: str
-    about: str | None = None
+    about: str
+    _: KW_ONLY
+    name: str = ""
     ge: float | None = None
     gt: float | None = None
     le: float | None = None
+    pattern: str | None = None
+    secret: bool = False
 
 
 def settings_of(config: type) -> Iterator[tuple[Setting, Any, Any]]:
@@ -41,27 +47,32 @@ def settings_of(config: type) -> Iterator[tuple[Setting, Any, Any]]:
         hint = hints[field.name]
         if is_dataclass(hint):
             yield from settings_of(cast(type, hint))
-        elif (mark := _mark(hint)) is not None:
-            yield mark, get_args(hint)[0], field.default
+        elif (mark := _mark(field, hint)) is not None:
+            factory = field.default_factory
+            yield mark, get_args(hint)[0], field.default if factory is MISSING else factory()
 
 
-def filled(config: type[_Config], value_of: Callable[[str], Any]) -> _Config:
-    """A configuration with the values of its settings; all other fields keep their defaults.
+def filled(config: type[_Config], section: object, **computed: Any) -> _Config:
+    """A configuration with the values of its settings and the ``computed`` ones; all other fields keep their defaults.
 
     Args:
-        value_of: gives the value of a setting by its name.
+        section: has the settings as attributes.
+        computed: fields that are no settings, and nested configurations that need such fields.
     """
     hints = get_type_hints(config, include_extras=True)
     values: dict[str, Any] = {}
     for field in fields(cast(Any, config)):
         hint = hints[field.name]
+        if field.name in computed:
+            continue
         if is_dataclass(hint):
-            values[field.name] = filled(cast(type, hint), value_of)
-        elif (mark := _mark(hint)) is not None:
-            values[field.name] = value_of(mark.name)
-    return config(**values)
+            values[field.name] = filled(cast(type, hint), section)
+        elif (mark := _mark(field, hint)) is not None:
+            values[field.name] = getattr(section, mark.name)
+    return config(**values, **computed)
 
 
-def _mark(hint: Any) -> Setting | None:
+def _mark(field: Field[Any], hint: Any) -> Setting | None:
     marks = get_args(hint)[1:] if get_origin(hint) is Annotated else ()
-    return next((mark for mark in marks if isinstance(mark, Setting)), None)
+    found = next((mark for mark in marks if isinstance(mark, Setting)), None)
+    return found and replace(found, name=found.name or field.name)

@@ -51,7 +51,8 @@ class Peer:
         opening: AbstractAsyncContextManager[_Engine] = _in_process(settings, model)
         if spec.get("on") == "ray":
             # Only this process may reach the server. Serve's calls at start and end need a thread without an event loop.
-            private = settings.model_copy(update={"server": ServerSettings(port=0, http_port=None, ops_port=None)})
+            unseen = ServerSettings.model_validate({"port": 0, "http_port": None, "ops_port": None})
+            private = settings.model_copy(update={"server": unseen})
             opening = _on_ray(self._outer.enter_context(on_ray.running_on_ray(private, model)).grpc)
         self._engine: _Engine = self._runner.run(self._stack.enter_async_context(opening))
 

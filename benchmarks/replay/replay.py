@@ -110,7 +110,7 @@ async def _replay(
 ) -> Replayed:
     retrieval = None
     if index is not None:
-        retrieval = RetrievalService(RetrievalConfig(folder=index))
+        retrieval = RetrievalService(RetrievalConfig(index=index))
         await retrieval.start()
     drafter = DrafterService(config, retrieval)
     result = Replayed()

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from cluster.settings.config import VerifierSettings
+from cluster.settings.components import VerifierSettings
 from services.model_files.folder import text_config
 from services.model_files.weights.headers import Tensor
 from speculation.errors import ConfigurationError

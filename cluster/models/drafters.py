@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -155,7 +154,7 @@ def by_kernels(folder: Path, target: Path, kept: Sequence[int] | None) -> Langua
 
 def trained_config(settings: Settings) -> TrainedConfig:
     """Settings of the sources that run a model, which is not named yet."""
-    return filled(TrainedConfig, functools.partial(getattr, settings.drafter))
+    return filled(TrainedConfig, settings.drafter)
 
 
 def with_checkpoints(config: TrainedConfig, settings: Settings, found: Mapping[str, Checkpoint]) -> TrainedConfig:

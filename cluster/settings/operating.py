@@ -14,8 +14,9 @@ class MetricsSettings(Section):
 
     export: Literal["prometheus", "ray", "none"] | None = Field(
         None,
-        description="prometheus: /metrics of the ops port has all of them (in one process); ray: Ray's own agent on each "
-        "node exports them with the prefix ray_ (on Ray); none: nothing is counted. None: what suits the place",
+        description="where numbers go; prometheus: /metrics of the ops port has all of them (in one process); ray: Ray's "
+        "own agent on each node exports them with the prefix ray_ (on Ray); none: nothing is counted; null: what suits the "
+        "place",
     )
 
 
@@ -25,8 +26,8 @@ class TracingSettings(Section):
     otlp_endpoint: str | None = Field(
         None,
         pattern="^https?://[^ ]+$",
-        description="a collector that speaks OTLP over gRPC, such as http://127.0.0.1:4317; None: no traces. "
-        "Needs `pip install outrider-server[tracing]`",
+        description="URL of a collector that speaks OTLP over gRPC, such as http://127.0.0.1:4317, which needs "
+        "`pip install outrider-server[tracing]`; null: no traces",
     )
     sample_ratio: float = Field(
         1.0, ge=0, le=1, description="share of the requests that are traced; where the caller brings a trace, it decides"
@@ -38,8 +39,9 @@ class LoggingSettings(Section):
 
     format: Literal["text", "json"] = Field(
         "text",
-        description="json: one object a line, with time, level, logger, message, and where known request_id and trace",
+        description="form of a line; json: one object, with time, level, logger, message, and where known request_id and "
+        "trace",
     )
     level: Literal["debug", "info", "warning", "error"] | None = Field(
-        None, description="least severe lines to write; None: info with -v, else error"
+        None, description="least severe lines to write; null: info with -v, else error"
     )

@@ -17,8 +17,8 @@ class Section(BaseModel):
 class Autoscaling(Section):
     """Between which numbers of replicas Ray Serve chooses by the load that they report (cluster/ray/scaling.py)."""
 
-    min_replicas: int = Field(1, ge=1, description="fewest replicas; so many are started")
-    max_replicas: int = Field(ge=1, description="most replicas")
+    min_replicas: int = Field(1, ge=1, description="fewest replicas, of which so many are started")
+    max_replicas: int = Field(ge=1, description="most replicas that there may ever be")
     upscale_delay_s: float = Field(10, ge=0, description="seconds of high load before replicas are added")
     downscale_delay_s: float = Field(900, ge=0, description="seconds of low load before replicas are taken away")
     look_back_period_s: float = Field(10, ge=1, description="seconds over which the load is averaged")
@@ -33,13 +33,18 @@ class Autoscaling(Section):
 class Placed(Section):
     """A component that Ray places on nodes."""
 
-    replicas: int = Field(1, ge=1, description="processes of this kind")
-    autoscaling: Autoscaling | None = Field(None, description="bounds between which their number follows the load")
-    max_replicas_per_node: int | None = Field(
-        None, ge=1, le=100, description="most of them on one node; None: as many as have room"
+    replicas: int = Field(
+        1, ge=1, description="replicas of the component, each a process (of a verifier: one for each of its stages)"
     )
-    num_cpus: float = Field(0.25, ge=0, description="cores that Ray sets aside for each")
-    num_gpus: float = Field(0, ge=0, description="GPUs that Ray sets aside for each")
+    autoscaling: Autoscaling | None = Field(
+        None,
+        description="bounds between which the number of replicas follows the load, instead of replicas; null: it is fixed",
+    )
+    max_replicas_per_node: int | None = Field(
+        None, ge=1, le=100, description="most replicas on one node; null: as many as have room"
+    )
+    num_cpus: float = Field(0.25, ge=0, description="cores that Ray sets aside for each process of the component")
+    num_gpus: float = Field(0, ge=0, description="GPUs that Ray sets aside for each process of the component")
 
     @model_validator(mode="after")
     def _one_number(self) -> Self:
@@ -70,8 +75,8 @@ class MutualTlsSettings(Section):
     retrieval. A certificate must name ROLE.outrider.internal (subject alternative name, DNS) for each role it may play.
     Changed files are read at the next connection."""
 
-    certificate: Path = Field(description="certificate chain, such as /etc/outrider/{role}.pem")
-    key: Path = Field(description="its private key, without password")
+    certificate: Path = Field(description="certificate chain of the component in {role}, such as /etc/outrider/{role}.pem")
+    key: Path = Field(description="private key of that certificate, without password")
     ca: Path = Field(description="certificates of the authority that all components trust")
 
 
@@ -90,12 +95,19 @@ class PlacementSettings(Section):
     A Ray that ``outrider serve`` starts itself has them all.
     """
 
-    router: CustomResource | None = Field(None, description="that the routers' nodes have, such as outrider_router")
-    drafter: CustomResource | None = Field(None, description="that the drafters' nodes have")
-    retrieval: CustomResource | None = Field(None, description="that the nodes of retrieval have")
-    verifier: CustomResource | None = Field(None, description="that the nodes of the verifiers and of all their stages have")
+    router: CustomResource | None = Field(
+        None, description="custom resource of the nodes on which routers run, such as outrider_router; null: any"
+    )
+    drafter: CustomResource | None = Field(None, description="custom resource of the nodes on which drafters run; null: any")
+    retrieval: CustomResource | None = Field(
+        None, description="custom resource of the nodes on which retrieval runs; null: any"
+    )
+    verifier: CustomResource | None = Field(
+        None, description="custom resource of the nodes on which verifiers and all their stages run; null: any"
+    )
     stages: Literal["PACK", "STRICT_PACK"] = Field(
-        "PACK", description="stages of one verifier: on as few nodes as have room, or on one node alone"
+        "PACK",
+        description="PACK: the stages of one verifier run on as few nodes as have room; STRICT_PACK: on one node alone",
     )
     patience_s: float | None = Field(
         300,
@@ -109,7 +121,11 @@ class ClusterSettings(Section):
     """What distinguishes this service from others on the same Ray, and how its components trust each other."""
 
     name: str = Field(
-        "outrider", pattern="^[A-Za-z0-9._-]{1,64}$", description="of the application on Ray; two on one Ray need two names"
+        "outrider",
+        pattern="^[A-Za-z0-9._-]{1,64}$",
+        description="name of the application on Ray; two on one Ray need two names",
     )
     placement: PlacementSettings = PlacementSettings()
-    tls: MutualTlsSettings | None = Field(None, description="mutual TLS between components; None: the token alone")
+    tls: MutualTlsSettings | None = Field(
+        None, description="files of mutual TLS between components; null: internal_token alone protects their links"
+    )

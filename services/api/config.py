@@ -6,10 +6,12 @@ import ssl
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Annotated
 
 from services.links.tls.renewed_files import RenewedFiles
 from services.links.tls.trial import invalid_now
 from services.privacy.config import Privacy
+from services.settings import Setting
 from speculation.errors import ConfigurationError
 
 
@@ -26,36 +28,56 @@ class PublicServerConfig:
     """The public entry.
 
     Attributes:
-        host: interface to bind to; any but loopback needs API keys.
-        port: 0 takes any free port.
-        api_key_hashes: SHA-256 of each API key in hex.
-        keys_file: records of API keys (services/access/key_records.py); with neither, no keys are asked for, loopback only.
-        audit_log: file of the audit log, or "stderr"; None: none.
         tls: certificate and key; None: plain text.
-        reflection: lets tools such as grpcurl list the services.
-        max_concurrent_requests: most calls at once, health checks aside; further ones are refused.
-        max_connections: most connections at once; further ones are closed.
-        idle_timeout_s: seconds after which a connection without a call is closed.
-        send_timeout_s: seconds that a client may take to make room for a piece of its answer; then its call ends.
-        drain_delay_s: seconds between reporting NOT_SERVING and refusing calls when the server stops.
-        drain_grace_s: seconds that running calls then have to end.
         privacy: how private answers are sent.
         shared: whether further routers of this service listen on the same port of this machine (SO_REUSEPORT).
     """
 
-    host: str = "127.0.0.1"
-    port: int = 50051
-    api_key_hashes: tuple[str, ...] = ()
-    keys_file: Path | None = None
-    audit_log: str | None = None
+    host: Annotated[str, Setting("interface on which the public servers listen; any but loopback needs API keys")] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Setting("port of the gRPC server; 0: any free one", ge=0, le=65535)] = 50051
+    api_key_hashes: Annotated[
+        tuple[str, ...],
+        Setting("SHA-256 of each API key in hex; `outrider hash-key` prints one", pattern="^[0-9a-f]{64}$"),
+    ] = ()
+    keys_file: Annotated[
+        Path | None,
+        Setting(
+            "YAML list of API keys with tenants, scopes and limits, which is read again when it changes; `outrider new-key` "
+            "prints an entry"
+        ),
+    ] = None
+    audit_log: Annotated[
+        str | None,
+        Setting("file, or stderr, for one JSON line per request and per refused caller, without their text; null: none"),
+    ] = None
     tls: TlsFiles | None = None
-    reflection: bool = True
-    max_concurrent_requests: int = 1024
-    max_connections: int = 1024
-    idle_timeout_s: float = 600.0
-    send_timeout_s: float = 30.0
-    drain_delay_s: float = 0.0
-    drain_grace_s: float = 300.0
+    reflection: Annotated[bool, Setting("whether tools such as grpcurl may list the gRPC services")] = True
+    max_concurrent_requests: Annotated[
+        int, Setting("most calls at once, health checks aside; further ones are refused", ge=1)
+    ] = 1024
+    max_connections: Annotated[int, Setting("most connections at once; further ones are closed", ge=1)] = 1024
+    idle_timeout_s: Annotated[
+        float, Setting("seconds after which a connection without a call is closed", ge=1, le=86400)
+    ] = 600.0
+    send_timeout_s: Annotated[
+        float,
+        Setting("seconds that a client may take to make room for a piece of its answer; then its call ends", gt=0, le=3600),
+    ] = 30.0
+    drain_delay_s: Annotated[
+        float,
+        Setting(
+            "seconds between reporting NOT_SERVING and refusing calls when the server stops: more than the period of a load "
+            "balancer's checks",
+            ge=0,
+            le=600,
+        ),
+    ] = 0.0
+    drain_grace_s: Annotated[
+        float,
+        Setting("seconds that running calls then have to end: more than the longest answer takes", ge=0, le=3600),
+    ] = 300.0
     privacy: Privacy = field(default_factory=Privacy)
     shared: bool = False
 
@@ -121,16 +143,36 @@ class HttpConfig:
     Attributes:
         public: what it shares with the gRPC server: interface, keys, TLS, limits, how it drains. Its port is gRPC's.
         port: 0 takes any free port.
-        hosts: names that the Host header may have; empty: those of loopback on loopback, any elsewhere.
-        padding: streamed events are filled up to a multiple of so many bytes.
-        arrives_s: seconds in which a request's headers, and then its body, must arrive.
     """
 
     public: PublicServerConfig = field(default_factory=PublicServerConfig)
     port: int = 8000
-    hosts: tuple[str, ...] = ()
-    padding: int = 256
-    arrives_s: float = 30.0
+    hosts: Annotated[
+        tuple[str, ...],
+        Setting(
+            "names that the Host header of HTTP requests may have; none: those of loopback on loopback, any elsewhere",
+            name="http_hosts",
+        ),
+    ] = ()
+    padding: Annotated[
+        int,
+        Setting(
+            "streamed HTTP events are filled up to a multiple of so many bytes, unless a request says "
+            "stream_options.include_obfuscation: false",
+            name="http_padding",
+            ge=16,
+            le=4096,
+        ),
+    ] = 256
+    arrives_s: Annotated[
+        float,
+        Setting(
+            "seconds in which the headers of an HTTP request, and then its body, must arrive",
+            name="http_arrives_s",
+            gt=0,
+            le=3600,
+        ),
+    ] = 30.0
 
     @property
     def host(self) -> str:

@@ -12,24 +12,35 @@ from speculation.errors import ConfigurationError
 from speculation.sources import AUTO, WHERE_TRAINED
 
 # Settings that SPECTRA and lookahead share.
-_NGRAM = Setting(name="spectra_ngram", ge=2, le=16, about="N of spectra and lookahead: length of n-grams")
-_WINDOW = Setting(name="spectra_window", ge=0, le=64, about="W: columns of their candidate window")
-_GUESSES = Setting(name="spectra_guesses", ge=1, le=64, about="G: continuations kept for a token")
+_NGRAM = Setting("N of spectra and lookahead: length of the n-grams that they keep", name="spectra_ngram", ge=2, le=16)
+_WINDOW = Setting(
+    "W of spectra and lookahead: columns of their candidate window; 0: no window",
+    name="spectra_window",
+    ge=0,
+    le=64,
+)
+_GUESSES = Setting(
+    "G of spectra and lookahead: most continuations that are kept for a token and verified at once",
+    name="spectra_guesses",
+    ge=1,
+    le=64,
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptLookupConfig:
-    """Prompt lookup; the names are vLLM's.
+    """Prompt lookup; the names are vLLM's."""
 
-    Attributes:
-        prompt_lookup_max: longest n-gram that is looked up.
-        prompt_lookup_min: shortest.
-        max_branches: most earlier occurrences that are followed at once.
-    """
-
-    prompt_lookup_max: Annotated[int, Setting(name="prompt_lookup_max", ge=1, le=64)] = 4
-    prompt_lookup_min: Annotated[int, Setting(name="prompt_lookup_min", ge=1, le=64)] = 1
-    max_branches: Annotated[int, Setting(name="prompt_lookup_branches", ge=1, le=64)] = 3
+    prompt_lookup_max: Annotated[
+        int, Setting("longest n-gram that prompt lookup looks for in prompt and answer", ge=1, le=64)
+    ] = 4
+    prompt_lookup_min: Annotated[
+        int, Setting("shortest n-gram that prompt lookup looks for; at most prompt_lookup_max", ge=1, le=64)
+    ] = 1
+    max_branches: Annotated[
+        int,
+        Setting("most earlier occurrences that prompt lookup follows at once", name="prompt_lookup_branches", ge=1, le=64),
+    ] = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,10 +50,6 @@ class SuffixConfig:
     Attributes:
         depth: longest n-gram that is counted, in tokens.
         max_endings: most suffixes of the text, of different lengths, that are followed at once.
-        max_tokens: latest tokens of a request's own text in which its suffixes are looked up.
-        max_cached_tokens: tokens of earlier answers kept for each tenant; 0: a request learns from itself alone, and no
-            answer is kept.
-        cached_s: seconds after which an earlier answer is forgotten.
         max_tenants: most tenants whose answers are kept; the one unused longest is forgotten first.
     """
 
@@ -51,23 +58,24 @@ class SuffixConfig:
     max_tokens: Annotated[
         int,
         Setting(
+            "latest tokens of a request's own text in which suffix decoding looks for its endings; about 150 bytes each",
             name="suffix_max_tokens",
             ge=256,
             le=1 << 20,
-            about="latest tokens of a request's own text in which `suffix` looks for its endings; about 150 bytes each",
         ),
     ] = 65_536
     max_cached_tokens: Annotated[
         int,
         Setting(
+            "tokens of earlier answers that suffix decoding keeps in memory for each API key, for its own requests alone; "
+            "0: none",
             name="suffix_cached_tokens",
             ge=0,
             le=10_000_000,
-            about="tokens of earlier answers that `suffix` keeps for each API key, for its own requests alone; 0: none",
         ),
     ] = 0
     cached_s: Annotated[
-        float, Setting(name="suffix_cached_s", gt=0, about="seconds after which such an answer is forgotten")
+        float, Setting("seconds after which an answer of suffix_cached_tokens is forgotten", name="suffix_cached_s", gt=0)
     ] = 3600.0
     max_tenants: int = 64
 
@@ -79,7 +87,6 @@ class RecyclingConfig:
     Attributes:
         max_tenants: most tenants whose tables are kept; the one unused longest is forgotten first.
         max_entries: most entries of a table; the one learnt longest ago is dropped first.
-        snapshot: file of successors that every table begins with, or None.
     """
 
     max_tenants: int = 64
@@ -87,32 +94,24 @@ class RecyclingConfig:
     snapshot: Annotated[
         Path | None,
         Setting(
+            "file of successors that token recycling begins with; null: the one of retrieval.index, if there is one",
             name="recycling_snapshot",
-            about="file of successors that recycling begins with; None: the one of retrieval.index, if there is one",
         ),
     ] = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnpdConfig:
-    """ANPD.
+    """ANPD."""
 
-    Attributes:
-        max_order: longest n-gram that is counted, its last token included.
-    """
-
-    max_order: Annotated[int, Setting(name="anpd_max_order", ge=2, le=16, about="longest n-gram that anpd counts")] = 3
+    max_order: Annotated[
+        int, Setting("longest n-gram that anpd counts, its last token included", name="anpd_max_order", ge=2, le=16)
+    ] = 3
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LookaheadConfig:
-    """Lookahead decoding.
-
-    Attributes:
-        ngram: N, length of the n-grams that the window yields.
-        window: W, number of its columns.
-        guesses: G, most n-grams that are kept for a token and checked at once.
-    """
+    """Lookahead decoding, in the paper's letters: N, W and G."""
 
     ngram: Annotated[int, _NGRAM] = 5
     window: Annotated[int, _WINDOW] = 15
@@ -121,28 +120,25 @@ class LookaheadConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpectraConfig:
-    """SPECTRA.
-
-    Attributes:
-        ngram: N, length of the n-grams that are entered into the dictionaries.
-        window: W, number of columns of the candidate window; 0: no window.
-        guesses: G, most continuations that are kept for a token and checked at once.
-        explore_prob: probability that a column takes a token that the forward dictionary does not know yet.
-        forward, backward, sub_ngrams: parts that the paper's ablation (Table 2) switches off, one at a time.
-    """
+    """SPECTRA. The paper's ablation (Table 2) switches ``forward``, ``backward`` and ``sub_ngrams`` off, one at a time."""
 
     ngram: Annotated[int, _NGRAM] = 5
     window: Annotated[int, _WINDOW] = 15
     guesses: Annotated[int, _GUESSES] = 15
     explore_prob: Annotated[
         float,
-        Setting(name="spectra_explore_prob", ge=0, le=1, about="how often the window takes a token that is not known yet"),
+        Setting(
+            "probability that a column of spectra's window takes a token that the forward dictionary does not know yet",
+            name="spectra_explore_prob",
+            ge=0,
+            le=1,
+        ),
     ] = 0.1
-    forward: Annotated[
-        bool, Setting(name="spectra_forward", about="spectra's forward dictionary; off: the paper's ablation")
+    forward: Annotated[bool, Setting("whether spectra uses its forward dictionary", name="spectra_forward")] = True
+    backward: Annotated[bool, Setting("whether spectra uses its backward dictionary", name="spectra_backward")] = True
+    sub_ngrams: Annotated[
+        bool, Setting("whether spectra enters sub-n-grams into its dictionaries as well", name="spectra_sub_ngrams")
     ] = True
-    backward: Annotated[bool, Setting(name="spectra_backward", about="its backward dictionary")] = True
-    sub_ngrams: Annotated[bool, Setting(name="spectra_sub_ngrams", about="enter sub-n-grams as well")] = True
 
 
 StopName = Literal["static", "heuristic", "heuristic_transient", "confidence", "entropy", "disco"]
@@ -157,32 +153,51 @@ class StopConfig:
             that accepted all, else one less; kept from request to request, or not. ``confidence``: stops after a token less
             likely than a threshold, which is fitted again after every step. ``entropy``: stops after a token from a
             distribution of high entropy (SVIP). ``disco``: stops by a trained classifier.
-        num_assistant_tokens: length of a draft; of a request's first draft under the heuristics; the most under the others.
-            A classifier has a most of its own, which holds under ``disco``.
-        assistant_confidence_threshold: of ``confidence``: where the fit begins.
-        entropy_threshold: of ``entropy``: stops where sqrt(0.15 * entropy), a bound of the rejection probability, is above.
-        disco: classifier of ``disco``, a .safetensors file beside a .json file of the same name.
     """
 
-    policy: Annotated[StopName, Setting(name="stop_policy", about="when a draft model's chain ends")] = "static"
+    policy: Annotated[
+        StopName,
+        Setting(
+            "when a draft model's chain ends: after num_assistant_tokens, as earlier drafts were accepted (heuristic), or "
+            "after a token in doubt (confidence, entropy, disco)",
+            name="stop_policy",
+        ),
+    ] = "static"
+    # A classifier has a most of its own, which holds under ``disco``.
     num_assistant_tokens: Annotated[
         int,
-        Setting(name="num_assistant_tokens", ge=1, le=512, about="tokens of a draft model's chain; the most if it may stop"),
+        Setting(
+            "tokens of a draft model's chain; of a request's first one under the heuristics, the most under the others that "
+            "stop",
+            ge=1,
+            le=512,
+        ),
     ] = 5
     assistant_confidence_threshold: Annotated[
         float,
         Setting(
-            name="assistant_confidence_threshold",
+            "under stop_policy: confidence, a chain ends after a token less likely than this, which is fitted after every "
+            "step",
             ge=0,
             le=1,
-            about="stop_policy: confidence: stops after less likely tokens",
         ),
     ] = 0.4
     entropy_threshold: Annotated[
-        float, Setting(name="stop_entropy", ge=0, about="stop_policy: entropy: stops where sqrt(0.15 * entropy) is above")
+        float,
+        Setting(
+            "under stop_policy: entropy, a chain ends where sqrt(0.15 * entropy), a bound of the rejection probability, is "
+            "above",
+            name="stop_entropy",
+            ge=0,
+        ),
     ] = 0.3
     disco: Annotated[
-        Path | None, Setting(name="stop_classifier", about="stop_policy: disco: .safetensors of `outrider train disco`")
+        Path | None,
+        Setting(
+            "under stop_policy: disco, the classifier: the .safetensors file of `outrider train disco`, with its .json "
+            "beside",
+            name="stop_classifier",
+        ),
     ] = None
 
 
@@ -199,13 +214,6 @@ class TrainedConfig:
         asked_for: whether somebody named these weights. Useless ones are then refused; others only warned of.
         default_strategy: of requests that name none.
         target: the target's folder: configuration, weights and tokenizer; None if there are no such sources.
-        device: of their weights and caches, as torch names it.
-        dtype: of their weights and sums.
-        num_steps: most levels of a tree; None: as many as pay.
-        eagle_topk: most branches of a node; None: as many as pay.
-        num_draft_tokens: size of EAGLE-2's own tree, with its root; None: the likeliest paths, as many as pay.
-        medusa_choices: the fixed tree of Medusa's heads; None: the likeliest paths.
-        window: the latest committed positions that a drafter of hidden states attends to.
         stop: when a draft model's chain ends.
         draft_kernels: computes the draft model in a folder, for the target in another one, by the target's own kernels, over
             the given tokens' output rows (None: all); refuses with a ConfigurationError what these do not compute. None:
@@ -216,31 +224,43 @@ class TrainedConfig:
     asked_for: bool = True
     default_strategy: str = AUTO
     target: Path | None = None
-    device: Annotated[str, Setting(name="device", about="where draft models compute: cpu, cuda, cuda:1")] = "cpu"
+    device: Annotated[str, Setting("where draft models compute, as torch names it: cpu, cuda, cuda:1")] = "cpu"
     dtype: Annotated[
-        Literal["float32", "bfloat16", "float16"], Setting(name="dtype", about="numbers that draft models compute with")
+        Literal["float32", "bfloat16", "float16"], Setting("numbers that draft models hold and compute with")
     ] = "float32"
     num_steps: Annotated[
-        int | None, Setting(name="speculative_num_steps", ge=1, le=64, about="most levels of a draft model's tree")
+        int | None,
+        Setting("most levels of a draft model's tree; null: as many as pay", name="speculative_num_steps", ge=1, le=64),
     ] = None
     eagle_topk: Annotated[
-        int | None, Setting(name="speculative_eagle_topk", ge=1, le=64, about="most branches of a node of its tree")
+        int | None,
+        Setting(
+            "most branches of a node of a draft model's tree; null: as many as pay",
+            name="speculative_eagle_topk",
+            ge=1,
+            le=64,
+        ),
     ] = None
     num_draft_tokens: Annotated[
         int | None,
         Setting(
+            "for heads: size of EAGLE-2's own tree, with its root; null: the likeliest paths, as many as pay",
             name="speculative_num_draft_tokens",
             ge=2,
             le=512,
-            about="grow EAGLE-2's own tree, of this size with its root; for heads",
         ),
     ] = None
     medusa_choices: Annotated[
         Choices | None,
-        Setting(name="medusa_choices", about="grow Medusa's fixed tree, as many of its 63 nodes as pay; for Medusa's heads"),
+        Setting("for Medusa's heads: their fixed tree, as many of its 63 nodes as pay; null: the likeliest paths"),
     ] = None
     window: Annotated[
-        int, Setting(name="draft_window", ge=16, about="latest positions that a drafter of hidden states attends to")
+        int,
+        Setting(
+            "latest positions that a head attends to; no more than its own max_position_embeddings",
+            name="draft_window",
+            ge=16,
+        ),
     ] = 2048
     stop: StopConfig = field(default_factory=StopConfig)
     # It gives a LanguageModel, whose module needs torch, which settings do without.
@@ -274,10 +294,7 @@ class DrafterConfig:
     """A drafter.
 
     Attributes:
-        max_sessions: most open sessions; the one unused longest is dropped first.
         calibration: file for the weights learnt about sources, or None; it holds no text.
-        retrieval_deadline_s: longest that a draft waits for the retrieval index.
-        draft_ahead: number of a step's likeliest outcomes for which the next draft is sent in advance.
         max_feature_bytes: most bytes of hidden states kept for sources that read them, over all sessions; the oldest of the
             largest session are dropped first.
     """
@@ -289,18 +306,17 @@ class DrafterConfig:
     lookahead: LookaheadConfig = field(default_factory=LookaheadConfig)
     spectra: SpectraConfig = field(default_factory=SpectraConfig)
     trained: TrainedConfig = field(default_factory=TrainedConfig)
-    max_sessions: Annotated[int, Setting(name="max_sessions", ge=1)] = 1024
+    max_sessions: Annotated[
+        int, Setting("most requests whose text a drafter holds; the one unused longest is dropped first", ge=1)
+    ] = 1024
     calibration: Path | None = None
     retrieval_deadline_s: Annotated[
-        float, Setting(name="retrieval_deadline_s", ge=0, le=1, about="longest that a draft waits for the index")
+        float, Setting("longest that a draft waits for the retrieval index, in seconds", ge=0, le=1)
     ] = 0.01
     draft_ahead: Annotated[
         int,
         Setting(
-            name="draft_ahead",
-            ge=0,
-            le=8,
-            about="likely outcomes of a step for which the next draft is sent in advance; pays on slow links",
+            "likeliest outcomes of a step for which the next draft is sent in advance, which pays on slow links", ge=0, le=8
         ),
     ] = 0
     max_feature_bytes: int = 1 << 30

@@ -57,10 +57,10 @@ class RetrievalService:
             ConfigurationError: the folder's index is unusable, or neither or both places are given.
         """
         config = self._config
-        if (config.folder is None) == (config.redis_url is None):
+        if (config.index is None) == (config.redis_url is None):
             raise ConfigurationError("retrieval.index and retrieval.redis_url: set one of the two")
-        if config.folder is not None:
-            self._index = await asyncio.to_thread(self._open, config.folder)
+        if config.index is not None:
+            self._index = await asyncio.to_thread(self._open, config.index)
         elif config.redis_url is not None:
             self._store = IndexStore(config.redis_url, config.name, config.redis_password)
             self._watching = asyncio.create_task(self._follow(self._store), name="index-changes")

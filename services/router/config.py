@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from services.router.strategies import StrategyConfig
+from services.settings import Setting
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -14,9 +16,15 @@ class RouterConfig:
     Attributes:
         model_path: folder of the model whose tokeniser is used.
         strategy: settings of the strategies.
-        migration_timeout_s: longest time that an answer begun waits for a verifier to come back after its own was lost.
     """
 
     model_path: str
     strategy: StrategyConfig = field(default_factory=StrategyConfig)
-    migration_timeout_s: float = 60.0
+    migration_timeout_s: Annotated[
+        float,
+        Setting(
+            "longest time in seconds that an answer begun waits for a verifier to come back after its own was lost",
+            ge=0,
+            le=86_400,
+        ),
+    ] = 60.0

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from services.api.messages import ClientRequest
+from services.settings import Setting
 from speculation import limits
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.sources import (
@@ -26,17 +28,27 @@ class StrategyConfig:
     """Defaults for requests that leave values unset, and what the server can do.
 
     Attributes:
-        strategy: the default strategy.
-        num_speculative_tokens: most drafted tokens per step; None: the strategy's own number.
-        acceptance: the default acceptance rule.
         retrieval: whether there is an index; without one, strategies that need it are refused.
         semantic: whether the index can be searched by hidden states.
         trained: the sources that run a model and have one here, each with the layers whose hidden states its model reads.
     """
 
-    strategy: str = AUTO
-    num_speculative_tokens: int | None = None
-    acceptance: AcceptanceRule = "walk"
+    strategy: Annotated[str, Setting("strategy of requests that name none, such as auto, blend or autoregressive")] = AUTO
+    num_speculative_tokens: Annotated[
+        int | None,
+        Setting(
+            "most drafted tokens in a step of requests that say none; null: the strategy's own number",
+            ge=0,
+            le=limits.MAX_TREE_NODES,
+        ),
+    ] = None
+    acceptance: Annotated[
+        AcceptanceRule,
+        Setting(
+            "acceptance rule of requests that name none; walk: drafted tokens that the target also chooses; rejection: "
+            "rejection sampling, where answers depend on what drafters say"
+        ),
+    ] = "walk"
     retrieval: bool = False
     semantic: bool = False
     trained: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

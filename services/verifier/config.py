@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from services.settings import Setting
 from services.verifier.engine.config import LoopConfig
 from speculation.errors import ConfigurationError
 
@@ -19,57 +20,98 @@ _CPU_KERNELS: tuple[Kernels, ...] = ("auto", "avx512", "avx2", "neon", "onednn",
 _GPU_KERNELS: tuple[Kernels, ...] = ("auto", "triton", "cublaslt", "torch")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class TargetConfig:
     """The target model and its KV cache.
 
     Attributes:
         model_path: a folder with weights in safetensors, configuration and tokeniser.
         shared_with: folder of the model that has the weights which ``model_path`` shares with its target, if it shares any.
-        dtype: of weights and cache. In float32 answers are lossless bit for bit. int8 applies to the weights of linear
-            layers; everything else, and all arithmetic, is float32 on a CPU and bfloat16 on a GPU. fp8 (e4m3, on a GPU)
-            applies to these weights and to what is multiplied by them; everything else is bfloat16.
-        weights: on a CPU, the format in which linear layers hold their weights: float32, or as stored (the blocks of a GGUF
-            file, else bfloat16), which are the same numbers in fewer bytes; auto: the faster one.
-        kernels: what multiplies by them: on a CPU our own kernels for an instruction set, oneDNN or torch, on a GPU our
-            Triton kernels, cuBLASLt without split sums, or torch; auto: the fastest exact ones, by measurement.
-        attention_backend: our Triton kernels, or torch's own attention; auto: Triton where it takes the model.
+        dtype: int8 applies to the weights of linear layers; everything else, and all arithmetic, is float32 on a CPU and
+            bfloat16 on a GPU. fp8 (e4m3) applies to these weights and to what is multiplied by them; everything else is
+            bfloat16.
+        weights: as_stored keeps the blocks of a GGUF file, else bfloat16.
         kernels_dir: where kernel measurements are kept; None: they are repeated at every start.
-        kv_cache_tokens: rows of the KV cache, over all requests.
-        max_model_len: most tokens of prompt and answer; None: the model's own limit.
-        threads: torch's threads in each stage; None: the cores that a process may use, shared by the stages.
-        enable_prefix_caching: requests of one tenant share the cache of their common prefixes.
-        stages: pipeline stages, each a process with a share of the layers.
-        stage_host: where the stages find each other: the address of one of this machine's interfaces.
         pass_rows, pass_requests: largest pass that the loop makes, but for prompts; on a GPU, passes up to it are captured.
         observed_layers: layers whose hidden states drafters ask for; passes that keep them are captured, too.
-        pass_timeout_s: seconds after which a pass counts as hung and the target is rebuilt. The default is generous because
-            a pass that is merely slow would fail again and again: 256 prompt rows of a model with 8 billion parameters take
-            most of a minute on two cores. A stage that dies is noticed at once.
-        generation_config: which generation_config.json applies; see ``read_generation_config``.
-        override_generation_config: fields that replace those of that file.
+        generation_config, override_generation_config: see ``read_generation_config``.
     """
 
     model_path: str
     shared_with: Path | None = None
-    dtype: Dtype = "float32"
-    device: str = "cpu"
-    weights: Weights = "auto"
-    kernels: Kernels = "auto"
-    attention_backend: AttentionBackend = "auto"
+    dtype: Annotated[
+        Dtype,
+        Setting(
+            "numbers of the weights and of the KV cache: float32 gives lossless answers bit for bit; bfloat16 takes half "
+            "the memory, int8 and fp8 (on a GPU alone) a quarter for the weights, and round"
+        ),
+    ] = "float32"
+    device: Annotated[str, Setting("where the target computes, as torch names it: cpu, cuda, cuda:1")] = "cpu"
+    weights: Annotated[
+        Weights,
+        Setting(
+            "on a CPU, how linear layers hold their weights: float32, or as_stored, the same numbers in fewer bytes, as "
+            "files store them; auto: the faster one"
+        ),
+    ] = "auto"
+    kernels: Annotated[
+        Kernels,
+        Setting(
+            "what multiplies by the weights: our kernels for an instruction set, or oneDNN, on a CPU, triton or cublaslt "
+            "on a GPU, or torch, which is not exact; auto: the fastest exact ones, measured at the first start"
+        ),
+    ] = "auto"
+    attention_backend: Annotated[
+        AttentionBackend,
+        Setting(
+            "triton: our attention kernels for GPUs, which are exact; torch: its own; auto: triton where it takes the model"
+        ),
+    ] = "auto"
     kernels_dir: Path | None = None
-    kv_cache_tokens: int = 16384
-    max_model_len: int | None = None
-    threads: int | None = None
-    enable_prefix_caching: bool = True
-    stages: int = 1
-    stage_host: str = "127.0.0.1"
+    kv_cache_tokens: Annotated[
+        int,
+        Setting(
+            "tokens that the KV cache holds, over all requests, which is what its memory grows with; when it is full, the "
+            "request that came last is preempted",
+            ge=64,
+        ),
+    ] = 16384
+    max_model_len: Annotated[
+        int | None, Setting("most tokens of prompt and answer together; null: the model's own limit", ge=2)
+    ] = None
+    threads: Annotated[
+        int | None,
+        Setting("torch's threads in each stage; null: the cores that the process may use, shared by the stages", ge=1),
+    ] = None
+    enable_prefix_caching: Annotated[
+        bool, Setting("whether requests of one API key share the KV cache of their common prefixes")
+    ] = True
+    stages: Annotated[
+        int, Setting("pipeline stages: processes that the model's layers are split over, each with its share", ge=1)
+    ] = 1
+    stage_host: Annotated[
+        str, Setting("address of the interface on which stages find each other; 0.0.0.0: the node's own")
+    ] = "127.0.0.1"
     pass_rows: int = 256
     pass_requests: int = 16
     observed_layers: Sequence[int] = ()
-    pass_timeout_s: float = 120.0
-    generation_config: str = "auto"
-    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
+    # Generous, because a pass that is merely slow would fail again and again: 256 prompt rows of a model with 8 billion
+    # parameters take most of a minute on two cores. A stage that dies is noticed at once.
+    pass_timeout_s: Annotated[
+        float,
+        Setting("with several stages, seconds after which a pass counts as hung and the target is rebuilt", gt=0, le=3600),
+    ] = 120.0
+    generation_config: Annotated[
+        str,
+        Setting(
+            "auto: the model's generation_config.json gives the defaults of requests and the processing of logits; none: "
+            "only its end-of-text tokens count; or a folder with another such file"
+        ),
+    ] = "auto"
+    override_generation_config: Annotated[
+        Mapping[str, Any],
+        Setting("fields that replace those of generation_config.json, such as {temperature: 0.7, min_p: null}"),
+    ] = field(default_factory=dict)
 
     @property
     def quantised(self) -> bool:
@@ -107,23 +149,38 @@ def check_backends(config: TargetConfig) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class VerifierConfig:
     """A verifier: its target, its loop and its budget.
 
     Attributes:
-        max_nodes: most nodes of one request's tree.
-        budget: ``measured`` verifies the nodes that maximise tokens per second at the current load, ``fixed`` all of them.
-        max_step_s: seconds to which prompt chunks may extend a step while others decode; needs the measured budget.
         costs_dir: where measured costs are kept; None: they are measured at every start.
-        check_every: one in so many drafted answers is decoded again, plainly, in a pause (``SelfCheck``); 0: none.
     """
 
     model_name: str
     target: TargetConfig
     loop: LoopConfig = field(default_factory=LoopConfig)
-    max_nodes: int = 64
-    budget: Literal["measured", "fixed"] = "measured"
-    max_step_s: float = 0.5
+    max_nodes: Annotated[
+        int, Setting("most drafted tokens of one request that a step verifies: the size of its tree", ge=0, le=128)
+    ] = 64
+    budget: Annotated[
+        Literal["measured", "fixed"],
+        Setting(
+            "measured: each step verifies the drafted tokens that maximise tokens per second at the current load, none if "
+            "none pay; fixed: it verifies all"
+        ),
+    ] = "measured"
+    max_step_s: Annotated[
+        float,
+        Setting(
+            "seconds to which prompt chunks may extend a step while others decode, which bounds the gaps in their streams; "
+            "needs budget: measured",
+            gt=0,
+            le=60,
+        ),
+    ] = 0.5
     costs_dir: Path | None = None
-    check_every: int = 1000
+    check_every: Annotated[
+        int,
+        Setting("one in so many drafted answers is decoded again, plainly, while nobody waits, and compared; 0: none", ge=0),
+    ] = 1000

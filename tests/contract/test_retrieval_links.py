@@ -88,7 +88,7 @@ async def service(config: RetrievalConfig) -> AsyncIterator[RetrievalService]:
 async def test_both_links_answer_alike(tmp_path: Path) -> None:
     build(tmp_path / "i", ["abcdX", "abcdY1", "abcdY2"], semantic=True)
     asked = [query("abcd"), query("cd", 1), query("nothing"), query("", 1, 1), of_state("c", "d"), of_state("c", "X")]
-    async with service(RetrievalConfig(folder=tmp_path / "i", state_width=STATES.shape[1])) as running:
+    async with service(RetrievalConfig(index=tmp_path / "i", state_width=STATES.shape[1])) as running:
         seen = []
         for link in LINKS:
             async with link(running) as retriever:
@@ -108,7 +108,7 @@ async def test_who_asks_is_told_and_logged(tmp_path: Path, caplog: pytest.LogCap
     build(tmp_path / "i", ["abcdX"])
     caplog.set_level(logging.DEBUG, "services.retrieval")
     trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
-    async with service(RetrievalConfig(folder=tmp_path / "i")) as running:
+    async with service(RetrievalConfig(index=tmp_path / "i")) as running:
         for number, link in enumerate(LINKS):
             async with link(running) as retriever:
                 drafter = DrafterService(DrafterConfig(retrieval_deadline_s=PATIENCE_S), retriever)
@@ -131,7 +131,7 @@ async def test_a_state_of_another_model_finds_nothing_and_harms_nobody(tmp_path:
     build(tmp_path / "i", ["abcdX"], semantic=True)
     foreign = replace(query("d"), state=Features(data=bytes(16), rows=1, width=8, dtype="float16"))
     broken = replace(query("d"), state=Features(data=bytes(15), rows=1, width=8, dtype="float16"))
-    async with service(RetrievalConfig(folder=tmp_path / "i", state_width=STATES.shape[1])) as running:
+    async with service(RetrievalConfig(index=tmp_path / "i", state_width=STATES.shape[1])) as running:
         for link in LINKS:
             async with link(running) as retriever:
                 bad, good = await asyncio.gather(retriever.retrieve(foreign), retriever.retrieve(query("abcd")))
@@ -178,7 +178,7 @@ async def test_a_service_that_goes_away_and_comes_back(tmp_path: Path) -> None:
     await link.start()
     with pytest.raises(Unavailable):
         await link.retrieve(query("abcd"))
-    async with service(RetrievalConfig(folder=tmp_path / "i")) as running:
+    async with service(RetrievalConfig(index=tmp_path / "i")) as running:
         for _ in range(2):
             listening, _ = await serve_retrieval(running, f"127.0.0.1:{port}")
             await answered(link)
@@ -280,8 +280,8 @@ async def test_redis_may_vanish_and_come_back(tmp_path: Path) -> None:
 
 
 async def test_one_place_for_the_index(tmp_path: Path) -> None:
-    for config in (RetrievalConfig(), RetrievalConfig(folder=tmp_path, redis_url="redis://x")):
+    for config in (RetrievalConfig(), RetrievalConfig(index=tmp_path, redis_url="redis://x")):
         with pytest.raises(ConfigurationError, match="set one of the two"):
             await RetrievalService(config).start()
     with pytest.raises(ConfigurationError, match="holds no index"):
-        await RetrievalService(RetrievalConfig(folder=tmp_path)).start()
+        await RetrievalService(RetrievalConfig(index=tmp_path)).start()

@@ -86,7 +86,7 @@ def test_serve_then_generate_then_stop(tiny_model: Path) -> None:
     [
         (("generate", "x", "--address", "127.0.0.1:1"), "no Outrider server answers at 127.0.0.1:1,"),
         (("generate", "x", "--in-process", "--address", "127.0.0.1:1"), "exclude each other"),
-        (("plan", "--set", "verifier.dtyp=x"), "unknown setting verifier.dtyp; known here: "),
+        (("plan", "--set", "verifier.dtyp=x"), "unknown setting verifier.dtyp: did you mean verifier.dtype? Known here: "),
         (("plan", "--config", "/nonexistent.yaml"), "cannot read the configuration"),
         (("serve", "--in-process", "--model", "/nonexistent.gguf"), "no such file"),
         (("serve", "--host", "0.0.0.0", "--in-process", "--model", "TINY"), "api_key_hashes"),

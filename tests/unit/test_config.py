@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def test_precedence(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("flags", "environ", "message"),
     [
-        (["verifier.dtyp=x"], {}, "unknown setting verifier.dtyp; known here: .*dtype"),
+        (["verifier.dtyp=x"], {}, r"unknown setting verifier.dtyp: did you mean verifier.dtype\? Known here: .*dtype"),
         (["nonsense=x"], {}, "unknown setting nonsense; known here: .*drafter.*model"),
         ([], {"OUTRIDER_VERIFIER__DTYP": "x"}, "unknown setting verifier.dtyp"),
         (["verifier.dtype=int3"], {}, "verifier.dtype is 'int3'.*float32"),
@@ -42,6 +43,37 @@ def test_precedence(tmp_path: Path) -> None:
 def test_wrong_settings_are_named(flags: list[str], environ: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigurationError, match=message):
         load(None, flags, environ)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("verifier.dtpye", "verifier.dtype"),
+        ("verifer.dtype", "verifier"),
+        ("port", "server.port"),
+        ("dtype", "verifier.dtype or drafter.dtype"),
+        ("replicas", "router.replicas, verifier.replicas or drafter.replicas"),
+        ("server.dtype", "verifier.dtype or drafter.dtype"),
+        ("max_num_seq", "verifier.max_num_seqs"),
+        ("modle", "model"),
+        ("cluster.placement.rooter", "cluster.placement.router"),
+        ("router.autoscaling.min_replica", "router.autoscaling.min_replicas"),
+        ("verifier.zzz", None),
+    ],
+)
+def test_an_unknown_name_suggests_a_known_one(tmp_path: Path, name: str, meant: str | None) -> None:
+    """In a file, in the environment and as a flag alike."""
+    file = tmp_path / "c.yaml"
+    *sections, last = name.split(".")
+    file.write_text(
+        "".join(f"{'  ' * depth}{key}:\n" for depth, key in enumerate(sections)) + f"{'  ' * len(sections)}{last}: 1\n"
+    )
+    shown = "verifer" if name.startswith("verifer.") else name
+    said = f"unknown setting {shown}" + (f": did you mean {meant}? Known here: " if meant else "; known here: ")
+    environ = {f"OUTRIDER_{'__'.join(name.split('.')).upper()}": "1"}
+    for path, flags, given in ((file, [], {}), (None, [], environ), (None, [f"{name}=1"], {})):
+        with pytest.raises(ConfigurationError, match=re.escape(said)):
+            load(path, flags, given)
 
 
 def test_the_clients_api_key_is_no_setting() -> None:

@@ -167,7 +167,7 @@ def test_the_answer_is_the_same_and_its_report_says_nothing() -> None:
 def test_what_is_shared_and_drafted_from() -> None:
     async def main() -> None:
         inner = Decoding(1)
-        router = EvenRouter(inner, replace(PRIVACY, strict=True))
+        router = EvenRouter(inner, replace(PRIVACY, mode="strict"))
         for _ in range(2):
             await collected(router, asked(1, cache_salt="own"))
         salts = {request.cache_salt for request in inner.asked}

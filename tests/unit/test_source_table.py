@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
@@ -12,7 +13,8 @@ import pytest
 from cluster import build
 from cluster.models.drafters import by_kernels
 from cluster.models.target import ResolvedModel
-from cluster.settings.config import DrafterSettings, load
+from cluster.settings.components import DrafterSettings
+from cluster.settings.config import load
 from services.drafter.catalogue import check_names, make_source
 from services.drafter.config import DrafterConfig, TrainedConfig
 from services.settings import Setting, filled, settings_of
@@ -55,7 +57,7 @@ def test_unknown_sources_are_refused_with_the_known_ones() -> None:
         check_names(("suffix", "head"))
 
 
-_SHARED = Setting(name="size", ge=1)
+_SHARED = Setting("how many", name="size", ge=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,8 @@ class _Inner:
 class _Outer:
     first: _Inner = field(default_factory=_Inner)
     size: Annotated[int, _SHARED] = 2
-    name: Annotated[str | None, Setting(name="called", about="its name")] = None
+    name: Annotated[str | None, Setting("its name", name="called")] = None
+    words: Annotated[Mapping[str, int], Setting("under the field's own name")] = field(default_factory=dict)
 
 
 def test_a_setting_is_written_once() -> None:
@@ -76,8 +79,12 @@ def test_a_setting_is_written_once() -> None:
         ("size", int, 2),
         ("size", int, 2),
         ("called", str | None, None),
+        ("words", Mapping[str, int], {}),
     ]
-    assert filled(_Outer, {"size": 5, "called": "x"}.__getitem__) == _Outer(first=_Inner(size=5), size=5, name="x")
+    section = SimpleNamespace(size=5, called="x", words={"a": 1})
+    assert filled(_Outer, section) == _Outer(first=_Inner(size=5), size=5, name="x", words={"a": 1})
+    inner = _Inner(size=5, internal=1)
+    assert filled(_Outer, section, first=inner) == _Outer(first=inner, size=5, name="x", words={"a": 1})
 
 
 def test_every_setting_of_the_drafter_arrives() -> None:

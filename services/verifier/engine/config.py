@@ -3,28 +3,53 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+from services.settings import Setting
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class LoopConfig:
     """Limits of the loop.
 
     Attributes:
-        max_num_seqs: most requests decoded at once.
-        max_waiting: most requests in the waiting queue; further ones are refused.
-        max_wait_s: longest time in it; a request that is expected to wait longer is refused at once. None: any time.
-        max_batched_tokens: most prompt tokens in one pass, over all requests.
-        draft_deadline_s: longest time that a step waits for drafts, where waiting pays.
-        pass_deadline_s: a pass hangs if it takes longer than this and far longer than recent passes.
         idle_beat_s: how often a target of several stages is asked whether it is all there while there is nothing to decode.
-        kept_feature_bytes: most bytes of hidden states kept for drafters that join late, over all live requests.
     """
 
-    max_num_seqs: int = 16
-    max_waiting: int = 256
-    max_wait_s: float | None = None
-    max_batched_tokens: int = 256
-    draft_deadline_s: float = 0.025
-    pass_deadline_s: float = 60.0
+    max_num_seqs: Annotated[
+        int,
+        Setting("most requests that are decoded at once; each takes rows of the KV cache and a place in every batch", ge=1),
+    ] = 16
+    max_waiting: Annotated[
+        int,
+        Setting("most requests in the waiting queue; further ones get RESOURCE_EXHAUSTED and a hint when to retry", ge=0),
+    ] = 256
+    max_wait_s: Annotated[
+        float | None,
+        Setting(
+            "longest wait in that queue, in seconds: a request that is expected to wait longer is refused at once, one that "
+            "did, then; null: any time",
+            gt=0,
+            le=86_400,
+        ),
+    ] = None
+    max_batched_tokens: Annotated[
+        int,
+        Setting(
+            "most prompt tokens in one pass, over all requests: with more, a prompt takes fewer passes, and each takes "
+            "longer",
+            ge=1,
+        ),
+    ] = 256
+    draft_deadline_s: Annotated[
+        float, Setting("longest wait of a step for drafts, in seconds, where waiting pays", ge=0, le=10)
+    ] = 0.025
+    pass_deadline_s: Annotated[
+        float,
+        Setting("seconds after which a pass counts as hung, if it also takes far longer than recent passes", gt=0),
+    ] = 60.0
     idle_beat_s: float = 5.0
-    kept_feature_bytes: int = 256 << 20
+    kept_feature_bytes: Annotated[
+        int,
+        Setting("most bytes of hidden states kept for drafters that join late, over all live requests", ge=0),
+    ] = 256 << 20
