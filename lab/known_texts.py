@@ -1,34 +1,23 @@
-"""Recorded answers with the target's own states, along which drafters are replayed one request at a time.
-
-Whatever is drafted, greedy decoding writes the same text. So the text says how much of a draft is accepted, and its states
-are those that the target would report.
-"""
+"""Recorded answers with the target's own states, along which drafters are replayed one request at a time."""
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from benchmarks.replay.replay import Trace
-from services.drafter.interfaces import DraftWanted, ModelSource
-from services.drafter.sessions.known_states import KnownStates
+from services.drafter.interfaces import ModelSource
+from services.drafter.replay import ReplayedPass, ReplayedText, replay_along
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
-from speculation.messages import OpenSession, StepReport
-from speculation.prefix import EMPTY_HASH, extend_hash
-from speculation.tree import follow
-from speculation.types import EMPTY_TREE, Features, TokenTree
 
 # Positions in one pass of the target.
 _CHUNK = 256
-# Calls in which a drafter must have read a prompt.
-_MOST_CALLS = 256
 _SESSION = "known text"
 
 States = NDArray[np.float16]
@@ -71,16 +60,6 @@ def read_states(target: TransformersTarget, trace: Trace, layers: Sequence[int])
     return KnownText(trace, {layer: np.ascontiguousarray(every[:, place]) for place, layer in enumerate(layers)})
 
 
-@dataclass(frozen=True, slots=True)
-class ReplayedStep:
-    """A pass of the target. ``length``: tokens committed before it; ``accepted``: drafted tokens that it takes."""
-
-    text: int
-    length: int
-    tree: TokenTree
-    accepted: int
-
-
 @dataclass(slots=True)
 class ReplayedTexts:
     """What a drafter would have achieved.
@@ -92,7 +71,7 @@ class ReplayedTexts:
 
     tokens: int = 0
     texts: int = 0
-    steps: list[ReplayedStep] = field(default_factory=list)
+    steps: list[ReplayedPass] = field(default_factory=list)
     drafting_s: list[float] = field(default_factory=list)
 
     @property
@@ -123,79 +102,18 @@ def replay_texts(
         texts: with what the target reports of each position, of ``layers`` side by side; None: nothing.
     """
     result = ReplayedTexts()
-    for number, (text, states) in enumerate(texts):
-        _Replaying(source, number, text, states, layers, nodes).run(result)
+    for number, (text, reported) in enumerate(texts):
+        replayed = ReplayedText(tokens=text.tokens, prompt_length=len(text.trace.prompt), states=reported)
+        steps = [replace(step, text=number) for step in replay_along(source, [replayed], nodes, layers)]
+        result.steps += steps
+        result.drafting_s += [step.drafting_s for step in steps[1:]]
         result.texts += 1
         result.tokens += len(text.trace.output)
     return result
 
 
-class _Replaying:
-    def __init__(
-        self, source: ModelSource, number: int, text: KnownText, states: States | None, layers: tuple[int, ...], nodes: int
-    ) -> None:
-        self._source, self._number, self._nodes = source, number, nodes
-        self._tokens, self._length = text.tokens, len(text.trace.prompt)
-        self._states, self._layers = states, layers
-        self._known, self._sent = KnownStates(), 0
-        self._session = source.open(
-            OpenSession(
-                session_id=_SESSION,
-                tokens=text.trace.prompt,
-                prompt_length=self._length,
-                sources=(),
-                max_nodes=nodes,
-            )
-        )
-
-    def run(self, result: ReplayedTexts) -> None:
-        self._commit(1)
-        first = True
-        while rest := self._tokens[self._length :]:
-            began = time.perf_counter()
-            tree = self._draft()
-            if not first:
-                result.drafting_s.append(time.perf_counter() - began)
-            first = False
-            accepted = min(follow(tree, rest), len(rest) - 1)
-            result.steps.append(ReplayedStep(self._number, self._length, tree, accepted))
-            self._commit(accepted + 1)
-        self._session.close()
-
-    def _draft(self) -> TokenTree:
-        wanted = DraftWanted(session=self._session, max_nodes=self._nodes, states=self._known)
-        for _ in range(_MOST_CALLS):
-            # Long prompts are read in several calls.
-            if (tree := self._source.draft([wanted])[0]) is not None:
-                return tree
-        return EMPTY_TREE
-
-    def _commit(self, count: int) -> None:
-        committed = self._tokens[self._length : self._length + count]
-        self._length += count
-        if self._states is not None:
-            rows = self._states[self._sent : self._length - 1]
-            self._known.add(
-                Features(
-                    data=rows.tobytes(), rows=len(rows), width=rows.shape[1], dtype="float16", start=self._sent,
-                    layers=self._layers,
-                )
-            )  # fmt: skip
-            self._sent = self._length - 1
-        self._session.observe(
-            StepReport(
-                session_id=_SESSION,
-                committed=committed,
-                length=self._length,
-                prefix_hash=extend_hash(EMPTY_HASH, self._tokens[: self._length]),
-                accepted_path=tuple(range(count - 1)),
-                max_nodes=self._nodes,
-            )
-        )
-
-
 def tree_states(
-    target: TransformersTarget, text: KnownText, steps: Sequence[ReplayedStep], layer: int
+    target: TransformersTarget, text: KnownText, steps: Sequence[ReplayedPass], layer: int
 ) -> list[torch.Tensor]:
     """The states [1 + nodes, h] of ``layer`` in the target's pass of each step, of the last committed token and the tree."""
     tokens, found = text.tokens, []

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
-from lab.known_texts import KnownText, ReplayedStep, tree_states
+from lab.known_texts import KnownText, tree_states
 from services.drafter.heads.streams.streams import Streams
+from services.drafter.replay import ReplayedPass
 from services.verifier.model.target import TransformersTarget
 from speculation.tree import ROOT, follow
 from speculation.types import TokenTree
@@ -47,7 +48,7 @@ class PrunedAt:
 
 
 def edges_of(
-    target: TransformersTarget, texts: Sequence[KnownText], steps: Sequence[ReplayedStep], streams: Streams
+    target: TransformersTarget, texts: Sequence[KnownText], steps: Sequence[ReplayedPass], streams: Streams
 ) -> list[EdgesOfStep]:
     """The edges of all steps' trees, in their order.
 

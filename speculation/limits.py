@@ -1,6 +1,10 @@
 """Limits on one request and one draft. The protos state the same numbers."""
 
+# Ranges of numbers, both ends allowed; of TOP_P the lower one is not.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 0.001, 100.0
+TOP_K, TOP_P, MIN_P = (0, (1 << 32) - 1), (0.0, 1.0), (0.0, 1.0)
+REPETITION_PENALTY, PRESENCE_PENALTY, FREQUENCY_PENALTY, LOGIT_BIAS = (0.01, 10.0), (-2.0, 2.0), (-2.0, 2.0), (-100.0, 100.0)
+MAX_TOKENS = (1 << 31) - 1
 MAX_STOP_STRINGS, MAX_STOP_CHARACTERS, MAX_STOP_TOKENS = 16, 256, 64
 MAX_BAD_WORDS, MAX_SPELLINGS = 256, 512
 MAX_LOGIT_BIAS, MAX_LOGPROBS = 1024, 20

@@ -44,7 +44,7 @@ class StructuredOutputs:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SamplingParams:
-    """How the target chooses its tokens, under every strategy alike.
+    """How the target chooses its tokens, under every strategy alike. It checks itself, whoever makes it or decodes it.
 
     ``ignore_generation_config``: the model's own logits processors are not applied (model_files/generation_config.py).
     ``allowed_token_ids``: no other tokens are chosen; empty: all are. ``bad_words``: token ids that never follow each other.
@@ -77,15 +77,15 @@ class SamplingParams:
         if self.temperature != 0:
             # Below the minimum, logits divided by the temperature overflow float32.
             _check_range("temperature", self.temperature, limits.MIN_TEMPERATURE, limits.MAX_TEMPERATURE, suffix=", or 0")
-        _check_range("top_k", self.top_k, 0, 2**32 - 1)
-        _check_range("top_p", self.top_p, 0, 1, above_low=True)
-        _check_range("min_p", self.min_p, 0, 1)
+        _check_range("top_k", self.top_k, *limits.TOP_K)
+        _check_range("top_p", self.top_p, *limits.TOP_P, above_low=True)
+        _check_range("min_p", self.min_p, *limits.MIN_P)
         _check_range("seed", self.seed, 0, limits.MAX_UINT64)
-        _check_range("max_tokens", self.max_tokens, 1, 2**31 - 1)
+        _check_range("max_tokens", self.max_tokens, 1, limits.MAX_TOKENS)
         _check_range("min_tokens", self.min_tokens, 0, self.max_tokens)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.01, 10)
-        _check_range("presence_penalty", self.presence_penalty, -2, 2)
-        _check_range("frequency_penalty", self.frequency_penalty, -2, 2)
+        _check_range("repetition_penalty", self.repetition_penalty, *limits.REPETITION_PENALTY)
+        _check_range("presence_penalty", self.presence_penalty, *limits.PRESENCE_PENALTY)
+        _check_range("frequency_penalty", self.frequency_penalty, *limits.FREQUENCY_PENALTY)
         _check_count("stop", self.stop, limits.MAX_STOP_STRINGS, "stop strings")
         for text in self.stop:
             if not 1 <= len(text) <= limits.MAX_STOP_CHARACTERS:
@@ -94,7 +94,7 @@ class SamplingParams:
         _check_count("logit_bias", self.logit_bias, limits.MAX_LOGIT_BIAS, "entries")
         _check_count("bad_words", self.bad_words, limits.MAX_SPELLINGS, "words")
         for bias in self.logit_bias.values():
-            _check_range("logit_bias", bias, -100, 100)
+            _check_range("logit_bias", bias, *limits.LOGIT_BIAS)
         _check_range("logprobs", self.logprobs or 0, 0, limits.MAX_LOGPROBS)
 
 

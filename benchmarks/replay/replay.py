@@ -19,14 +19,12 @@ from benchmarks.bench.results import TRACES
 from benchmarks.bench.tables import Table
 from benchmarks.replay.json_lines import read_recorded
 from services.drafter.config import DrafterConfig
+from services.drafter.replay import AnswerReplay
 from services.drafter.service import DrafterService
 from services.retrieval.config import RetrievalConfig
 from services.retrieval.service import RetrievalService
-from speculation.acceptance import StopRule, walk
 from speculation.errors import ConfigurationError
-from speculation.messages import CloseSession, Draft, DraftFailure, OpenSession, StepReport
-from speculation.prefix import EMPTY_HASH, extend_hash
-from speculation.tree import path_to
+from speculation.messages import CloseSession, DraftFailure, OpenSession, StepReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -123,13 +121,10 @@ async def _replay_one(
     drafter: DrafterService, name: str, trace: Trace, sources: Sequence[str], max_nodes: int, result: Replayed
 ) -> None:
     # As in serving: the pass over the prompt gives the first token, before there is anything to draft from.
-    tokens = (*trace.prompt, *trace.output)
-    at, passes = len(trace.prompt), 0
-    prefix_hash = extend_hash(EMPTY_HASH, tokens[:at])
-    message: OpenSession | StepReport = OpenSession(
-        session_id=name, tenant="", tokens=tokens[:at], prompt_length=at, sources=tuple(sources), max_nodes=max_nodes
-    )
-    while at < len(tokens):
+    answer = AnswerReplay(name, (*trace.prompt, *trace.output), len(trace.prompt), max_nodes)
+    message: OpenSession | StepReport = answer.opening(sources=tuple(sources), tenant="")
+    passes = 0
+    while not answer.over:
         start = time.perf_counter()
         draft = await (drafter.open(message) if isinstance(message, OpenSession) else drafter.step(message))
         result.drafting_s += time.perf_counter() - start
@@ -137,32 +132,11 @@ async def _replay_one(
             raise ConfigurationError(f"cannot draft: {draft.reason}")
         if draft is None:
             draft = await anext(drafter.further(name))
-        path, committed = _accept(draft, tokens, at)
         passes += 1
-        at += len(committed)
         result.nodes += len(draft.tree)
-        prefix_hash = extend_hash(prefix_hash, committed)
-        message = StepReport(
-            session_id=name,
-            committed=committed,
-            length=at,
-            prefix_hash=prefix_hash,
-            accepted_path=path,
-            max_nodes=max_nodes,
-        )
+        message = answer.accept(draft.tree)
     drafter.close(CloseSession(session_id=name))
     result.count(trace.task, passes, len(trace.output))
-
-
-def _accept(draft: Draft, tokens: Sequence[int], at: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Walk the tree along the recording, with the acceptance rule of serving."""
-    room = len(tokens) - at
-    accepted = walk(
-        draft.tree,
-        lambda node: tokens[at + len(path_to(draft.tree, node))],
-        StopRule(stop_token_ids=frozenset(), generated=0, room=room),
-    )
-    return accepted.path, accepted.tokens
 
 
 def table(results: dict[tuple[str, int], Replayed]) -> Table:

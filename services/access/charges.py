@@ -8,7 +8,7 @@ from dataclasses import replace
 from services.access.key_records import KeyRecord
 from services.api.messages import ChatMessage, ClientRequest
 from speculation.errors import InvalidArgument
-from speculation.types import DEFAULT_MAX_TOKENS
+from speculation.room import longest_answer
 
 # Characters of an average token, until the tokeniser has counted them.
 _CHARACTERS_PER_TOKEN = 4
@@ -47,7 +47,7 @@ def charge_of(request: ClientRequest, prompt_tokens: int) -> int:
 
 
 def _longest(request: ClientRequest) -> int:
-    return request.sampling.max_tokens or min(DEFAULT_MAX_TOKENS, request.most_tokens or DEFAULT_MAX_TOKENS)
+    return longest_answer(request.sampling.max_tokens, most=request.most_tokens)
 
 
 def tokens_of(record: KeyRecord, requests: Sequence[ClientRequest]) -> int:

@@ -58,8 +58,8 @@ class RequestedSampling:
     bad_words: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        # The router computes the default of max_tokens later; any valid value will do for this check.
-        SamplingParams(**{"max_tokens": 2**31 - 1, **self.given, "bad_words": ()})
+        # What is set is checked by the class that checks all. The router knows the default of max_tokens later.
+        SamplingParams(**{"max_tokens": limits.MAX_TOKENS, **self.given, "bad_words": ()})
         if len(self.bad_words) > limits.MAX_BAD_WORDS:
             raise InvalidArgument("bad_words", f"{len(self.bad_words)} words", f"at most {limits.MAX_BAD_WORDS} words")
         for word in self.bad_words:

@@ -86,7 +86,7 @@ def _truth(value: Any) -> bool:
     return value
 
 
-def _whole(low: int, high: int = 2**31 - 1) -> Parser:
+def _whole(low: int, high: int = limits.MAX_TOKENS) -> Parser:
     def parse(value: Any) -> int:
         if not _is_whole(value) or not low <= value <= high:
             raise Unfit(f"must be a whole number from {low} to {high}")
@@ -175,9 +175,9 @@ HONOURED: dict[str, Parser] = {
     "do_sample": _truth,
     "temperature": _number(0, limits.MAX_TEMPERATURE),
     "top_k": _whole(0),
-    "top_p": _number(0, 1, above_low=True),
-    "min_p": _number(0, 1),
-    "repetition_penalty": _number(0.01, 10),
+    "top_p": _number(*limits.TOP_P, above_low=True),
+    "min_p": _number(*limits.MIN_P),
+    "repetition_penalty": _number(*limits.REPETITION_PENALTY),
     "max_new_tokens": _whole(1),
     "max_length": _whole(1),
     "min_new_tokens": _whole(0),

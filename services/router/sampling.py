@@ -5,9 +5,9 @@ from __future__ import annotations
 import secrets
 
 from services.api.messages import RequestedSampling
-from speculation.errors import InvalidArgument
 from speculation.messages import VerifierCard
-from speculation.types import DEFAULT_MAX_TOKENS, SamplingDefaults, SamplingParams
+from speculation.room import check_fits, longest_answer, room_behind
+from speculation.types import SamplingDefaults, SamplingParams
 
 # Defaults of a model that fill the request's field of the same name unchanged.
 _PLAIN = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty", "stop")
@@ -33,34 +33,18 @@ def complete_sampling(
         InvalidArgument: the requested answer does not fit into the context; names the field.
     """
     defaults = SamplingDefaults() if asked.ignore_generation_config else card.defaults
-    room = card.max_model_len - prompt_length
-    left = f"what the prompt leaves of max_model_len {card.max_model_len}"
-    if asked.max_tokens is not None and asked.max_tokens > room:
-        raise InvalidArgument("max_tokens", asked.max_tokens, f"at most {room}: {left}")
-    default = asked.max_tokens if asked.max_tokens is not None else _most(defaults, prompt_length)
-    max_tokens = min(room, default, most_tokens or default)
-    if asked.min_tokens is not None and asked.min_tokens > max_tokens == room:
-        raise InvalidArgument("min_tokens", asked.min_tokens, f"at most {max_tokens}: {left}")
+    room = room_behind(prompt_length, card.max_model_len)
+    check_fits("max_tokens", asked.max_tokens, room, card.max_model_len)
+    max_tokens = longest_answer(
+        asked.max_tokens, defaults=defaults, prompt_length=prompt_length, room=room, most=most_tokens
+    )
+    if max_tokens == room:
+        check_fits("min_tokens", asked.min_tokens, room, card.max_model_len)
     given = {name: getattr(defaults, name) for name in _PLAIN if getattr(defaults, name) not in (None, ())}
     # The requested length overrides the model's lengths, as in transformers.
     lengths = {"max_tokens": max_tokens, "min_tokens": min(_fewest(defaults, prompt_length), max_tokens)}
     own = {**asked.given, "max_tokens": max_tokens, "bad_words": bad_words}
     return SamplingParams(**{"seed": secrets.randbits(63), **given, **lengths, **own})
-
-
-def _most(defaults: SamplingDefaults, prompt_length: int) -> int:
-    if defaults.max_tokens is not None:
-        return defaults.max_tokens
-    if defaults.max_length is None:
-        return DEFAULT_MAX_TOKENS
-    if defaults.max_length <= prompt_length:
-        raise InvalidArgument(
-            "max_tokens",
-            "unset",
-            f"set: the prompt has {prompt_length} tokens, and the model's generation config lets prompt and answer "
-            f"together have {defaults.max_length} (max_length) where a request does not say",
-        )
-    return defaults.max_length - prompt_length
 
 
 def _fewest(defaults: SamplingDefaults, prompt_length: int) -> int:

@@ -23,6 +23,7 @@ from services.tracing.log_names import log_name
 from speculation.errors import InvalidArgument, NotFound, OutriderError, PromptTooLong
 from speculation.messages import Finished, GenerationRequest, VerifierCard
 from speculation.ports import VerifierPort
+from speculation.room import room_behind
 from speculation.types import FinishReason
 
 log = logging.getLogger(__name__)
@@ -129,11 +130,7 @@ class RouterService:
             raise NotFound("model", request.model, card.model)
         plan = make_plan(request, self._config.strategy)
         prompt = self._encode(request)
-        if len(prompt) >= card.max_model_len:
-            most = card.max_model_len - 1
-            raise PromptTooLong(
-                "prompt", f"{len(prompt)} tokens", f"at most {most} tokens (max_model_len is {card.max_model_len})"
-            )
+        room_behind(len(prompt), card.max_model_len)
         words = self._tokens.spellings(request.sampling.bad_words)
         sampling = complete_sampling(request.sampling, card, len(prompt), request.most_tokens, words)
         check_sampling(sampling)

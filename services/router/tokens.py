@@ -15,6 +15,7 @@ from services.router.conversations import as_dicts, check_messages, template_opt
 from services.router.templates import ChatTemplate
 from services.router.tokenizer_file import open_file
 from speculation.errors import InvalidArgument, PromptTooLong
+from speculation.room import room_behind
 
 _NO_OPTIONS = ChatOptions()
 _BROKEN = "\ufffd"
@@ -112,11 +113,12 @@ class Tokens:
         Raises:
             PromptTooLong: it has at least ``most_tokens`` tokens.
         """
-        unit, most = (
-            ("tokens", most_tokens - 1) if _is_ids(source) else ("characters", most_tokens * self._backend.longest_token)
-        )
-        if (length := length_of(source)) > most:
-            raise PromptTooLong(field, f"{length} {unit}", f"at most {most} {unit} (max_model_len is {most_tokens})")
+        length, most = length_of(source), most_tokens * self._backend.longest_token
+        if _is_ids(source):
+            room_behind(length, most_tokens, field)
+        elif length > most:
+            allowed = f"at most {most} characters (max_model_len is {most_tokens})"
+            raise PromptTooLong(field, f"{length} characters", allowed)
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Token ids of ``text``, with the special tokens that the model's tokeniser adds.

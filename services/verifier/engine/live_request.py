@@ -19,8 +19,9 @@ from services.verifier.grammar.grammar_state import GrammarState
 from services.verifier.model.target_port import StreamRows, Target, TokenRule
 from speculation.acceptance import StopRule, stop_token_ids
 from speculation.budget import Budget, Wanted
-from speculation.errors import InvalidArgument, PromptTooLong
+from speculation.errors import InvalidArgument
 from speculation.messages import DraftNoise, Finished, GenerationRequest, OpenSession, Progress, StepReport
+from speculation.room import longest_answer, room_behind
 from speculation.sources import SOURCES
 from speculation.tree import merge, prune
 from speculation.types import EMPTY_TREE, FinishReason, TokenTree, Verdict
@@ -39,11 +40,10 @@ def check_request(request: GenerationRequest, target: Target) -> None:
         InvalidArgument: no prompt, a token id outside the vocabulary, or a layer that does not exist; names the field.
         PromptTooLong: the prompt leaves no room for an answer.
     """
-    prompt, most, vocab = request.prompt, target.max_model_len, target.vocab_size
+    prompt, vocab = request.prompt, target.vocab_size
     if not prompt:
         raise InvalidArgument("prompt", "empty", "at least one token")
-    if len(prompt) >= most:
-        raise PromptTooLong("prompt", f"{len(prompt)} tokens", f"at most {most - 1} tokens (max_model_len is {most})")
+    room_behind(len(prompt), target.max_model_len)
     for name, ids in (
         ("prompt_token_ids", prompt),
         ("committed_token_ids", request.committed),
@@ -129,7 +129,7 @@ class LiveRequest:
         self.max_nodes = min(max_nodes, request.plan.max_nodes)
         # Nodes that the budget chose in each of the last drafted steps. A draft chosen whole counts as ``max_nodes``.
         self._chosen: deque[int] = deque([self.max_nodes], maxlen=_REMEMBERED)
-        self._room = min(request.sampling.max_tokens, max_model_len - len(request.prompt))
+        self._room = longest_answer(request.sampling.max_tokens, room=room_behind(len(request.prompt), max_model_len))
         self._stop_ids = stop_token_ids(request.sampling, eos_token_ids)
         self._words = word_rule(request.sampling, vocab_size, self._stop_ids, grammar)
         if self._words is not None:

@@ -77,7 +77,7 @@ def read_chat_options(fields: Fields, tools: ToolUse | None) -> ChatOptions:
 
 def _length(fields: Fields) -> tuple[int | None, str]:
     """The most tokens of the answer, and the field that says so."""
-    old, new = fields.whole("max_tokens", 1, 2**31 - 1), fields.whole("max_completion_tokens", 1, 2**31 - 1)
+    old, new = fields.whole("max_tokens", 1, limits.MAX_TOKENS), fields.whole("max_completion_tokens", 1, limits.MAX_TOKENS)
     if old is not None and new is not None and old != new:
         raise fields.refuse("max_tokens", old, f"unset, or as max_completion_tokens, {new}")
     return (new, "max_completion_tokens") if new is not None else (old, "max_tokens")

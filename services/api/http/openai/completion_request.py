@@ -34,7 +34,7 @@ def read_completion(body: dict[str, Any]) -> Asked:
     fields = Fields(body)
     inputs = read_prompts(fields)
     sampling = read_sampling(fields)
-    length = fields.whole("max_tokens", 1, 2**31 - 1)
+    length = fields.whole("max_tokens", 1, limits.MAX_TOKENS)
     top, echo = fields.whole("logprobs", 0, limits.MAX_LOGPROBS), fields.truth("echo") or False
     if echo and top is not None:
         raise fields.refuse("echo", True, "false where logprobs is set: a prompt's log-probabilities are not computed")
@@ -57,7 +57,7 @@ def read_completion(body: dict[str, Any]) -> Asked:
 
 
 def _check_counts(fields: Fields, choices: int, prompts: int) -> None:
-    best_of = fields.whole("best_of", 1, 2**31 - 1)
+    best_of = fields.whole("best_of", 1, limits.MAX_TOKENS)
     if best_of is not None and best_of != choices:
         raise fields.refuse("best_of", best_of, f"unset, or n, {choices}: answers are not ranked", "unsupported_value")
     if prompts * choices > MAX_PROMPTS:

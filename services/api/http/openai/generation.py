@@ -24,7 +24,8 @@ from services.api.messages import (
     TextChunk,
 )
 from services.grammars import field_of
-from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, PromptTooLong
+from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError
+from speculation.room import check_fits, longest_answer, room_behind
 from speculation.types import SamplingDefaults
 
 Event = TextChunk | Completion
@@ -121,12 +122,10 @@ async def _tokenize(asked: Asked, router: RouterPort, request: ClientRequest, ca
         ids = await router.tokenize(request)
     except InvalidArgument as error:
         raise named(error, {"prompt": field}) from error
-    most = card.max_model_len - 1
     if asked.truncate is not None:
-        kept = most - (asked.sampling.max_tokens or 1) + 1 if asked.truncate == -1 else asked.truncate
+        kept = card.max_model_len - (asked.sampling.max_tokens or 1) if asked.truncate == -1 else asked.truncate
         ids = ids[-max(1, kept) :]
-    if len(ids) > most:
-        raise PromptTooLong(field, f"{len(ids)} tokens", f"at most {most} tokens (max_model_len is {card.max_model_len})")
+    room_behind(len(ids), card.max_model_len, field)
     return ids
 
 
@@ -168,13 +167,14 @@ def _completed(asked: Asked, card: ModelCard, prompt_length: int, allowed: int |
     defaults = SamplingDefaults() if sampling.ignore_generation_config else card.defaults
     if sampling.temperature is None and defaults.temperature is None:
         sampling = replace(sampling, temperature=_TEMPERATURE)
-    room = card.max_model_len - prompt_length
+    room = room_behind(prompt_length, card.max_model_len)
     if sampling.max_tokens is None and defaults.max_tokens is None and defaults.max_length is None:
-        most = min(each for each in (room, asked.default_max_tokens, allowed) if each is not None)
+        most = longest_answer(None, room=room, most=allowed, otherwise=asked.default_max_tokens)
         sampling = replace(sampling, max_tokens=max(most, sampling.min_tokens or 0))
-    if sampling.max_tokens is not None and sampling.max_tokens > room:
-        fits = f"at most {room}: what the prompt leaves of max_model_len {card.max_model_len}"
-        raise Refused(asked.length_field, sampling.max_tokens, fits, "context_length_exceeded")
+    try:
+        check_fits(asked.length_field, sampling.max_tokens, room, card.max_model_len)
+    except InvalidArgument as error:
+        raise Refused(error.field, error.value, error.allowed, "context_length_exceeded") from error
     return sampling
 
 

@@ -14,9 +14,8 @@ from speculation.types import AcceptanceRule
 
 MAX_CHOICES = 16
 _MOST_IDS = 128
-_MOST_TOKENS = 2**31 - 1
-# The range of OpenAI's API; gRPC takes more.
-_MAX_TEMPERATURE = 2.0
+# What OpenAI's API has otherwise than SamplingParams, which checks the rest of each value.
+_TEMPERATURE, _LEAST_REPETITION_PENALTY = (0.0, 2.0), 0.0
 
 
 def read_sampling(fields: Fields) -> dict[str, Any]:
@@ -26,14 +25,14 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
         Refused: a value is outside its range.
     """
     given = {
-        "temperature": fields.number("temperature", 0, _MAX_TEMPERATURE),
-        "top_p": fields.number("top_p", 0, 1),
+        "temperature": fields.number("temperature", *_TEMPERATURE),
+        "top_p": fields.number("top_p", *limits.TOP_P),
         "top_k": _top_k(fields),
-        "min_p": fields.number("min_p", 0, 1),
-        "presence_penalty": fields.number("presence_penalty", -2, 2),
-        "frequency_penalty": fields.number("frequency_penalty", -2, 2),
-        "repetition_penalty": fields.number("repetition_penalty", 0, 10),
-        "min_tokens": fields.whole("min_tokens", 0, _MOST_TOKENS),
+        "min_p": fields.number("min_p", *limits.MIN_P),
+        "presence_penalty": fields.number("presence_penalty", *limits.PRESENCE_PENALTY),
+        "frequency_penalty": fields.number("frequency_penalty", *limits.FREQUENCY_PENALTY),
+        "repetition_penalty": fields.number("repetition_penalty", _LEAST_REPETITION_PENALTY, limits.REPETITION_PENALTY[1]),
+        "min_tokens": fields.whole("min_tokens", 0, limits.MAX_TOKENS),
         "ignore_eos": fields.truth("ignore_eos"),
         "ignore_generation_config": fields.truth("ignore_generation_config"),
         "stop_token_ids": fields.ids("stop_token_ids"),
@@ -46,7 +45,7 @@ def read_sampling(fields: Fields) -> dict[str, Any]:
 
 
 def _top_k(fields: Fields) -> int | None:
-    value = fields.whole("top_k", -1, 2**32 - 1)
+    value = fields.whole("top_k", -1, limits.TOP_K[1])
     return 0 if value == -1 else value
 
 
@@ -84,8 +83,9 @@ def _logit_bias(fields: Fields) -> dict[int, float] | None:
     for key, bias in given.items():
         if not key.isascii() or not key.isdecimal() or len(key) > 10:
             raise fields.refuse("logit_bias", key or "an empty key", "an object whose keys are token ids, such as 50256")
-        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
-            raise Refused(f"logit_bias.{key}", bias, "a number from -100 to 100")
+        low, high = limits.LOGIT_BIAS
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not low <= bias <= high:
+            raise Refused(f"logit_bias.{key}", bias, f"a number from {low:g} to {high:g}")
         if int(key) in found:
             raise fields.refuse("logit_bias", key, "token ids, each once", "duplicate_parameter")
         found[int(key)] = float(bias)
@@ -179,7 +179,7 @@ def text_of(content: Any, path: str, *, joined_by: str = "\n") -> str:
 
 def read_others(fields: Fields) -> dict[str, Any]:
     """The remaining shared fields, by their names in ``Asked``."""
-    truncate = fields.whole("truncate_prompt_tokens", -1, _MOST_TOKENS)
+    truncate = fields.whole("truncate_prompt_tokens", -1, limits.MAX_TOKENS)
     if truncate == 0:
         raise fields.refuse("truncate_prompt_tokens", 0, "-1, or a whole number from 1")
     skip = fields.truth("skip_special_tokens")
