@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from services.verifier.engine.deciding.waiting import Experience
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.mailbox import Mailbox, Prefixes
-from services.verifier.engine.waiting import Experience
 from speculation.messages import Draft
 from speculation.tree import chain, claims, path_to
 from speculation.types import Plan, Proposal, TokenTree

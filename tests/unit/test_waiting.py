@@ -12,9 +12,9 @@ import pytest
 
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.config import LoopConfig
+from services.verifier.engine.deciding.waiting import Experience, Missing, Waiting, Worth, best_wait
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.stats import LoopStats
-from services.verifier.engine.waiting import Experience, Missing, Waiting, Worth, best_wait
 from tests.fakes import PLAIN, ToyTarget, collect, origin, request
 from tests.simulated import SimulatedBudget, SimulatedWorker, SlowDrafter, run
 

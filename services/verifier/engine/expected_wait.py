@@ -12,7 +12,7 @@ from services.verifier.engine.clock import now
 _REMEMBERED = 128
 
 
-class SeatTimes:
+class SlotTimes:
     """How long answers hold a seat, in seconds of the event loop's clock. Pauses of preempted requests do not count."""
 
     def __init__(self) -> None:

@@ -7,9 +7,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from services.verifier.engine.asking import Gain, Pace, Prices, gain_of_drafts
+from services.verifier.engine.deciding.asking import Gain, Pace, Prices, gain_of_drafts
+from services.verifier.engine.deciding.waiting import Experience, Worth
 from services.verifier.engine.held_reports import HeldReports
-from services.verifier.engine.waiting import Experience, Worth
 from speculation.messages import Draft
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.tree import descend, follow

@@ -13,8 +13,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.verifier.engine.cost_slope import CostSlope
-from services.verifier.engine.waiting import Worth
+from services.verifier.engine.deciding.cost_slope import CostSlope
+from services.verifier.engine.deciding.waiting import Worth
 from speculation.budget import Budget
 from speculation.costs import Load
 

@@ -7,10 +7,10 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from services.verifier.engine.clock import now
+from services.verifier.engine.deciding.waiting import Missing, Waiting, best_wait
 from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import LoopStats
-from services.verifier.engine.waiting import Missing, Waiting, best_wait
 from speculation.budget import Budget
 from speculation.costs import Load
 from speculation.tree import follow

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.verifier.engine.cost_slope import CostSlope
+from services.verifier.engine.deciding.cost_slope import CostSlope
+from services.verifier.engine.deciding.source_use import Brought, Use
 from services.verifier.engine.live_request import LiveRequest
-from services.verifier.engine.source_use import Brought, Use
 from speculation.sources import AUTO, SOURCES
 from speculation.tree import ROOT, children
 from speculation.types import Plan, TokenTree

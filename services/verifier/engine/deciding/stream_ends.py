@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.verifier.engine.asking import Prices
+from services.verifier.engine.deciding.asking import Prices
 from services.verifier.model.target_port import StreamRows
 from speculation.tree import ROOT
 from speculation.types import TokenTree
