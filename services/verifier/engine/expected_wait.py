@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
 from heapq import heapify, heapreplace
 
 from services.verifier.engine.clock import now
+from speculation.estimators import RecentTimes
 
 # Answers remembered.
 _REMEMBERED = 128
@@ -16,14 +16,14 @@ class SlotTimes:
     """How long answers hold a seat, in seconds of the event loop's clock. Pauses of preempted requests do not count."""
 
     def __init__(self) -> None:
-        self._held: deque[float] = deque(maxlen=_REMEMBERED)
+        self._held = RecentTimes(_REMEMBERED)
         # By request: when it was seated last (None: it is preempted), and how long it was seated before.
         self._seats: dict[str, tuple[float | None, float]] = {}
 
     @property
     def mean_s(self) -> float | None:
         """Mean seconds that the last answers held a seat; None: there were none yet."""
-        return sum(self._held) / len(self._held) if self._held else None
+        return self._held.mean if self._held else None
 
     def taken(self, name: str) -> None:
         """Note that a request was seated, for the first time or again."""
@@ -36,7 +36,7 @@ class SlotTimes:
     def ended(self, name: str) -> None:
         """Learn from a request that has ended; one that was never seated teaches nothing."""
         if name in self._seats:
-            self._held.append(self._age(name))
+            self._held.add(self._age(name))
             del self._seats[name]
 
     def left_s(self, name: str) -> float:
@@ -45,8 +45,8 @@ class SlotTimes:
         One that takes longer than all of them is expected to exceed them by as much again.
         """
         age = self._age(name)
-        longer = [held for held in self._held if held > age]
-        return sum(longer) / len(longer) - age if longer else age - max(self._held, default=0.0)
+        longer = self._held.longer_than(age)
+        return sum(longer) / len(longer) - age if longer else age - self._held.longest
 
     def _age(self, name: str) -> float:
         since, before = self._seats.get(name, (None, 0.0))

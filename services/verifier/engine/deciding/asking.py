@@ -91,7 +91,7 @@ def gain_of_drafts(worths: Iterable[tuple[Worth, float]], prices: Prices) -> flo
     Args:
         worths: of each group, what its drafts brought, and seconds that one takes.
     """
-    gains = ((prices.gain_s(worth.in_time, wait_s), prices.gain_s(worth.late, 0.0)) for worth, wait_s in worths)
+    gains = ((prices.gain_s(worth.of(late=False), wait_s), prices.gain_s(worth.of(late=True), 0.0)) for worth, wait_s in worths)
     return max((max(each) for each in gains), default=0.0)
 
 

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
+from speculation.estimators import DecayingMean, Slope
+
 # Weight of a pass in the averages for its number of requests.
 _MEAN_WEIGHT = 0.125
 # In passes that differ from the average by one unit per request: how many count in the estimate, and how many the
 # assumption counts that stands for it until they are known.
 _MEMORY, _PRIOR = 40.0, 1.0
+
+
+class _Usual(NamedTuple):
+    """What passes are like that hold about as many requests and rows: units and seconds, per request."""
+
+    units: DecayingMean
+    seconds: DecayingMean
 
 
 class CostSlope:
@@ -23,27 +34,28 @@ class CostSlope:
         self._known = known
         self._assumed = assumed
         self._assumed_s = 0.0
-        # By number of requests and of rows, rounded to powers of two: average units per request, and average seconds.
-        self._means: dict[tuple[int, int], tuple[float, float]] = {}
-        self._squares = self._products = 0.0
+        # By number of requests and of rows, rounded to powers of two.
+        self._usual: dict[tuple[int, int], _Usual] = {}
+        # Seconds per request on units per request, both as deviations from what is usual.
+        self._slope = Slope()
 
     @property
     def seconds(self) -> float:
         """The estimate."""
-        return max(0.0, (self._products + _PRIOR * self._assumed_s) / (self._squares + _PRIOR))
+        return max(0.0, self._slope.of(self._assumed_s, _PRIOR))
 
     @property
     def known(self) -> bool:
         """Whether passes have differed enough for a good estimate."""
-        return self._squares >= self._known
+        return self._slope.whole >= self._known
 
     def without_s(self, requests: int) -> float:
         """Average seconds of a pass without any unit, for about as many requests; 0 if there were none.
 
         Only for seconds that were learnt whole, not as differences.
         """
-        share, seconds = self._means.get(_alike(requests), (0.0, 0.0))
-        return max(0.0, seconds - self.seconds * share) * requests
+        usual = self._usual.get(_alike(requests))
+        return 0.0 if usual is None else max(0.0, usual.seconds.value - self.seconds * usual.units.value) * requests
 
     def learn(self, *, requests: int, units: float, seconds: float, pass_s: float, rows: int = 0) -> float:
         """Learn from a pass without prompts. Returns by how many units per request it differs from the average.
@@ -54,17 +66,13 @@ class CostSlope:
             rows: that it held, if only passes with about as many say what a unit costs.
         """
         # Per request, so that batches of any size tell as much.
-        share, slower = units / requests, seconds / requests
-        alike = _alike(requests, rows)
-        mean_share, mean_slower = self._means.get(alike, (share, slower))
-        most = self._most_slower * pass_s / requests
+        share, each_s = units / requests, seconds / requests
+        usual = self._usual.get(alike := _alike(requests, rows))
+        if usual is None:
+            usual = self._usual[alike] = _Usual(DecayingMean(share, _MEAN_WEIGHT), DecayingMean(each_s, _MEAN_WEIGHT))
         self._assumed_s = self._assumed * pass_s
-        more, slower = share - mean_share, min(most, max(-most, slower - mean_slower))
-        self._means[alike] = mean_share + _MEAN_WEIGHT * more, mean_slower + _MEAN_WEIGHT * slower
-        # Passes that tell nothing new must not displace those that did.
-        kept = max(0.0, 1.0 - more * more / _MEMORY)
-        self._squares = kept * self._squares + more * more
-        self._products = kept * self._products + more * slower
+        more, slower = usual.units.add(share), usual.seconds.add(each_s, self._most_slower * pass_s / requests)
+        self._slope.learn(more, slower, _MEMORY)
         return more
 
 

@@ -105,15 +105,15 @@ class Record:
         if use.steps % _JUDGE_EVERY or not use.steps or (use.drafts < _FEWEST_DRAFTS and use.steps < _MOST_SILENT):
             return False
         if use.trial and not self.cost.known:
-            return not use.brought.extra or (use.steps >= _FIRST_TRIAL and use.brought.share() < 1.0)
+            return not use.brought.part or (use.steps >= _FIRST_TRIAL and use.brought.share() < 1.0)
         # A trial is to show what may have changed.
         share = use.brought.share(None if use.trial else self.brought(kind))
         return self.speed(share, requests) < 1.0
 
     def ended(self, use: Use, kind: _Kind) -> None:
         """Learn from a use that has ended."""
-        self.brought(kind).add(use.brought)
-        self._all.add(use.brought)
+        self.brought(kind).learn(use.brought.part, use.brought.whole)
+        self._all.learn(use.brought.part, use.brought.whole)
         self.trials -= use.trial
 
     def why(self, kind: _Kind, requests: int) -> str:
@@ -174,7 +174,7 @@ class CostlySources:
                 others = (each.tree for (_, group), each in live.ready().items() if group != name)
                 reached = max((reach(tree, committed[:accepted], name) for tree in others), default=0)
             use.steps += 1
-            use.brought.add(Brought(accepted - reached, len(committed) - (accepted - reached)))
+            use.brought.learn(accepted - reached, len(committed) - (accepted - reached))
             model = SOURCES[name].kind == "model"
             use.drafts = sum(box.received[name] if model else box.received.total() for box in live.mailboxes.values())
 

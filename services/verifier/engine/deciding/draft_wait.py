@@ -59,7 +59,7 @@ class DraftWait:
             for live in drafted:
                 live.waited_since = None if others else (began, live.expected())
             still = await self._wait(batch, drafted, load, began + longest)
-            self._waiting.waited(now() - began, in_vain=still.keys() == missing.keys())
+            self._waiting.waited(now() - began, wasted=still.keys() == missing.keys())
         for live in drafted:
             # Where drafting does not pay, an absent draft does not count as missed.
             ready = sorted(live.ready().values(), key=lambda found: found.late)
@@ -76,7 +76,7 @@ class DraftWait:
             if left <= 0:
                 self._stats.deadline_misses += 1
                 for name in missing:
-                    self._drafting.experience_of(*name).in_vain()
+                    self._drafting.experience_of(*name).wasted()
                 break
             self._drafting.came.clear()
             try:
@@ -109,7 +109,7 @@ class DraftWait:
             for origin, mailbox in live.mailboxes.items():
                 groups = mailbox.missing(live.tokens) if self._drafting.connected(origin) else {}
                 for group, at in groups.items():
-                    gain = mailbox.worth(group).in_time - live.expected()
+                    gain = mailbox.worth(group).of(late=False) - live.expected()
                     # With drafts sent ahead, the remainder of an earlier one may be just as good: gain may be zero.
                     asked.setdefault((origin, group), []).append((at, max(0.0 if mailbox.ahead else _LEAST, gain)))
         found: dict[_Group, Missing] = {}

@@ -4,27 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-# How many tokens' experience of all requests weighs as much as a request's own, and how many are remembered.
+from speculation.estimators import Ratio
+
+# In tokens: how many of a request's own weigh as much as the experience of all requests, and how many are remembered.
 _PRIOR, _MEMORY = 32.0, 512.0
 
 
 @dataclass(slots=True)
-class Brought:
-    """Tokens of steps in which a source drafted: those that it alone brought, and all others."""
+class Brought(Ratio):
+    """Tokens of the steps in which a source drafted: those that it alone brought (``part``), and all others (``whole``)."""
 
-    extra: float = 0.0
-    others: float = 0.0
-
-    def add(self, other: Brought, memory: float = _MEMORY) -> None:
+    def learn(self, extra: float, others: float) -> None:
         """Add newer ones; the oldest fade."""
-        kept = min(1.0, memory / max(memory, self.others + other.others))
-        self.extra, self.others = kept * self.extra + other.extra, kept * self.others + other.others
+        self.fade(_MEMORY, others)
+        self.add(extra, others)
 
     def share(self, prior: Brought | None = None) -> float:
-        """Extra tokens for each other one, shrunk to the ``prior``'s share. 0 if nothing is known."""
-        weight = _PRIOR if prior is not None and prior.others else 0.0
-        extra = self.extra + (weight * prior.share() if weight and prior is not None else 0.0)
-        return extra / (self.others + weight) if self.others + weight else 0.0
+        """Tokens that the source alone brought for each other one, shrunk to the share of ``prior``; 0: nothing is known."""
+        return self.of(prior.share(), _PRIOR) if prior is not None and prior.whole else self.of()
 
 
 @dataclass(kw_only=True, slots=True)

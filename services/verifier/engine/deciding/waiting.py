@@ -12,17 +12,17 @@ trial now and then, so that an origin that has become faster is noticed.
 from __future__ import annotations
 
 import math
-import statistics
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+
+from speculation.estimators import DecayingMean, RecentTimes
 
 # How many of the latest drafts predict the next one's time.
 _REMEMBERED = 16
 # Least weight of the latest draft in the average gain; how many of a request's drafts weigh as much as all of the others'.
 _WORTH_WEIGHT, _WORTH_OF_OTHERS = 0.25, 0.5
 # After so many fruitless waits in a row, an origin is waited for only in trials, until it sends something.
-_VAIN = 4
+_WASTED = 4
 # Slack for drafts slower than all before: seconds added to each estimate, and a factor on the chosen wait.
 _LATER_S, _MARGIN = 0.0003, 1.1
 # Share of all pass time that fruitless waits may take.
@@ -33,37 +33,29 @@ _TRY_EVERY, _TRY_AT_LEAST_EVERY = 32, 2048
 
 @dataclass(kw_only=True, slots=True)
 class Worth:
-    """Average number of tokens that a draft gets accepted: of drafts in time, and of the remainders of late ones.
+    """How many tokens of a draft the target accepts, on average.
 
-    A request begins with the averages of all requests, which soon count less than its own drafts, of which there are
-    ``rated`` and ``rated_late``.
+    A request begins with the averages of all requests, which soon count less than its own drafts.
+
+    Attributes:
+        in_time: of drafts that came before their pass began, in tokens.
+        late: of the remainders of drafts that came late.
     """
 
-    in_time: float = 1.0
-    late: float = 0.0
-    rated: int = 0
-    rated_late: int = 0
+    in_time: DecayingMean = field(default_factory=lambda: DecayingMean(1.0, _WORTH_WEIGHT, _WORTH_OF_OTHERS))
+    late: DecayingMean = field(default_factory=lambda: DecayingMean(0.0, _WORTH_WEIGHT, _WORTH_OF_OTHERS))
 
     def learn(self, tokens: float, *, late: bool) -> None:
         """Include a draft of which the target confirmed ``tokens`` tokens."""
-        if late:
-            self.rated_late += 1
-            self.late += _weight(self.rated_late) * (tokens - self.late)
-        else:
-            self.rated += 1
-            self.in_time += _weight(self.rated) * (tokens - self.in_time)
+        (self.late if late else self.in_time).add(tokens)
 
     def of(self, *, late: bool) -> float:
         """The average for late drafts or for those in time."""
-        return self.late if late else self.in_time
+        return (self.late if late else self.in_time).value
 
     def copy(self) -> Worth:
         """What another request begins with."""
-        return replace(self, rated=0, rated_late=0)
-
-
-def _weight(rated: int) -> float:
-    return max(_WORTH_WEIGHT, 1 / (_WORTH_OF_OTHERS + rated))
+        return Worth(in_time=self.in_time.successor(), late=self.late.successor())
 
 
 class Experience:
@@ -79,9 +71,9 @@ class Experience:
     def __init__(self, first_guess_s: float) -> None:
         self.worth = Worth()
         self._guess = first_guess_s
-        self._took: deque[float] = deque(maxlen=_REMEMBERED)
+        self._took = RecentTimes(_REMEMBERED)
         self._typical_s = first_guess_s
-        self._vain = 0
+        self._wasted = 0
 
     def came(self, seconds: float) -> None:
         """Note a draft that arrived ``seconds`` after it was asked for, whether or not a step waited for it."""
@@ -89,11 +81,11 @@ class Experience:
 
     def spoke(self) -> None:
         """Note that the origin has replied."""
-        self._vain = 0
+        self._wasted = 0
 
-    def in_vain(self) -> None:
+    def wasted(self) -> None:
         """Note that a step waited until its deadline and no draft came."""
-        self._vain += 1
+        self._wasted += 1
         self._note(math.inf)
 
     @property
@@ -102,8 +94,8 @@ class Experience:
         return self._typical_s
 
     def _note(self, seconds: float) -> None:
-        self._took.append(seconds)
-        self._typical_s = statistics.median(self._took)
+        self._took.add(seconds)
+        self._typical_s = self._took.median
 
     def left(self, age_s: float) -> list[float]:
         """How many more seconds a draft may take that was asked for ``age_s`` seconds ago.
@@ -111,11 +103,11 @@ class Experience:
         Returns one estimate for each earlier draft that took longer than ``age_s``, ascending. Empty if there is none, or
         after too many fruitless waits.
         """
-        if self._vain >= _VAIN:
+        if self._wasted >= _WASTED:
             return []
         if not self._took:
             return [self._guess - age_s] if self._guess > age_s else []
-        return sorted(took + _LATER_S - age_s for took in self._took if took + _LATER_S > age_s)
+        return sorted(took - age_s for took in self._took.longer_than(age_s, _LATER_S))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -204,15 +196,15 @@ class Waiting:
         self._steps_without, self._trying = 0, True
         return self._most_s
 
-    def waited(self, seconds: float, *, in_vain: bool) -> None:
+    def waited(self, seconds: float, *, wasted: bool) -> None:
         """Debit a step's wait.
 
         Args:
-            in_vain: whether no draft came.
+            wasted: whether no draft came.
         """
         self._account_s -= seconds
         if self._trying:
-            self._try_every = min(_TRY_AT_LEAST_EVERY, 2 * self._try_every) if in_vain else _TRY_EVERY
+            self._try_every = min(_TRY_AT_LEAST_EVERY, 2 * self._try_every) if wasted else _TRY_EVERY
 
     def gained(self, tokens: float, rate: float) -> None:
         """Credit the account with ``tokens`` that were accepted only because a step had waited.
