@@ -1,9 +1,10 @@
-"""The estimators: their examples, and what they promise."""
+"""The estimators: their examples, what they promise, and the page that explains what is decided by them."""
 
 from __future__ import annotations
 
 import doctest
 import random
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,12 @@ from speculation.estimators import DecayingMean, Ratio, RecentTimes, Slope
 def test_their_examples_are_true() -> None:
     found = doctest.testmod(estimators)
     assert found.attempted >= 10
+    assert found.failed == 0
+
+
+def test_the_numbers_of_the_page_on_decisions_are_true() -> None:
+    found = doctest.testfile(str(Path(__file__).parents[2] / "docs" / "decisions.md"), module_relative=False)
+    assert found.attempted >= 20
     assert found.failed == 0
 
 
