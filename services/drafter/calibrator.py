@@ -41,8 +41,8 @@ _VERSION = 3
 class Calibrator:
     """Weights of kinds, in logits. They hold no text, and all requests share them.
 
-    A kind alone would be a ``Ratio`` (``speculation.estimators``), as in ``AcceptanceRates``. Candidates here compete for one
-    token and have several kinds, so all of their weights are corrected by one error.
+    A kind alone would be a ``Ratio`` (``speculation.estimators``), as in ``AcceptanceRates``. Candidates here compete for
+    one token and have several kinds, so all of their weights are corrected by one error.
 
     Args:
         prior: the probability that a candidate of each kind comes next, as its source claims.

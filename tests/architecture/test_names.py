@@ -44,7 +44,9 @@ def test_pages_name_files_that_exist(page: str) -> None:
     top = "|".join((*PACKAGES, "docs", "tests", "k8s", "protos", "lab", "sdk", "drafters"))
     named = set(re.findall(rf"(?<![\w./])((?:{top})/[\w./-]*)", file.read_text()))
     assert named
-    assert [name for name in sorted(named) if not (ROOT / name.rstrip("./")).exists() and not list(ROOT.glob(f"{name}*"))] == []
+    assert [
+        name for name in sorted(named) if not (ROOT / name.rstrip("./")).exists() and not list(ROOT.glob(f"{name}*"))
+    ] == []
 
 
 def test_a_newcomer_finds_the_file_for_a_change() -> None:

@@ -1,4 +1,4 @@
-"""Measures how many seconds longer a pass takes for each unit of something that goes on meanwhile. Uses no clock."""
+"""Measures how many seconds longer a pass takes for each draft or model under way meanwhile. Uses no clock."""
 
 from __future__ import annotations
 
@@ -6,27 +6,29 @@ from typing import NamedTuple
 
 from speculation.estimators import DecayingMean, Slope
 
-# Weight of a pass in the averages for its number of requests.
+# Weight of a pass in the averages of passes like it: they follow a machine that changes within some ten passes.
 _MEAN_WEIGHT = 0.125
-# In passes that differ from the average by one unit per request: how many count in the estimate, and how many the
-# assumption counts that stands for it until they are known.
+# In passes that differ from the average by one unit per request: how many the estimate remembers, and how many the
+# assumption counts as.
 _MEMORY, _PRIOR = 40.0, 1.0
 
 
 class _Usual(NamedTuple):
-    """What passes are like that hold about as many requests and rows: units and seconds, per request."""
+    """Averages of the passes with about as many requests and rows: units and seconds, per request."""
 
     units: DecayingMean
     seconds: DecayingMean
 
 
 class CostSlope:
-    """Least squares of a pass's seconds on its units, both as deviations from the averages of passes like it.
+    """A ``Slope`` of a pass's seconds on its units, both as deviations from the averages of passes like it.
+
+    A unit is a draft under way, or a request that uses a model.
 
     Args:
         most_slower: a pass counts as at most so much slower or faster than the average, as a share of its time.
-        known: in passes that differ from the average by one unit per request, how many a good estimate needs.
-        assumed: what a unit is taken to cost until that is known, as a share of a pass.
+        known: how many passes a good estimate needs, if they differ from the average by one unit per request.
+        assumed: the assumed cost of a unit, as a share of a pass, until it is known.
     """
 
     def __init__(self, most_slower: float, *, known: float, assumed: float = 0.0) -> None:
@@ -41,7 +43,7 @@ class CostSlope:
 
     @property
     def seconds(self) -> float:
-        """The estimate."""
+        """The estimated cost of one unit."""
         return max(0.0, self._slope.of(self._assumed_s, _PRIOR))
 
     @property
@@ -61,9 +63,9 @@ class CostSlope:
         """Learn from a pass without prompts. Returns by how many units per request it differs from the average.
 
         Args:
-            seconds: that it took, or by how many it differs from what was expected.
-            pass_s: seconds that a pass like this usually takes.
-            rows: that it held, if only passes with about as many say what a unit costs.
+            seconds: its time, or the difference to its expected time.
+            pass_s: usual time of a pass like this.
+            rows: its rows, if only passes with about as many are compared; 0: all are.
         """
         # Per request, so that batches of any size tell as much.
         share, each_s = units / requests, seconds / requests

@@ -16,7 +16,7 @@ from speculation.costs import Load
 from speculation.tree import follow
 from speculation.types import Verdict
 
-# Least expected gain of a missing draft, in tokens. It is above zero so that every draft is waited for where time is free.
+# Least expected gain of a missing draft, in tokens: above zero, so every draft is waited for where time is free.
 _LEAST = 1e-3
 
 # The name of an origin, and one of its draft groups.
@@ -69,7 +69,7 @@ class DraftWait:
     async def _wait(
         self, batch: Sequence[LiveRequest], drafted: Sequence[LiveRequest], load: Load, deadline: float
     ) -> dict[_Group, Missing]:
-        """Wait until every draft is there, the deadline passes, or the rest is not worth it. Returns what is missing."""
+        """Wait until every draft is there, the deadline passes, or the rest is not worth it. Returns the missing ones."""
         pass_s = self._budget.seconds(load)
         while missing := self._missing([live for live in drafted if not live.closed], load):
             left = deadline - now()
@@ -91,7 +91,7 @@ class DraftWait:
         return missing
 
     def learn(self, live: LiveRequest, verdict: Verdict) -> None:
-        """Credit the wait with the tokens that it gained. Called after verification, before ``verdict`` is committed."""
+        """Credit the wait with the tokens it gained. Called after verification, before ``verdict`` is committed."""
         since, live.waited_since = live.waited_since, None
         if since is None or not self._rate:
             return

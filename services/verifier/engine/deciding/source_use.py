@@ -1,4 +1,4 @@
-"""One request's use of a costly source: how long it has drafted, and what it alone brought; see ``costly_sources``."""
+"""One request's use of a costly source: its steps, its drafts and its tokens. See ``costly_sources``."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PRIOR, _MEMORY = 32.0, 512.0
 
 @dataclass(slots=True)
 class Brought(Ratio):
-    """Tokens of the steps in which a source drafted: those that it alone brought (``part``), and all others (``whole``)."""
+    """Tokens of the steps in which a source drafted: those of its alone (``part``), and all others (``whole``)."""
 
     def learn(self, extra: float, others: float) -> None:
         """Add newer ones; the oldest fade."""
@@ -20,7 +20,7 @@ class Brought(Ratio):
         self.add(extra, others)
 
     def share(self, prior: Brought | None = None) -> float:
-        """Tokens that the source alone brought for each other one, shrunk to the share of ``prior``; 0: nothing is known."""
+        """Tokens of the source alone for each other one, shrunk towards the share of ``prior``; 0 if nothing is known."""
         return self.of(prior.share(), _PRIOR) if prior is not None and prior.whole else self.of()
 
 

@@ -1,12 +1,12 @@
 """Decides how long a step waits for drafts: as long as that pays (architecture, law 3). Uses no clock and no asyncio.
 
 A step that begins now yields ``tokens`` in ``pass_s`` seconds. A step that waits for a draft yields more tokens later, and
-delays the whole batch. The times that earlier drafts took give the expected tokens and seconds of every deadline, and the
-step takes the deadline with the most tokens per second. ``MeasuredBudget`` chooses nodes by the same rule.
+delays the whole batch. The times of earlier drafts give the expected tokens and seconds of every deadline. The step takes
+the deadline with the most tokens per second. ``MeasuredBudget`` chooses nodes by the same rule.
 
-The estimates may be wrong, so an account bounds their cost. Each wait is debited; the time that waits have gained is
-credited, and so is a small share of all pass time. No step waits while the account is overdrawn. A full account pays for a
-trial now and then, so that an origin that has become faster is noticed.
+The estimates may be wrong, so an account bounds their cost. Each wait is debited. The time gained by waits is credited, and
+so is a small share of all pass time. No step waits while the account is overdrawn. A full account pays for a trial now and
+then, so a faster origin is noticed.
 """
 
 from __future__ import annotations
@@ -17,17 +17,18 @@ from dataclasses import dataclass, field
 
 from speculation.estimators import DecayingMean, RecentTimes
 
-# How many of the latest drafts predict the next one's time.
+# How many of the latest drafts predict the next one's time: enough for a median, and soon replaced if the origin changes.
 _REMEMBERED = 16
-# Least weight of the latest draft in the average gain; how many of a request's drafts weigh as much as all of the others'.
+# Least weight of the latest draft in its request's average, and how many of these drafts the other requests count as. Texts
+# differ more than drafts of one text do.
 _WORTH_WEIGHT, _WORTH_OF_OTHERS = 0.25, 0.5
-# After so many fruitless waits in a row, an origin is waited for only in trials, until it sends something.
+# After so many wasted waits in a row, an origin is waited for only in trials, until it sends something.
 _WASTED = 4
 # Slack for drafts slower than all before: seconds added to each estimate, and a factor on the chosen wait.
 _LATER_S, _MARGIN = 0.0003, 1.1
-# Share of all pass time that fruitless waits may take.
+# Share of all pass time that wasted waits may take: less than what can be noticed.
 _SHARE = 0.0075
-# Steps without a wait before a trial. Each fruitless trial doubles them, up to the second number.
+# Steps without a wait before a trial. Each wasted trial doubles them, up to the second number.
 _TRY_EVERY, _TRY_AT_LEAST_EVERY = 32, 2048
 
 
@@ -76,7 +77,7 @@ class Experience:
         self._wasted = 0
 
     def came(self, seconds: float) -> None:
-        """Note a draft that arrived ``seconds`` after it was asked for, whether or not a step waited for it."""
+        """Note that a draft arrived ``seconds`` after it was asked for. A step need not have waited for it."""
         self._note(seconds)
 
     def spoke(self) -> None:
@@ -90,7 +91,7 @@ class Experience:
 
     @property
     def typical_s(self) -> float:
-        """Seconds that a draft takes; infinite if most waits are fruitless."""
+        """Seconds that a draft takes; infinite if most waits are wasted."""
         return self._typical_s
 
     def _note(self, seconds: float) -> None:
@@ -98,10 +99,9 @@ class Experience:
         self._typical_s = self._took.median
 
     def left(self, age_s: float) -> list[float]:
-        """How many more seconds a draft may take that was asked for ``age_s`` seconds ago.
+        """Estimates of the seconds until a draft arrives, ascending. It was asked for ``age_s`` seconds ago.
 
-        Returns one estimate for each earlier draft that took longer than ``age_s``, ascending. Empty if there is none, or
-        after too many fruitless waits.
+        There is one for each earlier draft that took longer than ``age_s``, and none after too many wasted waits.
         """
         if self._wasted >= _WASTED:
             return []
@@ -112,7 +112,7 @@ class Experience:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Missing:
-    """The missing drafts of one origin's group for a step, which are expected to arrive together.
+    """The missing drafts of one origin's group for a step. They are expected to arrive together.
 
     Attributes:
         left: estimates of the seconds until they arrive, as from ``Experience.left``.
@@ -171,11 +171,11 @@ class Waiting:
         """The longest wait of the coming step, in seconds. Call once per step.
 
         Args:
-            missing: drafts not here yet. No estimate is made for silent origins, but a trial waits for them too.
+            missing: drafts not here yet. Those of silent origins have no estimates, but a trial waits for them too.
             tokens: expected tokens of the step if it begins now.
             pass_s: seconds that its pass takes; infinite where time does not count.
-            delays_others: the batch holds requests without drafts. They gain nothing from a wait, so it may not exceed the
-                account's balance.
+            delays_others: the batch holds requests without drafts. They gain nothing from a wait, so it may take no more
+                than the account holds.
         """
         self._trying = False
         allowed = self._most_s
@@ -207,7 +207,7 @@ class Waiting:
             self._try_every = min(_TRY_AT_LEAST_EVERY, 2 * self._try_every) if wasted else _TRY_EVERY
 
     def gained(self, tokens: float, rate: float) -> None:
-        """Credit the account with ``tokens`` that were accepted only because a step had waited.
+        """Credit the account with ``tokens`` accepted only because a step had waited.
 
         Args:
             rate: the batch's tokens per second without the wait.
