@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from speculation.estimators import Ratio
 from speculation.tree import ROOT, claims
 from speculation.types import TokenTree
 
@@ -24,7 +25,7 @@ class AcceptanceRates:
     """
 
     def __init__(self) -> None:
-        self._seen: dict[tuple[str, int], tuple[float, float]] = {}
+        self._seen: dict[tuple[str, int], Ratio] = {}
 
     def probabilities(self, tree: TokenTree) -> list[float]:
         """The probability that each node is accepted, capped at its parent's: no node may be chosen before its parent.
@@ -37,8 +38,8 @@ class AcceptanceRates:
             if node in probes:
                 probability = claimed if tree.scores else 0.0
             else:
-                accepted, count = self._seen.get((tree.sources[node], _bucket(claimed)), (0.0, 0.0))
-                probability = (_PRIOR * claimed + accepted) / (_PRIOR + count)
+                seen = self._seen.get((tree.sources[node], _bucket(claimed)))
+                probability = claimed if seen is None else seen.of(claimed, _PRIOR)
             parent = tree.parents[node]
             found.append(probability if parent == ROOT else min(probability, found[parent]))
         return found
@@ -49,9 +50,10 @@ class AcceptanceRates:
             if node in tree.probes:
                 continue
             key = (tree.sources[node], _bucket(claimed))
-            accepted, count = self._seen.get(key, (0.0, 0.0))
-            fade = min(1.0, _MEMORY / (count + 1))
-            self._seen[key] = ((accepted + (node in accepted_path)) * fade, (count + 1) * fade)
+            if key not in self._seen:
+                self._seen[key] = Ratio()
+            self._seen[key].add(node in accepted_path, 1.0)
+            self._seen[key].fade(_MEMORY)
 
 
 def _bucket(score: float) -> int:

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from speculation.acceptance_rates import AcceptanceRates
-from speculation.costs import CostTable, Load
+from speculation.costs import CostTable, Load, slowdown
+from speculation.estimators import DecayingMean
 from speculation.tree import claims, take
 from speculation.types import EMPTY_TREE, TokenTree
 
@@ -132,7 +133,7 @@ class MeasuredBudget:
         self._acceptance = AcceptanceRates()
         self._steps_without = 0
         # Measured over expected seconds of passes with prompts.
-        self._prompt_factor = 1.0
+        self._prompt_factor = DecayingMean(1.0, newest=_PROMPT_WEIGHT)
 
     def seconds(self, load: Load) -> float:
         return self._costs.seconds(load)
@@ -156,7 +157,7 @@ class MeasuredBudget:
 
         def seconds(rows: int) -> float:
             # The rows of a chunk see each other too.
-            return self._prompt_factor * self._costs.seconds(load.plus_request(rows, keys + rows // 2))
+            return self._prompt_factor.value * self._costs.seconds(load.plus_request(rows, keys + rows // 2))
 
         limit = _PROMPT_SHARE * self._max_step_s
         if not load.requests or seconds(most) <= limit:
@@ -193,8 +194,7 @@ class MeasuredBudget:
             self._acceptance.learn(tree, accepted_path)
 
     def learn_prompts(self, load: Load, seconds: float) -> None:
-        ratio = min(4.0, max(0.25, seconds / self._costs.seconds(load)))
-        self._prompt_factor += _PROMPT_WEIGHT * (ratio - self._prompt_factor)
+        self._prompt_factor.add(slowdown(seconds, self._costs.seconds(load)))
 
     def _best_count(self, tokens: int, probabilities: Sequence[float], load: Load, decoding: Load) -> int:
         """How many of the likeliest nodes are worth their rows, beside ``tokens`` that are certain.

@@ -7,9 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-# Weights of a new measurement in the machine's present speed, and in the shape of the table.
+# Weights of a new measurement in the machine's present speed, and in the shape of the table: the speed of a shared machine
+# changes within seconds, the shape only with its clock rates.
 _SPEED_WEIGHT = 0.2
 _SHAPE_WEIGHT = 0.02
+# An entry of the table moves towards a measurement as if that differed by at most this share of the entry.
+_MOST_SURPRISE = 0.1
+# A pass counts as at most so many times slower or faster than expected: one that was interrupted says little about the next.
+_MOST_SLOWER = 4.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,14 +80,15 @@ class CostTable:
 
         A shared machine is slower at times, for all loads alike. Most of a deviation is therefore booked as the machine's
         speed; what remains corrects the table's entry for that number of rows.
+
+        Both are close to ``DecayingMean``. The speed is a factor, so it is the logarithm of which the mean decays. An entry
+        is one term of a sum, so what is averaged is the sum's error.
         """
         expected = self._at_full_speed(load)
-        # Clamped: a pass that was interrupted says nothing about the next one.
-        ratio = min(4.0, max(0.25, seconds / (self._speed * expected)))
-        self._speed *= ratio**_SPEED_WEIGHT
+        self._speed *= slowdown(seconds, self._speed * expected) ** _SPEED_WEIGHT
         surprise = seconds / self._speed - expected
         index = min(bisect_left(self._rows, load.rows), len(self._rows) - 1)
-        bound = 0.1 * self._seconds[index]
+        bound = _MOST_SURPRISE * self._seconds[index]
         self._seconds[index] += _SHAPE_WEIGHT * min(bound, max(-bound, surprise))
 
     def _at_full_speed(self, load: Load) -> float:
@@ -124,3 +130,8 @@ class CostTable:
         if not by_rows or not all(rows > 0 and 0 < seconds < 3600 for rows, seconds in by_rows.items()):
             raise ValueError("not a cost table: rows and seconds must be above 0")
         return table
+
+
+def slowdown(seconds: float, expected_s: float) -> float:
+    """How many times longer than expected a pass took, within what is believed."""
+    return min(_MOST_SLOWER, max(1 / _MOST_SLOWER, seconds / expected_s))

@@ -8,8 +8,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
+from services.verifier.engine.deciding.waiting import Missing, Waiting
 from services.verifier.engine.mailbox import Mailbox
-from services.verifier.engine.waiting import Missing, Waiting
 
 # Longer than anything takes on two busy cores, and shorter than pytest's own limit.
 PATIENCE_S = 120.0

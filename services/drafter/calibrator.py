@@ -28,18 +28,21 @@ log = logging.getLogger(__name__)
 # A token and the kinds under which sources named it.
 Candidate = tuple[int, tuple[str, ...]]
 
-# Step of a weight: it shrinks with what was learnt (AdaGrad), but not below a floor, since the right weight drifts with the
-# text.
-_STEP = 0.5
-_SLOWEST = 0.01
+# Step of a weight, in logits per unit of error: it shrinks with what was learnt (AdaGrad), but not below a floor, since the
+# right weight drifts with the text.
+_STEP, _SLOWEST = 0.5, 0.01
+# Largest weight, in logits: probabilities stay away from 0 and 1, so a kind can recover.
 _LARGEST = 12.0
-_UNKNOWN_KIND = 0.05
-_AGREEMENT = 0.8
+# Before anything is known: the probability of a kind without a claim, and the weight of an agreement, in logits.
+_UNKNOWN_KIND, _AGREEMENT = 0.05, 0.8
 _VERSION = 3
 
 
 class Calibrator:
-    """Weights of kinds. They hold no text, and all requests share them.
+    """Weights of kinds, in logits. They hold no text, and all requests share them.
+
+    A kind alone would be a ``Ratio`` (``speculation.estimators``), as in ``AcceptanceRates``. Candidates here compete for
+    one token and have several kinds, so all of their weights are corrected by one error.
 
     Args:
         prior: the probability that a candidate of each kind comes next, as its source claims.

@@ -38,7 +38,7 @@ def test_the_idea_says_in_which_order_it_is_read() -> None:
     assert set(named) <= modules
 
 
-@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "README.md", "docs/request_lifecycle.md"])
+@pytest.mark.parametrize("page", ["CONTRIBUTING.md", "README.md", "docs/request_lifecycle.md", "docs/decisions.md"])
 def test_pages_name_files_that_exist(page: str) -> None:
     file = ROOT / page
     top = "|".join((*PACKAGES, "docs", "tests", "k8s", "protos", "lab", "sdk", "drafters"))

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import pytest
 
 from services.links.in_process import InProcessDraftLink
-from services.verifier.engine.asking import MOST_STEPS, AskCost, Gain, Pace, Prices, opening_pays
 from services.verifier.engine.config import LoopConfig
+from services.verifier.engine.deciding.asking import MOST_STEPS, AskCost, Gain, Pace, Prices, opening_pays
 from services.verifier.engine.loop import DecodingLoop
 from speculation.messages import Draft, DraftFailure, OpenSession, StepReport
 from tests.fakes import ToyTarget, collect, origin, request

@@ -9,7 +9,7 @@ from functools import cache
 import pytest
 
 from lab.regret.simulated_service import Machine
-from services.verifier.engine import repetition
+from services.verifier.engine.deciding import repetition
 from speculation.sources import AUTO
 from tests.recorded_worlds import PROMPT, VOCAB, answer_of, recordings, service_of
 from tests.simulated import run

@@ -14,9 +14,9 @@ import pytest
 
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.config import LoopConfig
-from services.verifier.engine.costly_sources import Record, costly, reach
+from services.verifier.engine.deciding.costly_sources import Record, costly, reach
+from services.verifier.engine.deciding.source_use import Brought, Use
 from services.verifier.engine.loop import DecodingLoop
-from services.verifier.engine.source_use import Brought, Use
 from speculation.messages import CloseSession, Draft, DraftFailure, FeatureChunk, GenerationRequest, OpenSession, StepReport
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.types import EMPTY_TREE, Plan, TokenTree

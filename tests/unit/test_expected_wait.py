@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from services.verifier.engine.admission import Admission
-from services.verifier.engine.expected_wait import SeatTimes, expected_wait
+from services.verifier.engine.expected_wait import SlotTimes, expected_wait
 from services.verifier.engine.fair_queue import FairQueue
 from services.verifier.engine.live_request import LiveRequest
 from speculation.errors import ResourceExhausted
@@ -112,7 +112,7 @@ def test_the_earliest_seats_go_to_those_ahead() -> None:
 
 @simulated
 async def test_what_is_left_of_an_answer_depends_on_its_age() -> None:
-    times = SeatTimes()
+    times = SlotTimes()
     assert times.mean_s is None
     for name, seconds in (("short", 1.0), ("long", 5.0)):
         times.taken(name)

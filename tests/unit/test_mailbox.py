@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from services.verifier.engine.deciding.waiting import Experience
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.mailbox import Mailbox, Prefixes
-from services.verifier.engine.waiting import Experience
 from speculation.messages import Draft
 from speculation.tree import chain, claims, path_to
 from speculation.types import Plan, Proposal, TokenTree
@@ -188,25 +188,25 @@ def test_what_drafts_would_have_brought_is_known_of_late_ones_too() -> None:
     box = Box()
     box.mailbox.opened(3, now=0.0)
     box.live.commit((4, 5))
-    before = box.mailbox.worth("").in_time
+    before = box.mailbox.worth("").in_time.value
     box.put(chain([4, 5, 6, 7], "x"))
-    assert box.mailbox.worth("").in_time > before
+    assert box.mailbox.worth("").in_time.value > before
     wrong = Box()
     wrong.mailbox.opened(3, now=0.0)
     wrong.put(chain([9], "x"))
     wrong.live.commit((4, 5))
-    assert wrong.mailbox.worth("").in_time < before
+    assert wrong.mailbox.worth("").in_time.value < before
 
 
 def test_late_drafts_of_which_nothing_is_left_are_known_to_bring_nothing() -> None:
     for tree, committed in (([9], (4, 5)), ([4], (4,))):
         box = Box()
         box.experience[""] = Experience(0.02)
-        box.experience[""].worth.late = 3.0
+        box.experience[""].worth.late.value = 3.0
         box.mailbox.opened(3, now=0.0)
         box.live.commit(committed)
         box.put(chain(tree, "x"))
-        assert box.mailbox.worth("").late < 1.5
+        assert box.mailbox.worth("").late.value < 1.5
 
 
 def test_a_draft_that_came_during_the_pass_tells_what_it_would_bring_a_step_later() -> None:
@@ -215,10 +215,10 @@ def test_a_draft_that_came_during_the_pass_tells_what_it_would_bring_a_step_late
         box.experience[""] = Experience(0.02)
         box.mailbox.opened(3, now=0.0)
         box.put(chain(tree, "x"))
-        before = box.mailbox.worth("").late
+        before = box.mailbox.worth("").late.value
         box.mailbox.learn(TEXT, (4, 5, 6, 7), 8)
         weight = 1 / 1.5
-        assert math.isclose(box.mailbox.worth("").late, before + weight * (brings - before))
+        assert math.isclose(box.mailbox.worth("").late.value, before + weight * (brings - before))
 
 
 def test_a_draft_that_could_not_be_made_yet_says_nothing_about_its_worth() -> None:
@@ -229,5 +229,5 @@ def test_a_draft_that_could_not_be_made_yet_says_nothing_about_its_worth() -> No
         # Nobody waits for it any more.
         assert not box.mailbox.missing(TEXT)
         box.mailbox.learn(TEXT, (4,), 8)
-        assert math.isclose(box.mailbox.worth("").in_time, worth)
+        assert math.isclose(box.mailbox.worth("").in_time.value, worth)
         assert (box.experience[""].typical_s == Experience(0.02).typical_s) == unready

@@ -6,9 +6,9 @@ import random
 
 import pytest
 
-from services.verifier.engine import repetition
-from services.verifier.engine.asking import AskCost, Gain, Pace, Prices
-from services.verifier.engine.repetition import Repetition
+from services.verifier.engine.deciding import repetition
+from services.verifier.engine.deciding.asking import AskCost, Gain, Pace, Prices
+from services.verifier.engine.deciding.repetition import Repetition
 
 
 def begins(text: list[int], steps: int = 1) -> list[int]:

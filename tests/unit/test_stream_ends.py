@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from services.links.in_process import InProcessDraftLink
-from services.verifier.engine.asking import Pace, Prices
-from services.verifier.engine.stream_ends import MOST_ENDS, choose_ends, likely_ends
+from services.verifier.engine.deciding.asking import Pace, Prices
+from services.verifier.engine.deciding.stream_ends import MOST_ENDS, choose_ends, likely_ends
 from services.verifier.model.target_port import Rows, StreamRows
 from speculation.tree import ROOT
 from speculation.types import EMPTY_TREE, Plan, TokenTree

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from services.verifier.engine.costly_sources import CostlySources
+from services.verifier.engine.deciding.costly_sources import CostlySources
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import LoopStats
 from services.verifier.model.target_port import Rows, StreamRows

@@ -12,9 +12,9 @@ import pytest
 
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.config import LoopConfig
+from services.verifier.engine.deciding.waiting import Experience, Missing, Waiting, Worth, best_wait
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.stats import LoopStats
-from services.verifier.engine.waiting import Experience, Missing, Waiting, Worth, best_wait
 from tests.fakes import PLAIN, ToyTarget, collect, origin, request
 from tests.simulated import SimulatedBudget, SimulatedWorker, SlowDrafter, run
 
@@ -83,7 +83,7 @@ def test_what_is_expected_is_what_came_before() -> None:
     assert known.left(0.0015) == pytest.approx([0.0005, 0.0015], abs=1e-3)
     assert known.left(0.1) == []
     for _ in range(4):
-        known.in_vain()
+        known.wasted()
     assert known.left(0.0) == [], "silent"
     known.spoke()
     assert known.left(0.0)[:3] == pytest.approx([0.001, 0.002, 0.003], abs=1e-3)
@@ -106,17 +106,17 @@ def test_estimates_that_are_wrong_cost_little() -> None:
         waiting, waited = Waiting(DEADLINE_S), 0.0
         for _ in range(2000):
             found = waiting.seconds([missing(0.001, tokens=9.0)], 1.0, PASS_S, delays_others=others)
-            waiting.waited(found, in_vain=True)
+            waiting.waited(found, wasted=True)
             waited += found
         assert 0 < waited < 0.02 * 2000 * PASS_S
 
 
-def test_a_trial_once_in_a_while_and_less_often_if_in_vain() -> None:
+def test_a_trial_once_in_a_while_and_less_often_if_wasted() -> None:
     waiting = Waiting(DEADLINE_S)
     at = []
     for step in range(5000):
         if found := waiting.seconds([missing()], 1.0, PASS_S, delays_others=False):
-            waiting.waited(found, in_vain=True)
+            waiting.waited(found, wasted=True)
             at.append(step)
     gaps = [later - earlier for earlier, later in itertools.pairwise(at)]
     assert 4 <= len(at) < 20

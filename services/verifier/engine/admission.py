@@ -6,7 +6,7 @@ import logging
 
 from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
-from services.verifier.engine.expected_wait import SeatTimes, expected_wait
+from services.verifier.engine.expected_wait import SlotTimes, expected_wait
 from services.verifier.engine.fair_queue import FairQueue
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import LoopStats
@@ -43,7 +43,7 @@ class Admission:
         self.waiting = FairQueue()
         self.live: dict[str, LiveRequest] = {}
         self._ended: list[LiveRequest] = []
-        self._seats = SeatTimes()
+        self._seats = SlotTimes()
         # Whether the cache had no room for the request whose turn it was.
         self._full = False
         self._target = target

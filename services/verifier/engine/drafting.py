@@ -9,10 +9,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from services.verifier.engine.admission import Admission
-from services.verifier.engine.asking import AskCost, Prices, gain_of_drafts, opening_pays
 from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
-from services.verifier.engine.costly_sources import CostlySources
+from services.verifier.engine.deciding.asking import AskCost, Prices, gain_of_drafts, opening_pays
+from services.verifier.engine.deciding.costly_sources import CostlySources
+from services.verifier.engine.deciding.waiting import Experience
 from services.verifier.engine.forgetting import Forgetting
 from services.verifier.engine.kept_features import KeptFeatures, pieces, rows_from
 from services.verifier.engine.live_request import LiveRequest
@@ -20,7 +21,6 @@ from services.verifier.engine.mailbox import Mailbox
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.passes import Part
 from services.verifier.engine.stats import LoopStats
-from services.verifier.engine.waiting import Experience
 from speculation import limits
 from speculation.budget import Wanted
 from speculation.errors import InvalidArgument, MalformedTree

@@ -1,4 +1,4 @@
-"""Reports of several steps, joined into one that says the same: as if one pass had verified one larger tree."""
+"""Joins the reports of several steps into one, as if one pass had verified one larger tree."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _JOINED = "joined"
 
 
 class HeldReports:
-    """One request's reports that one origin has not been sent yet, and the hidden states that belong to them."""
+    """One request's reports not sent to one origin yet, and the hidden states that belong to them."""
 
     def __init__(self) -> None:
         self._reports: list[StepReport] = []
@@ -48,7 +48,7 @@ class HeldReports:
             self._features.append(features)
 
     def take(self) -> tuple[Iterable[Features], StepReport]:
-        """What is held, which is dropped: hidden states to send first, and the report. There must be one."""
+        """Hand over what is held: hidden states to send first, and the joined report. There must be one."""
         report, features = joined(self._reports), list(pieces(self._features, limits.MAX_FEATURE_BYTES))
         self.drop()
         if features:
@@ -65,7 +65,7 @@ class HeldReports:
 def joined(reports: Sequence[StepReport]) -> StepReport:
     """One report of steps that followed each other, all without hidden states.
 
-    Each step's tree hangs on the last token of the step before, which was its pending token: that becomes an accepted node.
+    Each step's tree hangs on its pending token, the last one of the step before. That token becomes an accepted node.
     """
     last = reports[-1]
     if len(reports) == 1:
@@ -93,7 +93,7 @@ def _joined_observation(reports: Sequence[StepReport]) -> Observation | None:
     at = ROOT
     for number, (report, observation) in enumerate(zip(reports, seen, strict=True)):
         if number:
-            # The token that the step before has left pending.
+            # The pending token of this step.
             tokens.append(reports[number - 1].committed[-1])
             parents.append(at)
             at = len(tokens) - 1
@@ -105,7 +105,7 @@ def _joined_observation(reports: Sequence[StepReport]) -> Observation | None:
             at = report.accepted_path[-1] + shift
     sources = (_JOINED,) * len(tokens)
     tree = TokenTree(tokens=tuple(tokens), parents=tuple(parents), sources=sources, probes=tuple(probes))
-    # The ids after a later step's pending token are those after the node that it has become.
+    # A later step's pending token has become a node. The ids after it are the ids after that node.
     return Observation(
         tree=tree,
         top_ids=tuple(ids for observation in seen for ids in observation.top_ids),

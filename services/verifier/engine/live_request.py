@@ -9,11 +9,11 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from services.verifier.choosing.word_rule import word_rule
-from services.verifier.engine.asking import Prices
+from services.verifier.engine.deciding.asking import Prices
+from services.verifier.engine.deciding.repetition import Repetition
+from services.verifier.engine.deciding.source_use import Use
+from services.verifier.engine.deciding.stream_ends import EXPLORE_EVERY, MOST_ENDS, choose_ends
 from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
-from services.verifier.engine.repetition import Repetition
-from services.verifier.engine.source_use import Use
-from services.verifier.engine.stream_ends import EXPLORE_EVERY, MOST_ENDS, choose_ends
 from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState
 from services.verifier.model.target_port import StreamRows, Target, TokenRule

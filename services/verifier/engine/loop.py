@@ -22,10 +22,10 @@ from concurrent.futures import Executor
 
 from services.metrics.registry import DROPPED, Metrics
 from services.verifier.engine.admission import Admission
-from services.verifier.engine.asking import Prices, prices_of
 from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
-from services.verifier.engine.draft_wait import DraftWait
+from services.verifier.engine.deciding.asking import Prices, prices_of
+from services.verifier.engine.deciding.draft_wait import DraftWait
 from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.faults import Faults
 from services.verifier.engine.forgetting import Forgetting

@@ -1,4 +1,4 @@
-"""A mailbox: one origin's drafts for one request, and which requested drafts are still missing."""
+"""A mailbox: one origin's drafts for one request, and the drafts that are still missing."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from services.verifier.engine.asking import Gain, Pace, Prices, gain_of_drafts
+from services.verifier.engine.deciding.asking import Gain, Pace, Prices, gain_of_drafts
+from services.verifier.engine.deciding.waiting import Experience, Worth
 from services.verifier.engine.held_reports import HeldReports
-from services.verifier.engine.waiting import Experience, Worth
 from speculation.messages import Draft
 from speculation.prefix import EMPTY_HASH, extend_hash
 from speculation.tree import descend, follow
@@ -17,10 +17,10 @@ from speculation.types import TokenTree
 
 # Remembered prefixes, one per step, and kept drafts. Drafters send several drafts ahead, for possible outcomes of a step.
 _PREFIXES, _KEPT = 8, 64
-# Most unanswered requests for drafts: with more of them, a slow drafter would only fall further behind. A drafter that sends
-# drafts ahead may have several. A request unanswered for ``_LOST_S`` seconds counts as lost.
+# Most drafts asked for at once: with more of them, a slow drafter would only fall further behind. A drafter that sends
+# drafts ahead may have several. A draft that has not come after ``_LOST_S`` seconds counts as lost.
 _MOST_ASKED, _MOST_ASKED_AHEAD, _LOST_S = 1, 4, 5.0
-# A draft is taken to be made during at most so many passes.
+# Making a draft counts as taking at most so many passes.
 _MOST_PASSES = 100
 
 
@@ -60,11 +60,11 @@ class Prefixes:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadyDraft:
-    """The usable part of a draft: its whole tree, or the subtree below tokens that have been committed meanwhile.
+    """The usable part of a draft: its whole tree, or the subtree below the tokens committed meanwhile.
 
     Attributes:
-        late: whether it is only such a subtree.
-        asked: whether the draft answers a request for one.
+        late: whether it is only a subtree, because the draft came late.
+        asked: whether the draft was asked for.
         at: arrival time, in seconds of the event loop's clock.
     """
 
@@ -90,9 +90,9 @@ class Mailbox:
         experience: gives the statistics of a draft group over all requests.
 
     Attributes:
-        given_up: the origin has said that it will not draft for this request.
+        given_up: the origin does not draft for this request any more, by its own word.
         ahead: the origin sends drafts ahead, so the remainder of a large draft may serve later steps.
-        held: reports that the origin has not been sent yet; ``pace`` says when it is.
+        held: reports not sent to the origin yet; ``pace`` decides when they are.
         received: how many drafts of each group have come.
     """
 
@@ -105,10 +105,10 @@ class Mailbox:
         self._prefixes = prefixes
         self._experience = experience
         self._kept: deque[_Kept] = deque(maxlen=_KEPT)
-        # When a draft was asked for, by prefix length. The first one includes opening a session, so its time is not counted.
+        # When a draft was asked for, by prefix length. The first one's time is not counted: it includes opening the session.
         self._asked: OrderedDict[int, float] = OrderedDict()
         self._opened_at = self._answered = self._busy_at = -1
-        # Tokens that the draft asked for last had right.
+        # How many tokens of the draft asked for last were right.
         self._brought = 0
         # By group, for every group that has sent a draft.
         self._worth: dict[str, Worth] = {}
@@ -160,7 +160,7 @@ class Mailbox:
         return Gain(average_s=average, like_last_s=like_last, passes=passes)
 
     def add(self, draft: Draft, tokens: Sequence[int], most: int, now: float) -> None:
-        """Store a draft, and measure how long it took and, if it is late, how many of its tokens were right.
+        """Store a draft, and measure how long it took. If it is late, count how many of its tokens were right.
 
         Args:
             tokens: all committed tokens.
@@ -186,7 +186,7 @@ class Mailbox:
                 self._brought, left = min(most, follow(draft.tree, since)), _remainder(draft.tree, since)
                 for each in (experience.worth, worth):
                     each.learn(self._brought, late=False)
-                    # What is left of it is rated by the steps that it serves; nothing, here.
+                    # A remainder is rated by the steps that it serves. Without one, no step will.
                     if not left:
                         each.learn(0.0, late=True)
         self._kept.append(_Kept(draft=draft, asked=asked_at is not None and not draft.unready, at=now))
@@ -194,7 +194,7 @@ class Mailbox:
     def _asked_for(self, draft: Draft) -> int | None:
         """The length of the prefix for which the draft was asked; None if it was not.
 
-        A drafter that was told of a longer prefix before it began may draft for that one.
+        A drafter may hear of a longer prefix before it begins, and draft for that one.
         """
         if draft.base_length in self._asked:
             return draft.base_length
@@ -213,7 +213,7 @@ class Mailbox:
 
         Args:
             length: committed tokens now.
-            reopen: whether the drafter asks for its session to be reopened; if not, it drafts no more for this request.
+            reopen: whether the drafter wants its session reopened. If not, it drafts no more for this request.
         """
         for group in self._worth or ("",):
             self._experience(group).spoke()
@@ -233,7 +233,7 @@ class Mailbox:
         self._asked.clear()
 
     def leave_out(self, groups: Collection[str]) -> None:
-        """Drop what these groups have sent, and expect nothing of them."""
+        """Drop the drafts of these groups, and expect no more of them."""
         for group in groups:
             self._worth.pop(group, None)
         self._kept = deque((kept for kept in self._kept if kept.draft.group not in groups), maxlen=_KEPT)
@@ -269,7 +269,7 @@ class Mailbox:
     def learn(self, tokens: Sequence[int], committed: Sequence[int], most: int) -> None:
         """Rate the drafts at hand by how many tokens of ``committed`` they predicted, at most ``most`` each.
 
-        This rates unverified drafts as well: what the target commits does not depend on the tree.
+        This rates unverified drafts as well: the target's tokens do not depend on the tree.
 
         Args:
             tokens: committed before the step.
@@ -280,7 +280,7 @@ class Mailbox:
                 group = found.draft.group
                 brought = min(most, follow(found.tree, committed))
                 self._brought = max(self._brought, brought)
-                # A step later it would have brought one token less. What is left of it is rated by the next step.
+                # A step later it would have brought one token less. A remainder is rated by the next step instead.
                 ends = not found.late and not _remainder(found.tree, committed)
                 for each in (self._experience(group).worth, self._worth[group]):
                     each.learn(brought, late=found.late)
@@ -294,8 +294,8 @@ class Mailbox:
 
 
 def _remainder(tree: TokenTree, since: Sequence[int]) -> TokenTree | None:
-    """What a late draft proposes after the tokens committed meanwhile; None if that is nothing.
+    """The part of a late draft after the tokens committed meanwhile; None if there is none.
 
-    A subtree selected by committed tokens would bias rejection sampling, so a sampled tree has none.
+    A sampled tree has none: a subtree selected by committed tokens would bias rejection sampling.
     """
     return None if tree.proposals else descend(tree, since) or None

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from services.verifier.engine.asking import prices_of
+from services.verifier.engine.deciding.asking import prices_of
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import StepTimes
 from services.verifier.engine.verify import verify, with_features

@@ -68,7 +68,7 @@ class LoopStats:
     Attributes:
         drafts_used: steps of a request with a draft at hand; ``drafts_missed``: steps without one where drafting pays.
         drafts_ahead: drafts used that were made before the preceding step was decided.
-        drafts_late: drafts that arrived after their pass had begun. Their remainder may still be used.
+        drafts_late: drafts that came after their pass had begun. Their remainder may still be used.
         drafts_malformed: drafts dropped because their tree was invalid.
         drafting_s: seconds spent on making the drafts used, whether or not a step waited for them.
         preemptions: how often a request was preempted because the cache was full.
@@ -79,8 +79,9 @@ class LoopStats:
         nodes_by_source: tree nodes verified, without probes; ``accepted_by_source``: those of them that were accepted;
             ``probes_by_source``: nodes that were computed but not candidates for acceptance.
         source_choices: decisions whether a costly source drafts for a request, by source and reason.
-        rows: of all passes, without late ones; ``late_rows``: those of streams, by the share of the layers that they go
-            through; ``rows_observed``: rows whose hidden states were kept.
+        rows: rows of all passes, without stream rows.
+        late_rows: stream rows, each counted as the share of the layers that it goes through.
+        rows_observed: rows whose hidden states were kept.
     """
 
     times: StepTimes = field(default_factory=StepTimes)
@@ -113,7 +114,7 @@ class LoopStats:
         self.drafting_s += draft.drafting_s
 
     def count_rows(self, rows: Rows, late: float) -> None:
-        """Count a request's rows of one pass; ``late`` as in ``late_rows``."""
+        """Count a request's rows of one pass. Its stream rows are ``late``, counted as in ``late_rows``."""
         self.rows += len(rows.tokens)
         self.late_rows += late
         self.rows_observed += len(rows.tokens) if rows.layers else 0

@@ -1,11 +1,11 @@
-"""Notices that a text begins to repeat itself, without a draft: what look-up would have had right is known from the text."""
+"""Notices that a text begins to repeat itself, without a draft: the text itself shows what look-up would have predicted."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence
 
-# Tokens after which the next one is remembered, and how many in a row it must predict before a draft is worth a try.
+# So many tokens predict the next one. After so many right predictions in a row a draft is worth a try.
 _CONTEXT, _STREAK = 2, 2
 # Tokens of the text before the answer that are read, and pairs that are remembered.
 _READ, _REMEMBERED = 2048, 8192
@@ -18,7 +18,7 @@ class Repetition:
         tokens: the text so far.
 
     Attributes:
-        begins: the last tokens have just repeated an earlier passage, for as long as makes it likely that they go on to.
+        begins: the last tokens have just repeated enough of an earlier passage to go on with it.
     """
 
     def __init__(self, tokens: Sequence[int]) -> None:

@@ -1,10 +1,9 @@
 """Decides how often an origin is asked for drafts: at every step where that pays (architecture, law 3). Uses no clock.
 
-A drafter on the target's own cores slows the passes down, whether or not its drafts are used. What one request for a draft
-costs is measured: seconds of passes with drafting under way, against those without. Where a request's drafts bring less, its
-reports are held back and sent together, so that fruitless drafting takes a small share of all pass time. A text that begins
-to repeat itself is a reason to ask at once: what look-up would have had right is known without a draft. Where drafting
-slows no pass, it costs nothing, and every step is reported at once.
+A drafter on the target's own cores slows the passes down, whether or not its drafts are used. The cost of a draft is
+measured: passes with drafting under way are compared with those without. If a request's drafts bring less than that, its
+reports are held back and sent together. Wasted drafts then take a small share of all pass time. A text that begins to repeat
+itself is asked for at once. If drafting slows no pass, it costs nothing, and every step is reported at once.
 """
 
 from __future__ import annotations
@@ -13,28 +12,30 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from services.verifier.engine.cost_slope import CostSlope
-from services.verifier.engine.waiting import Worth
+from services.verifier.engine.deciding.cost_slope import CostSlope
+from services.verifier.engine.deciding.waiting import Worth
 from speculation.budget import Budget
 from speculation.costs import Load
 
-# Share of all pass time that fruitless drafting may take, and the most steps that one report tells of.
+# Share of all pass time that wasted drafts may take: less than what can be noticed.
 _SHARE = 0.01
+# The most steps that one report covers: a request notices after so many that its drafts have become good.
 MOST_STEPS = 32
-# A pass in so many goes without drafting, until the cost is known and afterwards, so that there is something to compare.
+# One pass in so many goes without drafting, to compare with: before the cost is known, and afterwards.
 _QUIET_EVERY, _QUIET_EVERY_LATER = 4, 32
-# The price of a row is that of one of so many.
+# The price of a row is a quarter of that of four more: the cost of a single one is mostly noise.
 _ROWS = 4
-# A pass counts as at most so much slower or faster than the average, as a share of its time.
+# A pass counts as at most so much slower or faster than the average, as a share of its time. One that was interrupted tells
+# little.
 _MOST_SLOWER = 0.5
-# How many passes with a change tell what a draft costs; until then it is taken to cost this share of a pass. A request that
-# drafts bring nothing then asks seldom from the beginning, and so its passes show the cost.
+# In passes that differ by one draft per request: how many make the cost known. Until then a draft is taken to cost this
+# share of a pass. Requests with wasted drafts then ask seldom from the beginning, so their passes show the cost.
 _KNOWN, _ASSUMED = 8.0, 0.15
-# So many requests at once are few.
+# Up to so many requests at once, a first draft is free: somebody must find out what it costs.
 _FEW = 4
-# A text that began to repeat itself and brought nothing is a reason to ask so many times more seldom.
+# After a repetition that brought nothing, the next try waits for so many times as many repetitions.
 _LESS_OFTEN = 4
-# A pass is quiet with this many drafts per request less than on average.
+# A pass is quiet if it has at least so many drafts per request less than the average.
 _SAME = 0.05
 
 
@@ -45,7 +46,7 @@ class Prices:
     Attributes:
         pass_s: seconds of a pass without drafts.
         row_s: seconds that one more row adds.
-        requests: those that get a token of each pass.
+        requests: how many get a token of each pass.
     """
 
     pass_s: float
@@ -56,13 +57,13 @@ class Prices:
         """What a draft gains, in seconds of the batch: its accepted tokens, less their rows and the wait for it.
 
         Args:
-            wait_s: until the drafts come, which those of all requests do together.
+            wait_s: seconds until the drafts come. Those of all requests come together.
         """
         return tokens * max(0.0, self.pass_s / self.requests - self.row_s) - wait_s / self.requests
 
 
 def prices_of(load: Load, budget: Budget) -> Prices | None:
-    """The prices of a pass over ``load``, which holds no drafts; None where time does not count."""
+    """The prices of a pass over ``load``, a load without drafts; None where time does not count."""
     pass_s = budget.seconds(load)
     if math.isinf(pass_s):
         return None
@@ -75,8 +76,8 @@ class Gain:
     """What another draft is expected to gain.
 
     Attributes:
-        average_s: if it is like drafts on average, in seconds.
-        like_last_s: if it is like the last one.
+        average_s: in seconds, if it is like drafts on average.
+        like_last_s: in seconds, if it is like the last one.
         passes: how many passes go by while it is made.
     """
 
@@ -86,17 +87,19 @@ class Gain:
 
 
 def gain_of_drafts(worths: Iterable[tuple[Worth, float]], prices: Prices) -> float:
-    """What a draft is expected to gain that is like those of several groups on average, in seconds.
+    """What an average draft of the best of several groups is expected to gain, in seconds.
 
     Args:
-        worths: of each group, what its drafts brought, and seconds that one takes.
+        worths: for each group, what its drafts brought, and the seconds that one takes.
     """
-    gains = ((prices.gain_s(worth.in_time, wait_s), prices.gain_s(worth.late, 0.0)) for worth, wait_s in worths)
-    return max((max(each) for each in gains), default=0.0)
+    gains = (
+        max(prices.gain_s(worth.in_time.value, wait_s), prices.gain_s(worth.late.value, 0.0)) for worth, wait_s in worths
+    )
+    return max(gains, default=0.0)
 
 
 class AskCost:
-    """How many seconds longer a pass takes for each draft that one origin makes meanwhile, over all requests."""
+    """How many seconds longer a pass takes for each draft that one origin makes meanwhile. All requests share it."""
 
     def __init__(self) -> None:
         self._slope = CostSlope(_MOST_SLOWER, known=_KNOWN, assumed=_ASSUMED)
@@ -104,28 +107,28 @@ class AskCost:
         self._begun = False
 
     def seconds(self, prices: Prices) -> float:
-        """The estimate. Before a pass has told anything it is assumed, but for a few requests, which are to find out."""
+        """The estimate. Before the first pass a cost is assumed, except for a few requests: they are to find it out."""
         if self._begun:
             return self._slope.seconds
         return 0.0 if prices.requests <= _FEW else _ASSUMED * prices.pass_s
 
     @property
     def explores(self) -> bool:
-        """Whether requests that gain little should not ask now, so that a pass without drafting can be measured."""
+        """Whether it is time to measure a pass without drafting. Requests that gain little then do not ask."""
         every = _QUIET_EVERY_LATER if self._slope.known else _QUIET_EVERY
-        # Drafts under way must end first. Others may go on asking, so it does not last for ever.
+        # Drafts under way must end first. Other requests may go on asking, so this has an end.
         return self._since_quiet % (every + MOST_STEPS) >= every
 
     def learn(self, *, requests: int, rows: int, drafts: int, seconds: float, expected_s: float) -> None:
         """Learn from a pass without prompts.
 
-        Passes with trees are not compared with those without: what rows cost is an estimate as well, and trees come from
-        drafts.
+        Passes with trees are not compared with those without. Trees come from drafts, and the cost of their rows is an
+        estimate as well.
 
         Args:
-            drafts: those under way meanwhile, or asked for just before.
-            seconds: that it took.
-            expected_s: seconds that a pass over its rows takes.
+            drafts: drafts under way meanwhile, or asked for just before.
+            seconds: time of the pass.
+            expected_s: expected time of a pass over its rows.
         """
         self._begun = True
         more = self._slope.learn(requests=requests, units=drafts, seconds=seconds - expected_s, pass_s=expected_s, rows=rows)
@@ -133,9 +136,9 @@ class AskCost:
 
 
 def opening_pays(average_s: float, cost: AskCost, prices: Prices) -> bool:
-    """Whether a request that begins should ask for a draft at once, which nothing says about the text yet.
+    """Whether a request that begins should ask for a draft at once. Nothing is known of its text yet.
 
-    It should where drafts pay on average, and where one fruitless draft does not exceed the share that they may take.
+    It should if drafts pay on average, or if one wasted draft does not exceed the share of wasted drafts.
 
     Args:
         average_s: what a draft gains on average, in seconds.
@@ -151,10 +154,10 @@ class Pace:
         self._steps = 0
         # A step is likely to ask if its turn is a multiple of the period.
         self._turn, self._period = 0, 1
-        # The next fruitless draft is asked for after so many steps.
+        # Steps until the next draft while drafts are wasted.
         self._every = MOST_STEPS
         self._wanted = True
-        # Of the times that the text began to repeat itself since it was last asked for that, the one at which it is again.
+        # How often the text has begun to repeat itself since the last try, and how often it must before the next try.
         self._begun, self._next_try = 0, 1
 
     def due(
@@ -163,10 +166,10 @@ class Pace:
         """Whether to report now, and so to ask for a draft. Call once per step.
 
         Args:
-            turn: counts steps. All requests make their fruitless drafts in the same ones, so that the others are quiet.
+            turn: number of the step. All requests waste their drafts in the same steps, so that the others are quiet.
             wanted: whether the budget wants any nodes now.
             free: whether the origin may be asked: it is not behind with earlier drafts.
-            repeats: whether the text begins to repeat itself, whatever drafts brought before.
+            repeats: whether the text begins to repeat itself.
         """
         self._steps += 1
         self._turn = turn
@@ -183,7 +186,7 @@ class Pace:
         pays = self._wanted and gain.average_s >= cost_s
         if pays:
             self._every = 1
-        # Those that gain more than drafting can cost need not know its cost.
+        # A request that gains more than drafting can cost need not know its cost.
         if cost.explores and gain.average_s < prices.pass_s / prices.requests:
             return False
         if pays or (self._wanted and gain.like_last_s >= cost_s):
@@ -198,7 +201,7 @@ class Pace:
         return True
 
     def _tries(self) -> bool:
-        """Whether to ask because the text begins to repeat itself: more seldom the more often that brought nothing."""
+        """Whether to ask because the text begins to repeat itself. Each try that brings nothing makes the next one rarer."""
         self._begun += 1
         if self._begun < self._next_try:
             return False
@@ -216,12 +219,12 @@ class Pace:
 
 
 def _steps_between(cost_s: float, prices: Prices) -> int:
-    """Steps from one fruitless draft to the next, so that those of all requests take their share of time: a power of two."""
+    """Steps from one wasted draft to the next, a power of two, so that all of them take their share of time."""
     every = _steps_at_most_share(cost_s, prices)
-    # Rounded up, but for what is just above a power of two: the share is exceeded by a fifth at most.
+    # Rounded up, except from just above a power of two. The share is exceeded by a fifth at most.
     return 1 if every <= 1 else int(min(MOST_STEPS, 2 ** math.ceil(math.log2(every) - 0.25)))
 
 
 def _steps_at_most_share(cost_s: float, prices: Prices) -> float:
-    """In how many steps one fruitless draft of each request takes the share that they may take."""
+    """In how many steps one wasted draft of each request takes the share of wasted drafts."""
     return cost_s * prices.requests / (_SHARE * prices.pass_s)

@@ -7,16 +7,16 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 
 from services.verifier.engine.clock import now
+from services.verifier.engine.deciding.waiting import Missing, Waiting, best_wait
 from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.stats import LoopStats
-from services.verifier.engine.waiting import Missing, Waiting, best_wait
 from speculation.budget import Budget
 from speculation.costs import Load
 from speculation.tree import follow
 from speculation.types import Verdict
 
-# Least expected gain of a missing draft, in tokens. It is above zero so that every draft is waited for where time is free.
+# Least expected gain of a missing draft, in tokens: above zero, so every draft is waited for where time is free.
 _LEAST = 1e-3
 
 # The name of an origin, and one of its draft groups.
@@ -59,7 +59,7 @@ class DraftWait:
             for live in drafted:
                 live.waited_since = None if others else (began, live.expected())
             still = await self._wait(batch, drafted, load, began + longest)
-            self._waiting.waited(now() - began, in_vain=still.keys() == missing.keys())
+            self._waiting.waited(now() - began, wasted=still.keys() == missing.keys())
         for live in drafted:
             # Where drafting does not pay, an absent draft does not count as missed.
             ready = sorted(live.ready().values(), key=lambda found: found.late)
@@ -69,14 +69,14 @@ class DraftWait:
     async def _wait(
         self, batch: Sequence[LiveRequest], drafted: Sequence[LiveRequest], load: Load, deadline: float
     ) -> dict[_Group, Missing]:
-        """Wait until every draft is there, the deadline passes, or the rest is not worth it. Returns what is missing."""
+        """Wait until every draft is there, the deadline passes, or the rest is not worth it. Returns the missing ones."""
         pass_s = self._budget.seconds(load)
         while missing := self._missing([live for live in drafted if not live.closed], load):
             left = deadline - now()
             if left <= 0:
                 self._stats.deadline_misses += 1
                 for name in missing:
-                    self._drafting.experience_of(*name).in_vain()
+                    self._drafting.experience_of(*name).wasted()
                 break
             self._drafting.came.clear()
             try:
@@ -91,7 +91,7 @@ class DraftWait:
         return missing
 
     def learn(self, live: LiveRequest, verdict: Verdict) -> None:
-        """Credit the wait with the tokens that it gained. Called after verification, before ``verdict`` is committed."""
+        """Credit the wait with the tokens it gained. Called after verification, before ``verdict`` is committed."""
         since, live.waited_since = live.waited_since, None
         if since is None or not self._rate:
             return
@@ -109,7 +109,7 @@ class DraftWait:
             for origin, mailbox in live.mailboxes.items():
                 groups = mailbox.missing(live.tokens) if self._drafting.connected(origin) else {}
                 for group, at in groups.items():
-                    gain = mailbox.worth(group).in_time - live.expected()
+                    gain = mailbox.worth(group).of(late=False) - live.expected()
                     # With drafts sent ahead, the remainder of an earlier one may be just as good: gain may be zero.
                     asked.setdefault((origin, group), []).append((at, max(0.0 if mailbox.ahead else _LEAST, gain)))
         found: dict[_Group, Missing] = {}

@@ -1,21 +1,21 @@
-"""Which rows of a pass have streams: those at which the walk along the tree is likely to end (architecture, law 3).
+"""Decides which rows of a pass have stream rows: those at which the accepted path is likely to end (architecture, law 3).
 
-Only the streams of the row that ends the accepted path are of use. A row's streams are computed where what they are expected
-to gain, by the chance that it is that row, is more than what their rows cost.
+Only the stream rows of the path's last row are of use. They are computed for a row if their expected gain, times the chance
+that the path ends there, is more than their cost.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.verifier.engine.asking import Prices
+from services.verifier.engine.deciding.asking import Prices
 from services.verifier.model.target_port import StreamRows
 from speculation.tree import ROOT
 from speculation.types import TokenTree
 
 # Most rows of a request that have streams in one pass. The further ones seldom end a path.
 MOST_ENDS = 3
-# After so many steps without streams, the likeliest row has some all the same: they may have become better, or cheaper.
+# After so many steps without streams, the likeliest row has some all the same: drafts may be better now, or rows cheaper.
 EXPLORE_EVERY = 16
 
 
@@ -23,7 +23,7 @@ def likely_ends(tree: TokenTree, chances: Sequence[float]) -> list[tuple[int, fl
     """The nodes, and ``ROOT``, with the chance that the accepted path ends there, likeliest first.
 
     Args:
-        chances: of each node, that the target takes the path to it.
+        chances: for each node, the probability that the target accepts the path to it.
     """
     rest = {ROOT: 1.0, **dict(enumerate(chances))}
     for parent, chance in zip(tree.parents, chances, strict=True):
@@ -37,8 +37,8 @@ def choose_ends(
     """The nodes, and ``ROOT``, that have streams in the coming pass.
 
     Args:
-        chances: as in ``likely_ends``; of a probe, which is never accepted, 0.
-        tokens: expected number of accepted tokens of a draft that streams give.
+        chances: as in ``likely_ends``; 0 for a probe, since it is never accepted.
+        tokens: expected number of accepted tokens of a draft from streams.
         prices: None where time does not count.
     """
     room = min(MOST_ENDS, (streams.most_rows - len(tree)) // streams.rows)
@@ -47,6 +47,6 @@ def choose_ends(
         return tuple(end for end, _ in likeliest)
     gain_s, cost_s = prices.gain_s(tokens, 0.0), streams.rows * streams.share * prices.row_s
     if streams.two_steps:
-        # What is gained is then at most what a drafter would need: one more reading of these layers.
+        # The gain is then at most the drafter's own cost: one more reading of these layers.
         gain_s = min(gain_s, streams.share * prices.pass_s / prices.requests)
     return tuple(end for end, chance in likeliest if chance * gain_s > cost_s)

@@ -1,41 +1,43 @@
 """Decides which of its plan's costly sources draft for a request (architecture, law 3). Uses no clock.
 
 A source is costly if a model runs for it, perhaps on the target's own cores, or if it reads hidden states or an index. It
-slows steps down whether or not its drafts are accepted. What it brings is known exactly, since drafts change no text:
-tokens accepted beyond what the other drafts at hand reach. What it costs is measured: how much longer a step takes, from
-one pass's end to the next one's, while requests use it. A source that costs more than it brings is left out: it is told
-nothing, and the passes compute nothing for it.
+slows steps down, whether or not its drafts are accepted. Its gain is known exactly, since drafts change no text: the tokens
+accepted beyond those of the other drafts at hand. Its cost is measured: how much longer a step takes while requests use it,
+from the end of one pass to the end of the next. A source that costs more than it gains is left out. It is told nothing, and
+the passes compute nothing for it.
 
-A source is tried in the first request, and given up there as soon as it proves too costly; then in one request of 16, of 32
-and so on, or after an hour, or at a load that it was never tried at. Where it pays, one request of 32 goes without it, so
-that its cost stays known.
+A source is tried in the first request, and given up there as soon as it proves too costly. It is tried again in one request
+of 16, of 32 and so on, after an hour, or at a new load. If it pays, one request of 32 goes without it, so its cost stays
+known.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from services.verifier.engine.cost_slope import CostSlope
+from services.verifier.engine.deciding.cost_slope import CostSlope
+from services.verifier.engine.deciding.source_use import Brought, Use
 from services.verifier.engine.live_request import LiveRequest
-from services.verifier.engine.source_use import Brought, Use
 from speculation.sources import AUTO, SOURCES
 from speculation.tree import ROOT, children
 from speculation.types import Plan, TokenTree
 
-# Requests from one hopeless trial to the next, which double up to the second number; seconds after which one is due anyway.
+# Requests from one hopeless trial to the next, doubled up to the second number. After so many seconds one is due anyway.
 _TRY_EVERY, _TRY_AT_LEAST_EVERY, _TRY_AFTER_S = 16, 256, 3600.0
 # Where a source pays, one request in so many goes without it.
 _WITHOUT_EVERY = 32
-# A use is judged at every so many of its steps, once so many drafts have come or so many steps have passed, and in a first
-# trial, whose cost is not known yet, ends after so many if it does not double the tokens.
-_JUDGE_EVERY, _FEWEST_DRAFTS, _MOST_SILENT, _FIRST_TRIAL = 8, 2, 24, 16
-# A source is taken in only if steps yield so many times the tokens per second with it.
+# A use is judged every so many steps: after so many drafts have come, or so many steps without them.
+_JUDGE_EVERY, _FEWEST_DRAFTS, _MOST_SILENT = 8, 2, 24
+# While the cost is unknown, a trial ends after so many steps unless the source doubles the tokens.
+_FIRST_TRIAL = 16
+# A source is taken in only if steps yield so many times the tokens per second with it: a smaller gain is within the noise.
 _LEAST_GAIN = 1.03
-# A pass counts as at most so many times slower than the average, and so few passes with a change tell what a source costs.
+# A pass counts as at most so many times slower than the average. So few passes that differ make the cost known: a model
+# slows a pass by much, and each of them costs time.
 _MOST_SLOWER, _KNOWN = 4.0, 3.0
 
 
-# What a source brings depends on whether the target samples, and on the length of the prompt (rounded to a power of two).
+# The gain of a source depends on whether the target samples, and on the prompt's length (rounded to a power of two).
 _Kind = tuple[bool, int]
 
 
@@ -44,7 +46,7 @@ def _kind(live: LiveRequest) -> _Kind:
 
 
 class Record:
-    """What one costly source brings and costs, over all requests."""
+    """What one costly source gains and costs, over all requests."""
 
     def __init__(self) -> None:
         self.cost = CostSlope(_MOST_SLOWER, known=_KNOWN)
@@ -56,7 +58,7 @@ class Record:
         self._alternate = False
 
     def brought(self, kind: _Kind) -> Brought:
-        """What it brought to requests of a kind."""
+        """The tokens that it brought to requests of a kind."""
         return self._by_kind.setdefault(kind, Brought())
 
     def speed(self, share: float, requests: int) -> float:
@@ -77,7 +79,7 @@ class Record:
         Args:
             requests: decoded at once, this one included.
             now: seconds.
-            may_try: whether a trial is possible: two in one request would say little about either.
+            may_try: whether a trial is possible. Two in one request would say little about either.
         """
         self._since += 1
         pays = self.speed(self.brought(kind).share(self._all), requests) > _LEAST_GAIN
@@ -105,19 +107,19 @@ class Record:
         if use.steps % _JUDGE_EVERY or not use.steps or (use.drafts < _FEWEST_DRAFTS and use.steps < _MOST_SILENT):
             return False
         if use.trial and not self.cost.known:
-            return not use.brought.extra or (use.steps >= _FIRST_TRIAL and use.brought.share() < 1.0)
-        # A trial is to show what may have changed.
+            return not use.brought.part or (use.steps >= _FIRST_TRIAL and use.brought.share() < 1.0)
+        # A trial counts by itself: the gain may have changed.
         share = use.brought.share(None if use.trial else self.brought(kind))
         return self.speed(share, requests) < 1.0
 
     def ended(self, use: Use, kind: _Kind) -> None:
         """Learn from a use that has ended."""
-        self.brought(kind).add(use.brought)
-        self._all.add(use.brought)
+        self.brought(kind).learn(use.brought.part, use.brought.whole)
+        self._all.learn(use.brought.part, use.brought.whole)
         self.trials -= use.trial
 
     def why(self, kind: _Kind, requests: int) -> str:
-        """What is known, for the answer's report."""
+        """Its gain and cost, for the answer's report."""
         more, slower = self.brought(kind).share(self._all), self._slower(requests) - 1.0
         return f"{100 * more:.0f} % more tokens, steps {100 * slower:.0f} % longer"
 
@@ -152,7 +154,7 @@ class CostlySources:
                 live.used[name] = use
 
     def learn_pass(self, batch: Sequence[LiveRequest], seconds: float) -> None:
-        """Learn from a pass without prompts what sources cost.
+        """Learn the cost of sources from a pass without prompts.
 
         Args:
             seconds: from the end of the pass before to its end.
@@ -163,7 +165,7 @@ class CostlySources:
             record.cost.learn(requests=len(batch), units=units, seconds=seconds, pass_s=mean_s)
 
     def learn_step(self, live: LiveRequest, committed: Sequence[int], accepted: int) -> None:
-        """Learn what a request's sources brought to a step, before it is committed.
+        """Learn the gain of a request's sources from a step, before it is committed.
 
         Args:
             committed: the step's tokens; the first ``accepted`` of them had been drafted.
@@ -174,12 +176,12 @@ class CostlySources:
                 others = (each.tree for (_, group), each in live.ready().items() if group != name)
                 reached = max((reach(tree, committed[:accepted], name) for tree in others), default=0)
             use.steps += 1
-            use.brought.add(Brought(accepted - reached, len(committed) - (accepted - reached)))
+            use.brought.learn(accepted - reached, len(committed) - (accepted - reached))
             model = SOURCES[name].kind == "model"
             use.drafts = sum(box.received[name] if model else box.received.total() for box in live.mailboxes.values())
 
     def given_up(self, live: LiveRequest, requests: int) -> tuple[str, ...]:
-        """Sources that the request has used and uses no longer."""
+        """Give up the request's hopeless sources. Returns their names."""
         kind = _kind(live)
         gone = [name for name, use in live.used.items() if self._records[name].hopeless(use, kind, requests)]
         for name in gone:
@@ -204,7 +206,7 @@ class CostlySources:
 
 
 def costly(plan: Plan) -> tuple[str, ...]:
-    """The plan's costly sources. Those that read an index are the user's choice, unless that was left to ``auto``."""
+    """The plan's costly sources. The user chooses those that read an index, unless the strategy is ``auto``."""
     return tuple(
         name
         for name in (plan.sources if plan.speculates else ())

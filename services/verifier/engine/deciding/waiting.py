@@ -1,69 +1,62 @@
 """Decides how long a step waits for drafts: as long as that pays (architecture, law 3). Uses no clock and no asyncio.
 
 A step that begins now yields ``tokens`` in ``pass_s`` seconds. A step that waits for a draft yields more tokens later, and
-delays the whole batch. The times that earlier drafts took give the expected tokens and seconds of every deadline, and the
-step takes the deadline with the most tokens per second. ``MeasuredBudget`` chooses nodes by the same rule.
+delays the whole batch. The times of earlier drafts give the expected tokens and seconds of every deadline. The step takes
+the deadline with the most tokens per second. ``MeasuredBudget`` chooses nodes by the same rule.
 
-The estimates may be wrong, so an account bounds their cost. Each wait is debited; the time that waits have gained is
-credited, and so is a small share of all pass time. No step waits while the account is overdrawn. A full account pays for a
-trial now and then, so that an origin that has become faster is noticed.
+The estimates may be wrong, so an account bounds their cost. Each wait is debited. The time gained by waits is credited, and
+so is a small share of all pass time. No step waits while the account is overdrawn. A full account pays for a trial now and
+then, so a faster origin is noticed.
 """
 
 from __future__ import annotations
 
 import math
-import statistics
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 
-# How many of the latest drafts predict the next one's time.
+from speculation.estimators import DecayingMean, RecentTimes
+
+# How many of the latest drafts predict the next one's time: enough for a median, and soon replaced if the origin changes.
 _REMEMBERED = 16
-# Least weight of the latest draft in the average gain; how many of a request's drafts weigh as much as all of the others'.
+# Least weight of the latest draft in its request's average, and how many of these drafts the other requests count as. Texts
+# differ more than drafts of one text do.
 _WORTH_WEIGHT, _WORTH_OF_OTHERS = 0.25, 0.5
-# After so many fruitless waits in a row, an origin is waited for only in trials, until it sends something.
-_VAIN = 4
+# After so many wasted waits in a row, an origin is waited for only in trials, until it sends something.
+_WASTED = 4
 # Slack for drafts slower than all before: seconds added to each estimate, and a factor on the chosen wait.
 _LATER_S, _MARGIN = 0.0003, 1.1
-# Share of all pass time that fruitless waits may take.
+# Share of all pass time that wasted waits may take: less than what can be noticed.
 _SHARE = 0.0075
-# Steps without a wait before a trial. Each fruitless trial doubles them, up to the second number.
+# Steps without a wait before a trial. Each wasted trial doubles them, up to the second number.
 _TRY_EVERY, _TRY_AT_LEAST_EVERY = 32, 2048
 
 
 @dataclass(kw_only=True, slots=True)
 class Worth:
-    """Average number of tokens that a draft gets accepted: of drafts in time, and of the remainders of late ones.
+    """How many tokens of a draft the target accepts, on average.
 
-    A request begins with the averages of all requests, which soon count less than its own drafts, of which there are
-    ``rated`` and ``rated_late``.
+    A request begins with the averages of all requests, which soon count less than its own drafts.
+
+    Attributes:
+        in_time: of drafts that came before their pass began, in tokens.
+        late: of the remainders of drafts that came late.
     """
 
-    in_time: float = 1.0
-    late: float = 0.0
-    rated: int = 0
-    rated_late: int = 0
+    in_time: DecayingMean = field(default_factory=lambda: DecayingMean(1.0, _WORTH_WEIGHT, _WORTH_OF_OTHERS))
+    late: DecayingMean = field(default_factory=lambda: DecayingMean(0.0, _WORTH_WEIGHT, _WORTH_OF_OTHERS))
 
     def learn(self, tokens: float, *, late: bool) -> None:
         """Include a draft of which the target confirmed ``tokens`` tokens."""
-        if late:
-            self.rated_late += 1
-            self.late += _weight(self.rated_late) * (tokens - self.late)
-        else:
-            self.rated += 1
-            self.in_time += _weight(self.rated) * (tokens - self.in_time)
+        (self.late if late else self.in_time).add(tokens)
 
     def of(self, *, late: bool) -> float:
         """The average for late drafts or for those in time."""
-        return self.late if late else self.in_time
+        return (self.late if late else self.in_time).value
 
     def copy(self) -> Worth:
         """What another request begins with."""
-        return replace(self, rated=0, rated_late=0)
-
-
-def _weight(rated: int) -> float:
-    return max(_WORTH_WEIGHT, 1 / (_WORTH_OF_OTHERS + rated))
+        return Worth(in_time=self.in_time.successor(), late=self.late.successor())
 
 
 class Experience:
@@ -79,48 +72,47 @@ class Experience:
     def __init__(self, first_guess_s: float) -> None:
         self.worth = Worth()
         self._guess = first_guess_s
-        self._took: deque[float] = deque(maxlen=_REMEMBERED)
+        self._took = RecentTimes(_REMEMBERED)
         self._typical_s = first_guess_s
-        self._vain = 0
+        self._wasted = 0
 
     def came(self, seconds: float) -> None:
-        """Note a draft that arrived ``seconds`` after it was asked for, whether or not a step waited for it."""
+        """Note that a draft arrived ``seconds`` after it was asked for. A step need not have waited for it."""
         self._note(seconds)
 
     def spoke(self) -> None:
         """Note that the origin has replied."""
-        self._vain = 0
+        self._wasted = 0
 
-    def in_vain(self) -> None:
+    def wasted(self) -> None:
         """Note that a step waited until its deadline and no draft came."""
-        self._vain += 1
+        self._wasted += 1
         self._note(math.inf)
 
     @property
     def typical_s(self) -> float:
-        """Seconds that a draft takes; infinite if most waits are fruitless."""
+        """Seconds that a draft takes; infinite if most waits are wasted."""
         return self._typical_s
 
     def _note(self, seconds: float) -> None:
-        self._took.append(seconds)
-        self._typical_s = statistics.median(self._took)
+        self._took.add(seconds)
+        self._typical_s = self._took.median
 
     def left(self, age_s: float) -> list[float]:
-        """How many more seconds a draft may take that was asked for ``age_s`` seconds ago.
+        """Estimates of the seconds until a draft arrives, ascending. It was asked for ``age_s`` seconds ago.
 
-        Returns one estimate for each earlier draft that took longer than ``age_s``, ascending. Empty if there is none, or
-        after too many fruitless waits.
+        There is one for each earlier draft that took longer than ``age_s``, and none after too many wasted waits.
         """
-        if self._vain >= _VAIN:
+        if self._wasted >= _WASTED:
             return []
         if not self._took:
             return [self._guess - age_s] if self._guess > age_s else []
-        return sorted(took + _LATER_S - age_s for took in self._took if took + _LATER_S > age_s)
+        return sorted(took - age_s for took in self._took.longer_than(age_s, _LATER_S))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Missing:
-    """The missing drafts of one origin's group for a step, which are expected to arrive together.
+    """The missing drafts of one origin's group for a step. They are expected to arrive together.
 
     Attributes:
         left: estimates of the seconds until they arrive, as from ``Experience.left``.
@@ -179,11 +171,11 @@ class Waiting:
         """The longest wait of the coming step, in seconds. Call once per step.
 
         Args:
-            missing: drafts not here yet. No estimate is made for silent origins, but a trial waits for them too.
+            missing: drafts not here yet. Those of silent origins have no estimates, but a trial waits for them too.
             tokens: expected tokens of the step if it begins now.
             pass_s: seconds that its pass takes; infinite where time does not count.
-            delays_others: the batch holds requests without drafts. They gain nothing from a wait, so it may not exceed the
-                account's balance.
+            delays_others: the batch holds requests without drafts. They gain nothing from a wait, so it may take no more
+                than the account holds.
         """
         self._trying = False
         allowed = self._most_s
@@ -204,18 +196,18 @@ class Waiting:
         self._steps_without, self._trying = 0, True
         return self._most_s
 
-    def waited(self, seconds: float, *, in_vain: bool) -> None:
+    def waited(self, seconds: float, *, wasted: bool) -> None:
         """Debit a step's wait.
 
         Args:
-            in_vain: whether no draft came.
+            wasted: whether no draft came.
         """
         self._account_s -= seconds
         if self._trying:
-            self._try_every = min(_TRY_AT_LEAST_EVERY, 2 * self._try_every) if in_vain else _TRY_EVERY
+            self._try_every = min(_TRY_AT_LEAST_EVERY, 2 * self._try_every) if wasted else _TRY_EVERY
 
     def gained(self, tokens: float, rate: float) -> None:
-        """Credit the account with ``tokens`` that were accepted only because a step had waited.
+        """Credit the account with ``tokens`` accepted only because a step had waited.
 
         Args:
             rate: the batch's tokens per second without the wait.
