@@ -1,6 +1,6 @@
 """A server under ten times the load that it can serve: ``python -m lab.overload --model FOLDER``.
 
-Starts a server in another process, measures what it can serve with every seat taken and nobody waiting, and then sends
+Starts a server in another process, measures what it can serve with every slot taken and nobody waiting, and then sends
 many times as much. Prints one JSON object: how long answered requests took (seconds, from call to last token), how many were
 refused, and the memory of the server (MiB) at the start and the end of the overload.
 """
@@ -63,15 +63,15 @@ async def _one(client: AsyncClient, phase: Phase, tokens: int) -> None:
         phase.took.append(time.perf_counter() - began)
 
 
-async def _closed(client: AsyncClient, seats: int, tokens: int, seconds: float) -> Phase:
-    """As many callers as there are seats, each with one request after the other."""
+async def _closed(client: AsyncClient, slots: int, tokens: int, seconds: float) -> Phase:
+    """As many callers as there are slots, each with one request after the other."""
     phase, end = Phase(), time.perf_counter() + seconds
 
     async def caller() -> None:
         while time.perf_counter() < end:
             await _one(client, phase, tokens)
 
-    await asyncio.gather(*(caller() for _ in range(seats)))
+    await asyncio.gather(*(caller() for _ in range(slots)))
     return phase
 
 
@@ -90,7 +90,7 @@ async def _open(client: AsyncClient, rate: float, tokens: int, seconds: float, s
 
 
 async def _measure(address: str, server: psutil.Process, arguments: argparse.Namespace) -> dict[str, object]:
-    seats, tokens, seconds = arguments.seats, arguments.tokens, arguments.seconds
+    slots, tokens, seconds = arguments.slots, arguments.tokens, arguments.seconds
     async with AsyncClient(address, retry=_ONCE, timeout_s=300) as client:
         while True:
             try:
@@ -98,11 +98,11 @@ async def _measure(address: str, server: psutil.Process, arguments: argparse.Nam
                 break
             except Unavailable:
                 await asyncio.sleep(0.5)
-        full = await _closed(client, seats, tokens, seconds)
+        full = await _closed(client, slots, tokens, seconds)
         capacity = len(full.took) / seconds
         before = round(server.memory_info().rss / 2**20, 1)
         over = await _open(client, arguments.times * capacity, tokens, seconds, server)
-        calm = await _closed(client, seats, tokens, seconds)
+        calm = await _closed(client, slots, tokens, seconds)
     return {
         "capacity_per_s": round(capacity, 2),
         "full": full.shown(),
@@ -119,7 +119,7 @@ def main() -> None:
     """Run the measurement and print it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", required=True, help="as for outrider serve")
-    parser.add_argument("--seats", type=int, default=8, help="verifier.max_num_seqs")
+    parser.add_argument("--slots", type=int, default=8, help="verifier.max_num_seqs")
     parser.add_argument("--waiting", type=int, default=2, help="verifier.max_waiting")
     parser.add_argument("--wait", type=float, help="verifier.max_wait_s; not set: waiting is bounded by number alone")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer")
@@ -127,7 +127,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=30.0, help="of each part")
     arguments = parser.parse_args()
     flags = (
-        f"verifier.max_num_seqs={arguments.seats}", f"verifier.max_waiting={arguments.waiting}",
+        f"verifier.max_num_seqs={arguments.slots}", f"verifier.max_waiting={arguments.waiting}",
         "server.max_concurrent_requests=4096",
         *(() if arguments.wait is None else (f"verifier.max_wait_s={arguments.wait}",)),
     )  # fmt: skip

@@ -16,9 +16,9 @@ from speculation.errors import ResourceExhausted
 from tests.fakes import PLAIN, ToyTarget, collect, request
 from tests.simulated import SimulatedWorker
 
-SEATS, TOKENS, PASS_S, SECONDS = 4, 10, 0.01, 5.0
+SLOTS, TOKENS, PASS_S, SECONDS = 4, 10, 0.01, 5.0
 # Answers per second that the simulated verifier can give.
-CAPACITY = SEATS / (TOKENS * PASS_S)
+CAPACITY = SLOTS / (TOKENS * PASS_S)
 
 
 class Traffic:
@@ -28,11 +28,11 @@ class Traffic:
         refusals: seconds after which a request was refused, and those after which it should come again.
     """
 
-    def __init__(self, seed: int, max_waiting: int = 64, seats: int = SEATS, max_wait_s: float | None = None) -> None:
+    def __init__(self, seed: int, max_waiting: int = 64, slots: int = SLOTS, max_wait_s: float | None = None) -> None:
         self.seed = seed
-        config = LoopConfig(max_num_seqs=seats, max_waiting=max_waiting, max_wait_s=max_wait_s)
+        config = LoopConfig(max_num_seqs=slots, max_waiting=max_waiting, max_wait_s=max_wait_s)
         worker = cast(Executor, SimulatedWorker(lambda: PASS_S))
-        self.loop = DecodingLoop(ToyTarget(rooms=seats), [], FixedBudget(max_nodes=0), config, worker)
+        self.loop = DecodingLoop(ToyTarget(rooms=slots), [], FixedBudget(max_nodes=0), config, worker)
         self.took: dict[str, list[float]] = {}
         self.refused: Counter[str] = Counter()
         self.refusals: list[tuple[float, float]] = []

@@ -46,7 +46,7 @@ class Moment:
     Attributes:
         running: verifiers that take requests.
         paid: verifiers whose GPUs are paid for: those that start and those that end, too.
-        waiting: requests without a seat.
+        waiting: requests without a slot.
         arrived: requests since the moment before.
     """
 

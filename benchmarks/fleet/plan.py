@@ -175,13 +175,13 @@ def _processes(cores: float) -> int:
 def _one_verifier(
     hardware: Hardware, prompt: float, answer: float, acceptance: Sequence[float]
 ) -> tuple[float, float, float]:
-    """Requests per second, streams, and tokens of a pass, with as many seats taken as the policy allows."""
+    """Requests per second, streams, and tokens of a pass, with as many slots taken as the policy allows."""
     pace = StepPace(hardware, acceptance)
-    seats, room = hardware.max_num_seqs, hardware.kv_cache_tokens
+    slots, room = hardware.max_num_seqs, hardware.kv_cache_tokens
     full = next(
         count
-        for count in range(1, seats + 1)
-        if scaling.verifiers({"rows": [count / seats], "cache": [count * (prompt + answer / 2) / room]}, 1, 1) > 1
+        for count in range(1, slots + 1)
+        if scaling.verifiers({"rows": [count / slots], "cache": [count * (prompt + answer / 2) / room]}, 1, 1) > 1
     )
     count = max(1, full - 1)
     step = pace.steps[count]

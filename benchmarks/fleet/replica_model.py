@@ -2,7 +2,7 @@
 
 Steps take milliseconds and a day has millions of them, so single steps are not simulated. What a step holds and how long it
 takes comes from ``StepPace``. Prompts are read one after the other, in chunks that the budget allows beside decoding.
-A request is admitted once a seat is free and the pool holds its prompt and its whole answer, so nobody is preempted.
+A request is admitted once a slot is free and the pool holds its prompt and its whole answer, so nobody is preempted.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class ReplicaModel:
 
     @property
     def waiting(self) -> int:
-        """Requests without a seat."""
+        """Requests without a slot."""
         return len(self._waiting)
 
     def reported(self, now: float) -> dict[str, float]:

@@ -66,15 +66,15 @@ def _row(found: FleetOutcome) -> tuple[str, ...]:
 
 
 def _asked(compared: ComparedFleets) -> Table:
-    seats, bounds = compared.config.hardware.max_num_seqs, compared.config.bounds
+    slots, bounds = compared.config.hardware.max_num_seqs, compared.config.bounds
     rows = [
-        (str(replicas), f"{more:,} ({more / replicas / seats:.0%})", f"{fewer:,} ({fewer / replicas / seats:.0%})")
-        for replicas, more, fewer in asked_for(seats, bounds.max_replicas)
+        (str(replicas), f"{more:,} ({more / replicas / slots:.0%})", f"{fewer:,} ({fewer / replicas / slots:.0%})")
+        for replicas, more, fewer in asked_for(slots, bounds.max_replicas)
         if bounds.min_replicas <= replicas
     ]
     return Table(
         title="What the policy asks for",
-        columns=("verifiers", "one more from requests (of seats)", "one fewer below"),
+        columns=("verifiers", "one more from requests (of slots)", "one fewer below"),
         rows=tuple(rows),
         note="decoding requests of all together, when neither pool nor queue ask; bounds and delays come besides",
     )
@@ -98,7 +98,7 @@ def facts_of(compared: ComparedFleets) -> list[tuple[str, str]]:
         ("cost of a pass", hardware.source),
         (
             "a verifier",
-            f"{hardware.gpus} GPU{'s' * (hardware.gpus > 1)}, {hardware.max_num_seqs} seats, {hardware.max_waiting} may wait"
+            f"{hardware.gpus} GPU{'s' * (hardware.gpus > 1)}, {hardware.max_num_seqs} slots, {hardware.max_waiting} may wait"
             f", a pool of {hardware.kv_cache_tokens:,} tokens",
         ),
         ("drafts", f"accepted at 1, 2, ...: {' '.join(f'{share:g}' for share in config.acceptance) or 'none'}"),
@@ -159,7 +159,7 @@ def _waiting(axes: Axes, results: Mapping[str, Any]) -> bool:
         bold = found["name"] == AUTOSCALED
         axes.plot(hours, [m["waiting"] for m in moments], label=found["name"], linewidth=1.8 if bold else 0.9)
     axes.set_xlabel("hour")
-    axes.set_ylabel("requests without a seat")
+    axes.set_ylabel("requests without a slot")
     axes.set_yscale("symlog")
     axes.set_ylim(bottom=0)
     axes.legend(frameon=False, fontsize=8)
@@ -180,6 +180,6 @@ def _trade(axes: Axes, results: Mapping[str, Any]) -> bool:
 
 _PLOTS: Plots = (
     ("replicas", "Verifiers over the day", _replicas),
-    ("waiting", "Requests without a seat", _waiting),
+    ("waiting", "Requests without a slot", _waiting),
     ("trade", "What it costs, and how long one waits", _trade),
 )

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-# Shares of a verifier's seats and of its key-value pool. Fuller than the first, they get a companion; one goes once the
+# Shares of a verifier's slots and of its key-value pool. Fuller than the first, they get a companion; one goes once the
 # others would be emptier than the second without it. Starts take minutes, and close to its limit a queue grows faster than
 # that: so both are low. The gap keeps the number from swinging (docs/log.md: a simulated day with these and other values).
 _FULL_ROWS, _FULL_CACHE = 0.4, 0.6

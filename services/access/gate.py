@@ -97,7 +97,7 @@ class Visit:
         }
 
 
-class Seats:
+class Slots:
     """A key's room for the answers to one request, from before its prompts are read until the last answer has ended.
 
     Args:
@@ -109,7 +109,7 @@ class Seats:
         self._caller = caller
         self._use = use
         self._method = method
-        # Seats that no answer has taken yet, and the tokens charged for them.
+        # Slots that no answer has taken yet, and the tokens charged for them.
         self._free = answers
         self._charged = charged
         self.begun = False
@@ -131,7 +131,7 @@ class Seats:
 
     @asynccontextmanager
     async def admit(self, request: ClientRequest) -> AsyncIterator[Visit]:
-        """An answer's time at the router, in one of the seats. Its end is recorded, and what was not used given back."""
+        """An answer's time at the router, in one of the slots. Its end is recorded, and what was not used given back."""
         visit = Visit(within(self._caller.limits, request), estimate(request))
         charged = charge_of(visit.request, visit.prompt_tokens)
         self._free -= 1
@@ -150,7 +150,7 @@ class Seats:
             self._use.give_back(charged - (0 if refused else visit.prompt_tokens + visit.completion_tokens))
 
     def close(self) -> None:
-        """Give back the seats that no answer has taken."""
+        """Give back the slots that no answer has taken."""
         for _ in range(self._free):
             self._use.leave()
         self._use.give_back(self._charged)
@@ -218,19 +218,19 @@ class Gate:
             InvalidArgument: the key's limits can never allow the request; names the field.
             ResourceExhausted: a limit is reached; says when to try again.
         """
-        async with self.hold(caller, [request], method=method) as seats, seats.admit(request) as visit:
+        async with self.hold(caller, [request], method=method) as slots, slots.admit(request) as visit:
             yield visit
 
     @asynccontextmanager
     async def hold(
         self, caller: Caller, requests: Sequence[ClientRequest], *, method: str, counted_as: str = "n"
-    ) -> AsyncIterator[Seats]:
+    ) -> AsyncIterator[Slots]:
         """Room for all answers to a request, before its prompts are read: who may not ask costs no more than the question.
 
-        A request that fails before its first answer begins is recorded here, and counted if it had its seats.
+        A request that fails before its first answer begins is recorded here, and counted if it had its slots.
 
         Args:
-            requests: one for each answer; a lower bound of ``max_tokens`` will do until ``Seats.charge``.
+            requests: one for each answer; a lower bound of ``max_tokens`` will do until ``Slots.charge``.
             counted_as: the field of the request that says how many answers there are.
 
         Raises:
@@ -238,21 +238,21 @@ class Gate:
         """
         first = requests[0]
         visit = Visit(first, estimate(first))
-        seats: Seats | None = None
-        with self.recorded(caller, method, first.request_id, visit, unless=lambda: seats is not None and seats.begun):
+        slots: Slots | None = None
+        with self.recorded(caller, method, first.request_id, visit, unless=lambda: slots is not None and slots.begun):
             self.require(caller, "generate")
             allowed = [within(caller.limits, request) for request in requests]
             tokens, use = tokens_of(caller.limits, allowed), self._use(caller.limits)
             use.enter(len(requests), tokens, counted_as=counted_as)
-            seats = Seats(self, caller, use, method, len(requests), tokens)
+            slots = Slots(self, caller, use, method, len(requests), tokens)
             try:
-                yield seats
+                yield slots
             except BaseException as error:
-                if not seats.begun:
+                if not slots.begun:
                     self._requests.add(1, *outcome_of(error))
                 raise
             finally:
-                seats.close()
+                slots.close()
 
     @contextmanager
     def counted(self, caller: Caller, method: str, request_id: str) -> Iterator[None]:

@@ -39,7 +39,7 @@ class KeyUse:
                 self._buckets[name] = TokenBucket(per_minute, self._clock)
 
     def enter(self, requests: int, tokens: int, *, counted_as: str) -> None:
-        """Take seats for so many requests, and charge them and their tokens.
+        """Take slots for so many requests, and charge them and their tokens.
 
         Args:
             counted_as: the field that says how many they are.
@@ -74,7 +74,7 @@ class KeyUse:
         self._settle("tokens", tokens)
 
     def leave(self) -> None:
-        """Give a seat back."""
+        """Give a slot back."""
         self._running -= 1
 
     def give_back(self, tokens: int) -> None:

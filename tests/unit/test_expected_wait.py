@@ -16,7 +16,7 @@ from speculation.errors import ResourceExhausted
 from speculation.messages import GenerationRequest
 from tests.fakes import PLAIN, collect, request
 from tests.simulated import run, simulated
-from tests.traffic import CAPACITY, PASS_S, SEATS, SECONDS, TOKENS, Traffic
+from tests.traffic import CAPACITY, PASS_S, SECONDS, SLOTS, TOKENS, Traffic
 
 # Seconds of an answer, and the longest wait for one that may last half as long again, to the end of a pass.
 ANSWER_S = TOKENS * PASS_S
@@ -24,14 +24,14 @@ BOUND_S = 0.4 * ANSWER_S
 
 
 def loaded(times: float, seed: int = 1, bound_s: float | None = BOUND_S) -> Traffic:
-    """Seconds of as many times the requests that the seats can serve."""
+    """Seconds of as many times the requests that the slots can serve."""
     return run(Traffic(seed, max_wait_s=bound_s).all(a=(times * CAPACITY, TOKENS)))
 
 
 def check_overload(over: Traffic, busy: Traffic) -> None:
     assert over.p99("a") <= 1.5 * loaded(0.25).p99("a")
     # Until the first answers have ended, nothing is known of how long they take.
-    assert over.longest_queue <= 32 + SEATS
+    assert over.longest_queue <= 32 + SLOTS
     assert len(over.took["a"]) >= 0.9 * CAPACITY * SECONDS
     assert sum(after > PASS_S for after, _ in over.refusals) < 0.05 * len(over.refusals)
     # A wait within the bound is not refused for fear.
@@ -71,9 +71,9 @@ def test_who_comes_again_when_told_is_admitted() -> None:
         traffic = Traffic(0, max_wait_s=BOUND_S)
         await traffic.loop.start()
         await traffic.one("a", 0)
-        many = [asyncio.create_task(traffic.one("a", number)) for number in range(1, 4 * SEATS)]
+        many = [asyncio.create_task(traffic.one("a", number)) for number in range(1, 4 * SLOTS)]
         await asyncio.sleep(ANSWER_S / 10)
-        assert traffic.loop.running == SEATS
+        assert traffic.loop.running == SLOTS
         with pytest.raises(ResourceExhausted, match="max_wait_s") as refused:
             await collect(traffic.loop, request("b", [3], PLAIN, max_tokens=2))
         await asyncio.sleep(refused.value.retry_after_s + 2 * PASS_S)
@@ -90,7 +90,7 @@ def test_a_request_that_goes_on_elsewhere_may_wait() -> None:
         await traffic.loop.start()
         await traffic.one("a", 0)
         whole, _, _ = await collect(traffic.loop, request("whole", [3, 4], PLAIN, max_tokens=8, ignore_eos=True))
-        many = [asyncio.create_task(traffic.one("a", number)) for number in range(1, SEATS + 1)]
+        many = [asyncio.create_task(traffic.one("a", number)) for number in range(1, SLOTS + 1)]
         await asyncio.sleep(0)
         moved = replace(
             request("moved", [3, 4], PLAIN, max_tokens=8, ignore_eos=True), committed=tuple(whole[:5]), tenant="a"

@@ -12,12 +12,12 @@ from services.verifier.engine import fair_queue
 from speculation.errors import ResourceExhausted
 from tests.fakes import PLAIN, collect, request
 from tests.simulated import run
-from tests.traffic import CAPACITY, PASS_S, SEATS, SECONDS, TOKENS, Traffic
+from tests.traffic import CAPACITY, PASS_S, SECONDS, SLOTS, TOKENS, Traffic
 
 
 def test_a_tenants_lower_priorities_go_first() -> None:
     async def main() -> list[str]:
-        traffic = Traffic(0, max_waiting=6, seats=1)
+        traffic = Traffic(0, max_waiting=6, slots=1)
         await traffic.loop.start()
         order: list[str] = []
 
@@ -58,12 +58,12 @@ def test_a_greedy_tenant_does_not_move_the_others_slowest_answers(length: int) -
     assert after.refused["greedy"] > 0
     # What the others leave, the greedy one gets.
     assert after.tokens["greedy"] > 0.25 * CAPACITY * TOKENS * SECONDS
-    assert after.longest_queue <= 64 + SEATS
+    assert after.longest_queue <= 64 + SLOTS
 
 
 def test_weights_are_shares() -> None:
     async def main() -> Counter[str]:
-        traffic = Traffic(2, seats=4)
+        traffic = Traffic(2, slots=4)
         await traffic.loop.start()
         many = [
             asyncio.create_task(traffic.one(tenant, number, weight=weight))
@@ -83,7 +83,7 @@ def test_weights_are_shares() -> None:
 
 def test_the_queue_is_bounded_and_the_one_with_the_most_is_refused() -> None:
     async def main() -> Traffic:
-        traffic = Traffic(3, max_waiting=6, seats=1)
+        traffic = Traffic(3, max_waiting=6, slots=1)
         await traffic.loop.start()
         tasks = [asyncio.create_task(traffic.one("greedy", number)) for number in range(20)]
         await asyncio.sleep(5 * PASS_S)
@@ -103,7 +103,7 @@ def test_absence_saves_up_no_claims_beyond_a_credit(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(fair_queue, "CREDIT", 0.0)
 
     async def main() -> list[str]:
-        traffic = Traffic(4, seats=1)
+        traffic = Traffic(4, slots=1)
         await traffic.loop.start()
         await traffic.one("back", 0, tokens=2)
         for number in range(10):
@@ -126,7 +126,7 @@ def test_preempted_answers_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(fair_queue, "QUANTUM", 8.0)
 
     async def main() -> tuple[list[int], list[int], int]:
-        traffic = Traffic(5, seats=2)
+        traffic = Traffic(5, slots=2)
         wanted = replace(request("x", [3, 4, 5], PLAIN, max_tokens=60, temperature=1.0, seed=9, ignore_eos=True), tenant="g")
         await traffic.loop.start()
         expected, _, _ = await collect(traffic.loop, replace(wanted, request_id="alone"))

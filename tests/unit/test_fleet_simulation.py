@@ -176,7 +176,7 @@ def test_turns_of_a_conversation_find_their_cache_and_a_full_queue_refuses() -> 
     new = first_token_s(Job(0, 7, 4000, 50), 0.0)
     assert first_token_s(Job(1, 7, 4060, 50), 100.0) < new / 10
     assert first_token_s(Job(2, 8, 4060, 50), 200.0) > new / 2
-    # The seats, and one that waits.
+    # The slots, and one that waits.
     for number in range(len(pace.steps)):
         assert not replica.full
         replica.take(300.0, Job(3 + number, 99 + number, 100, 1000))

@@ -105,7 +105,7 @@ def load(rows: float, cache: float = 0.0, waiting: float = 0.0) -> Mapping[str, 
 
 
 def test_verifiers_by_rows_cache_and_queue() -> None:
-    # Fuller than 0.4 of the seats or 0.6 of the pool, or a queue: more.
+    # Fuller than 0.4 of the slots or 0.6 of the pool, or a queue: more.
     assert scaling.verifiers(load(0.5), 1, 1) == pytest.approx(0.5 / 0.4)
     assert scaling.verifiers(load(0.1, cache=0.9), 1, 1) == pytest.approx(0.9 / 0.6)
     assert scaling.verifiers({"rows": [0.3, 0.3], "cache": [0.1, 0.1], "waiting": [0, 5]}, 2, 2) == 3.0

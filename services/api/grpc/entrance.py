@@ -1,4 +1,4 @@
-"""What a public call must pass before its method sees it: a key, a seat, and a message without unknown fields."""
+"""What a public call must pass before its method sees it: a key, a slot, and a message without unknown fields."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ current_caller: ContextVar[Caller] = ContextVar("current_caller")
 
 
 class PublicEntrance(grpc.aio.ServerInterceptor):
-    """Lets in calls with a valid key while there is a seat; health checks always.
+    """Lets in calls with a valid key while there is a slot; health checks always.
 
     Args:
         most: calls at once.

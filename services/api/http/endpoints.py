@@ -57,7 +57,7 @@ class Endpoints:
     """Answers calls from a router.
 
     Args:
-        gate: holds a seat for each generation, and records calls.
+        gate: holds a slot for each generation, and records calls.
 
     Attributes:
         running: the generations under way.
@@ -99,11 +99,11 @@ class Endpoints:
             # Before the prompts are read, which takes longer than to refuse a caller.
             async with self._gate.hold(
                 call.known_caller, expected(asked, base), method=method, counted_as=counted_as
-            ) as seats:
+            ) as slots:
                 prepared = await prepare(asked, self._router, base)
-                seats.charge(prepared.requests)
+                slots.charge(prepared.requests)
                 answer = form(asked, prepared, self._router, call.request_id, int(time.time()))
-                async with RunningChoices(self._router, prepared.requests, seats.admit) as running:
+                async with RunningChoices(self._router, prepared.requests, slots.admit) as running:
                     await self._told(call, asked, running, answer, private)
         except InvalidArgument as error:
             raise named(error, own_names(asked)) from error

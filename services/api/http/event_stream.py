@@ -51,7 +51,7 @@ class EventStream:
     Args:
         padding: bytes of which events with text are a multiple; None: they are as long as they are.
         everything: fill up events without text as well.
-        stalled_s: seconds for the client to take an event; one that takes nothing must not hold its seat for ever.
+        stalled_s: seconds for the client to take an event; one that takes nothing must not hold its slot for ever.
 
     Attributes:
         begun: the status has been sent, so that errors are events from now on.

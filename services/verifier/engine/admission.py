@@ -30,7 +30,7 @@ class Admission:
     the front of its tenant's line and its committed tokens are recomputed once there is room. A preempted request loses
     nothing of its answer, and the request admitted first always makes progress.
 
-    A tenant that was served much more than one that waits gives up a seat in the same way. When too many requests wait, the
+    A tenant that was served much more than one that waits gives up a slot in the same way. When too many requests wait, the
     newest of the tenant with the most is refused. One that would wait for too long is refused at once, and one that did is
     refused then. A request that goes on after tokens of another verifier is not: its answer would be lost.
 
@@ -88,7 +88,7 @@ class Admission:
         """Expected seconds until the one after ``ahead`` others is admitted; 0 while nothing is known of answers.
 
         Args:
-            request: it; requests that owe their seat to its tenant give way.
+            request: it; requests that owe their slot to its tenant give way.
         """
         mean_s = self._seats.mean_s
         if mean_s is None:
@@ -101,7 +101,7 @@ class Admission:
         return expected_wait([0.0] * free + taken, ahead, mean_s)
 
     def _goes_before(self, request: GenerationRequest, other: GenerationRequest) -> bool:
-        """Whether a new request takes the seat of a waiting one."""
+        """Whether a new request takes the slot of a waiting one."""
         if request.tenant == other.tenant:
             return request.priority < other.priority
         return self.waiting.burden(other) > self.waiting.burden(request, 1)

@@ -182,7 +182,7 @@ class RunningChoices:
     """The generations of a request's choices, during a block. Leaving it cancels those that go on.
 
     Args:
-        admit: holds a seat for a generation; raises where there is none.
+        admit: holds a slot for a generation; raises where there is none.
     """
 
     def __init__(self, router: RouterPort, requests: Sequence[ClientRequest], admit: Admit) -> None:
