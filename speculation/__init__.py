@@ -2,6 +2,6 @@
 
 Read in this order: ``types`` and ``messages`` (what is exchanged), ``room`` (how long an answer may be), ``sources`` (what
 drafters need), ``choose`` (the target's own next token), ``tree`` (drafts merged), ``acceptance`` and ``rejection`` (which
-drafted tokens are kept), ``costs`` and ``budget`` (how many are checked), ``estimators`` (how that is learnt), ``ports`` (who
-talks to whom). ``services/verifier/engine`` runs it.
+drafted tokens are kept), ``costs`` and ``budget`` (how many are checked), ``estimators`` (how that is learnt), ``ports``
+(who talks to whom). ``services/verifier/engine`` runs it.
 """
