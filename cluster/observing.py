@@ -14,7 +14,7 @@ from services.access.gate import Gate, open_gate
 from services.access.refused_components import RefusedComponents
 from services.api.config import PublicServerConfig
 from services.api.messages import RouterPort
-from services.links.tls.expiry import expires_at
+from services.links.tls.component_files import expires_at
 from services.metrics.observed_drafter import LooksUpIndex, ObservedDrafter, ObservedRetrieval
 from services.metrics.observed_router import ObservedRouter
 from services.metrics.registry import DROPPED, Metrics

@@ -10,8 +10,8 @@ import torch
 
 from services.drafter.interfaces import ModelSource
 from training.learner import Learner, Prediction
+from training.losses import TargetChoices
 from training.shards import TrainingSequence
-from training.target_choices import TargetChoices
 from training.tree_replay import passes_of, tokens_per_pass
 
 _CHUNK = 128

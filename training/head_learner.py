@@ -13,10 +13,9 @@ from torch.nn import functional
 from services.drafter.heads.eagle.head import FeatureHead
 from training.batches import head_rows
 from training.learner import Prediction, Tally
-from training.losses import OverVocabulary, compare
+from training.losses import OverVocabulary, TargetChoices, compare
 from training.recipe import HeadRecipe
 from training.shards import TrainingSequence
-from training.target_choices import TargetChoices
 from training.unroll import unroll
 
 

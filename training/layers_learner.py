@@ -13,10 +13,9 @@ from torch import nn
 from services.model_files.folder import reading
 from speculation.errors import ConfigurationError
 from training.learner import Prediction, Tally
-from training.losses import OverVocabulary, compare
+from training.losses import OverVocabulary, TargetChoices, compare
 from training.recipe import LayersRecipe
 from training.shards import TrainingSequence
-from training.target_choices import TargetChoices
 
 
 def new_draft_model(recipe: LayersRecipe, target: Path) -> nn.Module:

@@ -15,10 +15,9 @@ import torch
 from torch import nn
 
 from training.learner import Prediction, Tally
-from training.losses import OverVocabulary, compare
+from training.losses import OverVocabulary, TargetChoices, compare
 from training.recipe import LevelsRecipe
 from training.shards import TrainingSequence
-from training.target_choices import TargetChoices
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu_check.gpu import milliseconds
 from benchmarks.gpu_check.verdicts import GateVerdict
-from services.verifier.kernels.triton.device.one_product import one_product
+from services.verifier.kernels.triton.device.row_matmul import one_product
 
 # Below these, other work or a limit of power is likely on a GPU of a data centre since Ampere (A100: 2.0 TB/s, 312 TFLOP/s).
 _LEAST_TERABYTES, _LEAST_TERAFLOPS = 1.0, 150.0

@@ -13,9 +13,9 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
+from services.model_files.byte_letters import TokenBytes
 from services.model_files.folder import check_vocabulary, read_json, reading
 from services.router.templates import ChatTemplate
-from services.router.token_bytes import TokenBytes
 
 # With these classes transformers uses the file unchanged; with LlamaTokenizer only if the file works on bytes.
 _PLAIN_CLASSES = ("TokenizersBackend", "PreTrainedTokenizerFast")

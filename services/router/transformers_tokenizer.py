@@ -7,9 +7,9 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
+from services.model_files.byte_letters import TokenBytes
 from services.model_files.folder import check_vocabulary, read_json, reading
 from services.router.templates import ChatTemplate
-from services.router.token_bytes import TokenBytes
 from services.router.tokenizer_file import longest_token, special_ids
 from speculation.errors import ConfigurationError
 

@@ -31,8 +31,7 @@ from services.links.auth import bearer
 from services.links.grpc_draft import GrpcDraftLink, serve_drafter
 from services.links.grpc_retrieval import GrpcRetrievalLink, serve_retrieval
 from services.links.tls import renewed_files
-from services.links.tls.component_files import ComponentTls, check_files
-from services.links.tls.expiry import expires_at
+from services.links.tls.component_files import ComponentTls, check_files, expires_at
 from services.links.tls.mutual import CallerTls
 from services.metrics.prometheus_sink import PrometheusSink
 from speculation.errors import ConfigurationError, Unavailable

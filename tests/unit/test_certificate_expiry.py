@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trustme
 
-from services.links.tls.expiry import expires_at
+from services.links.tls.component_files import expires_at
 
 
 @pytest.mark.parametrize("ends", [datetime(2031, 5, 6, 7, 8, 9, tzinfo=UTC), datetime(2077, 1, 2, 3, 4, 5, tzinfo=UTC)])

@@ -16,9 +16,9 @@ from services.api.http.openai.tool_calls import Delta, EnvelopedCalls, ListedCal
 from services.api.http.openai.tool_choice import ToolUse
 from services.api.http.openai.usage import metrics
 from services.api.messages import ChatMessage, ChatOptions, TextChunk
+from services.model_files.byte_letters import TokenBytes
 from services.printable import printable, printable_line
 from services.router.templates import ChatTemplate
-from services.router.token_bytes import TokenBytes
 from services.router.tokens import Tokens
 from speculation.errors import InvalidArgument
 from speculation.types import SpeculationStats

@@ -79,3 +79,13 @@ def _names_in(certificate: Path) -> list[str]:
         return extensions.get_extension_for_class(x509.SubjectAlternativeName).value.get_values_for_type(x509.DNSName)
     except (x509.ExtensionNotFound, ValueError):
         return []
+
+
+def expires_at(file: Path) -> float:
+    """The end of the validity of the first certificate in a PEM file, in seconds since 1970.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it holds no certificate.
+    """
+    return x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc.timestamp()

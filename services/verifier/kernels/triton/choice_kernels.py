@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 import triton
 
-from services.verifier.kernels.triton.device.first_greatest import first_greatest
-from services.verifier.kernels.triton.device.noisy_rows import noisy_rows
+from services.verifier.kernels.triton.device.noisy_rows import first_greatest, noisy_rows
 from services.verifier.model.to_device import to_device
 from speculation.philox import NoiseStream
 

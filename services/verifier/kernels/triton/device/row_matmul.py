@@ -6,6 +6,8 @@ rows and columns a program has, nor whether leaves are computed by programs of t
 (prompts).
 """
 
+from __future__ import annotations
+
 import triton
 import triton.language as tl
 
@@ -70,3 +72,13 @@ def add_leaves(parts, bias, made, numbers, columns, LEAVES: tl.constexpr, BLOCK:
     here = place < numbers
     total = summed(parts, place, here, numbers, bias, place % columns, made, LEAVES, BIAS)
     tl.store(made + place, total.to(made.dtype.element_ty), mask=here)
+
+
+@triton.jit
+def one_product(left, right, made, ROWS: tl.constexpr, TERMS: tl.constexpr, COLUMNS: tl.constexpr):
+    """``made``, [ROWS, COLUMNS], float32, of ``left``, [ROWS, TERMS], and ``right``, [TERMS, COLUMNS]."""
+    row, term, column = tl.arange(0, ROWS), tl.arange(0, TERMS), tl.arange(0, COLUMNS)
+    first = tl.load(left + row[:, None] * TERMS + term[None, :])
+    second = tl.load(right + term[:, None] * COLUMNS + column[None, :])
+    made_at = made + row[:, None] * COLUMNS + column[None, :]
+    tl.store(made_at, tl.dot(first, second, tl.load(made_at), input_precision="ieee"))
