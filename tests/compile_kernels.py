@@ -14,9 +14,7 @@ import torch
 from triton.runtime.jit import MockTensor
 
 from services.verifier.kernels.triton.device import (
-    first_greatest,
     noisy_rows,
-    one_product,
     rotate_write,
     row_matmul,
     row_norm,
@@ -112,13 +110,13 @@ KERNELS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "noise of what is left": (noisy_rows.noisy_rows, {
         **NOISE, "logits": DOUBLE,
     }, {"STREAM": 2, "BLOCK": 256}),
-    "greatest of parts": (first_greatest.first_greatest, {**GREATEST, "numbers": HALF}, {
+    "greatest of parts": (noisy_rows.first_greatest, {**GREATEST, "numbers": HALF}, {
         "PLACED": False, "LAST": False, "BLOCK": 2048,
     }),
-    "greatest of all": (first_greatest.first_greatest, {**GREATEST, "numbers": SINGLE}, {
+    "greatest of all": (noisy_rows.first_greatest, {**GREATEST, "numbers": SINGLE}, {
         "PLACED": True, "LAST": True, "BLOCK": 64,
     }),
-    "one product": (one_product.one_product, {"left": HALF, "right": HALF, "made": SINGLE}, {
+    "one product": (row_matmul.one_product, {"left": HALF, "right": HALF, "made": SINGLE}, {
         "ROWS": 64, "TERMS": 64, "COLUMNS": 64,
     }),
 }  # fmt: skip
