@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from speculation import estimators
+from services.verifier.engine import mailbox
+from services.verifier.engine.deciding import asking, cost_slope, costly_sources, source_use, stream_ends, waiting
+from speculation import acceptance_rates, budget, costs, estimators
 from speculation.estimators import DecayingMean, Ratio, RecentTimes, Slope
 
 
@@ -22,6 +24,35 @@ def test_the_numbers_of_the_page_on_decisions_are_true() -> None:
     found = doctest.testfile(str(Path(__file__).parents[2] / "docs" / "decisions.md"), module_relative=False)
     assert found.attempted >= 20
     assert found.failed == 0
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        f"| {1 / waiting._WORTH_WEIGHT:g} drafts |",
+        f"| {waiting._REMEMBERED} drafts |",
+        f"{asking._ASSUMED:g} of a pass; 0 for up to {asking._FEW} requests",
+        f"{cost_slope._MEMORY:g}, {1 / cost_slope._MEAN_WEIGHT:g} passes | see above, as {cost_slope._PRIOR:g} pass |",
+        f"| {source_use._MEMORY:g} tokens | all requests' share, as {source_use._PRIOR:g} tokens |",
+        f"| {acceptance_rates._MEMORY:g} nodes | the source's claim, as {acceptance_rates._PRIOR:g} nodes |",
+        f"| {1 / costs._SPEED_WEIGHT:g}, {1 / costs._SHAPE_WEIGHT:g} passes |",
+        f"| {1 / budget._PROMPT_WEIGHT:g} passes |",
+        f"within the allowed {100 * asking._SHARE:g} %",
+        f"After {budget._EXPLORE_EVERY - 1} steps without a node",
+        f"After {waiting._TRY_EVERY} steps without a wait",
+        f"up to {waiting._TRY_AT_LEAST_EVERY}",
+        f"up to {asking.MOST_STEPS} steps",
+        f"{100 * costly_sources._LEAST_GAIN - 100:.0f} % faster",
+        f"after {costly_sources._TRY_EVERY} requests, then {2 * costly_sources._TRY_EVERY}",
+        f"up to {costly_sources._TRY_AT_LEAST_EVERY}",
+        f"After {stream_ends.EXPLORE_EVERY} steps without streams",
+        f"After {waiting._WASTED} wasted waits",
+        f"lost after {mailbox._LOST_S:g} s",
+        f"earns {100 * waiting._SHARE:g} % of all pass time",
+    ],
+)
+def test_the_page_on_decisions_names_the_present_constants(words: str) -> None:
+    assert words in (Path(__file__).parents[2] / "docs" / "decisions.md").read_text()
 
 
 def test_a_mean_is_plain_until_it_has_a_memory_and_then_follows() -> None:
