@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import re
 from collections.abc import AsyncIterator, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
@@ -367,7 +368,9 @@ def row(model_type: str, found: Outcome) -> str:
     if found.wrong:
         return f"| {model_type} | **wrong: {found.wrong}** | | | | |"
     if found.refusal:
-        return f"| {model_type} | no: {found.refusal.replace('|', '/')} | | | | |"
+        # How far a model is off depends on the processor; that it is, does not.
+        reason = re.sub(r", by [\d.]+ of the spread", "", found.refusal.replace("|", "/"))
+        return f"| {model_type} | no: {reason} | | | | |"
     bits = "exact" if found.exact else "up to near ties"
     stages, layers = "no" if found.stages else "yes", "last" if found.layers else "all"
     return f"| {model_type} | yes | {bits} | {stages} | {layers} | {', '.join(found.dtypes)} |"
