@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
 
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.target_shape import TRAINING
@@ -17,15 +19,51 @@ from services.drafter.heads.medusa.files import save_medusa
 from services.drafter.heads.medusa.heads import MedusaHeads
 from services.drafter.heads.streams.files import save_streams
 from services.drafter.heads.streams.streams import Streams
-from services.model_files.weights.files import quantize_folder
+from services.model_files.folder import read_json
+from services.model_files.weights.files import WeightFiles, quantize_folder
+from services.model_files.weights.headers import SINGLE
+from services.model_files.weights.shared import SHARED, SharedWeights
 from speculation.errors import ConfigurationError
 from speculation.files import write_whole
 from training.head_writing import save_head
 from training.open_run import OpenedModel, TrainingTarget, reopen
-from training.own_weights import leave_out_shared
 from training.recipe import LayersRecipe
 from training.snapshots import RunState, find_snapshot, read_snapshot, run_of
 from training.vocabulary import write_vocabulary
+
+
+def leave_out_shared(out: Path, model: PreTrainedModel, recipe: LayersRecipe, target: Path) -> None:
+    """Rewrite the folder ``out``, where ``model`` was saved, without the target's own weights: its config.json names them.
+
+    Args:
+        target: folder of the target, as it is served.
+
+    Raises:
+        ConfigurationError: the target's files have other names for these weights.
+    """
+    modules = dict(_shared_modules(model, recipe))
+    with WeightFiles(target) as files:
+        shared = SharedWeights(target, modules, "").names((), files.names)
+        digest = files.digest(shared.values())
+    weights = {name: weight for name, weight in load_file(out / SINGLE).items() if name not in shared}
+    save_file(weights, out / SINGLE, metadata={"format": "pt"})
+    config = read_json(out / "config.json") | {SHARED: {"modules": modules, "sha256": digest}}
+    write_whole(out / "config.json", json.dumps(config, indent=2).encode())
+
+
+def _shared_modules(model: PreTrainedModel, recipe: LayersRecipe) -> Iterator[tuple[str, str]]:
+    """Names of the modules that were not trained, in the model and in its target."""
+    tied = {name.rpartition(".")[0] for name in model.all_tied_weights_keys}
+    untrained = (model.get_input_embeddings(), model.get_output_embeddings())
+    layers = model.base_model.layers
+    for name, module in model.named_modules():
+        if any(module is each for each in untrained) and name not in tied:
+            yield name, name
+        elif module is layers:
+            yield from (
+                (f"{name}.{own}", f"{name}.{layer}") for own, layer in enumerate(recipe.layers[: recipe.frozen_layers])
+            )
+
 
 Dtype = Literal["bfloat16", "float16", "float32", "int8"]
 EVALUATION = "evaluation.json"

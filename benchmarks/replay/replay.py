@@ -15,9 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from benchmarks.bench.results import TRACES
+from benchmarks.bench.results import TRACES, read_recorded
 from benchmarks.bench.tables import Table
-from benchmarks.replay.json_lines import read_recorded
 from services.drafter.config import DrafterConfig
 from services.drafter.replay import AnswerReplay
 from services.drafter.service import DrafterService

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.replay.json_lines import read_recorded
+from benchmarks.bench.results import read_recorded
 from speculation.errors import ConfigurationError
 
 # The likeliest tokens that are kept of each position: as many as the most curious text source wants.
