@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from training.own_weights import leave_out_shared
+from training.export import leave_out_shared
 from training.recipe import LayersRecipe
 
 FIRST_LAYER = LayersRecipe(kind="draft_model", layers=(0, 1), frozen_layers=1)
