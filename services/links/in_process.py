@@ -10,11 +10,11 @@ import logging
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
-from outrider.internal.v1 import drafting_pb2, retrieval_pb2, verification_pb2
+from outrider.internal.v1 import drafting_pb2, retrieval_pb2
+from services.links import serialised
 from services.links.call_queue import CallQueue
 from services.links.codec import drafting as codec
 from services.links.codec import retrieval as retrieval_codec
-from services.links.codec import verification as verification_codec
 from services.links.codec.features import detach_data
 from services.links.draft_server import converse, encode_reply
 from services.links.open_sessions import SILENCE_S
@@ -146,20 +146,15 @@ class InProcessVerifierLink:
         self._verifier = verifier
 
     async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
-        wire = verification_codec.encode_generation(request).SerializeToString()
-        received = verification_codec.decode_generation(verification_pb2.VerifyRequest.FromString(wire))
-        events = self._verifier.generate(received)
+        events = self._verifier.generate(serialised.read_request(serialised.write_request(request)))
         try:
             async for event in events:
-                sent = verification_codec.encode_generation_event(event).SerializeToString()
-                yield verification_codec.decode_generation_event(verification_pb2.VerifyResponse.FromString(sent))
+                yield serialised.read_event(serialised.write_event(event))
         finally:
             await events.aclose()
 
     async def forget(self, tenant: str) -> None:
-        wire = verification_codec.encode_forget(tenant).SerializeToString()
-        await self._verifier.forget(verification_codec.decode_forget(verification_pb2.ForgetRequest.FromString(wire)))
+        await self._verifier.forget(serialised.read_forget(serialised.write_forget(tenant)))
 
     async def describe(self) -> VerifierCard:
-        wire = verification_codec.encode_card(await self._verifier.describe()).SerializeToString()
-        return verification_codec.decode_card(verification_pb2.DescribeResponse.FromString(wire))
+        return serialised.read_card(serialised.write_card(await self._verifier.describe()))

@@ -1,4 +1,4 @@
-"""The verifier's messages as serialised outrider.internal.v1 messages, for Ray Serve's handles, which carry bytes."""
+"""The verifier's messages as serialised outrider.internal.v1 messages, for Ray Serve's handles and within one process."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ def write_event(event: Progress | Finished) -> bytes:
 def read_event(data: bytes) -> Progress | Finished:
     """Decode the bytes of ``write_event``."""
     return codec.decode_generation_event(verification_pb2.VerifyResponse.FromString(data))
+
+
+def write_forget(tenant: str) -> bytes:
+    """Router to verifier."""
+    return codec.encode_forget(tenant).SerializeToString()
+
+
+def read_forget(data: bytes) -> str:
+    """Decode the bytes of ``write_forget``."""
+    return codec.decode_forget(verification_pb2.ForgetRequest.FromString(data))
 
 
 def write_card(card: VerifierCard) -> bytes:
