@@ -67,7 +67,7 @@ bench: install  ## The full table on this machine, peers that are installed incl
 
 bench-smoke: install  ## Check the benchmark itself, not the speed: a minute
 	@rm -rf build/bench-smoke && mkdir -p build
-	@$(BIN)/outrider bench --per-task 1 --max-tokens 8 --repeats 1 --out build/bench-smoke
+	@$(TOGETHER) $(BIN)/outrider bench --per-task 1 --max-tokens 8 --repeats 1 --out build/bench-smoke
 
 check: install proto-fresh types imports  ## Style, types, import law, fresh stubs
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

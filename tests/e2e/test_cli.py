@@ -50,6 +50,7 @@ def test_generate_in_process_prints_the_promised_object(outrider_here: Command, 
     assert drafted["metrics"]["speculative_decoding"]["strategy"] == "prompt_lookup"
 
 
+@pytest.mark.exhaustive
 def test_serve_then_generate_then_stop(tiny_model: Path) -> None:
     command = [
         str(Path(sys.executable).parent / "outrider"),

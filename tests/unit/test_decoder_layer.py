@@ -21,6 +21,8 @@ from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
 from tests.triton_interpreter import hopper
 
+pytestmark = pytest.mark.exhaustive
+
 Turns = tuple[torch.Tensor, torch.Tensor]
 SIZES = {
     "vocab_size": 16, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2,

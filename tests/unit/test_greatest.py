@@ -56,7 +56,7 @@ def rows_of(vocabulary: int) -> torch.Tensor:
     return rows
 
 
-@pytest.mark.examples(3)
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 def test_it_finds_what_torchs_functions_and_the_law_do(vocabulary: int) -> None:
     rows = rows_of(vocabulary)

@@ -31,7 +31,7 @@ from training.shards import FILE, Shards, read_data_manifest, read_shards
 from training.tasks import tasks_of
 
 # One process, since the model and the data are shared.
-pytestmark = pytest.mark.xdist_group("training data")
+pytestmark = [pytest.mark.xdist_group("training data"), pytest.mark.exhaustive]
 
 
 @pytest.fixture(scope="module")

@@ -28,6 +28,8 @@ from training.trainer import RunLimits, Trainer
 from training.tree_replay import passes_of
 from training.vocabulary import write_vocabulary
 
+pytestmark = pytest.mark.exhaustive
+
 SMALL = {"steps": 60, "batch_rows": 600, "micro_rows": 300, "learning_rate": 0.03, "precision": "float32"}
 RECIPES = {"streams": {"stream_layers": 1, "streams": 3, "anchors": 1.0, "rank": 32}, "medusa": {"heads": 3}}
 

@@ -19,6 +19,8 @@ from training.shards import DataManifest, Shards, read_shards
 from training.snapshots import find_snapshot, newest_whole, read_snapshot
 from training.trainer import RunLimits, StepProgress, Trainer
 
+pytestmark = pytest.mark.exhaustive
+
 STEPS = 20
 RECIPES = {
     # Unrolled from step 14 on, after the interruption at step 10.

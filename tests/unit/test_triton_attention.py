@@ -23,6 +23,8 @@ from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.model.target_port import Rows
 from tests.triton_interpreter import hopper
 
+pytestmark = pytest.mark.exhaustive
+
 SEGMENT = 512
 
 

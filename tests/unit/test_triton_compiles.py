@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 from tests.compile_kernels import KERNELS
 
 # One process, since two tests share what is compiled.
-pytestmark = pytest.mark.xdist_group("triton compiles")
+pytestmark = [pytest.mark.xdist_group("triton compiles"), pytest.mark.exhaustive]
 
 # Shared memory that a program may have: of an A100, and of an H100.
 ROOM = {80: 163 * 1024, 90: 227 * 1024}

@@ -26,6 +26,8 @@ from training.trainer import RunLimits, Trainer
 from training.vocabulary import read_vocabulary, write_vocabulary
 from training.warm_start import start_from
 
+pytestmark = pytest.mark.exhaustive
+
 SMALL = {"batch_rows": 300, "micro_rows": 130, "evaluate_every": 2, "learning_rate": 0.005, "steps": 4}
 RECIPES: dict[str, dict[str, Any]] = {
     "fspad": {},
