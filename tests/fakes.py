@@ -20,7 +20,7 @@ from services.verifier.choosing.chooser import Chooser
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
-from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamRows
+from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
 from speculation.budget import Budget, FixedBudget
 from speculation.errors import TargetLost, Unavailable
 from speculation.messages import (
@@ -153,7 +153,7 @@ class ToyTarget:
     def check_layers(self, layers: Sequence[int]) -> None:
         pass
 
-    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+    def streams(self, layers: Sequence[int]) -> StreamSpec | None:
         return None
 
     def fetch_features(self, asked: Mapping[str, Sequence[int]]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from lab.regret.recorded_answers import RecordedAnswer
-from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling, StreamRows
+from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling, StreamSpec
 from speculation.errors import InvalidArgument
 from speculation.types import Features
 
@@ -107,7 +107,7 @@ class RecordedTarget:
         if layers:
             raise InvalidArgument("layers", tuple(layers), "none: a recording has no hidden states")
 
-    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+    def streams(self, layers: Sequence[int]) -> StreamSpec | None:
         return None
 
     def fetch_features(self, asked: Mapping[str, Sequence[int]]) -> None:

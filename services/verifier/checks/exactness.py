@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from services.verifier.kernels.cpu_choice import Choice
-from services.verifier.model.stream_rows import LateRows
+from services.verifier.model.stream_rows import StreamRows
 from services.verifier.model.target_port import Rows
 
 
@@ -22,7 +22,7 @@ class _Target(Protocol):
     def kernels(self) -> Choice: ...
 
     @property
-    def late(self) -> LateRows | None: ...
+    def stream_rows(self) -> StreamRows | None: ...
 
     def open(self, session_id: str, rows: int) -> bool: ...
 
@@ -53,7 +53,7 @@ def is_exact(target: _Target) -> bool:
         return Rows(session_id=name, context=start, tokens=text[start:end], logits=logits)
 
     names = ("alone", "beside", "other")
-    room = 2 * _ROWS + (0 if target.late is None else 2 * target.late.streams)
+    room = 2 * _ROWS + (0 if target.stream_rows is None else 2 * target.stream_rows.streams)
     for name in names[:2]:
         target.open(name, room)
     crowd = _MANY if _takes_many(target) and target.open("other", _MANY + room) else _FEW
@@ -65,7 +65,7 @@ def is_exact(target: _Target) -> bool:
         beside = [computed(rows("beside", 0, 4, 4))]
         beside += [computed(rows("other", 0, crowd, 1), rows("beside", 4, 9, 5))]
         nodes, parents = (text[9], 1, text[10], 2, text[11]), (-1, -1, 0, 1)
-        ends = () if target.late is None else (0, len(nodes) - 1)
+        ends = () if target.stream_rows is None else (0, len(nodes) - 1)
         tree = Rows(session_id="beside", context=9, tokens=nodes, parents=parents, logits=len(nodes), ends=ends)
         beside += [computed(rows("other", crowd, crowd + 5, 1), tree)[[0, 2, 4]]]
     finally:

@@ -16,7 +16,7 @@ from services.verifier.engine.deciding.stream_ends import EXPLORE_EVERY, MOST_EN
 from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
 from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState
-from services.verifier.model.target_port import StreamRows, Target, TokenRule
+from services.verifier.model.target_port import StreamSpec, Target, TokenRule
 from speculation.acceptance import StopRule, stop_token_ids
 from speculation.budget import Budget, Wanted
 from speculation.errors import InvalidArgument
@@ -101,7 +101,7 @@ class LiveRequest:
         max_model_len: int,
         max_nodes: int,
         grammar: GrammarState | None = None,
-        streams: StreamRows | None = None,
+        streams: StreamSpec | None = None,
     ) -> None:
         self.request = request
         self.grammar = grammar
@@ -169,7 +169,7 @@ class LiveRequest:
         return self.computed == len(self.tokens) - 1
 
     @property
-    def streams(self) -> StreamRows | None:
+    def streams(self) -> StreamSpec | None:
         """The streams that its rows may have in a pass; None: none, or nothing drafts from them."""
         return self._streams if _STREAMING in self.sources else None
 

@@ -306,7 +306,7 @@ class DecodingLoop:
 
     def _deliver(self, part: Part, wanted: Wanted, prices: Prices | None) -> None:
         live, verdict = part.session, part.verdict
-        self.stats.count_rows(part.rows, part.late)
+        self.stats.count_rows(part.rows, part.stream_rows)
         if part.error is not None:
             self._fail(live, part.error, "verification failed")
             return

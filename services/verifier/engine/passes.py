@@ -23,7 +23,7 @@ class Part:
     """A request's part of one pass.
 
     Attributes:
-        late: the rows of its streams, by the share of the layers that they go through.
+        stream_rows: as in ``LoopStats``.
         verdict: None if the pass does not reach the end of the prompt, or failed.
         prompt_features: hidden states of the prompt's rows, where the plan asks for them.
         error: why verification failed; None if it did not.
@@ -32,7 +32,7 @@ class Part:
     session: LiveRequest
     rows: Rows
     tree: TokenTree = EMPTY_TREE
-    late: float = 0.0
+    stream_rows: float = 0.0
     verdict: Verdict | None = None
     prompt_features: Features | None = None
     error: Exception | None = None
@@ -150,14 +150,14 @@ def _part(session: LiveRequest, chain: int, tree: TokenTree, ends: tuple[int, ..
         layers=wants.layers if wants.prompt or _verified(session, chain) else (),
         ends=tuple(chain + end for end in ends),
     )
-    late = 0.0 if session.streams is None else len(ends) * session.streams.rows * session.streams.share
-    return Part(session=session, rows=rows, tree=tree, late=late)
+    stream_rows = 0.0 if session.streams is None else len(ends) * session.streams.rows * session.streams.share
+    return Part(session=session, rows=rows, tree=tree, stream_rows=stream_rows)
 
 
 def load_of(parts: Sequence[Part]) -> Load:
     """The load of a pass over ``parts``, tree nodes and streams included."""
     return Load(
-        rows=sum(len(part.rows.tokens) for part in parts) + round(sum(part.late for part in parts)),
+        rows=sum(len(part.rows.tokens) for part in parts) + round(sum(part.stream_rows for part in parts)),
         requests=len(parts),
         keys=sum(part.rows.context for part in parts),
         row_keys=sum(part.rows.context * len(part.rows.tokens) for part in parts),

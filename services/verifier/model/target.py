@@ -24,8 +24,8 @@ from services.verifier.kv_cache.tiles import TileAllocator
 from services.verifier.loading.load_model import check_files, check_memory, read_config, split_layers
 from services.verifier.model.gpu_here import no_gpu, without_kernels
 from services.verifier.model.slice import ModelSlice
-from services.verifier.model.stream_rows import LateRows, StreamWeights
-from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamRows
+from services.verifier.model.stream_rows import StreamRows, StreamWeights
+from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
 from services.verifier.stages.upstream import Launch, earlier_stages
 from services.verifier.stages.ways import device_of_stage
 from speculation.errors import ConfigurationError
@@ -124,9 +124,9 @@ class TransformersTarget:
         return self._part.choice
 
     @property
-    def late(self) -> LateRows | None:
+    def stream_rows(self) -> StreamRows | None:
         """Computes streams in the target's passes; None: there are none."""
-        return self._part.hidden_states.late
+        return self._part.hidden_states.stream_rows
 
     @property
     def pool(self) -> KVPool:
@@ -205,7 +205,7 @@ class TransformersTarget:
     def check_layers(self, layers: Sequence[int]) -> None:
         self._part.hidden_states.check(layers)
 
-    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+    def streams(self, layers: Sequence[int]) -> StreamSpec | None:
         return self._part.hidden_states.streams(layers)
 
     def fetch_features(self, asked: Mapping[str, Sequence[int]]) -> None:

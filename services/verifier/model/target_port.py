@@ -48,7 +48,7 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StreamRows:
+class StreamSpec:
     """The streams that a row may have in a pass.
 
     Attributes:
@@ -203,7 +203,7 @@ class Target(Protocol):
             InvalidArgument: those of a layer are not; names it and what is allowed.
         """
 
-    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+    def streams(self, layers: Sequence[int]) -> StreamSpec | None:
         """The streams among ``Rows.layers``; None: there are none among them."""
 
     def fetch_features(self, asked: Mapping[str, Sequence[int]]) -> None:

@@ -1,4 +1,4 @@
-"""Late rows change no bit of any other row, leave nothing behind, and are what the paper's formulas say."""
+"""Stream rows change no bit of any other row, leave nothing behind, and are what the paper's formulas say."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
 from services.verifier.kv_cache.pool import TILE
 from services.verifier.model import slice as model_slice
-from services.verifier.model.stream_rows import LateRows
+from services.verifier.model.stream_rows import StreamRows
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError, InvalidArgument
@@ -33,7 +33,7 @@ from tests.tiny import make_tiny_model
 from tests.trained_heads import make_streams
 from tests.unit.test_streams import LAYERS, STREAMS, TEXT, TOP, Bare, expected
 
-pytestmark = pytest.mark.xdist_group("late rows")
+pytestmark = pytest.mark.xdist_group("stream rows")
 
 IN_PASS = tuple(range(LAYERS, LAYERS + STREAMS))
 
@@ -147,9 +147,9 @@ def test_a_planted_leak_is_found(
 ) -> None:
     """One other row that streams are added to, in one layer."""
     target, bare = targets
-    late = target.late
-    assert late is not None
-    layer = late._layers[0]
+    stream_rows = target.stream_rows
+    assert stream_rows is not None
+    layer = stream_rows._layers[0]
 
     def leak(module: object, given: tuple[torch.Tensor, ...], made: torch.Tensor) -> torch.Tensor:
         return torch.cat((made[:, :1] + made[:, -1:], made[:, 1:]), dim=1)
@@ -291,7 +291,7 @@ def test_streams_of_another_model_are_refused(model: Path, folder: Path, tmp_pat
         TransformersTarget(config_of(other), None, read_stream_weights(folder, model))
 
 
-def test_models_that_cannot_take_late_rows_are_refused(model: Path, folder: Path) -> None:
+def test_models_that_cannot_take_stream_rows_are_refused(model: Path, folder: Path) -> None:
     weights = read_stream_weights(folder, model)
     missing = replace(weights, adapters=tuple({"attn.c_proj": next(iter(layer.values()))} for layer in weights.adapters))
     with pytest.raises(ConfigurationError, match=r"LlamaDecoderLayer has no linear layer attn\.c_proj"):
@@ -315,7 +315,7 @@ def test_decoders_of_another_kind_are_refused(model: Path, folder: Path, broken:
     for name, value in broken.items():
         setattr(loaded.model.rotary_emb if name == "rope_type" else loaded.model, name, value)
     with pytest.raises(ConfigurationError, match=why):
-        LateRows(loaded, LAYERS, read_stream_weights(folder, model), torch.device("cpu"))
+        StreamRows(loaded, LAYERS, read_stream_weights(folder, model), torch.device("cpu"))
 
 
 def test_streams_that_nobody_loaded_are_refused(model: Path) -> None:
