@@ -42,13 +42,14 @@ Failed = tuple[LiveRequest, Exception]
 
 
 def plan_parts(
-    sessions: Iterable[LiveRequest], budget: Budget, prompt_rows: int, everybody: Load
+    sessions: Iterable[LiveRequest], budget: Budget, prompt_rows: int, everybody: Load, *, quiet: bool = False
 ) -> tuple[list[Part], list[Failed]]:
     """Choose the rows of every request for the coming pass. Returns the parts, and the requests whose tree failed.
 
     Args:
         prompt_rows: most prompt rows over all requests; a request that gets none is left for the next pass.
         everybody: the load of all decoding requests, in this pass or another one: all are slowed down by its prompt rows.
+        quiet: no drafts are checked, and nothing is read for drafters but hidden states.
     """
     sessions = list(sessions)
     farthest = max((session.computed for session in sessions if len(session.tokens) - session.computed > 1), default=0)
@@ -71,6 +72,8 @@ def plan_parts(
     verified = [session for session, chain in chains if _verified(session, chain)]
     keys = [session.computed for session in verified]
     decoding = Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
+    if quiet:
+        return [_part(session, chain, EMPTY_TREE, (), top_k=0) for session, chain in chains], []
     trees, failed = _trees(verified, budget)
     chosen = dict(zip(trees, _choose(list(trees.values()), budget, load, decoding), strict=True))
     for session in verified:
@@ -136,7 +139,7 @@ def _verified(session: LiveRequest, chain: int) -> bool:
     return session.computed + chain == len(session.tokens)
 
 
-def _part(session: LiveRequest, chain: int, tree: TokenTree, ends: tuple[int, ...]) -> Part:
+def _part(session: LiveRequest, chain: int, tree: TokenTree, ends: tuple[int, ...], top_k: int | None = None) -> Part:
     end, plan = session.computed + chain, session.request.plan
     wants = session.observes
     rows = Rows(
@@ -145,7 +148,7 @@ def _part(session: LiveRequest, chain: int, tree: TokenTree, ends: tuple[int, ..
         tokens=(*session.tokens[session.computed : end], *tree.tokens),
         parents=tree.parents,
         logits=1 + len(tree) if _verified(session, chain) else 0,
-        top_k=wants.top_k,
+        top_k=wants.top_k if top_k is None else top_k,
         tried=tree if plan.acceptance == "rejection" else None,
         layers=wants.layers if wants.prompt or _verified(session, chain) else (),
         ends=tuple(chain + end for end in ends),
