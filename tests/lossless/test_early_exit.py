@@ -92,7 +92,7 @@ def test_rows_behind_unlikely_edges_have_no_streams(
             assert target.open("a", 64)
             ends = tuple(len(chain) + end for end in range(-1, 7))
             rows = Rows(
-                session_id="a", context=0, tokens=(*chain, *tokens), parents=parents, logits=8, layers=IN_PASS, ends=ends
+                request_id="a", context=0, tokens=(*chain, *tokens), parents=parents, logits=8, layers=IN_PASS, ends=ends
             )  # fmt: skip
             target.forward([rows])
         assert torch.equal(made(pruning, "a", ends[0]), made(whole, "a", ends[0])), "the root hangs on no edge"
@@ -108,7 +108,7 @@ def test_all_rows_may_be_pruned(model: Path, folder: Path) -> None:
     """No stream row enters then, and the pass goes on as it began."""
     weights = read_stream_weights(folder, model, 0.99)
     target, bare = TransformersTarget(config_of(model), None, weights), TransformersTarget(config_of(model))
-    tree = Rows(session_id="a", context=0, tokens=(*TEXT[:4], 9, 8), parents=(-1, 0), logits=3, ends=(4, 5))
+    tree = Rows(request_id="a", context=0, tokens=(*TEXT[:4], 9, 8), parents=(-1, 0), logits=3, ends=(4, 5))
     logits = []
     for served in (target, bare):
         assert served.open("a", 64)

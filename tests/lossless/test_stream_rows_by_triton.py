@@ -38,11 +38,11 @@ def rows_of(target: TransformersTarget, with_streams: bool) -> list[torch.Tensor
     ends = ((4,), (0, 2)) if with_streams else ((), ())
     for name in "ab":
         target.open(name, 160)
-    target.forward([Rows(session_id="a", context=0, tokens=tuple(range(3, 17)), logits=0)])
+    target.forward([Rows(request_id="a", context=0, tokens=tuple(range(3, 17)), logits=0)])
     target.keep("a", 0, range(14))
     batch = [
-        Rows(session_id="b", context=0, tokens=(5, 6, 7, 8, 9), logits=1, layers=IN_PASS, ends=ends[0]),
-        Rows(session_id="a", context=14, tokens=(9, 3, 4, 1), parents=(-1, 0, -1), logits=4, layers=IN_PASS, ends=ends[1]),
+        Rows(request_id="b", context=0, tokens=(5, 6, 7, 8, 9), logits=1, layers=IN_PASS, ends=ends[0]),
+        Rows(request_id="a", context=14, tokens=(9, 3, 4, 1), parents=(-1, 0, -1), logits=4, layers=IN_PASS, ends=ends[1]),
     ]
     found = target.forward(batch)
     states = [state for name, own in zip("ba", ends, strict=True) for state in map(streams_of(target, name), own)]

@@ -41,7 +41,7 @@ class Streaming(ToyTarget):
             self.ends.append(rows.ends)
             assert all(len(rows.tokens) - rows.logits <= end < len(rows.tokens) for end in rows.ends)
             most = rows.context + len(rows.tokens) + STREAMS.rows * len(rows.ends)
-            assert self.granted[rows.session_id] >= most, "streams beyond the request's room"
+            assert self.granted[rows.request_id] >= most, "streams beyond the request's room"
 
 
 async def passes(plan: Plan) -> tuple[Streaming, list[int]]:

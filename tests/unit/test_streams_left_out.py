@@ -36,8 +36,8 @@ class Counted(ToyTarget):
     def begin(self, batch: Sequence[Rows]) -> None:
         super().begin(batch)
         for rows in batch:
-            self.stream_rows[rows.session_id] += STREAMS.rows * len(rows.ends)
-            self.passes_with_states[rows.session_id] += bool(rows.layers)
+            self.stream_rows[rows.request_id] += STREAMS.rows * len(rows.ends)
+            self.passes_with_states[rows.request_id] += bool(rows.layers)
 
 
 async def answered() -> tuple[Counted, World, LoopStats]:

@@ -113,7 +113,7 @@ def lay_out(pool: KVPool, batch: Sequence[Rows], padding: int, stream_rows: Sequ
     offsets: list[int] = []
     groups: list[_Group] = []
     for rows in batch:
-        owned = pool.tiles_of(rows.session_id)
+        owned = pool.tiles_of(rows.request_id)
         own_positions = _positions(rows)
         groups += _groups(rows, own_positions, owned, len(positions))
         slots = range(rows.context, rows.context + len(rows.tokens))

@@ -223,15 +223,15 @@ class HiddenStates:
             for own, rows in some:
                 places = {row: place for place, row in enumerate(rows)}
                 part = own_numbers[begin : begin + len(rows)]
-                self._fetched[own.session_id] = _Fetched(places=places, numbers=part, dtype=states.dtype)
+                self._fetched[own.request_id] = _Fetched(places=places, numbers=part, dtype=states.dtype)
                 begin += len(rows)
 
     def features(self, own: Rows, rows: Sequence[int]) -> Features:
         """The hidden states kept for ``own``, one request's part of the last pass; see ``Target.features`` and ``fetch``."""
-        found = self._fetched.get(own.session_id)
+        found = self._fetched.get(own.request_id)
         if found is None or not found.places.keys() >= set(rows):
             self.fetch([(own, rows)])
-            found = self._fetched[own.session_id]
+            found = self._fetched[own.request_id]
         return Features(
             data=found.numbers[[found.places[row] for row in rows]].astype("<i2").tobytes(),
             rows=len(rows),
@@ -243,7 +243,7 @@ class HiddenStates:
 
     def _states(self, asked: Sequence[tuple[Rows, Sequence[int]]], layers: Sequence[int]) -> torch.Tensor:
         """[rows, layers * hidden size] of requests that ask for the same layers, in the type in which they travel."""
-        places = [self._starts[own.session_id] + row for own, rows in asked for row in rows]
+        places = [self._starts[own.request_id] + row for own, rows in asked for row in rows]
         at = to_device(places, self._device, torch.int64)
         states = torch.cat([self._of_layer(asked, at, layer) for layer in layers], dim=-1)
         if states.dtype != torch.bfloat16:
@@ -256,7 +256,7 @@ class HiddenStates:
         stream_rows = self.stream_rows
         if stream_rows is None or not self._is_stream(layer):
             return self._kept[_number(layer, self._total)][at]
-        rows = [(own.session_id, row) for own, some in asked for row in some]
+        rows = [(own.request_id, row) for own, some in asked for row in some]
         return torch.stack([stream_rows.states(name, row)[layer - self._total] for name, row in rows])
 
     def _is_stream(self, layer: int) -> bool:
@@ -272,7 +272,7 @@ class HiddenStates:
         begin = 0
         for rows in batch:
             if rows.layers:
-                self._starts[rows.session_id] = len(asked)
+                self._starts[rows.request_id] = len(asked)
                 asked += range(begin, begin + len(rows.tokens))
             begin += len(rows.tokens)
         return asked

@@ -142,7 +142,7 @@ class ModelSlice:
         self.pool.assign(owner, [0], 1)
         tokens = tuple(range(1, _TRIAL_ROWS + 1))
         entering = torch.tensor(tokens) if self.is_first else torch.randn(_TRIAL_ROWS, self.hidden_size, dtype=self.dtype)
-        batch = [Rows(session_id=owner, context=0, tokens=tokens, logits=1)]
+        batch = [Rows(request_id=owner, context=0, tokens=tokens, logits=1)]
 
         def trial_pass() -> Running:
             running = Running(self._lay_out(batch, 0), self._calls)

@@ -111,9 +111,9 @@ class StreamRows:
         self._begins: dict[tuple[str, int], int] = {}
         self._made = self._embeddings[:0]
 
-    def states(self, session_id: str, row: int) -> torch.Tensor:
+    def states(self, request_id: str, row: int) -> torch.Tensor:
         """[streams, hidden size], what the output layer reads of a row's streams in the last pass; zeros: it had none."""
-        begin = self._begins.get((session_id, row))
+        begin = self._begins.get((request_id, row))
         return torch.zeros_like(self._embeddings) if begin is None else self._made[begin : begin + self.streams]
 
     @contextmanager
@@ -173,7 +173,7 @@ class StreamRows:
         begin = 0
         for rows in batch:
             for end in rows.ends:
-                self._begins[rows.session_id, end] = len(ends) * self.streams
+                self._begins[rows.request_id, end] = len(ends) * self.streams
                 ends.append(begin + end)
             begin += len(rows.tokens)
         return ends

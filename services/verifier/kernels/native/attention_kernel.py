@@ -141,9 +141,9 @@ def lay_out(
     """
     tables = _Tables()
     for rows in batch:
-        tables.add(rows, pool.tiles_of(rows.session_id))
+        tables.add(rows, pool.tiles_of(rows.request_id))
     for _ in range(padding):
-        tables.add(Rows(session_id="", context=0, tokens=(0,), logits=0), [pool.padding_tile])
+        tables.add(Rows(request_id="", context=0, tokens=(0,), logits=0), [pool.padding_tile])
     if stream_rows is not None:
         tables.reorder(streams_last(batch, padding, stream_rows))
     return _laid_out(kernel, pool, tables, sum(stream_rows or ()))
@@ -213,7 +213,7 @@ class _Tables:
         """Add the rows of one request."""
         count, end = len(rows.tokens), rows.context + rows.chain
         if rows.context + count > len(owned) * TILE:
-            raise IndexError(f"{rows.session_id} owns {len(owned)} tiles: not enough for {rows.context + count} rows")
+            raise IndexError(f"{rows.request_id} owns {len(owned)} tiles: not enough for {rows.context + count} rows")
         self._request += [self._requests] * count
         self._requests += 1
         self.row_tiles += [len(self.tiles)] * count

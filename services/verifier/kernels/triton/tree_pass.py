@@ -172,7 +172,7 @@ class TritonPass:
 
     def fill(self, batch: Sequence[Rows]) -> None:
         shape = self._shape
-        tables = [self._pool.tiles_of(request.session_id) for request in batch]
+        tables = [self._pool.tiles_of(request.request_id) for request in batch]
         found = describe(batch, tables, self._pool.padding_tile, shape.rows, shape.block_rows)
         assert found.segments <= shape.segments
         if len(found.numbers) > len(self._meta):
