@@ -290,22 +290,24 @@ class DecodingLoop:
 
     def _decide(self, parts: list[Part], whole_s: float) -> None:
         """Learn from a step whether drafting is faster than plain decoding, and let the coming step draft or be quiet."""
-        yielded = [len(part.verdict.committed) for part in parts if part.verdict is not None]
+        yielded = {part.request: len(part.verdict.committed) for part in parts if part.verdict is not None}
         if self._contest is None or not yielded or any(part.rows.chain > 1 for part in parts):
             return
-        if not self._drafting.quiet and any(use.trial for part in parts for use in part.request.used.values()):
+        plain_s = self._budget.seconds(decoding_load(yielded))
+        for part in parts:
+            part.saved_s = yielded.get(part.request, 0) * plain_s * self._contest.plain_steps(len(yielded)) - whole_s
+        if not any(request.message.plan.speculates for request in self._requests.running.values()):
+            self._contest.learn_plain(requests=len(yielded), seconds=whole_s, plain_s=plain_s)
+        elif self._drafting.quiet or not any(use.trial for request in yielded for use in request.used.values()):
             # A costly source that is tried pays for it, or goes, by its own account.
-            return
-        plain_s = self._budget.seconds(load_of(parts).plus(len(yielded) - sum(len(part.rows.tokens) for part in parts)))
-        busy = any(self._drafting.busy(parts).values())
-        self._contest.learn(
-            requests=len(yielded),
-            tokens=sum(yielded),
-            seconds=whole_s,
-            plain_s=plain_s,
-            busy=busy,
-            repeats=any(part.request.repetition.begins for part in parts),
-        )
+            self._contest.learn(
+                requests=len(yielded),
+                tokens=sum(yielded.values()),
+                seconds=whole_s,
+                plain_s=plain_s,
+                busy=any(self._drafting.busy(parts).values()),
+                repeats=any(request.repetition.begins for request in yielded),
+            )
         self._drafting.quiet = not self._contest.drafting
 
     def _prices(self, parts: list[Part], seconds: float, whole_s: float, load: Load) -> Prices | None:
@@ -359,6 +361,7 @@ class DecodingLoop:
                 accepted_sources=tuple(part.tree.sources[node] for node in verdict.accepted_path),
                 logprobs=verdict.logprobs,
                 switches=request.take_switches(),
+                saved_s=part.saved_s,
             )
         )
         self._told.append(request)

@@ -4,7 +4,7 @@ Each decision about one draft (``asking``, ``waiting``, the budget) rests on est
 them: threads that take a core for a moment, the interpreter's lock, likeliest ids that are read for drafters. So the sum is
 measured as well. A quiet step is one in which nobody drafts, nobody is told anything and nothing is observed: plain decoding
 as it would run without any drafter. Tokens per second of quiet steps are compared with those of all others at the same load.
-Whichever is faster goes on. The other one is tried for a few steps now and then, and an account bounds what these trials cost.
+Whichever is faster goes on. The other one is tried for a few steps now and then; an account bounds what these trials cost.
 
 Times are relative to what a plain step at the same load is expected to take. Requests, keys and the machine's speed are thus
 out of the comparison.
@@ -26,8 +26,8 @@ _PRIOR = 16.0
 _KNOWN = 8.0
 # By what share quiet must be faster to be chosen, and drafting: less is within the noise.
 _MARGIN = {False: 0.02, True: 0.0}
-# Up to so many requests, one text decides whether drafting pays. Each request then asks when its own text repeats itself, which
-# finds more than a comparison of the past. So quiet must be faster by the second number to be tried, and that text ends it.
+# Up to so many requests, one text decides whether drafting pays. Each then asks when its own text repeats itself, and so finds
+# more than a comparison of the past. So quiet must be faster by the second number to be tried, and such a text ends it.
 _FEW, _SUSPECT = 4, 0.05
 # Share of all time that trials may cost, and the most that is saved up for them, in plain steps.
 _SHARE, _MOST_SAVED = 0.005, 8.0
@@ -98,6 +98,10 @@ class Contest:
     def plain_steps(self, requests: int) -> float:
         """How many times its expected time a quiet step takes, from the end of one pass to the end of the next."""
         return 1.0 / self._rates[False].of(_load(requests))
+
+    def learn_plain(self, *, requests: int, seconds: float, plain_s: float) -> None:
+        """Learn from a step for which nobody may draft: it is quiet, and costs no trial. Arguments as for ``learn``."""
+        self._rates[False].learn(_load(requests), requests, requests * slowdown(seconds, plain_s))
 
     def learn(
         self, *, requests: int, tokens: float, seconds: float, plain_s: float, busy: bool, repeats: bool = False
