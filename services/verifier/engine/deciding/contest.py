@@ -26,7 +26,7 @@ _PRIOR = 16.0
 _KNOWN = 8.0
 # By what share quiet must be faster to be chosen, and drafting: less is within the noise.
 _MARGIN = {False: 0.02, True: 0.0}
-# Up to so many requests, one text decides whether drafting pays. Each then asks when its own text repeats itself, and so finds
+# Up to so many requests, one text decides whether drafting pays. Each then asks when its own text repeats itself, so finds
 # more than a comparison of the past. So quiet must be faster by the second number to be tried, and such a text ends it.
 _FEW, _SUSPECT = 4, 0.05
 # Share of all time that trials may cost, and the most that is saved up for them, in plain steps.
