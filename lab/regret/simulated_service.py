@@ -51,7 +51,7 @@ class Machine:
         free_rows: so many rows cost as much as one.
         draft_s: seconds of a draft.
         slower: by how much drafting under way slows a pass, as a share, if all requests of the batch have it.
-        unseen: by how much a step is longer while anybody may draft, outside of what the budget measures of a pass, as a share.
+        unseen: by how much a step is longer while anybody may draft, beside what the budget measures of a pass, as a share.
     """
 
     pass_s: float = 0.01
