@@ -134,7 +134,7 @@ class Drafting:
             prices: with this request in the batch; None where time does not count.
         """
         if self.quiet:
-            self._missed[request.id] = request
+            self._miss(request)
             return
         if prices is not None:
             self._costly.begin(request, prices.requests, now())
@@ -151,12 +151,17 @@ class Drafting:
             return
         missed, self._missed = self._missed, {}
         for request in missed.values():
+            request.missed = False
             for name in set(costly(request.message.plan)).intersection(request.sources):
                 request.sources = tuple(each for each in request.sources if each != name)
                 request.note_switch(f"without {name}: plain decoding was faster for a while")
             for origin in self._origins.values():
                 if origin.serves(request.sources) and origin.name not in request.mailboxes:
                     self._open(origin, request, asks=prices is None or self._asks_at_once(origin, request, prices))
+
+    def _miss(self, request: LiveRequest) -> None:
+        request.missed = True
+        self._missed[request.id] = request
 
     def _asks_at_once(self, origin: Origin, request: LiveRequest, prices: Prices) -> bool:
         """Whether to ask for a draft before anything is known of the request's text."""
@@ -172,7 +177,7 @@ class Drafting:
     def _open(self, origin: Origin, request: LiveRequest, *, asks: bool = True) -> None:
         if self.quiet:
             request.mailboxes.pop(origin.name, None)
-            self._missed[request.id] = request
+            self._miss(request)
             return
 
         def experience(group: str) -> Experience:
@@ -224,7 +229,7 @@ class Drafting:
                 continue
             del request.mailboxes[origin.name]
             origin.link.close(CloseSession(session_id=request.id))
-            self._missed[request.id] = request
+            self._miss(request)
 
     def rate(self, request: LiveRequest, verdict: Verdict) -> None:
         """Learn what a request's sources brought to a step, before it is committed."""

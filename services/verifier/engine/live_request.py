@@ -85,6 +85,7 @@ class LiveRequest:
         repetition: whether the text begins to repeat itself.
         sources: those of the plan's sources that draft for it now; ``used`` has more about costly ones.
         mailboxes: its drafts, by the name of their origin.
+        missed: an origin has not heard of it, because nobody may draft now.
         waited_since: when the coming step began to wait for drafts, in seconds of the event loop's clock, and ``expected()``
             at that time; None if it has not waited, or if the wait delayed requests without drafts.
         observed: the hidden states of all positions before this one have been reported.
@@ -120,6 +121,7 @@ class LiveRequest:
         self.used: dict[str, Use] = {}
         self._switches: list[str] = []
         self.mailboxes: dict[str, Mailbox] = {}
+        self.missed = False
         self.waited_since: tuple[float, float] | None = None
         self.observed = 0
         self.events: asyncio.Queue[Progress | Finished | BaseException] = asyncio.Queue()
@@ -186,7 +188,7 @@ class LiveRequest:
     @property
     def observes(self) -> Observes:
         """What is wanted of its passes. If sources were left out, it is what the others want."""
-        if not self.mailboxes:
+        if self.missed and not self.mailboxes:
             return _NOTHING
         plan, specs = self.message.plan, [SOURCES[name] for name in self.sources if name in SOURCES]
         if len(self.sources) == len(plan.sources):
