@@ -98,7 +98,9 @@ def _folder(model: str) -> Path:
     from speculation.errors import ConfigurationError
 
     if not (Path(model) / "config.json").is_file():
-        raise ConfigurationError(f"--model is {model}: must be a folder with config.json, the copy of settings.model")
+        raise ConfigurationError(
+            field="--model", value=model, allowed="a folder with config.json, the copy of settings.model"
+        )
     return Path(model)
 
 
@@ -119,7 +121,7 @@ def _yaml(file: Path) -> Any:
     try:
         return yaml.safe_load(_read(file))
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"{file}: not YAML ({' '.join(str(error).split())})") from error
+        raise ConfigurationError(f"not YAML ({' '.join(str(error).split())})", field=file) from error
 
 
 def sized(settings: Settings, gpus: str) -> tuple[GpuPlan, int, str]:
@@ -131,9 +133,13 @@ def sized(settings: Settings, gpus: str) -> tuple[GpuPlan, int, str]:
     count, kind = gpus_named(gpus)
     folder = model_folder(settings)
     if folder is None:
-        raise ConfigurationError(f"model is {settings.model}: --gpus reads config.json, so name a folder that is here")
+        raise ConfigurationError(
+            "--gpus reads config.json, so name a folder that is here", field="model", value=settings.model
+        )
     if settings.verifier.stages not in (1, count):
-        raise ConfigurationError(f"verifier.stages is {settings.verifier.stages}: with --gpus {gpus} it must be {count}")
+        raise ConfigurationError(
+            f"with --gpus {gpus} it must be {count}", field="verifier.stages", value=settings.verifier.stages
+        )
     # torch is loaded here, not for other plans.
     from services.verifier.loading.load_model import shape_of
 

@@ -117,7 +117,7 @@ class IndexStore:
             )
         except ValueError:
             # redis-py's own message may contain the password.
-            raise ConfigurationError(f"{self.origin}: not a Redis URL; give redis://USER:PASSWORD@HOST:PORT") from None
+            raise ConfigurationError("not a Redis URL; give redis://USER:PASSWORD@HOST:PORT", field=self.origin) from None
 
     def publish(
         self,
@@ -384,7 +384,7 @@ class IndexStore:
             raise Unavailable(f"{self.origin}: {error}") from error
         except TypeError as error:
             # redis-py reads the options of the URL only when it connects.
-            raise ConfigurationError(f"{self.origin}: an option of the URL is unknown ({error})") from error
+            raise ConfigurationError(f"an option of the URL is unknown ({error})", field=self.origin) from error
 
     def _key(self, *parts: str) -> str:
         return ":".join(("outrider", "{" + self._name + "}", *parts))

@@ -90,7 +90,7 @@ def export_run(
         OSError: a file cannot be written; nothing of ``out`` stays.
     """
     if out.exists() and any(out.iterdir()):
-        raise ConfigurationError(f"--out {out}: holds other things; name a new folder")
+        raise ConfigurationError("holds other things; name a new folder", field="--out", verb="", value=out)
     snapshot = find_snapshot(folder)
     run = run_of(snapshot)
     state, tensors, _ = read_snapshot(snapshot)

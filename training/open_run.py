@@ -118,7 +118,8 @@ def open_model(
     if digest != manifest.target.weights_sha256:
         raise ConfigurationError(
             f"the target at {target.folder} has the hash {digest[:12]}, but the data are from {manifest.target.name} "
-            f"({manifest.target.weights_sha256[:12]}): name that model with --model"
+            f"({manifest.target.weights_sha256[:12]}): name that model with --model",
+            about=target.folder,
         )
     if manifest.layers != (FINAL,):
         raise ConfigurationError(
@@ -154,8 +155,13 @@ def check_same_target(folder: Path, data: DataManifest, run: DataManifest) -> No
     """
     if (data.target.weights_sha256, data.layers) != (run.target.weights_sha256, run.layers):
         raise ConfigurationError(
-            f"--data {folder}: made by {data.target.name} ({data.target.weights_sha256[:12]}), layers {list(data.layers)}: "
-            f"must be of the run's target, {run.target.name} ({run.target.weights_sha256[:12]}), layers {list(run.layers)}"
+            f"made by {data.target.name} ({data.target.weights_sha256[:12]}), layers {list(data.layers)}",
+            field="--data",
+            verb="",
+            value=folder,
+            allowed=(
+                f"of the run's target, {run.target.name} ({run.target.weights_sha256[:12]}), layers {list(run.layers)}"
+            ),
         )
 
 
@@ -208,7 +214,7 @@ def reopen(
     recipe = parse_recipe(snapshot.recipe, f"{run}: the recipe")
     opened = open_model(recipe, target, manifest, read_vocabulary(run, manifest), device)
     if fresh_state(opened).vocabulary != snapshot.vocabulary:
-        raise ConfigurationError(f"{run} holds another draft vocabulary than its checkpoint was trained with")
+        raise ConfigurationError(f"{run} holds another draft vocabulary than its checkpoint was trained with", about=run)
     with torch.no_grad():
         parameters = dict(opened.learner.module.named_parameters())
         for name, tensor in tensors.items():

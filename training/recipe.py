@@ -175,13 +175,13 @@ def load_recipe(recipe: str, **changed: Any) -> AnyRecipe:
     elif Path(recipe).is_file():
         text = Path(recipe).read_text()
     else:
-        raise ConfigurationError(f"recipe is {recipe}: must be a YAML file, or one of {', '.join(names())}")
+        raise ConfigurationError(field="recipe", value=recipe, allowed=f"a YAML file, or one of {', '.join(names())}")
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"{recipe}: no YAML ({' '.join(str(error).split())})") from error
+        raise ConfigurationError(f"no YAML ({' '.join(str(error).split())})", field=recipe) from error
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{recipe}: must hold keys and values")
+        raise ConfigurationError("must hold keys and values", field=recipe)
     return parse_recipe(content | changed, recipe)
 
 
@@ -194,7 +194,7 @@ def parse_recipe(content: dict[str, Any], name: str) -> AnyRecipe:
     try:
         return _RECIPE.validate_python(content)
     except ValidationError as error:
-        raise ConfigurationError(f"{name}: {'; '.join(_explain(dict(each)) for each in error.errors())}") from error
+        raise ConfigurationError(f"{'; '.join(_explain(dict(each)) for each in error.errors())}", field=name) from error
 
 
 def _explain(error: dict[str, Any]) -> str:

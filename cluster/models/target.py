@@ -53,11 +53,13 @@ def resolve(model: str, cache_dir: Path, say: Callable[[str], None] = log.info) 
     with reading(f"look at the model {model}"):
         if path.suffix == ".gguf" and not path.is_dir():
             if not path.is_file():
-                raise ConfigurationError(f"model is {model}: no such file")
+                raise ConfigurationError("no such file", field="model", value=model)
             return ResolvedModel(name=model, path=_converted(path, cache_dir, say))
         if path.is_dir():
             if not (path / "config.json").is_file():
-                raise ConfigurationError(f"model is {model}: the folder has no config.json (for GGUF, name the .gguf file)")
+                raise ConfigurationError(
+                    "the folder has no config.json (for GGUF, name the .gguf file)", field="model", value=model
+                )
             return ResolvedModel(name=model, path=path.resolve())
     return ResolvedModel(name=model, path=_from_hub(model, say))
 
@@ -176,7 +178,7 @@ def as_float32(model: Path, say: Callable[[str], None] = log.info) -> Path:
         building.rename(folder)
     except OSError as error:
         if not (folder / "config.json").is_file():
-            raise ConfigurationError(f"cannot write {folder}: {error}") from error
+            raise ConfigurationError(f"cannot write {folder}: {error}", about=folder) from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return folder
@@ -195,6 +197,10 @@ def _from_hub(model: str, say: Callable[[str], None]) -> Path:
         return Path(snapshot_download(model, allow_patterns=wanted))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigurationError(
-            f"model is {model}: no such folder or file here, and the Hugging Face hub did not provide it "
-            f"({type(error).__name__}); use {BUILT_IN}, a folder, a .gguf file or a name that the hub knows"
+            (
+                f"no such folder or file here, and the Hugging Face hub did not provide it ({type(error).__name__}); "
+                f"use {BUILT_IN}, a folder, a .gguf file or a name that the hub knows"
+            ),
+            field="model",
+            value=model,
         ) from error

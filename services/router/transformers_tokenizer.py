@@ -32,7 +32,9 @@ class TransformersTokenizer:
         with reading(where):
             tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
         if not getattr(tokenizer, "is_fast", False):
-            raise ConfigurationError(f"the tokeniser at {model_path} has no tokenizer.json; convert it to a fast tokeniser")
+            raise ConfigurationError(
+                f"the tokeniser at {model_path} has no tokenizer.json; convert it to a fast tokeniser", about=model_path
+            )
         with reading(f"load the tokeniser at {folder}"):
             own = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
             check_vocabulary(folder, max(own.values(), default=-1))

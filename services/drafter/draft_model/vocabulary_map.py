@@ -100,7 +100,8 @@ def map_vocabularies(draft: Path, target: Path) -> VocabularyMap:
     if not common:
         raise ConfigurationError(
             f"the draft model at {draft} and the target at {target} have no token in common: a draft model needs the "
-            "target's tokeniser, or one that shares tokens with it"
+            "target's tokeniser, or one that shares tokens with it",
+            about=draft,
         )
     log.info(
         "draft model %s has a tokeniser of its own: %d of its %d tokens are the target's", draft, len(common), draft_size
@@ -141,7 +142,8 @@ class _Vocabulary:
         self._file = folder / "tokenizer.json"
         if not self._file.is_file():
             raise ConfigurationError(
-                f"{folder} holds no tokenizer.json, by which the tokens of a draft model and of its target are compared"
+                f"{folder} holds no tokenizer.json, by which the tokens of a draft model and of its target are compared",
+                about=folder,
             )
         with reading(f"read {self._file}"):
             self._hash = hashlib.sha256(self._file.read_bytes()).digest()

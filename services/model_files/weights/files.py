@@ -139,7 +139,8 @@ def check_shared(folder: Path, target: Path) -> None:
     if found != shared.sha256:
         raise ConfigurationError(
             f"{folder} was made for another target: the weights that it shares have the checksum {shared.sha256[:12]}, "
-            f"those of {target} {found[:12]}"
+            f"those of {target} {found[:12]}",
+            about=folder,
         )
 
 

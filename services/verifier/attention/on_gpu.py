@@ -54,7 +54,7 @@ def pool_and_buckets(
     else:
         reason = refusal(calls, dtype, device) or _trial(calls, dtype, device)
     if reason and wanted == "triton":
-        raise ConfigurationError(f"verifier.attention_backend is triton: {reason}; use auto or torch")
+        raise ConfigurationError(f"{reason}; use auto or torch", field="verifier.attention_backend", value="triton")
     pool = KVPool(calls, rows=rows, dtype=dtype, device=device, ones=bool(reason))
     if reason:
         if device.type == "cuda":

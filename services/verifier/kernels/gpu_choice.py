@@ -56,7 +56,7 @@ def use_gpu_kernels(model: nn.Module, config: TargetConfig) -> Choice:
         quantize(model, config)
     if config.kernels == "torch" or reason:
         if config.kernels not in ("auto", "torch"):
-            raise ConfigurationError(f"verifier.kernels is {config.kernels}: {reason}; use auto or torch")
+            raise ConfigurationError(f"{reason}; use auto or torch", field="verifier.kernels", value=config.kernels)
         return Choice(linears="torch", reason=reason or "as configured")
     as_linears(model)
     choice = choose_gpu_kernels(model, config, milliseconds_on(torch.device(config.device)))
@@ -142,7 +142,7 @@ def choose_gpu_kernels(model: nn.Module, config: TargetConfig, timer: Timer) -> 
     device = torch.device(config.device)
     refused = triton_refusal(device)
     if config.kernels == "triton" and refused:
-        raise ConfigurationError(f"verifier.kernels is triton: {refused}; use auto, cublaslt or torch")
+        raise ConfigurationError(f"{refused}; use auto, cublaslt or torch", field="verifier.kernels", value="triton")
     if config.kernels != "triton":
         forbid_split_sums()
     named = [config.kernels] if config.kernels != "auto" else ["cublaslt"] if refused else ["cublaslt", "triton"]
@@ -153,7 +153,7 @@ def choose_gpu_kernels(model: nn.Module, config: TargetConfig, timer: Timer) -> 
         return known
     chosen = _measured(named, shapes, device, timer)
     if config.kernels != "auto" and chosen.linears != config.kernels:
-        raise ConfigurationError(f"verifier.kernels is {config.kernels}: {chosen.reason}; use auto or torch")
+        raise ConfigurationError(f"{chosen.reason}; use auto or torch", field="verifier.kernels", value=config.kernels)
     if refused and config.kernels == "auto":
         chosen = replace(chosen, reason=f"{chosen.reason}; triton does not run: {refused}")
     kept.write(asdict(chosen))

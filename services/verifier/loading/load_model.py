@@ -214,7 +214,7 @@ def split_layers(config: TargetConfig) -> list[range]:
     text = read_config(config).get_text_config()
     count: int = text.num_hidden_layers
     if not 1 <= config.stages <= count:
-        raise ConfigurationError(f"stages is {config.stages}: the model has {count} layers, so 1 to {count} are possible")
+        raise _not_split(config, f"the model has {count} layers, so 1 to {count} are possible")
     if config.stages == 1:
         return [range(count)]
     decoder = _skeleton(config).get_decoder()
@@ -265,9 +265,7 @@ def _load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
     decoder.rotary_emb = type(decoder.rotary_emb)(text)
     hollow = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
     if hollow:
-        raise ConfigurationError(
-            f"stages is {config.stages}: {type(model).__name__} cannot be split, {hollow[0]} is not stored"
-        )
+        raise _not_split(config, f"{type(model).__name__} cannot be split, {hollow[0]} is not stored")
     _check_passes_through(model, dtype)
     return model
 
@@ -280,10 +278,9 @@ def _check_names(model: PreTrainedModel, names: Set[str], config: TargetConfig) 
     """
     wanted = model.state_dict().keys() - model.all_tied_weights_keys.keys()
     if others := sorted(wanted - names):
-        raise ConfigurationError(
-            f"stages is {config.stages}: {type(model).__name__} cannot be split, the files in {config.model_path} hold no "
-            f"{others[0]}" + (f", nor {len(others) - 1} others" if len(others) > 1 else "")
-        )
+        more = f", nor {len(others) - 1} others" if len(others) > 1 else ""
+        lacking = f"the files in {config.model_path} hold no {others[0]}{more}"
+        raise _not_split(config, f"{type(model).__name__} cannot be split, {lacking}")
     refuse_unused(model, names - model.state_dict().keys(), Path(config.model_path))
 
 
@@ -296,8 +293,12 @@ def _skeleton(config: TargetConfig) -> PreTrainedModel:
     model = _build(config)
     decoder = model.get_decoder()
     if not all(hasattr(decoder, name) for name in ("layers", "norm", "embed_tokens", "rotary_emb")):
-        raise ConfigurationError(f"stages is {config.stages}: {type(model).__name__} cannot be split, use stages: 1")
+        raise _not_split(config, f"{type(model).__name__} cannot be split, use stages: 1")
     return model
+
+
+def _not_split(config: TargetConfig, why: str) -> ConfigurationError:
+    return ConfigurationError(why, field="stages", value=config.stages)
 
 
 def _build(config: TargetConfig) -> PreTrainedModel:
@@ -394,5 +395,6 @@ def _check_passes_through(model: PreTrainedModel, dtype: torch.dtype) -> None:
         decoder.layers, decoder.norm, text.num_hidden_layers = layers, norm, count
     if not torch.equal(made, given):
         raise ConfigurationError(
-            f"{type(model).__name__} cannot be split: it changes what enters its first layer; use stages: 1"
+            f"{type(model).__name__} cannot be split: it changes what enters its first layer; use stages: 1",
+            about=type(model).__name__,
         )

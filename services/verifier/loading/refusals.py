@@ -70,7 +70,7 @@ def refuse_unsupported(config: Config, folder: Path) -> None:
     for rule in _RULES:
         reason = rule(config)
         if reason is not None:
-            raise ConfigurationError(f"cannot load the model at {folder}: {reason}")
+            raise ConfigurationError(f"cannot load the model at {folder}: {reason}", about=folder)
 
 
 def _parts(config: Config) -> Iterator[tuple[str, Config]]:

@@ -133,7 +133,9 @@ class ModelSlice:
         except Exception as error:
             # Architectures that were never tested may fail in any way.
             reason = str(error) if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {error}"
-            raise ConfigurationError(f"{type(self.model).__name__} cannot be served: {' '.join(reason.split())}") from error
+            raise ConfigurationError(
+                f"{type(self.model).__name__} cannot be served: {' '.join(reason.split())}", about=type(self.model).__name__
+            ) from error
 
     @torch.inference_mode()
     def _fuse(self) -> None:

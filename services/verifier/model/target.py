@@ -241,22 +241,24 @@ def _check_device(config: TargetConfig) -> None:
     """
     kind = config.device.partition(":")[0]
     if kind not in ("cpu", "cuda") or (kind == "cpu" and config.device != "cpu"):
-        raise ConfigurationError(f"device is {config.device}: must be cpu, cuda or cuda:NUMBER")
+        raise ConfigurationError(field="device", value=config.device, allowed="cpu, cuda or cuda:NUMBER")
     if kind == "cuda" and (reason := no_gpu()):
-        raise ConfigurationError(f"device is {config.device}: {reason}; or use device: cpu")
+        raise ConfigurationError(f"{reason}; or use device: cpu", field="device", value=config.device)
     if kind == "cuda" and torch.device(config.device).index not in (None, *range(torch.cuda.device_count())):
-        raise ConfigurationError(f"device is {config.device}: there are {torch.cuda.device_count()} GPUs, from cuda:0 on")
+        raise ConfigurationError(
+            f"there are {torch.cuda.device_count()} GPUs, from cuda:0 on", field="device", value=config.device
+        )
     if kind == "cuda" and (reason := without_kernels(torch.device(config.device))):
-        raise ConfigurationError(f"device is {config.device}: {reason}; or use device: cpu")
+        raise ConfigurationError(f"{reason}; or use device: cpu", field="device", value=config.device)
 
 
 def _max_model_len(config: TargetConfig, model_config: object) -> int:
     native = int(getattr(model_config, "max_position_embeddings", config.kv_cache_tokens))
     wanted = config.max_model_len or min(native, config.kv_cache_tokens)
     if wanted > native:
-        raise ConfigurationError(f"max_model_len is {wanted}: the model was made for at most {native} tokens")
+        raise ConfigurationError(f"the model was made for at most {native} tokens", field="max_model_len", value=wanted)
     if wanted > config.kv_cache_tokens:
         raise ConfigurationError(
-            f"max_model_len is {wanted}: kv_cache_tokens, {config.kv_cache_tokens}, must not be below it"
+            f"kv_cache_tokens, {config.kv_cache_tokens}, must not be below it", field="max_model_len", value=wanted
         )
     return wanted

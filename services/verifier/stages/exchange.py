@@ -248,7 +248,9 @@ def _listen(host: str) -> socket.socket:
         listener.bind((host, 0))
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"stage_host is {host}: must be the address of one of this machine's interfaces, such as 127.0.0.1 ({error})"
+            field="stage_host",
+            value=host,
+            allowed=f"the address of one of this machine's interfaces, such as 127.0.0.1 ({error})",
         ) from error
     listener.listen(64)
     return listener

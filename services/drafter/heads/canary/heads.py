@@ -85,10 +85,10 @@ def judge(result: CanaryResult, where: str) -> CanaryResult:
     )
     if result.first < USELESS:
         raise ConfigurationError(
-            f"cannot use the head at {where}: {measured}, which must be {USELESS:.0%} at least: {fault}"
+            f"cannot use the head at {where}: {measured}, which must be {USELESS:.0%} at least: {fault}", about=where
         )
     if result.first < DOUBTFUL and result.likely_fault:
-        raise ConfigurationError(f"cannot use the head at {where} as it is set: {measured}: {fault}")
+        raise ConfigurationError(f"cannot use the head at {where} as it is set: {measured}: {fault}", about=where)
     if result.first < DOUBTFUL:
         log.warning("the head at %s helps little: %s: %s", where, measured, fault)
     elif result.likely_fault:

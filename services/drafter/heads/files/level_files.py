@@ -59,8 +59,11 @@ def check_numbers(tensors: Tensors, where: str) -> None:
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
             raise ConfigurationError(
-                f"cannot load the head at {where}: the tensor {name} is {tensor.dtype}, or holds infinite values or NaN: "
-                "must be finite floating-point numbers"
+                place=f"cannot load the head at {where}",
+                field=f"the tensor {name}",
+                value=tensor.dtype,
+                given="or holds infinite values or NaN",
+                allowed="finite floating-point numbers",
             )
 
 

@@ -107,7 +107,8 @@ def read_target_rows(
         if embedding is None:
             raise ConfigurationError(
                 f"cannot read the target's rows at {folder}: no embedding [{shape.vocab_size}, {shape.hidden_size}] among "
-                f"its weights; looked for {', '.join(_EMBEDDINGS)}"
+                f"its weights; looked for {', '.join(_EMBEDDINGS)}",
+                about=folder,
             )
         output = None if shape.config.get("tie_word_embeddings") is True else _find(files, shape, _OUTPUTS)
         table = RowTable(files.get(embedding), device, dtype, whole=whole)
