@@ -152,7 +152,9 @@ def replay(
     names = _names(strategies) if strategies is not None else usable
     check_names(names, ())
     if missing := sorted(set(names) - set(usable)):
-        raise ConfigurationError(f"--strategies: {missing[0]} cannot be replayed; {', '.join(usable)} can")
+        raise ConfigurationError(
+            f"--strategies: {missing[0]} cannot be replayed; {', '.join(usable)} can", about="--strategies"
+        )
     recorded = read_traces(traces)
     drafter = drafter_config(loaded, ResolvedModel(name=loaded.model, path=Path(loaded.model)))
     grid = [(name, budget) for name in names for budget in _numbers("--budgets", budgets, most=512)]
@@ -274,7 +276,9 @@ def _make(folder: Path) -> None:
 
 def _check_ray(settings: Settings) -> None:
     if "RAY_ADDRESS" in os.environ:
-        raise ConfigurationError("--on ray starts a Ray of its own, but RAY_ADDRESS names a running one: unset RAY_ADDRESS")
+        raise ConfigurationError(
+            "--on ray starts a Ray of its own, but RAY_ADDRESS names a running one: unset RAY_ADDRESS", about="--on"
+        )
     if settings.verifier.replicas != 1:
         raise ConfigurationError("outrider bench measures one", field="verifier.replicas", value=settings.verifier.replicas)
 

@@ -54,7 +54,7 @@ def canary(
         tokens.encode_chat(messages) if tokens.has_chat_template else tokens.encode(messages[-1].content)
         for messages in asked
     ]
-    with reading(f"load the target at {target}"):
+    with reading(f"load the target at {target}", about=target):
         teacher = AutoModelForCausalLM.from_pretrained(as_float32(target, say=_say), attn_implementation="sdpa")
     with stderr().status("the target writes"):
         texts = record_texts(teacher, encoded, layers_to_record(trial.layers, shape), length)

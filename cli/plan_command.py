@@ -80,7 +80,7 @@ def _print_sizes(settings: Settings, gpus: str, other: Path | None, as_json: boo
     from speculation.errors import ConfigurationError
 
     if other is not None:
-        raise ConfigurationError("--gpus plans for GPUs alone: leave --pods and --manifests out")
+        raise ConfigurationError("--gpus plans for GPUs alone: leave --pods and --manifests out", about="--gpus")
     if as_json:
         print(json.dumps(sizes_object(settings, gpus), indent=1))
     else:
@@ -91,7 +91,7 @@ def _alone(config: Path | None, pods: Path | None) -> None:
     from speculation.errors import ConfigurationError
 
     if config is not None or pods is not None:
-        raise ConfigurationError("--manifests holds settings and pods: leave --config and --pods out")
+        raise ConfigurationError("--manifests holds settings and pods: leave --config and --pods out", about="--manifests")
 
 
 def _folder(model: str) -> Path:
@@ -109,7 +109,7 @@ def _read(file: Path) -> str:
 
     if str(file) == "-":
         return sys.stdin.read()
-    with reading(f"read {file}"):
+    with reading(f"read {file}", about=file):
         return file.read_text(encoding="utf-8")
 
 

@@ -114,7 +114,7 @@ def build_index(
     advance("building the trie", 0, 1)
     grams, count = ngram_trie.build(kept, config.depth, finished)
     if not grams:
-        raise ConfigurationError("nothing is left of the corpus: its documents are too short; raise --keep")
+        raise ConfigurationError("nothing is left of the corpus: its documents are too short; raise --keep", about="--keep")
     advance("building the trie", 1, 1)
     successors.build(scores.likely([document.digest for document in documents]), target.vocab_size, finished)
     states = StateFile(out / _SCORES, key)

@@ -132,15 +132,17 @@ def _tensors(file: Path) -> Mapping[str, torch.Tensor]:
     except Exception as error:
         # The exception's text is torch's advice to switch the check off.
         reason = "it holds more than tensors" if "weights_only" in str(error) else one_line(error)
-        raise ConfigurationError(f"{reason}; only tensors by name are converted", field=where) from error
+        raise ConfigurationError(f"{where}: {reason}; only tensors by name are converted", about=file) from error
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
     if not isinstance(content, Mapping):
-        raise ConfigurationError(f"it holds {type(content).__name__}; only tensors by name are converted", field=where)
+        raise ConfigurationError(
+            f"{where}: it holds {type(content).__name__}; only tensors by name are converted", about=file
+        )
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             kind = type(value).__name__
-            raise ConfigurationError(f"{str(name)[:80]} is {kind}; only tensors by name are converted", field=where)
+            raise ConfigurationError(f"{where}: {str(name)[:80]} is {kind}; only tensors by name are converted", about=file)
     return content
 
 

@@ -92,7 +92,8 @@ def short_enough(prompts: Sequence[EncodedPrompt], options: DataOptions, max_mod
     if not found:
         raise ConfigurationError(
             f"no prompt has at most {most} tokens: raise --max-prompt-tokens, or lower --max-new-tokens "
-            f"(the model has room for {max_model_len} tokens in all)"
+            f"(the model has room for {max_model_len} tokens in all)",
+            about="--max-prompt-tokens",
         )
     return found
 

@@ -98,7 +98,8 @@ def export_run(
     recipe = opened.recipe
     if own_weights and not isinstance(recipe, LayersRecipe):
         raise ConfigurationError(
-            f"--own-weights is for draft models, and this is a run of the kind {recipe.kind}: leave it out"
+            f"--own-weights is for draft models, and this is a run of the kind {recipe.kind}: leave it out",
+            about="--own-weights",
         )
     record = _record(opened, state, snapshot)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -30,7 +30,7 @@ def new_draft_model(recipe: LayersRecipe, target: Path) -> nn.Module:
     """
     from transformers import AutoModelForCausalLM
 
-    with reading(f"load the target at {target}"):
+    with reading(f"load the target at {target}", about=target):
         model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, attn_implementation="sdpa")
     layers = getattr(model.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList):

@@ -165,7 +165,9 @@ def known_answers(options: DiscoOptions, soft: SoftLabels | None = None) -> dict
         every = [each for each in read_shards(options.data, split) if each.temperature == options.temperature]
         if not every:
             raise ConfigurationError(
-                f"the {split} split of {options.data} holds no answer at temperature {options.temperature:g}: make more data"
+                f"the {split} split of {options.data} holds no answer at temperature {options.temperature:g}: "
+                "make more data",
+                about=options.data,
             )
         # Reading prompts is most of the work; their length says little about where drafts fail.
         every = sorted(every, key=lambda each: each.prompt_length)[: options.most]

@@ -123,7 +123,8 @@ def open_model(
         )
     if manifest.layers != (FINAL,):
         raise ConfigurationError(
-            f"the data hold the layers {list(manifest.layers)}: must be [{FINAL}], the output layer's input"
+            f"the data hold the layers {list(manifest.layers)}: must be [{FINAL}], the output layer's input",
+            about="the data",
         )
     shape = read_target_shape(target.folder)
     rows = read_target_rows(target.folder, device=device, whole=True)
@@ -181,7 +182,10 @@ def output_of(rows: TargetRows) -> torch.Tensor:
     """
     if rows.bias is not None or rows.softcap is not None:
         what = "a bias" if rows.bias is not None else "final_logit_softcapping"
-        raise ConfigurationError(f"the target's output layer has {what}: training knows output layers without it only")
+        raise ConfigurationError(
+            f"the target's output layer has {what}: training knows output layers without it only",
+            about="the target's output layer",
+        )
     return rows.output.all().float() * rows.scale
 
 

@@ -284,7 +284,7 @@ def read_shards(folder: Path, split: Split | None = None, *, verify: bool = True
     if verify:
         for entry in manifest.shards:
             if (fault := fault_of(folder, entry)) is not None:
-                raise ConfigurationError(f"{folder / entry.file} {fault}; {REMAKE}")
+                raise ConfigurationError(f"{folder / entry.file} {fault}; {REMAKE}", about=folder / entry.file)
     return Shards(folder, manifest, split)
 
 

@@ -103,7 +103,7 @@ class Trainer:
             ResourceExhausted: a checkpoint cannot be written.
         """
         if not self._lengths:
-            raise ConfigurationError("the data hold no sequence of the training split")
+            raise ConfigurationError("the data hold no sequence of the training split", about="the data")
         times: list[tuple[float, int]] = [(time.monotonic(), 0)]
         saved_at, saved_step = time.monotonic(), self.state.step
         while self.state.step < self._recipe.steps:

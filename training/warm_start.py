@@ -165,7 +165,7 @@ def _check_layers(recorded: dict[str, Any], found: dict[str, torch.Tensor], open
 
 
 def _tensors(folder: Path, target: Path) -> dict[str, torch.Tensor]:
-    with reading(f"start from {folder}"), WeightFiles(folder, target) as files:
+    with reading(f"start from {folder}", about=folder), WeightFiles(folder, target) as files:
         return {name: files.numbers(name) for name in files.names}
 
 

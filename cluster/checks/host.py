@@ -39,7 +39,7 @@ def check_device(device: str, setting: str = "verifier.device") -> None:
             )
     count = count_gpus()
     if not count:
-        raise ConfigurationError(f"{setting} is {device}, but there is no NVIDIA GPU here; use device: cpu")
+        raise ConfigurationError(field=setting, value=device, given="but there is no NVIDIA GPU here; use device: cpu")
     if number and int(number) >= count:
         raise ConfigurationError(f"there are {count} GPUs, from cuda:0 on", field=setting, value=device)
 

@@ -110,7 +110,7 @@ def model_folder(settings: Settings) -> Path | None:
     Raises:
         ConfigurationError: there is no such model.
     """
-    with reading(f"look at the model {settings.model}"):
+    with reading(f"look at the model {settings.model}", about=settings.model):
         return _folder_of(settings.model, settings.cache_dir)
 
 
@@ -168,7 +168,7 @@ def check_model(settings: Settings, model: ResolvedModel, *, here: bool) -> tupl
         ConfigurationError: see ``preflight``.
     """
     verifier, folder = settings.verifier, model.path
-    with reading(f"load the model at {folder}"):
+    with reading(f"load the model at {folder}", about=folder):
         config = check_config(folder)
         build.check_stages(verifier.stages, folder)
         model_files.check_lengths(verifier, config)

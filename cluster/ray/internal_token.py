@@ -27,7 +27,7 @@ def with_token(settings: Settings) -> Settings:
     if file is not None:
         if token is not None:
             raise ConfigurationError("set one of the two", field="internal_token and internal_token_file")
-        with reading(f"read internal_token_file {file}"):
+        with reading(f"read internal_token_file {file}", about=file):
             token = file.read_text(encoding="utf-8").strip()
         if len(token) < _SHORTEST:
             raise ConfigurationError(

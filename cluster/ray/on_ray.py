@@ -205,4 +205,4 @@ def _check_resources(settings: Settings) -> None:
             )
     nodes = nodes_of_ray()
     if why := no_node_for(settings, nodes) or too_few(settings, nodes):
-        raise ConfigurationError(why)
+        raise ConfigurationError(why, about="cluster.placement")

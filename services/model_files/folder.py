@@ -37,11 +37,12 @@ _ALSO_TELLING = (
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def reading(what: str, about: object = "") -> Iterator[None]:
     """Wraps a block that reads a model's files.
 
     Args:
         what: the step, to follow "cannot": ``load the model at FOLDER``.
+        about: the file or folder, the error's field.
 
     Raises:
         ConfigurationError: the block raised anything but an ``OutriderError``, which passes unchanged.
@@ -55,7 +56,7 @@ def reading(what: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         log.debug("cannot %s", what, exc_info=error)
-        raise ConfigurationError(f"cannot {what}: {one_line(error)}") from error
+        raise ConfigurationError(f"cannot {what}: {one_line(error)}", about=about) from error
 
 
 def one_line(error: BaseException) -> str:
@@ -81,19 +82,19 @@ def read_json(file: Path, of: str = "model") -> dict[str, Any]:
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"{where} cannot be read ({error.strerror or one_line(error)})", about=where) from error
+        raise ConfigurationError(f"{where} cannot be read ({error.strerror or one_line(error)})", about=file) from error
     if data.startswith(LFS):
         raise ConfigurationError(
-            f"{where} is a pointer of git-lfs: fetch the file with `git lfs pull` in its folder", about=where
+            f"{where} is a pointer of git-lfs: fetch the file with `git lfs pull` in its folder", about=file
         )
     if not data.strip():
-        raise ConfigurationError(f"{where} cannot be read (it is empty)", about=where)
+        raise ConfigurationError(f"{where} cannot be read (it is empty)", about=file)
     try:
         content = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{where} cannot be read ({one_line(error)})", about=where) from error
+        raise ConfigurationError(f"{where} cannot be read ({one_line(error)})", about=file) from error
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{where} is no JSON object, but {_kind(content)}", about=where)
+        raise ConfigurationError(f"{where} is no JSON object, but {_kind(content)}", about=file)
     return content
 
 
@@ -117,7 +118,7 @@ def model_fingerprint(folder: Path) -> str:
         ConfigurationError: a file cannot be read, or there are no weights.
     """
     digest = hashlib.sha256()
-    with reading(f"read the model at {folder}"):
+    with reading(f"read the model at {folder}", about=folder):
         digest.update((folder / "config.json").read_bytes())
         files = sorted(folder.glob("*.safetensors"))
         if not files:

@@ -37,7 +37,7 @@ def load_draft_model(folder: Path, target: Path, *, device: str, dtype: str) -> 
     if dtype not in _DTYPES:
         raise ConfigurationError(field="dtype of draft models", value=dtype, allowed=f"one of {', '.join(_DTYPES)}")
     read_json(folder / "config.json", "draft model")
-    with quietly(), reading(f"load the draft model at {folder}"):
+    with quietly(), reading(f"load the draft model at {folder}", about=folder):
         model, info = _read(folder, target)(
             dtype=getattr(torch, dtype),
             trust_remote_code=False,
@@ -56,7 +56,7 @@ def load_draft_model(folder: Path, target: Path, *, device: str, dtype: str) -> 
             raise ConfigurationError(
                 f"cannot load the draft model at {folder}: {name} holds infinite values or NaN", about=folder
             )
-    with reading(f"move the draft model at {folder} to the device {device}"):
+    with reading(f"move the draft model at {folder} to the device {device}", about=folder):
         loaded.to(device)
     loaded.eval().requires_grad_(False)
     return loaded

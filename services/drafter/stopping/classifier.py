@@ -94,7 +94,7 @@ def read_classifier(file: Path) -> tuple[Classifier, ClassifierCard]:
         ConfigurationError: a file is missing, damaged or of another version; names it.
     """
     about = read_json(file.with_suffix(".json"), _OF)
-    with reading(f"load the {_OF} at {file}"):
+    with reading(f"load the {_OF} at {file}", about=file):
         card = ClassifierCard(
             draft=str(about.pop("draft")),
             target=str(about.pop("target")),

@@ -114,13 +114,13 @@ def weight_files(folder: Path) -> dict[Path, frozenset[str]]:
     places = read_json(folder / INDEX).get("weight_map")
     where = f"cannot load the model at {folder}: {INDEX}"
     if not isinstance(places, dict) or not places:
-        raise ConfigurationError(f"{where} has no weight_map, an object from weights to files", about=where)
+        raise ConfigurationError(f"{where} has no weight_map, an object from weights to files", about=folder / INDEX)
     by_file: dict[Path, set[str]] = {}
     for name, file in places.items():
         # Only names of files in this folder: another path could lead anywhere.
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
             raise ConfigurationError(
-                f"{where} has {name} in {str(file)[:80]!r}: must be a safetensors file beside it", about=where
+                f"{where} has {name} in {str(file)[:80]!r}: must be a safetensors file beside it", about=folder / INDEX
             )
         by_file.setdefault(folder / file, set()).add(name)
     missing = sorted(file.name for file in by_file if not file.is_file())
@@ -203,7 +203,7 @@ def _read(file: Path) -> tuple[dict[str, Any], int, int]:
                     about=file,
                 )
             if len(start) < 8 or length > _MOST_HEADER:
-                raise ConfigurationError(f"{file} is no safetensors file" + ("" if start else ": it is empty"))
+                raise ConfigurationError(f"{file} is no safetensors file" + ("" if start else ": it is empty"), about=file)
             text = opened.read(length)
         size = file.stat().st_size
     except OSError as error:
@@ -211,9 +211,9 @@ def _read(file: Path) -> tuple[dict[str, Any], int, int]:
     try:
         header = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(_damaged(file)) from error
+        raise ConfigurationError(_damaged(file), about=file) from error
     if not isinstance(header, dict):
-        raise ConfigurationError(_damaged(file))
+        raise ConfigurationError(_damaged(file), about=file)
     return header, length, size
 
 

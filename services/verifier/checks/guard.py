@@ -299,4 +299,4 @@ def _check_hand_over(part: ModelSlice, given: torch.Tensor) -> None:
     elif others := sorted(extra - _FROM_POSITIONS):
         reason = f"its layers are also given {', '.join(others)}"
     if reason:
-        raise ConfigurationError(f"{_name(part.model)} cannot be split: {reason}; use stages: 1")
+        raise ConfigurationError(f"{_name(part.model)} cannot be split: {reason}; use stages: 1", about="stages")

@@ -59,7 +59,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
     check_files(config)
     if config.shared_with is not None or (folder / BLOCKS_FILE).is_file() or _stored_in_halves(config):
         return _load_as_stored(config)
-    with reading(f"load the model at {folder}"), without_report():
+    with reading(f"load the model at {folder}", about=folder), without_report():
         model, info = AutoModelForCausalLM.from_pretrained(
             config.model_path,
             dtype=load_dtype(config),
@@ -100,7 +100,7 @@ def _load_as_stored(config: TargetConfig) -> PreTrainedModel:
         ConfigurationError: a weight is missing, or has another shape.
     """
     folder = Path(config.model_path)
-    with reading(f"load the model at {folder}"):
+    with reading(f"load the model at {folder}", about=folder):
         model: PreTrainedModel = without_weights(
             lambda: AutoModelForCausalLM.from_config(
                 read_config(config), dtype=load_dtype(config), attn_implementation=attention.NAME
@@ -120,7 +120,7 @@ def check_files(config: TargetConfig) -> None:
         ConfigurationError: says what is wrong, and where.
     """
     folder = Path(config.model_path)
-    with reading(f"load the model at {folder}"):
+    with reading(f"load the model at {folder}", about=folder):
         check_weights(folder, check_config(folder), config.shared_with)
 
 
@@ -131,7 +131,7 @@ def read_config(config: TargetConfig) -> PreTrainedConfig:
         ConfigurationError: it is missing, or its architecture is unknown or cannot be served; says why.
     """
     folder = Path(config.model_path)
-    with reading(f"interpret {folder / 'config.json'}"):
+    with reading(f"interpret {folder / 'config.json'}", about=folder / "config.json"):
         check_config(folder)
         found: PreTrainedConfig = AutoConfig.from_pretrained(config.model_path, trust_remote_code=False)
         # Checked again with the defaults that config.json leaves out.
@@ -238,7 +238,7 @@ def load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
         ConfigurationError: the model cannot be split; says why.
     """
     check_files(config)
-    with reading(f"load the model at {config.model_path}"):
+    with reading(f"load the model at {config.model_path}", about=config.model_path):
         return _load_layers(config, layers)
 
 
@@ -304,7 +304,7 @@ def _not_split(config: TargetConfig, why: str) -> ConfigurationError:
 def _build(config: TargetConfig) -> PreTrainedModel:
     attention.register()
     adapters.register()
-    with reading(f"load the model at {config.model_path}"), torch.device("meta"):
+    with reading(f"load the model at {config.model_path}", about=config.model_path), torch.device("meta"):
         found = read_config(config)
         try:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(

@@ -52,7 +52,7 @@ class TransformersTarget:
     def __init__(self, config: TargetConfig, launch: Launch | None = None, streams: StreamWeights | None = None) -> None:
         check_backends(config)
         _check_device(config)
-        with reading(f"load the model at {config.model_path}"):
+        with reading(f"load the model at {config.model_path}", about=config.model_path):
             check_files(config)
             model_config = read_config(config).get_text_config()
             # Refuse a wrong number of stages before any is started.
@@ -91,7 +91,7 @@ class TransformersTarget:
             self._earlier.claim(torch.device(last))
             # When another stage is lost, this process keeps its own part.
             if part is None:
-                with reading(f"load the model at {config.model_path}"):
+                with reading(f"load the model at {config.model_path}", about=config.model_path):
                     part = ModelSlice(config, config.stages - 1, self._streams)
                 check_slice(part, config.stages)
             self._part = part

@@ -140,10 +140,14 @@ def measure(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape)
     layers = head.config.state_layers
     lacking = [layer for layer in layers if any(held_states(text, layer, target) is None for text in texts)]
     if lacking:
-        raise ConfigurationError(f"the canary's texts hold no states of layer {lacking[0]}, which the head reads")
+        raise ConfigurationError(
+            f"the canary's texts hold no states of layer {lacking[0]}, which the head reads", about="the canary's texts"
+        )
     guesses, first, second = _shares(head, texts, target, _Rows(layers=layers))
     if guesses < LEAST:
-        raise ConfigurationError(f"the canary's texts hold {guesses} tokens to guess: must be {LEAST} at least")
+        raise ConfigurationError(
+            f"the canary's texts hold {guesses} tokens to guess: must be {LEAST} at least", about="the canary's texts"
+        )
     fault = _explain_first(head, texts, target, first)
     if fault is None and head.config.family == "eagle3":
         fault = _explain_second(head, texts, target, second)

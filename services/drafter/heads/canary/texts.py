@@ -68,7 +68,7 @@ def read_texts(file: Path) -> list[CanaryText]:
     Raises:
         ConfigurationError: it cannot be read, or holds something else.
     """
-    with reading(f"read the canary's texts in {file}"), safe_open(file, framework="pt") as opened:
+    with reading(f"read the canary's texts in {file}", about=file), safe_open(file, framework="pt") as opened:
         answers: Any = json.loads(opened.metadata()["answers"])
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     return [

@@ -65,7 +65,7 @@ def load_head(
     recorded = read_json(folder / TRAINING, of="head") if (folder / TRAINING).is_file() else {}
     refuse_pickles(folder)
     check_tokenizer(folder, target)
-    with reading(f"load the head at {folder}"):
+    with reading(f"load the head at {folder}", about=folder):
         layout, tensors = _read(folder, config)
     shape = read_target_shape(target)
     rows = read_target_rows(target, device=device, dtype=dtype) if rows is None else rows

@@ -35,7 +35,7 @@ def read_tensors(folder: Path, target: Path) -> Tensors:
     """
     refuse_pickles(folder)
     check_tokenizer(folder, target)
-    with reading(f"load the head at {folder}"), WeightFiles(folder) as files:
+    with reading(f"load the head at {folder}", about=folder), WeightFiles(folder) as files:
         found = {name: files.get(name) for name in files.names}
         return {name: each.float() if isinstance(each, StoredBlocks) else each.clone() for name, each in found.items()}
 

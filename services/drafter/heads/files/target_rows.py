@@ -102,7 +102,7 @@ def read_target_rows(
     """
     whole = torch.device(device).type != "cpu" if whole is None else whole
     shape = read_target_shape(folder)
-    with reading(f"read the target's rows at {folder}"), WeightFiles(folder) as files:
+    with reading(f"read the target's rows at {folder}", about=folder), WeightFiles(folder) as files:
         embedding = _find(files, shape, _EMBEDDINGS)
         if embedding is None:
             raise ConfigurationError(
