@@ -71,12 +71,12 @@ class ConfigurationError(OutriderError):
             verb: stands between the field and its value; empty for an option that is shown as it was typed.
             given: what else counts against the value.
             place: where the field stands, or what cannot be done because of it.
-            about: the field, where ``why`` is the whole message and names it already.
+            about: the field, where ``why`` is the whole message and names it already, and its value.
         """
         self.field, self.allowed = f"{field or about}", allowed
         self.value = "" if value is _NO_VALUE else f"{value}"
-        shown = f"{field}" if value is _NO_VALUE else " ".join(word for word in (self.field, verb, self.value) if word)
-        subject = f"{shown}, {given}" if given else shown
+        subject = f"{field}" if about or value is _NO_VALUE else f"{field} {verb} {value}" if verb else f"{field} {value}"
+        subject += f", {given}" if given else ""
         parts = (f"{place}", subject, why, f"must be {allowed}" if allowed else "")
         super().__init__(": ".join(part for part in parts if part))
 
