@@ -21,6 +21,7 @@ from services.verifier.kernels.padded_linear import PaddedLinear, forbid_split_s
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
+from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 
 CPU = torch.device("cpu")
@@ -102,7 +103,7 @@ def test_one_that_is_not_exact_is_not_taken_however_fast(monkeypatch: pytest.Mon
     assert chosen.linears == "cublaslt" and chosen.reason.endswith("not exact here: triton")
     timer = candidates(monkeypatch, {"cublaslt": 2.0, "triton": 1.0, "torch": 0.5}, triton=Split, cublaslt=Split)
     assert choose_gpu_kernels(model(), config, timer).linears == "torch"
-    with pytest.raises(ConfigurationError, match=r"verifier.kernels is triton: .*not exact here: triton; use auto or torch"):
+    with refuses(ConfigurationError, field="verifier.kernels", value="triton"):
         choose_gpu_kernels(model(), replace(config, kernels="triton"), timer)
 
 
@@ -157,10 +158,10 @@ def test_what_cannot_be_computed_is_refused_by_name(kernels: Kernels, dtype: str
 
 def test_triton_is_refused_without_it_and_on_old_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    with pytest.raises(ConfigurationError, match=r"verifier.kernels is triton: the GPU's compute capability is 7.5"):
+    with refuses(ConfigurationError, field="verifier.kernels", value="triton", says="the GPU's compute capability is 7.5"):
         choose_gpu_kernels(model(), replace(ON_GPU, kernels="triton"), lambda run: 0.0)
     monkeypatch.setattr(gpu_kernels, "find_spec", lambda _: None)
-    with pytest.raises(ConfigurationError, match=r"verifier.kernels is triton: triton is not installed"):
+    with refuses(ConfigurationError, field="verifier.kernels", value="triton", says="triton is not installed"):
         choose_gpu_kernels(model(), replace(ON_GPU, kernels="triton"), lambda run: 0.0)
 
 
@@ -188,7 +189,7 @@ def test_settings_that_are_not_for_the_device(device: str, kernels: Kernels, att
 def test_kernels_of_float32_are_refused_for_bfloat16() -> None:
     for kernels in ("auto", "torch"):
         check_backends(TargetConfig(model_path="nowhere", dtype="bfloat16", kernels=kernels))
-    with pytest.raises(ConfigurationError, match=r"verifier\.kernels is avx2, which computes in float32"):
+    with refuses(ConfigurationError, field="verifier.kernels", value="avx2"):
         check_backends(TargetConfig(model_path="nowhere", dtype="bfloat16", kernels="avx2"))
 
 
@@ -202,11 +203,16 @@ def test_attention_that_is_named_is_used_or_refused(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(on_gpu, "KVPool", lambda *_, **__: None)
     assert not pool(64, "torch") and not pool(8, "auto")
     for size, reason in ((8, "heads are 8 wide: must be from 16 to 256"), (64, "RuntimeError: no C compiler")):
-        with pytest.raises(ConfigurationError, match=f"verifier.attention_backend is triton: {reason}; use auto or torch"):
+        with refuses(ConfigurationError, "verifier.attention_backend", "triton", reason):
             pool(size, "triton")
     monkeypatch.setattr(on_gpu, "_trial", lambda *_: "")
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
-    with pytest.raises(ConfigurationError, match=r"compute capability is 7.0: needs 8.0 or later"):
+    with refuses(
+        ConfigurationError,
+        field="verifier.attention_backend",
+        value="triton",
+        says="compute capability is 7.0: needs 8.0 or later",
+    ):
         pool(64, "triton")
 
 

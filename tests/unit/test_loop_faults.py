@@ -18,6 +18,7 @@ from speculation.tree import chain
 from speculation.types import Plan
 from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, decoding, origin, request
 from tests.patience import PATIENCE_S, until
+from tests.refusals import refuses
 
 FLOOR_S = 0.75
 
@@ -247,7 +248,9 @@ async def test_rejection_is_refused_where_a_drafter_is_not_trusted() -> None:
     elsewhere = origin(InProcessDraftLink(RandomDrafter()), "another", trusted=False, sources=["other"])
     trusted = origin(InProcessDraftLink(RandomDrafter()), "ours")
     async with decoding(ToyTarget(), doubtful, trusted) as loop:
-        with pytest.raises(InvalidArgument, match="a stranger is not trusted") as caught:
+        with refuses(
+            InvalidArgument, field="speculation.acceptance", value="rejection", allowed="walk: a stranger is not trusted"
+        ) as caught:
             await collect(loop, request("r", [1, 2], plan, max_tokens=5))
         assert caught.value.field == "speculation.acceptance"
         await collect(loop, request("r", [1, 2], max_tokens=5))

@@ -26,6 +26,7 @@ from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 from speculation.tree import depths, path_to
 from speculation.types import Features, TokenTree
+from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 from tests.trained_heads import make_medusa, make_streams
 from training.convert_pickles import convert
@@ -128,7 +129,7 @@ def test_the_authors_pickles_are_converted(target: Path, tmp_path: Path) -> None
     torch.save(tensors, public / "medusa_lm_head.pt")
     # As published: the configuration knows of two heads.
     (public / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 1}))
-    with pytest.raises(ConfigurationError, match=r"medusa_lm_head\.pt is pickled"):
+    with refuses(ConfigurationError, field="medusa_lm_head.pt", value="pickled"):
         inspect(public, target)
     convert(public, target=target)
     assert inspect(public, target).source == "medusa"
@@ -218,23 +219,23 @@ def test_what_does_not_fit_is_refused_by_name(target: Path, tmp_path: Path, kind
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "refusal"),
     [
-        ({"model_type": "gpt_neox"}, r"model_type is gpt_neox: must be one of llama"),
-        ({"residual_multiplier": 0.5}, r"residual_multiplier is 0\.5"),
-        ({"hidden_act": "xielu"}, r"hidden_act is xielu"),
-        ({"intermediate_size": 96}, r"mlp\.\w+_proj\.weight is \[.*\]: must be \[.*\]; other kinds of layers"),
+        ({"model_type": "gpt_neox"}, ("model_type", "gpt_neox")),
+        ({"residual_multiplier": 0.5}, ("residual_multiplier", "0.5")),
+        ({"hidden_act": "xielu"}, ("hidden_act", "xielu")),
+        ({"intermediate_size": 96}, (None, None, "mlp.")),
     ],
 )
 def test_layers_that_streams_cannot_run_through(
-    target: Path, tmp_path: Path, changes: dict[str, object], words: str
+    target: Path, tmp_path: Path, changes: dict[str, object], refusal: tuple[object, ...]
 ) -> None:
     folder = make_streams(target, tmp_path / "streams")
     other = Path(shutil.copytree(target, tmp_path / "other"))
     config = json.loads((other / "config.json").read_text()) | changes
     (other / "config.json").write_text(json.dumps(config))
     for load in (lambda: load_streams(folder, other), lambda: inspect(folder, other)):
-        with pytest.raises(ConfigurationError, match=words):
+        with refuses(ConfigurationError, *refusal):
             load()
 
 
@@ -244,5 +245,5 @@ def test_another_mixer_is_refused(target: Path, tmp_path: Path) -> None:
     tensors = load_file(other / "model.safetensors")
     tensors["model.layers.1.mlp.router.weight"] = torch.zeros(2, 64)
     save_file(tensors, other / "model.safetensors")
-    with pytest.raises(ConfigurationError, match=r"model\.layers\.1\.mlp\.router\.weight is \[2, 64\]: must be absent"):
+    with refuses(ConfigurationError, says="model.layers.1.mlp.router.weight is [2, 64]: must be absent"):
         inspect(folder, other)
