@@ -72,7 +72,7 @@ def test_an_unknown_name_suggests_a_known_one(tmp_path: Path, name: str, meant: 
     said = f"unknown setting {shown}" + (f": did you mean {meant}? Known here: " if meant else "; known here: ")
     environ = {f"OUTRIDER_{'__'.join(name.split('.')).upper()}": "1"}
     for path, flags, given in ((file, [], {}), (None, [], environ), (None, [f"{name}=1"], {})):
-        with refuses(ConfigurationError, shown, says=said):
+        with refuses(ConfigurationError, says=said):
             load(path, flags, given)
 
 

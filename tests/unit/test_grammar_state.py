@@ -235,30 +235,21 @@ def asked(kind: GrammarKind, text: str, **params: int | bool) -> SamplingParams:
 
 
 @pytest.mark.parametrize(
-    ("params", "field", "refusal"),
+    ("params", "field", "words"),
     [
-        (asked("json", '{"type": "hiccup"}'), "structured_outputs.json", ("structured_outputs.json", '{"type": "hiccup"}')),
-        (
-            asked("grammar", "start: <|nowhere|>"),
-            "structured_outputs.grammar",
-            ("structured_outputs.grammar", "start: <|nowhere|>"),
-        ),
-        (
-            asked("grammar", 'start: %json {"x-guidance": {"lenient": true}, "not": {}}'),
-            "structured_outputs.grammar",
-            ("structured_outputs.grammar", 'start: %json {"x-guidance": {"lenient": true}, "not": {}}'),
-        ),
-        (asked("regex", r"[^\s\S]"), "structured_outputs.regex", ("structured_outputs.regex", "[^\\s\\S]")),
-        (asked("regex", "a", min_tokens=3), "min_tokens", ("min_tokens", 3)),
-        (asked("regex", "a", ignore_eos=True), "ignore_eos", ("ignore_eos", "True")),
+        (asked("json", '{"type": "hiccup"}'), "structured_outputs.json", "Invalid type: hiccup"),
+        (asked("grammar", "start: <|nowhere|>"), "structured_outputs.grammar", "nowhere"),
+        (asked("grammar", 'start: %json {"x-guidance": {"lenient": true}, "not": {}}'), "structured_outputs.grammar", "not"),
+        (asked("regex", r"[^\s\S]"), "structured_outputs.regex", "no text"),
+        (asked("regex", "a", min_tokens=3), "min_tokens", "0 with"),
+        (asked("regex", "a", ignore_eos=True), "ignore_eos", "false with"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused(
-    compiled: CompiledGrammars, params: SamplingParams, field: str, refusal: tuple[object, ...]
+    compiled: CompiledGrammars, params: SamplingParams, field: str, words: str
 ) -> None:
-    with refuses(InvalidArgument, *refusal) as caught:
+    with refuses(InvalidArgument, field, allowed=words):
         await compiled.open(params)
-    assert caught.value.field == field
 
 
 async def test_a_grammar_is_compiled_once_and_its_requests_share_nothing(compiled: CompiledGrammars) -> None:

@@ -62,7 +62,7 @@ def config_of(model: Path, **settings: Any) -> TargetConfig:
 
 
 @pytest.mark.parametrize(
-    ("changes", "refusal"),
+    ("changes", "refused"),
     [
         ({"model_type": "t5"}, ("model_type", "t5")),
         ({"model_type": "bart"}, ("model_type", "bart")),
@@ -110,9 +110,9 @@ def config_of(model: Path, **settings: Any) -> TargetConfig:
         ({"text_config": "x"}, ("text_config", "x")),
     ],
 )
-def test_configurations(changes: dict[str, object], refusal: tuple[object, ...], model: Path, tmp_path: Path) -> None:
+def test_configurations(changes: dict[str, object], refused: tuple[object, ...], model: Path, tmp_path: Path) -> None:
     configure(model, **changes)
-    with refuses(ConfigurationError, *refusal):
+    with refuses(ConfigurationError, *refused):
         plan(model, tmp_path)
     assert refusal(lambda: plan(model, tmp_path)) == refusal(lambda: TransformersTarget(config_of(model)))
 
@@ -169,7 +169,7 @@ def test_weights(change: str, way: str, model: Path) -> None:
         configure(model, dtype="bfloat16")
     save_file(weights, model / "model.safetensors", {"format": "pt"})
     config = config_of(model, **settings)
-    with refuses(ConfigurationError, model, says=says):
+    with refuses(ConfigurationError, says=says):
         load_layers(config, range(2)) if way == "stages" else load_whole(config)
 
 
