@@ -91,7 +91,7 @@ async def test_an_error_in_mid_stream_is_told() -> None:
             ):
                 said.append(chunk.choices[0].delta.content or "")
 
-        with pytest.raises(openai.APIError, match="the verifier is gone"):
+        with pytest.raises(openai.APIError, match="gone"):
             await read()
         assert "".join(said) == "hel"
 

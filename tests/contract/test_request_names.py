@@ -143,7 +143,7 @@ async def test_what_is_no_id_is_refused(tiny_model: Path) -> None:
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
             for given in ([""], ["x" * 129], ["one", "two"]):
                 call = stub.Generate(pb.GenerateRequest(prompt="x"), metadata=[("x-request-id", name) for name in given])
-                with pytest.raises(grpc.aio.AioRpcError, match="must be one, of 1 to 128 printable ASCII") as failed:
+                with pytest.raises(grpc.aio.AioRpcError, match="1 to 128 printable ASCII") as failed:
                     async for _ in call:
                         pass
                 assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT

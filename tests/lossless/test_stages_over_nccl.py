@@ -82,7 +82,7 @@ def test_two_processes_say_what_one_does_and_faults_are_noticed(model: Path, tar
     # A pass that fails there fails alone.
     target.close("a")
     assert target.open("a", 100)
-    with pytest.raises(Internal, match="its log says why"):
+    with pytest.raises(Internal, match="log"):
         target.forward([Rows(session_id="a", context=0, tokens=(10**6,), logits=1)])
     target.close("a")
     # One that disagrees.

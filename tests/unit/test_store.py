@@ -172,7 +172,7 @@ def test_two_publishers_wait_for_each_other(
     first = threading.Thread(target=lambda: slow.publish(indexes[0], advance=dawdle))
     first.start()
     began.wait()
-    with pytest.raises(Unavailable, match="another publisher has been at work"):
+    with pytest.raises(Unavailable, match="another publisher"):
         connect(url).publish(indexes[1], patience_s=0.0)
     refused.set()
     second = connect(url).publish(indexes[1])
@@ -191,7 +191,7 @@ def test_a_publisher_that_lost_its_turn_leaves_the_live_index_alone(
     def steal(part: str, done: int, total: int) -> None:
         client.set("outrider:{i}:publisher", "somebody else")
 
-    with pytest.raises(Unavailable, match="the live index is untouched"):
+    with pytest.raises(Unavailable, match="untouched"):
         store.publish(indexes[1], advance=steal)
     assert store.live() == live
 
@@ -201,7 +201,7 @@ def test_no_redis_a_wrong_password_a_wrong_url(indexes: list[Path], tmp_path: Pa
         connect(f"redis://127.0.0.1:{free_port()}").publish(indexes[0])
     with server("embedded", tmp_path) as url:
         wrong = url.replace(url.split(":")[2].split("@")[0], "wrong")
-        with pytest.raises(Unavailable, match="refuses the user or the password") as error:
+        with pytest.raises(Unavailable, match="password") as error:
             connect(wrong).live()
         assert "wrong" not in str(error.value).replace("WRONGPASS", "")
     with refuses(ConfigurationError, field="http://x"):
