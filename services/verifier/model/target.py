@@ -23,6 +23,7 @@ from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.kv_cache.tiles import TileAllocator
 from services.verifier.loading.load_model import check_files, check_memory, read_config, split_layers
 from services.verifier.model.gpu_here import no_gpu, without_kernels
+from services.verifier.model.means import MEANS, TargetMeans
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.stream_rows import LateRows, StreamWeights
 from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamRows
@@ -39,6 +40,7 @@ class TransformersTarget:
 
     Args:
         streams: streams that its passes may hold.
+        means: what it is put together from.
 
     Raises:
         ConfigurationError: the model cannot be loaded or served; says why.
@@ -49,7 +51,14 @@ class TransformersTarget:
             are the same up to near ties.
     """
 
-    def __init__(self, config: TargetConfig, launch: Launch | None = None, streams: StreamWeights | None = None) -> None:
+    def __init__(
+        self,
+        config: TargetConfig,
+        launch: Launch | None = None,
+        streams: StreamWeights | None = None,
+        means: TargetMeans = MEANS,
+    ) -> None:
+        self._means = means
         check_backends(config)
         _check_device(config)
         with reading(f"load the model at {config.model_path}", about=config.model_path):
@@ -92,10 +101,10 @@ class TransformersTarget:
             # When another stage is lost, this process keeps its own part.
             if part is None:
                 with reading(f"load the model at {config.model_path}", about=config.model_path):
-                    part = ModelSlice(config, config.stages - 1, self._streams)
+                    part = ModelSlice(config, config.stages - 1, self._streams, means=self._means)
                 check_slice(part, config.stages)
             self._part = part
-            self._chooser = Chooser(self.eos_token_ids, self.generation.processors, part.library)
+            self._chooser = Chooser(self.eos_token_ids, self.generation.processors, part.library, self._means.reader)
             self.pool.clear()
             self.tiles = TileAllocator(self.pool.total_tiles)
             self._earlier.join(part.device)
