@@ -86,7 +86,7 @@ def bench(
     try:
         SamplingParams(temperature=temperature, max_tokens=max_tokens)
     except InvalidArgument as error:
-        raise ConfigurationError(f"--{error}") from error
+        raise ConfigurationError(field=f"--{error.field}", value=error.value, allowed=error.allowed) from error
     schedule = Schedule(
         concurrency=_numbers("--concurrency", concurrency),
         repeats=repeats,
@@ -145,14 +145,16 @@ def replay(
 
     loaded = _settings(config, settings, None)
     if loaded.retrieval.redis_url is not None:
-        raise ConfigurationError("retrieval.redis_url: replay looks up in a folder; set retrieval.index")
+        raise ConfigurationError("replay looks up in a folder; set retrieval.index", field="retrieval.redis_url")
     # There is no target, so neither models nor hidden states.
     here = StrategyConfig(retrieval=loaded.retrieval.index is not None)
     usable = tuple(name for name in served(here) if STRATEGIES[name])
     names = _names(strategies) if strategies is not None else usable
     check_names(names, ())
     if missing := sorted(set(names) - set(usable)):
-        raise ConfigurationError(f"--strategies: {missing[0]} cannot be replayed; {', '.join(usable)} can")
+        raise ConfigurationError(
+            f"--strategies: {missing[0]} cannot be replayed; {', '.join(usable)} can", about="--strategies"
+        )
     recorded = read_traces(traces)
     drafter = drafter_config(loaded, ResolvedModel(name=loaded.model, path=Path(loaded.model)))
     grid = [(name, budget) for name in names for budget in _numbers("--budgets", budgets, most=512)]
@@ -245,9 +247,9 @@ def _models(settings: Settings, lineup: LineupConfig, console: Console) -> tuple
     from cluster.models.target import gguf_of, resolve
 
     if lineup.assistant is not None and not (lineup.assistant / "config.json").is_file():
-        raise ConfigurationError(f"--assistant is {lineup.assistant}: must be the folder of a model")
+        raise ConfigurationError(field="--assistant", value=lineup.assistant, allowed="the folder of a model")
     if lineup.gguf is not None and not lineup.gguf.is_file():
-        raise ConfigurationError(f"--gguf is {lineup.gguf}: no such file")
+        raise ConfigurationError("no such file", field="--gguf", value=lineup.gguf)
     model = resolve(settings.model, settings.cache_dir, say=console.print)
     if lineup.gguf is None and any(PEERS[name].needs == "gguf" for name in lineup.peers):
         lineup = replace(lineup, gguf=gguf_of(settings.model, settings.cache_dir, say=console.print))
@@ -262,21 +264,23 @@ def _settings(config: Path | None, flags: list[str] | None, model: str | None) -
 
 def _check_new(folder: Path) -> None:
     if folder.exists():
-        raise ConfigurationError(f"--out is {folder}: it exists; name a new folder, so that no result is lost")
+        raise ConfigurationError("it exists; name a new folder, so that no result is lost", field="--out", value=folder)
 
 
 def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True)
     except OSError as error:
-        raise ConfigurationError(f"--out is {folder}: {error.strerror}") from error
+        raise ConfigurationError(f"{error.strerror}", field="--out", value=folder) from error
 
 
 def _check_ray(settings: Settings) -> None:
     if "RAY_ADDRESS" in os.environ:
-        raise ConfigurationError("--on ray starts a Ray of its own, but RAY_ADDRESS names a running one: unset RAY_ADDRESS")
+        raise ConfigurationError(
+            "--on ray starts a Ray of its own, but RAY_ADDRESS names a running one: unset RAY_ADDRESS", about="--on"
+        )
     if settings.verifier.replicas != 1:
-        raise ConfigurationError(f"verifier.replicas is {settings.verifier.replicas}: outrider bench measures one")
+        raise ConfigurationError("outrider bench measures one", field="verifier.replicas", value=settings.verifier.replicas)
 
 
 def _with_room(settings: Settings, at_once: int) -> Settings:
@@ -302,12 +306,14 @@ def _names(text: str) -> tuple[str, ...]:
 def _numbers(option: str, text: str, most: int = 1024) -> tuple[int, ...]:
     numbers = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
     if not all(1 <= number <= most for number in numbers) or len(set(numbers)) < len(numbers):
-        raise ConfigurationError(f"{option} is {text}: must be different numbers from 1 to {most}, comma-separated")
+        raise ConfigurationError(field=option, value=text, allowed=f"different numbers from 1 to {most}, comma-separated")
     return numbers
 
 
 def _peer_python(entry: str) -> tuple[str, Path]:
     name, _, python = entry.partition("=")
     if name not in ("vllm", "llamacpp") or not python or not Path(python).is_file():
-        raise ConfigurationError(f"--peer-python is {entry}: must be vllm=PATH or llamacpp=PATH of a Python interpreter")
+        raise ConfigurationError(
+            field="--peer-python", value=entry, allowed="vllm=PATH or llamacpp=PATH of a Python interpreter"
+        )
     return name, Path(python)

@@ -48,13 +48,13 @@ def canary(
     loaded = load(flags=[] if model is None else [f"model={model}"])
     target = resolve(loaded.model, loaded.cache_dir, say=_say).path
     if not (folder / "config.json").is_file():
-        raise ConfigurationError(f"{folder}: has no config.json: must be the folder of a head")
+        raise ConfigurationError("has no config.json", field=folder, allowed="the folder of a head")
     trial, shape, tokens = open_trial(folder, target), read_target_shape(target), Tokens(str(target))
     encoded = [
         tokens.encode_chat(messages) if tokens.has_chat_template else tokens.encode(messages[-1].content)
         for messages in asked
     ]
-    with reading(f"load the target at {target}"):
+    with reading(f"load the target at {target}", about=target):
         teacher = AutoModelForCausalLM.from_pretrained(as_float32(target, say=_say), attn_implementation="sdpa")
     with stderr().status("the target writes"):
         texts = record_texts(teacher, encoded, layers_to_record(trial.layers, shape), length)

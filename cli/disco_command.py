@@ -60,9 +60,9 @@ def disco(
     from training.soft_labels import SoftLabels
 
     if out.suffix != ".safetensors":
-        raise ConfigurationError(f"--out is {out}: must end in .safetensors")
+        raise ConfigurationError("must end in .safetensors", field="--out", value=out)
     if out.exists() or out.with_suffix(".json").exists():
-        raise ConfigurationError(f"--out is {out}: it or its .json file exists; name a new file")
+        raise ConfigurationError("it or its .json file exists; name a new file", field="--out", value=out)
     check_labels(labels, temperature)
     check_device(device)
     loaded = load(flags=[*(settings or []), *([f"model={model}"] if model else [])])

@@ -57,14 +57,14 @@ def autoscale(
     from cluster.settings.placement import Autoscaling
 
     if least > most:
-        raise ConfigurationError(f"--min is {least}: must be at most --max, {most}")
+        raise ConfigurationError(field="--min", value=least, allowed=f"at most --max, {most}")
     for option, given in (("--rate", rate), ("--days", days)):
         if trace is not None and given is not None:
-            raise ConfigurationError(f"{option} is {given}, but --trace is {trace}: a recording has its own")
+            raise ConfigurationError("a recording has its own", field=option, value=given, given=f"but --trace is {trace}")
     if out is not None:
         check_installed()
         if out.exists():
-            raise ConfigurationError(f"--out is {out}: it exists; name a new folder, so that no result is lost")
+            raise ConfigurationError("it exists; name a new folder, so that no result is lost", field="--out", value=out)
     config = AutoscaleConfig(
         hardware=hardware_of(costs),
         traffic=TrafficConfig(per_s=2.3 if rate is None else rate, days=1.0 if days is None else days),
@@ -114,5 +114,5 @@ def fleet(
 def _sizes(option: str, text: str) -> tuple[int, ...]:
     sizes = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
     if not all(1 <= size <= 4096 for size in sizes):
-        raise ConfigurationError(f"{option} is {text}: must be numbers from 1 to 4096, comma-separated")
+        raise ConfigurationError(field=option, value=text, allowed="numbers from 1 to 4096, comma-separated")
     return sizes

@@ -321,7 +321,7 @@ def _check_request(settings: Settings, source: str | Sequence[Message], options:
 
 def _credentials(api_key: str | None, tls: bool, root: Path | None) -> dict[str, Any]:
     if root is not None and not root.is_file():
-        raise ConfigurationError(f"--tls-root is {root}: no such file")
+        raise ConfigurationError("no such file", field="--tls-root", value=root)
     pem = root.read_bytes() if root is not None else None
     return {"api_key": api_key, "tls": tls or root is not None, "root_certificates": pem}
 

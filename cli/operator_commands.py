@@ -33,7 +33,7 @@ def top(
     if not url:
         server = load(config, settings or ()).server
         if not server.ops:
-            raise ConfigurationError(f"server.ops_port is {server.ops_port}: name the server's numbers with --url")
+            raise ConfigurationError("name the server's numbers with --url", field="server.ops_port", value=server.ops_port)
         url = [f"http://{server.ops_host}:{server.ops}/metrics"]
     show_top(url, interval_s=interval, once=once)
 

@@ -80,7 +80,7 @@ def _print_sizes(settings: Settings, gpus: str, other: Path | None, as_json: boo
     from speculation.errors import ConfigurationError
 
     if other is not None:
-        raise ConfigurationError("--gpus plans for GPUs alone: leave --pods and --manifests out")
+        raise ConfigurationError("--gpus plans for GPUs alone: leave --pods and --manifests out", about="--gpus")
     if as_json:
         print(json.dumps(sizes_object(settings, gpus), indent=1))
     else:
@@ -91,14 +91,16 @@ def _alone(config: Path | None, pods: Path | None) -> None:
     from speculation.errors import ConfigurationError
 
     if config is not None or pods is not None:
-        raise ConfigurationError("--manifests holds settings and pods: leave --config and --pods out")
+        raise ConfigurationError("--manifests holds settings and pods: leave --config and --pods out", about="--manifests")
 
 
 def _folder(model: str) -> Path:
     from speculation.errors import ConfigurationError
 
     if not (Path(model) / "config.json").is_file():
-        raise ConfigurationError(f"--model is {model}: must be a folder with config.json, the copy of settings.model")
+        raise ConfigurationError(
+            field="--model", value=model, allowed="a folder with config.json, the copy of settings.model"
+        )
     return Path(model)
 
 
@@ -107,7 +109,7 @@ def _read(file: Path) -> str:
 
     if str(file) == "-":
         return sys.stdin.read()
-    with reading(f"read {file}"):
+    with reading(f"read {file}", about=file):
         return file.read_text(encoding="utf-8")
 
 
@@ -119,7 +121,7 @@ def _yaml(file: Path) -> Any:
     try:
         return yaml.safe_load(_read(file))
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"{file}: not YAML ({' '.join(str(error).split())})") from error
+        raise ConfigurationError(f"not YAML ({' '.join(str(error).split())})", field=file) from error
 
 
 def sized(settings: Settings, gpus: str) -> tuple[GpuPlan, int, str]:
@@ -131,9 +133,13 @@ def sized(settings: Settings, gpus: str) -> tuple[GpuPlan, int, str]:
     count, kind = gpus_named(gpus)
     folder = model_folder(settings)
     if folder is None:
-        raise ConfigurationError(f"model is {settings.model}: --gpus reads config.json, so name a folder that is here")
+        raise ConfigurationError(
+            "--gpus reads config.json, so name a folder that is here", field="model", value=settings.model
+        )
     if settings.verifier.stages not in (1, count):
-        raise ConfigurationError(f"verifier.stages is {settings.verifier.stages}: with --gpus {gpus} it must be {count}")
+        raise ConfigurationError(
+            f"with --gpus {gpus} it must be {count}", field="verifier.stages", value=settings.verifier.stages
+        )
     # torch is loaded here, not for other plans.
     from services.verifier.loading.load_model import shape_of
 

@@ -52,9 +52,9 @@ def stopping(
     try:
         params = SamplingParams(temperature=temperature, max_tokens=max_tokens)
     except InvalidArgument as error:
-        raise ConfigurationError(f"--{error}") from error
+        raise ConfigurationError(field=f"--{error.field}", value=error.value, allowed=error.allowed) from error
     if out is not None and out.exists():
-        raise ConfigurationError(f"--out is {out}: it exists; name a new file, so that no result is lost")
+        raise ConfigurationError("it exists; name a new file, so that no result is lost", field="--out", value=out)
     loaded = load(config, [*(settings or []), *([f"model={model}"] if model else [])])
     resolved = resolve(loaded.model, loaded.cache_dir, say=stderr().print)
     target = verifier_config(loaded, resolved).target

@@ -64,11 +64,13 @@ def tau(
         named = [flags]
     sizes = tree_sizes(trees)
     if not sizes:
-        raise ConfigurationError(f"--trees is {trees!r}: must be whole numbers, such as 8,16")
+        raise ConfigurationError(field="--trees", value=f"{trees!r}", allowed="whole numbers, such as 8,16")
     shards = read_shards(data, "validation" if answers == "held-out" else None)
     sequences = list(shards)
     if not any(len(each.tokens) - each.prompt_length >= 2 for each in sequences):
-        raise ConfigurationError(f"--data {data}: no such answer has two tokens; outrider train data makes more")
+        raise ConfigurationError(
+            "no such answer has two tokens; outrider train data makes more", field="--data", verb="", value=data
+        )
     target_settings = load(flags=flags)
     target = resolve(target_settings.model, target_settings.cache_dir, say=stderr().print)
     _check_target(data, shards.manifest, target, weights_digest(target.path))
@@ -98,8 +100,13 @@ def tau(
 def _check_target(data: Path, manifest: DataManifest, target: ResolvedModel, digest: str) -> None:
     if digest != manifest.target.weights_sha256:
         raise ConfigurationError(
-            f"--data {data}: made by {manifest.target.name} ({manifest.target.weights_sha256[:12]}), not by {target.name} "
-            f"({digest[:12]}): name that model with --model"
+            (
+                f"made by {manifest.target.name} ({manifest.target.weights_sha256[:12]}), not by {target.name} "
+                f"({digest[:12]}): name that model with --model"
+            ),
+            field="--data",
+            verb="",
+            value=data,
         )
 
 

@@ -154,7 +154,9 @@ def _layers(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError as error:
-        raise ConfigurationError(f"--layers {text}: must be whole numbers, such as -1 or 1,14,26") from error
+        raise ConfigurationError(
+            field="--layers", verb="", value=text, allowed="whole numbers, such as -1 or 1,14,26"
+        ) from error
 
 
 _Shown = AbstractAsyncContextManager[None]

@@ -201,7 +201,9 @@ def evaluate(
     check_same_target(data, shards.manifest, opened.manifest)
     held_out = list(islice(shards, sequences))
     if not any(len(each.tokens) - each.prompt_length >= 2 for each in held_out):
-        raise ConfigurationError(f"--data {data}: no held-out answer has two tokens; outrider train data makes more")
+        raise ConfigurationError(
+            "no held-out answer has two tokens; outrider train data makes more", field="--data", verb="", value=data
+        )
     with stderr().status(f"measuring {snapshot}"):
         opened.learner.module.eval()
         found = dict(measure(opened.learner, held_out, positions, opened.output))
@@ -263,9 +265,11 @@ def tree_sizes(text: str) -> list[int]:
     try:
         sizes = [int(part) for part in text.split(",") if part]
     except ValueError as error:
-        raise ConfigurationError(f"--trees {text}: must be whole numbers, comma-separated, such as 8,16") from error
+        raise ConfigurationError(
+            field="--trees", verb="", value=text, allowed="whole numbers, comma-separated, such as 8,16"
+        ) from error
     if any(not 1 <= size <= limits.MAX_TREE_NODES for size in sizes):
-        raise ConfigurationError(f"--trees {text}: must be from 1 to {limits.MAX_TREE_NODES}")
+        raise ConfigurationError(field="--trees", verb="", value=text, allowed=f"from 1 to {limits.MAX_TREE_NODES}")
     return sizes
 
 

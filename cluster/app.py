@@ -38,7 +38,7 @@ def build(args: dict[str, Any]) -> serve.Application:
     given = dict(args)
     file = given.pop("config", None)
     if file is not None and not isinstance(file, str):
-        raise ConfigurationError(f"config is {file!r}: must be the path of a YAML file")
+        raise ConfigurationError(field="config", value=f"{file!r}", allowed="the path of a YAML file")
     settings = load(Path(file) if file is not None else None, over=given)
     # Ports are looked at by the routers: those of an earlier version of this application hold them now.
     preflight(settings, here=False)

@@ -147,8 +147,9 @@ def _drafter_config(settings: Settings, model: ResolvedModel, *, models: bool) -
     lookup = config.prompt_lookup
     if lookup.prompt_lookup_min > lookup.prompt_lookup_max:
         raise ConfigurationError(
-            f"drafter.prompt_lookup_min is {lookup.prompt_lookup_min}: "
-            f"must be at most prompt_lookup_max, {lookup.prompt_lookup_max}"
+            field="drafter.prompt_lookup_min",
+            value=lookup.prompt_lookup_min,
+            allowed=f"at most prompt_lookup_max, {lookup.prompt_lookup_max}",
         )
     kept = settings.cache_dir / "drafting" / _as_name(settings.model)
     found = draft_models(settings, model) if models else {}
@@ -169,7 +170,7 @@ def _snapshot(named: Path | None, index: Path | None) -> Path | None:
     """
     if named is not None:
         if not named.is_file():
-            raise ConfigurationError(f"drafter.recycling_snapshot is {named}: no such file")
+            raise ConfigurationError("no such file", field="drafter.recycling_snapshot", value=named)
         return named
     if index is None:
         return None
@@ -235,7 +236,8 @@ def _hidden_size(model: Path) -> int:
     width = text_config(content).get("hidden_size")
     if not isinstance(width, int):
         raise ConfigurationError(
-            f"{model}/config.json names no hidden_size: retrieval.semantic cannot be used with this model"
+            f"{model}/config.json names no hidden_size: retrieval.semantic cannot be used with this model",
+            about=f"{model}/config.json",
         )
     return width
 
@@ -252,7 +254,7 @@ def verifier_config(settings: Settings, model: ResolvedModel) -> VerifierConfig:
     try:
         ipaddress.ip_address(verifier.stage_host)
     except ValueError as error:
-        raise ConfigurationError(f"verifier.stage_host is {verifier.stage_host}: must be an IP address") from error
+        raise ConfigurationError(field="verifier.stage_host", value=verifier.stage_host, allowed="an IP address") from error
     target = filled(
         TargetConfig,
         verifier,
@@ -275,7 +277,7 @@ def check_stages(stages: int, model: Path) -> None:
     layers = text_config(read_model_config(model)).get("num_hidden_layers")
     if isinstance(layers, int) and stages > layers:
         raise ConfigurationError(
-            f"verifier.stages is {stages}: the model has {layers} layers, so 1 to {layers} are possible"
+            f"the model has {layers} layers, so 1 to {layers} are possible", field="verifier.stages", value=stages
         )
 
 
@@ -289,12 +291,17 @@ def router_config(settings: Settings, model: ResolvedModel) -> RouterConfig:
     router = settings.router
     if router.acceptance == "rejection" and not settings.drafter.trusted:
         raise ConfigurationError(
-            "router.acceptance is rejection, but drafter.trusted is false: under this rule answers depend on what drafters "
-            "claim to have drawn from; use acceptance: walk"
+            "under this rule answers depend on what drafters claim to have drawn from; use acceptance: walk",
+            field="router.acceptance",
+            value="rejection",
+            given="but drafter.trusted is false",
         )
     if settings.retrieval.semantic and not settings.retrieval.enabled:
         raise ConfigurationError(
-            "retrieval.semantic is true, but there is no index: set retrieval.index or retrieval.redis_url"
+            "set retrieval.index or retrieval.redis_url",
+            field="retrieval.semantic",
+            value="true",
+            given="but there is no index",
         )
     strategy = filled(
         StrategyConfig,
@@ -316,7 +323,10 @@ def server_config(settings: Settings) -> PublicServerConfig:
     server = settings.server
     files = (server.tls_certificate, server.tls_key)
     if (files[0] is None) != (files[1] is None):
-        raise ConfigurationError("server.tls_certificate and server.tls_key go together: set both or neither")
+        raise ConfigurationError(
+            "server.tls_certificate and server.tls_key go together: set both or neither",
+            about="server.tls_certificate and server.tls_key",
+        )
     tls = TlsFiles(certificate=files[0], key=files[1]) if files[0] and files[1] else None
     return filled(PublicServerConfig, server, tls=tls, shared=settings.router.most > 1)
 
@@ -331,5 +341,7 @@ def http_config(settings: Settings) -> HttpConfig | None:
     if server.http is None:
         return None
     if server.http_port == server.port != 0:
-        raise ConfigurationError(f"server.http_port is {server.http_port}, as server.port: gRPC and HTTP need a port each")
+        raise ConfigurationError(
+            "gRPC and HTTP need a port each", field="server.http_port", value=server.http_port, given="as server.port"
+        )
     return filled(HttpConfig, server, public=public, port=server.http)

@@ -131,12 +131,18 @@ def export_of(settings: Settings, *, on_ray: bool) -> str:
     export = settings.metrics.export
     if export == "ray" and not on_ray:
         raise ConfigurationError(
-            "metrics.export is ray: this is one process without Ray; use prometheus, which server.ops_port serves, or none"
+            "this is one process without Ray; use prometheus, which server.ops_port serves, or none",
+            field="metrics.export",
+            value="ray",
         )
     if export == "prometheus" and on_ray:
         raise ConfigurationError(
-            "metrics.export is prometheus: on Ray the components are processes of their own, on any machine, whose numbers "
-            "Ray's agent on each node exports; use ray, or none"
+            (
+                "on Ray the components are processes of their own, on any machine, whose numbers Ray's agent on "
+                "each node exports; use ray, or none"
+            ),
+            field="metrics.export",
+            value="prometheus",
         )
     return export or ("ray" if on_ray else "prometheus")
 

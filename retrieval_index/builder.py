@@ -59,9 +59,11 @@ class BuildConfig:
             ("score_tokens", self.score_tokens, 8, 8192),
         ):
             if not low <= value <= high:
-                raise ConfigurationError(f"--{name.replace('_', '-')} {value}: must be from {low} to {high}")
+                raise ConfigurationError(
+                    field=f"--{name.replace('_', '-')}", verb="", value=value, allowed=f"from {low} to {high}"
+                )
         if not 0 < self.keep <= 1:
-            raise ConfigurationError(f"--keep {self.keep}: must be above 0, at most 1")
+            raise ConfigurationError(field="--keep", verb="", value=self.keep, allowed="above 0, at most 1")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -112,7 +114,7 @@ def build_index(
     advance("building the trie", 0, 1)
     grams, count = ngram_trie.build(kept, config.depth, finished)
     if not grams:
-        raise ConfigurationError("nothing is left of the corpus: its documents are too short; raise --keep")
+        raise ConfigurationError("nothing is left of the corpus: its documents are too short; raise --keep", about="--keep")
     advance("building the trie", 1, 1)
     successors.build(scores.likely([document.digest for document in documents]), target.vocab_size, finished)
     states = StateFile(out / _SCORES, key)
@@ -155,9 +157,11 @@ def _index_states(
 
 def _check_out(out: Path) -> None:
     if out.exists() and not out.is_dir():
-        raise ConfigurationError(f"--out {out}: is a file; give a folder")
+        raise ConfigurationError("is a file; give a folder", field="--out", verb="", value=out)
     if out.is_dir() and any(out.iterdir()) and not (out / FILE).exists() and not (out / _SCORES).exists():
-        raise ConfigurationError(f"--out {out}: holds other things; give a new folder, or one of an earlier build")
+        raise ConfigurationError(
+            "holds other things; give a new folder, or one of an earlier build", field="--out", verb="", value=out
+        )
 
 
 def _put_in_place(finished: Path, out: Path, manifest: Manifest) -> None:

@@ -45,7 +45,7 @@ def read_corpus(paths: Sequence[Path], field: str | None = None) -> list[Documen
                 digest = hashlib.sha256(text.encode()).hexdigest()
                 found.setdefault(digest, Document(text=text, digest=digest, origin=origin))
     if not found:
-        raise ConfigurationError(f"--corpus {' '.join(map(str, paths))}: there is no text in it")
+        raise ConfigurationError("there is no text in it", field="--corpus", verb="", value=" ".join(map(str, paths)))
     return list(found.values())
 
 
@@ -68,13 +68,17 @@ def _text_of(path: Path) -> str:
     try:
         content = path.read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"--corpus {path}: cannot be read ({error.strerror or error})") from error
+        raise ConfigurationError(
+            f"cannot be read ({error.strerror or error})", field="--corpus", verb="", value=path
+        ) from error
     try:
         if b"\0" in content:
             raise ValueError
         return content.decode()
     except ValueError:
-        raise ConfigurationError(f"--corpus {path}: not UTF-8 text; give .jsonl, text files or folders of them") from None
+        raise ConfigurationError(
+            "not UTF-8 text; give .jsonl, text files or folders of them", field="--corpus", verb="", value=path
+        ) from None
 
 
 def _split(path: Path, text: str, field: str | None) -> Iterator[tuple[str, str]]:
@@ -92,11 +96,16 @@ def _field_of(path: Path, number: int, line: str, field: str | None) -> str:
     try:
         entry = json.loads(line)
     except ValueError as error:
-        raise ConfigurationError(f"--corpus {path}:{number}: not JSON ({error})") from error
+        raise ConfigurationError(f"not JSON ({error})", field="--corpus", verb="", value=f"{path}:{number}") from error
     if isinstance(entry, dict):
         for name in wanted:
             if isinstance(entry.get(name), str):
                 # A lone surrogate is valid JSON, but no tokenizer accepts it.
                 return str(entry[name]).encode(errors="replace").decode()
     has = ", ".join(entry) if isinstance(entry, dict) else "no object"
-    raise ConfigurationError(f"--corpus {path}:{number}: no text under {' or '.join(wanted)} (it has: {has}); see --field")
+    raise ConfigurationError(
+        f"no text under {' or '.join(wanted)} (it has: {has}); see --field",
+        field="--corpus",
+        verb="",
+        value=f"{path}:{number}",
+    )

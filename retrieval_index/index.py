@@ -70,7 +70,8 @@ def _map_states(folder: Path, width: int) -> StateIndex:
     if states.width != width:
         raise ConfigurationError(
             f"the index {folder} holds hidden states of {states.width} numbers, the served model's have {width}: "
-            "build one with --model set to the served model"
+            "build one with --model set to the served model",
+            about=folder,
         )
     return states
 
@@ -103,10 +104,11 @@ def check_index(manifest: Manifest, tokenizer_sha256: str | None, origin: str, *
     """
     if semantic and not manifest.semantic:
         raise ConfigurationError(
-            f"the index {origin} holds no hidden states: build it with --semantic, or unset retrieval.semantic"
+            f"the index {origin} holds no hidden states: build it with --semantic, or unset retrieval.semantic", about=origin
         )
     if tokenizer_sha256 is not None and manifest.tokenizer_sha256 != tokenizer_sha256:
         raise ConfigurationError(
             f"the index {origin} was built for the tokenizer of {manifest.model} ({manifest.tokenizer_sha256[:12]}), "
-            f"the served model's is another ({tokenizer_sha256[:12]}): build one with --model set to the served model"
+            f"the served model's is another ({tokenizer_sha256[:12]}): build one with --model set to the served model",
+            about=origin,
         )

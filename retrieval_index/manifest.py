@@ -101,7 +101,7 @@ class Manifest:
             if not (MIN_DEPTH <= manifest.depth <= MAX_DEPTH):
                 raise ValueError(f"depth {manifest.depth}")
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-            raise ConfigurationError(f"{origin}: not a manifest of an index ({error})") from error
+            raise ConfigurationError(f"not a manifest of an index ({error})", field=origin) from error
         return manifest
 
 
@@ -125,7 +125,7 @@ def read_manifest(folder: Path) -> Manifest:
         text = file.read_bytes()
     except OSError as error:
         raise ConfigurationError(
-            f"{folder} holds no index: {FILE} cannot be read ({error.strerror}); see outrider index build"
+            f"{folder} holds no index: {FILE} cannot be read ({error.strerror}); see outrider index build", about=folder
         ) from error
     return Manifest.from_json(text, str(file))
 
@@ -139,9 +139,9 @@ def verify(folder: Path, manifest: Manifest) -> None:
     for name, expected in manifest.parts.items():
         file = folder / name
         if not file.is_file():
-            raise ConfigurationError(f"the index in {folder} lacks {name}")
+            raise ConfigurationError(f"the index in {folder} lacks {name}", about=folder)
         size = file.stat().st_size
         if size != expected.size:
-            raise ConfigurationError(f"{file} has {size} bytes instead of {expected.size}: cut off, or altered")
+            raise ConfigurationError(f"{file} has {size} bytes instead of {expected.size}: cut off, or altered", about=file)
         if part_of(file).sha256 != expected.sha256:
-            raise ConfigurationError(f"{file} has been altered: its checksum differs from the manifest's")
+            raise ConfigurationError(f"{file} has been altered: its checksum differs from the manifest's", about=file)

@@ -73,9 +73,11 @@ class NgramTrie:
             self._trie.mmap(str(folder / KEYS))
             self._counts: NDArray[np.uint16] = np.memmap(folder / COUNTS, dtype="<u2", mode="r")
         except (OSError, RuntimeError, ValueError) as error:
-            raise ConfigurationError(f"cannot map the index in {folder}: {error}") from error
+            raise ConfigurationError(f"cannot map the index in {folder}: {error}", about=folder) from error
         if len(self._counts) != len(self._trie) or not self._counts.all():
-            raise ConfigurationError(f"{folder / COUNTS} does not hold a count for each of the {len(self._trie)} n-grams")
+            raise ConfigurationError(
+                f"{folder / COUNTS} does not hold a count for each of the {len(self._trie)} n-grams", about=folder / COUNTS
+            )
 
     def __len__(self) -> int:
         return len(self._trie)

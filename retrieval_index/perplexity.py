@@ -67,7 +67,9 @@ class ModelScorer:
             model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_path, dtype=torch.float32)
             self._model = model.eval().to(device)
         except (OSError, ValueError, RuntimeError, AssertionError) as error:
-            raise ConfigurationError(f"--model {model_path}: cannot be loaded on {device} ({error})") from error
+            raise ConfigurationError(
+                f"cannot be loaded on {device} ({error})", field="--model", verb="", value=model_path
+            ) from error
         self._device = device
         self._top_k = top_k
 

@@ -117,7 +117,7 @@ class IndexStore:
             )
         except ValueError:
             # redis-py's own message may contain the password.
-            raise ConfigurationError(f"{self.origin}: not a Redis URL; give redis://USER:PASSWORD@HOST:PORT") from None
+            raise ConfigurationError("not a Redis URL; give redis://USER:PASSWORD@HOST:PORT", field=self.origin) from None
 
     def publish(
         self,
@@ -197,10 +197,10 @@ class IndexStore:
         with self._speaking():
             text = self._redis.get(self._key("manifest", version))
         if text is None:
-            raise ConfigurationError(f"there is no version {version} of {self._name} at {self.origin}")
+            raise ConfigurationError(f"there is no version {version} of {self._name} at {self.origin}", about=version)
         manifest = Manifest.from_json(cast(bytes, text), f"version {version} at {self.origin}")
         if manifest.version != version:
-            raise ConfigurationError(f"the manifest of version {version} at {self.origin} has been altered")
+            raise ConfigurationError(f"the manifest of version {version} at {self.origin} has been altered", about=version)
         return manifest
 
     def promote(self, version: str) -> None:
@@ -224,7 +224,9 @@ class IndexStore:
         with self._speaking(), self._publishing(_TIMEOUT_S) as turn:
             history = self.history()
             if len(history) < 2:
-                raise ConfigurationError(f"{self._name} at {self.origin} has had no version before the live one")
+                raise ConfigurationError(
+                    f"{self._name} at {self.origin} has had no version before the live one", about=self._name
+                )
             self.manifest(history[1])
             self._make_live(history[1], turn)
         return history[1]
@@ -238,9 +240,11 @@ class IndexStore:
         """
         with self._speaking(), self._publishing(_TIMEOUT_S):
             if version == self.live():
-                raise ConfigurationError(f"version {version} of {self._name} is live: promote another one first")
+                raise ConfigurationError(
+                    f"version {version} of {self._name} is live: promote another one first", about=version
+                )
             if not self._redis.exists(self._key("manifest", version)):
-                raise ConfigurationError(f"there is no version {version} of {self._name} at {self.origin}")
+                raise ConfigurationError(f"there is no version {version} of {self._name} at {self.origin}", about=version)
             self._redis.lrem(self._key("history"), 0, version)
             self._forget(version)
 
@@ -351,14 +355,15 @@ class IndexStore:
                 advance(name, sent, part.size)
 
     def _download(self, file: Path, version: str, name: str, part: FilePart) -> None:
+        what = f"{name} of version {version} at {self.origin}"
         with file.open("wb") as content:
             for number in range(-(-part.size // _PIECE)):
                 piece = cast(bytes | None, self._redis.get(self._key("part", version, name, str(number))))
                 if piece is None or len(piece) > _PIECE:
-                    raise ConfigurationError(f"{name} of version {version} at {self.origin} is not whole: piece {number}")
+                    raise ConfigurationError(f"{what} is not whole: piece {number}", about=name)
                 content.write(piece)
         if part_of(file).sha256 != part.sha256:
-            raise ConfigurationError(f"{name} of version {version} at {self.origin} has been altered: wrong checksum")
+            raise ConfigurationError(f"{what} has been altered: wrong checksum", about=name)
 
     @contextmanager
     def _publishing(self, patience_s: float) -> Iterator[_Turn]:
@@ -384,7 +389,7 @@ class IndexStore:
             raise Unavailable(f"{self.origin}: {error}") from error
         except TypeError as error:
             # redis-py reads the options of the URL only when it connects.
-            raise ConfigurationError(f"{self.origin}: an option of the URL is unknown ({error})") from error
+            raise ConfigurationError(f"an option of the URL is unknown ({error})", field=self.origin) from error
 
     def _key(self, *parts: str) -> str:
         return ":".join(("outrider", "{" + self._name + "}", *parts))

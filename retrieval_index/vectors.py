@@ -72,9 +72,11 @@ class StateIndex:
             self._index = faiss.read_index(str(folder / STATES), faiss.IO_FLAG_MMAP | faiss.IO_FLAG_READ_ONLY)
             self._tokens: NDArray[np.uint32] = np.memmap(folder / TOKENS, dtype="<u4", mode="r")
         except (OSError, RuntimeError, ValueError) as error:
-            raise ConfigurationError(f"cannot map the hidden states in {folder}: {error}") from error
+            raise ConfigurationError(f"cannot map the hidden states in {folder}: {error}", about=folder) from error
         if self._index.ntotal != len(self._tokens):
-            raise ConfigurationError(f"{folder} has {self._index.ntotal} hidden states for {len(self._tokens)} tokens")
+            raise ConfigurationError(
+                f"{folder} has {self._index.ntotal} hidden states for {len(self._tokens)} tokens", about=folder
+            )
         self.width: int = self._index.d
         if isinstance(self._index, faiss.IndexIVF):
             self._index.nprobe = _PROBED

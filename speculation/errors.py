@@ -37,8 +37,48 @@ class MalformedTree(InvalidArgument):
     """A draft breaks the rules of ``TokenTree``."""
 
 
+# What stands for no value: every object that a setting may hold is one.
+_NO_VALUE = object()
+
+
 class ConfigurationError(OutriderError):
-    """A setting is wrong; the message names it and says what to do."""
+    """A setting, an option of a command line or a file is wrong; the message names it and says what to do.
+
+    The message is made of what is given: ``place: field verb value, given: why: must be allowed``.
+
+    Attributes:
+        field: what is wrong, as its user spells it; empty where the message is about no single one.
+        value: its value, as the message shows it; empty where it shows none.
+        allowed: which values are allowed; empty where the message says something else.
+    """
+
+    def __init__(
+        self,
+        why: str = "",
+        *,
+        field: object = "",
+        value: object = _NO_VALUE,
+        allowed: str = "",
+        verb: str = "is",
+        given: str = "",
+        place: object = "",
+        about: object = "",
+    ) -> None:
+        """Refuse.
+
+        Args:
+            why: what is wrong with the value, and what to do; alone, the whole message.
+            verb: stands between the field and its value; empty for an option that is shown as it was typed.
+            given: what else counts against the value.
+            place: where the field stands, or what cannot be done because of it.
+            about: the field, where ``why`` is the whole message and names it already, and its value.
+        """
+        self.field, self.allowed = f"{field or about}", allowed
+        self.value = "" if value is _NO_VALUE else f"{value}"
+        subject = f"{field}" if about or value is _NO_VALUE else f"{field} {verb} {value}" if verb else f"{field} {value}"
+        subject += f", {given}" if given else ""
+        parts = (f"{place}", subject, why, f"must be {allowed}" if allowed else "")
+        super().__init__(": ".join(part for part in parts if part))
 
 
 class Unauthenticated(OutriderError):

@@ -56,10 +56,10 @@ def read(path: Path) -> Successors:
         head = np.fromfile(path, dtype="<u4", count=4)
         size = path.stat().st_size
     except OSError as error:
-        raise ConfigurationError(f"cannot read the snapshot {path}: {error.strerror or error}") from error
+        raise ConfigurationError(f"cannot read the snapshot {path}: {error.strerror or error}", about=path) from error
     if len(head) < 4 or head[:2].tobytes() != _MARK or size != 16 + 4 * int(head[2]) * int(head[3]) or not head[3]:
-        raise ConfigurationError(f"{path} is not a snapshot of successors, or is cut off")
+        raise ConfigurationError(f"{path} is not a snapshot of successors, or is cut off", about=path)
     table = np.memmap(path, dtype="<u4", mode="r", offset=16, shape=(int(head[2]), int(head[3])))
     if not ((table < head[2]) | (table == _UNKNOWN)).all():
-        raise ConfigurationError(f"{path} holds token ids beyond its vocabulary")
+        raise ConfigurationError(f"{path} holds token ids beyond its vocabulary", about=path)
     return Successors(table)

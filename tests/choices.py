@@ -12,6 +12,7 @@ import torch
 from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.processors import LogitsPipeline, build_pipeline
+from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.kernels.native.library import Library
 from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Rows, Sampling, TokenRule
 from speculation.acceptance import stop_token_ids
@@ -21,6 +22,8 @@ from speculation.types import SamplingParams
 
 EOS = frozenset({3})
 NONE = ModelProcessors()
+# As if the logits lay on a device: all rows at once, and only what can be chosen comes to the host.
+ELSEWHERE = LogitsReader(on_host=lambda logits: False)
 MODEL = ModelProcessors(no_repeat_ngram_size=2, typical_p=0.8, eos_token_ids=(3,))
 
 
@@ -83,12 +86,14 @@ class Case:
         return found
 
 
-def outcomes(cases: list[Case], kernels: Library | None = None, **rows: object) -> list[Outcome]:
+def outcomes(
+    cases: list[Case], kernels: Library | None = None, reader: LogitsReader = READER, **rows: object
+) -> list[Outcome]:
     """All of them in one pass, though of models with different generation configs only alike ones share a chooser."""
     found: list[Outcome] = []
     for model in dict.fromkeys(case.model for case in cases):
         own = [case for case in cases if case.model == model]
-        made = Chooser(EOS, model, kernels)
+        made = Chooser(EOS, model, kernels, reader)
         for at, case in enumerate(own):
             sampling = Sampling(params=case.params, prompt_length=len(case.prompt), rule=case.rule)
             made.open(str(at), sampling, case.text)
@@ -173,11 +178,11 @@ def cases(seed: int, count: int) -> Iterator[list[Case]]:
         yield alike + own
 
 
-def check(seed: int, count: int, kernels: Library | None = None) -> int:
+def check(seed: int, count: int, kernels: Library | None = None, reader: LogitsReader = READER) -> int:
     """Every choice is the law's, and there is one wherever the walk comes; gives how many there were."""
     compared = 0
     for batch in cases(seed, count):
-        for case, outcome in zip(batch, outcomes(batch, kernels), strict=True):
+        for case, outcome in zip(batch, outcomes(batch, kernels, reader), strict=True):
             reached = case.reached()
             expected = [case.choice(row) if row in reached else NOT_CHOSEN for row in range(len(case.logits))]
             assert list(outcome.choices) == expected, case.params
@@ -187,10 +192,10 @@ def check(seed: int, count: int, kernels: Library | None = None) -> int:
     return compared
 
 
-def check_all(seeds: range, kernels: Library | None = None) -> None:
+def check_all(seeds: range, kernels: Library | None = None, reader: LogitsReader = READER) -> None:
     """``check``, and that it compared something."""
     for seed in seeds:
-        assert check(seed, 12, kernels) > 50
+        assert check(seed, 12, kernels, reader) > 50
 
 
 def wider(params: SamplingParams) -> SamplingParams:

@@ -68,12 +68,12 @@ def convert(
     copied = [] if beside else [name for name in (CONFIG, *_TOKENIZERS) if (folder / name).is_file()]
     for name in (SINGLE,) if beside else (SINGLE, TRAINING, *copied):
         if (out / name).exists():
-            raise ConfigurationError(f"cannot convert the weights at {folder}: {out / name} is there already")
+            raise ConfigurationError(f"cannot convert the weights at {folder}: {out / name} is there already", about=folder)
     tensors: dict[str, torch.Tensor] = {}
     for file in files:
         for name, tensor in _tensors(file).items():
             if name in tensors:
-                raise ConfigurationError(f"cannot convert the weights at {folder}: {name} is in two files")
+                raise ConfigurationError(f"cannot convert the weights at {folder}: {name} is in two files", about=folder)
             # Tensors that share memory, as tied weights do, are written one by one.
             tensors[name] = tensor.clone().contiguous()
     recorded: dict[str, Any] = read_json(folder / TRAINING, of="head") if (folder / TRAINING).is_file() else {}
@@ -116,7 +116,7 @@ def _pickles(folder: Path) -> list[Path]:
     found = sorted(file for file in folder.iterdir() if file.suffix in PICKLED and file.is_file())
     if not found:
         kinds = ", ".join(PICKLED)
-        raise ConfigurationError(f"cannot convert the weights at {folder}: no pickled weights there ({kinds})")
+        raise ConfigurationError(f"cannot convert the weights at {folder}: no pickled weights there ({kinds})", about=folder)
     return found
 
 
@@ -132,15 +132,17 @@ def _tensors(file: Path) -> Mapping[str, torch.Tensor]:
     except Exception as error:
         # The exception's text is torch's advice to switch the check off.
         reason = "it holds more than tensors" if "weights_only" in str(error) else one_line(error)
-        raise ConfigurationError(f"{where}: {reason}; only tensors by name are converted") from error
+        raise ConfigurationError(f"{where}: {reason}; only tensors by name are converted", about=file) from error
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
     if not isinstance(content, Mapping):
-        raise ConfigurationError(f"{where}: it holds {type(content).__name__}; only tensors by name are converted")
+        raise ConfigurationError(
+            f"{where}: it holds {type(content).__name__}; only tensors by name are converted", about=file
+        )
     for name, value in content.items():
         if not isinstance(name, str) or not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             kind = type(value).__name__
-            raise ConfigurationError(f"{where}: {str(name)[:80]} is {kind}; only tensors by name are converted")
+            raise ConfigurationError(f"{where}: {str(name)[:80]} is {kind}; only tensors by name are converted", about=file)
     return content
 
 

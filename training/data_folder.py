@@ -57,9 +57,11 @@ class DataOptions:
             ("seed", self.seed, 0, limits.MAX_UINT64),
         ):
             if not low <= value <= high:
-                raise ConfigurationError(f"--{name} {value}: must be from {low} to {high}")
+                raise ConfigurationError(field=f"--{name}", verb="", value=value, allowed=f"from {low} to {high}")
         if not 1 <= len(self.layers) <= limits.MAX_LAYERS:
-            raise ConfigurationError(f"--layers names {len(self.layers)} layers: must be 1 to {limits.MAX_LAYERS}")
+            raise ConfigurationError(
+                field="--layers", verb="names", value=f"{len(self.layers)} layers", allowed=f"1 to {limits.MAX_LAYERS}"
+            )
 
 
 def encode_prompts(prompts: Iterable[TrainingPrompt], tokens: Tokens) -> list[EncodedPrompt]:
@@ -74,7 +76,7 @@ def encode_prompts(prompts: Iterable[TrainingPrompt], tokens: Tokens) -> list[En
         try:
             ids = tokens.encode_chat(prompt.messages) if chat else tokens.encode(prompt.messages[-1].content)
         except InvalidArgument as error:
-            raise ConfigurationError(f"{prompt.where}: {error}") from error
+            raise ConfigurationError(f"{error}", field=prompt.where) from error
         found.append(EncodedPrompt(domain=prompt.domain, digest=prompt.digest, tokens=ids))
     return found
 
@@ -90,7 +92,8 @@ def short_enough(prompts: Sequence[EncodedPrompt], options: DataOptions, max_mod
     if not found:
         raise ConfigurationError(
             f"no prompt has at most {most} tokens: raise --max-prompt-tokens, or lower --max-new-tokens "
-            f"(the model has room for {max_model_len} tokens in all)"
+            f"(the model has room for {max_model_len} tokens in all)",
+            about="--max-prompt-tokens",
         )
     return found
 
@@ -104,7 +107,9 @@ def target_of(name: str, folder: Path, eos_token_ids: Iterable[int]) -> DataTarg
     config = text_config(read_json(folder / "config.json"))
     sizes = config.get("vocab_size"), config.get("hidden_size", config.get("n_embd"))
     if not all(isinstance(size, int) for size in sizes):
-        raise ConfigurationError(f"{folder}/config.json names no vocab_size or no hidden_size")
+        raise ConfigurationError(
+            f"{folder}/config.json names no vocab_size or no hidden_size", about=f"{folder}/config.json"
+        )
     return DataTarget(
         name=name,
         weights_sha256=weights_digest(folder),
@@ -129,7 +134,7 @@ def weights_digest(folder: Path) -> str:
                 while block := content.read(_READ):
                     digest.update(block)
         except OSError as error:
-            raise ConfigurationError(f"{file}: cannot be read ({error.strerror})") from error
+            raise ConfigurationError(f"cannot be read ({error.strerror})", field=file) from error
     return digest.hexdigest()
 
 
@@ -164,12 +169,16 @@ def open_folder(out: Path, wanted: DataManifest) -> tuple[DataManifest, list[str
         for unfinished in (*out.glob(f"{OWN_PROMPTS}.*.partial"), *out.glob(f"{UNDER_WAY}.*.partial")):
             unfinished.unlink()
         if {file.name for file in out.iterdir()} - {OWN_PROMPTS, UNDER_WAY}:
-            raise ConfigurationError(f"--out {out}: holds other things; give a new folder, or one of an earlier run")
+            raise ConfigurationError(
+                "holds other things; give a new folder, or one of an earlier run", field="--out", verb="", value=out
+            )
         write_manifest(out, wanted)
         return wanted, []
     found = read_data_manifest(out)
     for what, old, new in _differences(found, wanted):
-        raise ConfigurationError(f"--out {out}: its data were made with {what} {old}, not {new}; give a new folder")
+        raise ConfigurationError(
+            f"its data were made with {what} {old}, not {new}; give a new folder", field="--out", verb="", value=out
+        )
     faults = {entry.file: fault for entry in found.shards if (fault := fault_of(out, entry)) is not None}
     kept = tuple(entry for entry in found.shards if entry.file not in faults)
     manifest = wanted.model_copy(update={"shards": kept})

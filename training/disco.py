@@ -80,12 +80,14 @@ def _standardised(examples: StopExamples, mean: NDArray[np.float32], std: NDArra
 def _check(examples: StopExamples, name: str) -> None:
     if len(examples.labels) < _FEWEST:
         raise ConfigurationError(
-            f"the {name} split has {len(examples.labels)} examples: {_FEWEST} are needed; make more data"
+            f"the {name} split has {len(examples.labels)} examples: {_FEWEST} are needed; make more data",
+            about=f"the {name} split",
         )
     if examples.labels.min() == examples.labels.max():
         raise ConfigurationError(
             f"in the {name} split the draft model is {'right' if examples.labels[0] else 'wrong'} everywhere: "
-            "there is nothing to learn about where to stop"
+            "there is nothing to learn about where to stop",
+            about=f"the {name} split",
         )
 
 

@@ -90,7 +90,7 @@ def export_run(
         OSError: a file cannot be written; nothing of ``out`` stays.
     """
     if out.exists() and any(out.iterdir()):
-        raise ConfigurationError(f"--out {out}: holds other things; name a new folder")
+        raise ConfigurationError("holds other things; name a new folder", field="--out", verb="", value=out)
     snapshot = find_snapshot(folder)
     run = run_of(snapshot)
     state, tensors, _ = read_snapshot(snapshot)
@@ -98,7 +98,8 @@ def export_run(
     recipe = opened.recipe
     if own_weights and not isinstance(recipe, LayersRecipe):
         raise ConfigurationError(
-            f"--own-weights is for draft models, and this is a run of the kind {recipe.kind}: leave it out"
+            f"--own-weights is for draft models, and this is a run of the kind {recipe.kind}: leave it out",
+            about="--own-weights",
         )
     record = _record(opened, state, snapshot)
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -159,8 +159,11 @@ class DataRun:
                 write_manifest(self._out, manifest)
             except OSError as error:
                 raise ConfigurationError(
-                    f"{self._out}: shard {number} cannot be written ({error.strerror}); the {len(self._manifest.shards)} "
-                    "shards written before stay valid: make room and run the same command again"
+                    (
+                        f"shard {number} cannot be written ({error.strerror}); the {len(self._manifest.shards)} shards "
+                        "written before stay valid: make room and run the same command again"
+                    ),
+                    field=self._out,
                 ) from error
             self._manifest = manifest
             for task in tasks:

@@ -91,7 +91,7 @@ def _lower_layers(target: Path, count: int) -> Any:
     """The target's embeddings and first ``count`` layers, which give the residual stream: there is no norm behind them."""
     from transformers import AutoModelForCausalLM
 
-    with reading(f"load the target at {target}"):
+    with reading(f"load the target at {target}", about=target):
         model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, attn_implementation="sdpa")
     below = model.base_model
     below.layers = below.layers[:count]

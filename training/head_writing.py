@@ -60,10 +60,14 @@ def save_head(
 
 def _layout(config: HeadConfig, form: str) -> HeadLayout:
     if config.family == "eagle3" and config.fc and min(config.state_layers) < 0:
-        raise ConfigurationError(f"state_layers is {config.state_layers}: must be counted from the first layer to be saved")
+        raise ConfigurationError(
+            field="state_layers", value=config.state_layers, allowed="counted from the first layer to be saved"
+        )
     if form == "speculators":
         if config.family != "eagle3":
-            raise ConfigurationError(f"form is speculators: must be eagle for a head of the family {config.family}")
+            raise ConfigurationError(
+                field="form", value="speculators", allowed=f"eagle for a head of the family {config.family}"
+            )
         return SPECULATORS_EAGLE3
     if config.family == "eagle3":
         return EAGLE3

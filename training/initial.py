@@ -68,7 +68,9 @@ def _copy_last_layer(layer: nn.Module, shape: TargetShape, target: Path) -> None
 
         def read(name: str) -> torch.Tensor:
             if name not in files:
-                raise ConfigurationError(f"the recipe's layer is last, but the target has no {name}: must be random")
+                raise ConfigurationError(
+                    field="the recipe's layer", value="last", given=f"but the target has no {name}", allowed="random"
+                )
             return files.get(name).float()
 
         final = read("model.norm.weight")
@@ -90,7 +92,9 @@ def _copy_last_layer(layer: nn.Module, shape: TargetShape, target: Path) -> None
 def _copy(into: torch.Tensor, weight: torch.Tensor) -> None:
     if into.shape != weight.shape:
         raise ConfigurationError(
-            f"the recipe's layer is last, but the target's last layer has a weight {list(weight.shape)} where the head has "
-            f"{list(into.shape)}: must be random"
+            field="the recipe's layer",
+            value="last",
+            given=(f"but the target's last layer has a weight {list(weight.shape)} where the head has {list(into.shape)}"),
+            allowed="random",
         )
     into.copy_(weight)

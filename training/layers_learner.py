@@ -30,15 +30,18 @@ def new_draft_model(recipe: LayersRecipe, target: Path) -> nn.Module:
     """
     from transformers import AutoModelForCausalLM
 
-    with reading(f"load the target at {target}"):
+    with reading(f"load the target at {target}", about=target):
         model: Any = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32, attn_implementation="sdpa")
     layers = getattr(model.base_model, "layers", None)
     if not isinstance(layers, nn.ModuleList):
         raise ConfigurationError(
-            f"{type(model).__name__} has no list of layers: this target can train heads, no draft model"
+            f"{type(model).__name__} has no list of layers: this target can train heads, no draft model",
+            about=type(model).__name__,
         )
     if not all(0 <= layer < len(layers) for layer in recipe.layers):
-        raise ConfigurationError(f"the recipe's layers are {list(recipe.layers)}: must be from 0 to {len(layers) - 1}")
+        raise ConfigurationError(
+            field="the recipe's layers", verb="are", value=list(recipe.layers), allowed=f"from 0 to {len(layers) - 1}"
+        )
     kept = [layers[index] for index in recipe.layers]
     for number, layer in enumerate(kept):
         # Caches are found by this number.

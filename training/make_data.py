@@ -64,8 +64,12 @@ async def make_data(
                 encoded += own.prompts()
                 if not encoded:
                     raise ConfigurationError(
-                        f"--prompts is missing, and none of the {options.own_prompts} messages that the model wrote ended "
-                        "by itself; give a file of prompts"
+                        field="--prompts",
+                        value="missing",
+                        given=(
+                            f"and none of the {options.own_prompts} messages that the model wrote ended by itself; give a "
+                            "file of prompts"
+                        ),
                     )
             fitting = short_enough(encoded, options, target.max_model_len)
             if len(fitting) < len(encoded):
@@ -87,7 +91,7 @@ def _check_layers(target: ObservedTarget, layers: Sequence[int]) -> None:
     try:
         target.check_layers(layers)
     except InvalidArgument as error:
-        raise ConfigurationError(f"--layers {error.value}: must be {error.allowed}") from error
+        raise ConfigurationError(field="--layers", verb="", value=error.value, allowed=error.allowed) from error
 
 
 def _roomy(config: TargetConfig, options: DataOptions) -> TargetConfig:

@@ -139,7 +139,9 @@ def check_labels(labels: Labels, temperature: float) -> None:
     ConfigurationError: soft labels are wanted where a token is right or wrong.
     """
     if labels == "soft" and temperature <= 0:
-        raise ConfigurationError(f"--labels is soft at --temperature {temperature:g}: must be above 0; or use hard")
+        raise ConfigurationError(
+            field="--labels", value=f"soft at --temperature {temperature:g}", allowed="above 0; or use hard"
+        )
 
 
 def known_answers(options: DiscoOptions, soft: SoftLabels | None = None) -> dict[Split, list[KnownAnswer]]:
@@ -154,7 +156,8 @@ def known_answers(options: DiscoOptions, soft: SoftLabels | None = None) -> dict
     manifest = read_data_manifest(options.data)
     if manifest.target.weights_sha256 != weights_digest(options.target):
         raise ConfigurationError(
-            f"the data in {options.data} were written by another target ({manifest.target.name}): name it with --model"
+            f"the data in {options.data} were written by another target ({manifest.target.name}): name it with --model",
+            about=options.data,
         )
     found: dict[Split, list[KnownAnswer]] = {}
     splits: tuple[Split, ...] = ("train", "validation")
@@ -162,7 +165,9 @@ def known_answers(options: DiscoOptions, soft: SoftLabels | None = None) -> dict
         every = [each for each in read_shards(options.data, split) if each.temperature == options.temperature]
         if not every:
             raise ConfigurationError(
-                f"the {split} split of {options.data} holds no answer at temperature {options.temperature:g}: make more data"
+                f"the {split} split of {options.data} holds no answer at temperature {options.temperature:g}: "
+                "make more data",
+                about=options.data,
             )
         # Reading prompts is most of the work; their length says little about where drafts fail.
         every = sorted(every, key=lambda each: each.prompt_length)[: options.most]

@@ -118,11 +118,13 @@ def open_model(
     if digest != manifest.target.weights_sha256:
         raise ConfigurationError(
             f"the target at {target.folder} has the hash {digest[:12]}, but the data are from {manifest.target.name} "
-            f"({manifest.target.weights_sha256[:12]}): name that model with --model"
+            f"({manifest.target.weights_sha256[:12]}): name that model with --model",
+            about=target.folder,
         )
     if manifest.layers != (FINAL,):
         raise ConfigurationError(
-            f"the data hold the layers {list(manifest.layers)}: must be [{FINAL}], the output layer's input"
+            f"the data hold the layers {list(manifest.layers)}: must be [{FINAL}], the output layer's input",
+            about="the data",
         )
     shape = read_target_shape(target.folder)
     rows = read_target_rows(target.folder, device=device, whole=True)
@@ -154,8 +156,13 @@ def check_same_target(folder: Path, data: DataManifest, run: DataManifest) -> No
     """
     if (data.target.weights_sha256, data.layers) != (run.target.weights_sha256, run.layers):
         raise ConfigurationError(
-            f"--data {folder}: made by {data.target.name} ({data.target.weights_sha256[:12]}), layers {list(data.layers)}: "
-            f"must be of the run's target, {run.target.name} ({run.target.weights_sha256[:12]}), layers {list(run.layers)}"
+            f"made by {data.target.name} ({data.target.weights_sha256[:12]}), layers {list(data.layers)}",
+            field="--data",
+            verb="",
+            value=folder,
+            allowed=(
+                f"of the run's target, {run.target.name} ({run.target.weights_sha256[:12]}), layers {list(run.layers)}"
+            ),
         )
 
 
@@ -175,7 +182,10 @@ def output_of(rows: TargetRows) -> torch.Tensor:
     """
     if rows.bias is not None or rows.softcap is not None:
         what = "a bias" if rows.bias is not None else "final_logit_softcapping"
-        raise ConfigurationError(f"the target's output layer has {what}: training knows output layers without it only")
+        raise ConfigurationError(
+            f"the target's output layer has {what}: training knows output layers without it only",
+            about="the target's output layer",
+        )
     return rows.output.all().float() * rows.scale
 
 
@@ -208,7 +218,7 @@ def reopen(
     recipe = parse_recipe(snapshot.recipe, f"{run}: the recipe")
     opened = open_model(recipe, target, manifest, read_vocabulary(run, manifest), device)
     if fresh_state(opened).vocabulary != snapshot.vocabulary:
-        raise ConfigurationError(f"{run} holds another draft vocabulary than its checkpoint was trained with")
+        raise ConfigurationError(f"{run} holds another draft vocabulary than its checkpoint was trained with", about=run)
     with torch.no_grad():
         parameters = dict(opened.learner.module.named_parameters())
         for name, tensor in tensors.items():

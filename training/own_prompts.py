@@ -46,11 +46,15 @@ def turn_frame(tokens: Tokens) -> TurnFrame:
         ConfigurationError: the model has no chat template, or one that does not frame the message.
     """
     if not tokens.has_chat_template:
-        raise ConfigurationError("--prompts is missing: this model has no chat template, from which it could make its own")
+        raise ConfigurationError(
+            "this model has no chat template, from which it could make its own", field="--prompts", value="missing"
+        )
     one, other = (tokens.encode_chat([ChatMessage(role="user", content=probe)]) for probe in _PROBES)
     before, after = _in_common(one, other), _in_common(one[::-1], other[::-1])[::-1]
     if not before or not after:
-        raise ConfigurationError("--prompts is missing: this model's chat template does not mark where a message ends")
+        raise ConfigurationError(
+            "this model's chat template does not mark where a message ends", field="--prompts", value="missing"
+        )
     return TurnFrame(before=before, after=after)
 
 
@@ -161,5 +165,6 @@ class OwnPrompts:
             write_whole(self._out / FILE, json.dumps({"key": self._key, "prompts": self._made}).encode())
         except OSError as error:
             raise ConfigurationError(
-                f"{self._out / FILE} cannot be written ({error.strerror}): make room and run the same command again"
+                f"{self._out / FILE} cannot be written ({error.strerror}): make room and run the same command again",
+                about=self._out / FILE,
             ) from error

@@ -63,7 +63,7 @@ def read_prompts(files: Sequence[Path]) -> list[TrainingPrompt]:
     domains = [file.stem for file in files]
     if len(set(domains)) < len(domains):
         raise ConfigurationError(
-            f"--prompts {', '.join(map(str, files))}: two files have one name, which names their domain"
+            "two files have one name, which names their domain", field="--prompts", verb="", value=", ".join(map(str, files))
         )
     seen: set[str] = set()
     found: list[TrainingPrompt] = []
@@ -74,7 +74,9 @@ def read_prompts(files: Sequence[Path]) -> list[TrainingPrompt]:
                 seen.add(prompt.digest)
                 found.append(prompt)
         if len(found) == before:
-            raise ConfigurationError(f"--prompts {file}: holds no prompt that the files before it do not hold")
+            raise ConfigurationError(
+                "holds no prompt that the files before it do not hold", field="--prompts", verb="", value=file
+            )
     return found
 
 
@@ -83,9 +85,9 @@ def _of_file(file: Path) -> Iterator[TrainingPrompt]:
         # Not splitlines(), which also cuts where JSON may have a line separator within a string.
         lines = file.read_text(encoding="utf-8").split("\n")
     except OSError as error:
-        raise ConfigurationError(f"--prompts {file}: cannot be read ({error.strerror})") from error
+        raise ConfigurationError(f"cannot be read ({error.strerror})", field="--prompts", verb="", value=file) from error
     except UnicodeDecodeError as error:
-        raise ConfigurationError(f"--prompts {file}: is not UTF-8 at byte {error.start}") from error
+        raise ConfigurationError(f"is not UTF-8 at byte {error.start}", field="--prompts", verb="", value=file) from error
     for number, line in enumerate(lines, 1):
         if line.strip():
             where = f"{file}, line {number}"
@@ -99,39 +101,39 @@ def _messages(line: str, where: str) -> list[ChatMessage]:
     try:
         content = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{where}: is not JSON ({error})") from error
+        raise ConfigurationError(f"is not JSON ({error})", field=where) from error
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{where}: must be an object with one of messages, {', '.join(_TEXT_FIELDS)}")
+        raise ConfigurationError(field=where, allowed=f"an object with one of messages, {', '.join(_TEXT_FIELDS)}")
     if "messages" in content:
         return _conversation(content["messages"], where)
     for field in _TEXT_FIELDS:
         if field in content:
             return [ChatMessage(role="user", content=_text(content[field], f"{where}: {field}"))]
     raise ConfigurationError(
-        f"{where}: has the fields {', '.join(sorted(content)) or 'none'}; "
-        f"must have one of messages, {', '.join(_TEXT_FIELDS)}"
+        (f"has the fields {', '.join(sorted(content)) or 'none'}; must have one of messages, {', '.join(_TEXT_FIELDS)}"),
+        field=where,
     )
 
 
 def _conversation(messages: Any, where: str) -> list[ChatMessage]:
     """The messages up to the last one of the user."""
     if not isinstance(messages, list):
-        raise ConfigurationError(f"{where}: messages must be a list of objects with role and content")
+        raise ConfigurationError("messages must be a list of objects with role and content", field=where)
     found = []
     for index, message in enumerate(messages):
         at = f"{where}: messages[{index}]"
         if not isinstance(message, dict):
-            raise ConfigurationError(f"{at} must be an object with role and content")
+            raise ConfigurationError(f"{at} must be an object with role and content", about=at)
         role, content = _text(message.get("role"), f"{at}.role"), _text(message.get("content"), f"{at}.content")
         found.append(ChatMessage(role=role, content=content))
     while found and found[-1].role != "user":
         found.pop()
     if not found:
-        raise ConfigurationError(f"{where}: messages has no message whose role is user")
+        raise ConfigurationError("messages has no message whose role is user", field=where)
     return found
 
 
 def _text(value: Any, what: str) -> str:
     if not isinstance(value, str) or not value.strip():
-        raise ConfigurationError(f"{what} is {json.dumps(value)[:80]}: must be a text that is not empty")
+        raise ConfigurationError(field=what, value=json.dumps(value)[:80], allowed="a text that is not empty")
     return value

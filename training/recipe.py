@@ -175,13 +175,13 @@ def load_recipe(recipe: str, **changed: Any) -> AnyRecipe:
     elif Path(recipe).is_file():
         text = Path(recipe).read_text()
     else:
-        raise ConfigurationError(f"recipe is {recipe}: must be a YAML file, or one of {', '.join(names())}")
+        raise ConfigurationError(field="recipe", value=recipe, allowed=f"a YAML file, or one of {', '.join(names())}")
     try:
         content = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"{recipe}: no YAML ({' '.join(str(error).split())})") from error
+        raise ConfigurationError(f"no YAML ({' '.join(str(error).split())})", field=recipe) from error
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{recipe}: must hold keys and values")
+        raise ConfigurationError("must hold keys and values", field=recipe)
     return parse_recipe(content | changed, recipe)
 
 
@@ -194,18 +194,22 @@ def parse_recipe(content: dict[str, Any], name: str) -> AnyRecipe:
     try:
         return _RECIPE.validate_python(content)
     except ValidationError as error:
-        raise ConfigurationError(f"{name}: {'; '.join(_explain(dict(each)) for each in error.errors())}") from error
+        faults = [_fault(dict(each)) for each in error.errors()]
+        if len(faults) == 1:
+            raise ConfigurationError(**faults[0], place=name) from error
+        raise ConfigurationError("; ".join(str(ConfigurationError(**each)) for each in faults), field=name) from error
 
 
-def _explain(error: dict[str, Any]) -> str:
+def _fault(error: dict[str, Any]) -> dict[str, Any]:
+    """What is wrong with one key, as the arguments of its refusal."""
     # The first part of a place is the kind of the recipe.
     key = ".".join(str(part) for part in error["loc"][1:])
     if error["type"] == "extra_forbidden":
-        return f"unknown key {key}"
+        return {"why": f"unknown key {key}", "about": key}
     if error["type"] == "missing":
-        return f"{key} is missing"
+        return {"field": key, "value": "missing"}
     if error["type"] == "union_tag_not_found":
-        return f"kind is missing: must be {_KINDS}"
+        return {"field": "kind", "value": "missing", "allowed": _KINDS}
     if error["type"] == "union_tag_invalid":
-        return f"kind is {error['ctx']['tag']}: must be {_KINDS}"
-    return f"{key} is {error['input']!r}: {error['msg']}" if key else str(error["msg"])
+        return {"field": "kind", "value": error["ctx"]["tag"], "allowed": _KINDS}
+    return {"field": key, "value": repr(error["input"]), "why": error["msg"]} if key else {"why": str(error["msg"])}

@@ -194,12 +194,13 @@ def read_data_manifest(folder: Path) -> DataManifest:
         return DataManifest.model_validate_json(file.read_bytes())
     except OSError as error:
         raise ConfigurationError(
-            f"{folder} holds no training data: {FILE} cannot be read ({error.strerror}); see outrider train data"
+            f"{folder} holds no training data: {FILE} cannot be read ({error.strerror}); see outrider train data",
+            about=folder,
         ) from error
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"]))
-        raise ConfigurationError(f"{file}: not a manifest of training data ({where}: {first['msg']})") from error
+        raise ConfigurationError(f"not a manifest of training data ({where}: {first['msg']})", field=file) from error
 
 
 def fault_of(folder: Path, entry: ShardEntry) -> str | None:
@@ -277,11 +278,13 @@ def read_shards(folder: Path, split: Split | None = None, *, verify: bool = True
     """
     manifest = read_data_manifest(folder)
     if not manifest.shards:
-        raise ConfigurationError(f"{folder} holds no shard yet: outrider train data writes the first after some minutes")
+        raise ConfigurationError(
+            f"{folder} holds no shard yet: outrider train data writes the first after some minutes", about=folder
+        )
     if verify:
         for entry in manifest.shards:
             if (fault := fault_of(folder, entry)) is not None:
-                raise ConfigurationError(f"{folder / entry.file} {fault}; {REMAKE}")
+                raise ConfigurationError(f"{folder / entry.file} {fault}; {REMAKE}", about=folder / entry.file)
     return Shards(folder, manifest, split)
 
 
@@ -317,5 +320,5 @@ def _mapped(file: Path, width: int) -> dict[str, NDArray[Any]]:
         if found["states"].shape != (len(found["tokens"]), width):
             raise ValueError(f"states are {found['states'].shape}, not {(len(found['tokens']), width)}")
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise ConfigurationError(f"{file} is no shard of training data ({error}); {REMAKE}") from error
+        raise ConfigurationError(f"{file} is no shard of training data ({error}); {REMAKE}", about=file) from error
     return found

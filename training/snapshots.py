@@ -172,7 +172,9 @@ def newest_whole(folder: Path) -> tuple[Path, list[str]] | None:
         else:
             return snapshot, faults
     if faults:
-        raise ConfigurationError(f"{folder} holds no whole checkpoint: {'; '.join(faults)}; begin again with --fresh")
+        raise ConfigurationError(
+            f"{folder} holds no whole checkpoint: {'; '.join(faults)}; begin again with --fresh", about=folder
+        )
     return None
 
 
@@ -188,7 +190,7 @@ def find_snapshot(folder: Path, wanted: str = BEST) -> Path:
         name = _pointed(folder, pointer)
         if name and (folder / name / STATE).is_file():
             return folder / name
-    raise ConfigurationError(f"{folder} holds no checkpoint: see outrider train run")
+    raise ConfigurationError(f"{folder} holds no checkpoint: see outrider train run", about=folder)
 
 
 def run_of(snapshot: Path) -> Path:

@@ -207,7 +207,9 @@ class _Walk:
             self._calls += 1
             return None
         if not state.inputs:
-            raise ConfigurationError(f"{self._source} drafts nothing behind a prompt of {len(self._text.prompt)} tokens")
+            raise ConfigurationError(
+                f"{self._source} drafts nothing behind a prompt of {len(self._text.prompt)} tokens", about=self._source
+            )
         chain = ProbedChain(position=self._at, right=state.right, features=np.stack(state.inputs))
         committed = self._text.answer[self._at : self._at + state.right + 1]
         self._at += len(committed)

@@ -103,7 +103,7 @@ class Trainer:
             ResourceExhausted: a checkpoint cannot be written.
         """
         if not self._lengths:
-            raise ConfigurationError("the data hold no sequence of the training split")
+            raise ConfigurationError("the data hold no sequence of the training split", about="the data")
         times: list[tuple[float, int]] = [(time.monotonic(), 0)]
         saved_at, saved_step = time.monotonic(), self.state.step
         while self.state.step < self._recipe.steps:
@@ -189,15 +189,19 @@ class Trainer:
         state, model, optimizer = read_snapshot(snapshot)
         for what, old, new in _differences(state, self.state):
             raise ConfigurationError(
-                f"{self._folder} holds a run with {what} {old}, not {new}: give another folder, or begin again with --fresh"
+                f"{self._folder} holds a run with {what} {old}, not {new}: give another folder, or begin again with --fresh",
+                about=self._folder,
             )
         if state.sequences > len(self._lengths):
             raise ConfigurationError(
                 f"{self._folder} holds a run whose present epoch has {state.sequences} sequences, and the data hold "
-                f"{len(self._lengths)} now: complete them with outrider train data, or begin again with --fresh"
+                f"{len(self._lengths)} now: complete them with outrider train data, or begin again with --fresh",
+                about=self._folder,
             )
         if sorted(model) != sorted(self._parameters):
-            raise ConfigurationError(f"{snapshot} holds other parameters than the recipe's model: give another folder")
+            raise ConfigurationError(
+                f"{snapshot} holds other parameters than the recipe's model: give another folder", about=snapshot
+            )
         with torch.no_grad():
             for name, tensor in model.items():
                 self._parameters[name].copy_(tensor)

@@ -86,7 +86,9 @@ def choose_ids(counts: NDArray[np.int64], size: int, forced: Iterable[int]) -> N
     first = sorted(set(forced))
     least = max(2, len(first))
     if not least <= size <= len(counts):
-        raise ConfigurationError(f"--size {size}: must be from {least} to {len(counts)}, the target's vocabulary")
+        raise ConfigurationError(
+            field="--size", verb="", value=size, allowed=f"from {least} to {len(counts)}, the target's vocabulary"
+        )
     held = np.zeros(len(counts), dtype=np.bool_)
     held[first] = True
     # Equally frequent tokens are taken by their id.
@@ -156,14 +158,16 @@ def read_vocabulary(folder: Path, manifest: DataManifest) -> ChosenVocabulary:
         d2t, t2d = _maps(folder)
         record = VocabularyRecord.model_validate(_record(folder))
     except OSError as error:
-        raise ConfigurationError(f"{folder} holds no draft vocabulary ({error.strerror or error}); {make}") from error
+        raise ConfigurationError(
+            f"{folder} holds no draft vocabulary ({error.strerror or error}); {make}", about=folder
+        ) from error
     except (SafetensorError, ValueError, KeyError) as error:
-        raise ConfigurationError(f"{where} is damaged ({one_line(error)}); {make}") from error
+        raise ConfigurationError(f"{where} is damaged ({one_line(error)}); {make}", about=where) from error
     if (record.tokenizer_sha256, record.vocab_size) != (manifest.target.tokenizer_sha256, manifest.target.vocab_size):
-        raise ConfigurationError(f"{where} is for {record.target}, not {manifest.target.name}; {make}")
+        raise ConfigurationError(f"{where} is for {record.target}, not {manifest.target.name}; {make}", about=where)
     chosen = ChosenVocabulary(ids=d2t + np.arange(len(d2t)), record=record)
     if len(d2t) != record.size or not np.array_equal(chosen.t2d, t2d):
-        raise ConfigurationError(f"{where} is damaged (d2t and t2d disagree); {make}")
+        raise ConfigurationError(f"{where} is damaged (d2t and t2d disagree); {make}", about=where)
     return chosen
 
 

@@ -51,7 +51,11 @@ def start_from(folder: Path, opened: OpenedModel, target: Path) -> StartRecord:
     weights = next((file for name in (BLOCKS_FILE, SINGLE) if (file := folder / name).is_file()), None)
     if weights is None:
         raise ConfigurationError(
-            f"--start-from {folder}: has neither {SINGLE} nor {BLOCKS_FILE}: must be a folder of outrider train export"
+            f"has neither {SINGLE} nor {BLOCKS_FILE}",
+            field="--start-from",
+            verb="",
+            value=folder,
+            allowed="a folder of outrider train export",
         )
     module = opened.learner.module
     recorded = read_json(folder / TRAINING, of="checkpoint") if (folder / TRAINING).is_file() else {}
@@ -67,7 +71,11 @@ def start_from(folder: Path, opened: OpenedModel, target: Path) -> StartRecord:
             if tensor is None or tensor.shape != parameter.shape:
                 has = "is missing" if tensor is None else f"is {list(tensor.shape)}"
                 raise ConfigurationError(
-                    f"--start-from {folder}: the tensor {name} {has}: must be {list(parameter.shape)}, by the recipe"
+                    f"the tensor {name} {has}",
+                    field="--start-from",
+                    verb="",
+                    value=folder,
+                    allowed=f"{list(parameter.shape)}, by the recipe",
                 )
             parameter.copy_(tensor)
     before = recorded.get("start") or {}
@@ -82,8 +90,11 @@ def _check_target(recorded: dict[str, Any], opened: OpenedModel, folder: Path) -
     theirs, ours = recorded.get("target_weights_sha256"), opened.manifest.target.weights_sha256
     if theirs is not None and theirs != ours:
         raise ConfigurationError(
-            f"--start-from {folder}: was trained for a target with the hash {str(theirs)[:12]}: must be {ours[:12]}, "
-            "the data's"
+            f"was trained for a target with the hash {str(theirs)[:12]}",
+            field="--start-from",
+            verb="",
+            value=folder,
+            allowed=f"{ours[:12]}, the data's",
         )
 
 
@@ -100,10 +111,15 @@ def _head(folder: Path, module: _Head, opened: OpenedModel, target: Path) -> dic
         # An early exit that the checkpoint lacks begins untrained.
         if theirs[field] != value and not (field == "pruning_rank" and not theirs[field]):
             raise ConfigurationError(
-                f"--start-from {folder}: the head's {field} is {theirs[field]}: must be {value}, by the recipe"
+                place=f"--start-from {folder}",
+                field=f"the head's {field}",
+                value=theirs[field],
+                allowed=f"{value}, by the recipe",
             )
     if not torch.equal(head.vocabulary.ids.cpu(), torch.from_numpy(opened.vocabulary.ids)):
-        raise ConfigurationError(f"--start-from {folder}: the head drafts other tokens: must be those of --vocabulary")
+        raise ConfigurationError(
+            "the head drafts other tokens", field="--start-from", verb="", value=folder, allowed="those of --vocabulary"
+        )
     return {**module.state_dict(), **head.state_dict()}
 
 
@@ -115,13 +131,19 @@ def _check_layers(recorded: dict[str, Any], found: dict[str, torch.Tensor], open
     if theirs.get("kind") == recipe.kind:
         if tuple(theirs.get("layers", ())) != recipe.layers:
             raise ConfigurationError(
-                f"--start-from {folder}: was made of the target's layers {theirs.get('layers')}: must be "
-                f"{list(recipe.layers)}, by the recipe"
+                f"was made of the target's layers {theirs.get('layers')}",
+                field="--start-from",
+                verb="",
+                value=folder,
+                allowed=f"{list(recipe.layers)}, by the recipe",
             )
         if theirs.get("frozen_layers", 0) < recipe.frozen_layers:
             raise ConfigurationError(
-                f"--start-from {folder}: its frozen_layers are {theirs.get('frozen_layers', 0)}: must be at least the "
-                "recipe's, or trained layers would be lost"
+                place=f"--start-from {folder}",
+                field="its frozen_layers",
+                verb="are",
+                value=theirs.get("frozen_layers", 0),
+                allowed="at least the recipe's, or trained layers would be lost",
             )
     ours = opened.learner.module.state_dict()
     own = trained(opened.learner.module)
@@ -130,16 +152,20 @@ def _check_layers(recorded: dict[str, Any], found: dict[str, torch.Tensor], open
             continue
         kept = ours.get(name)
         if kept is None:
-            raise ConfigurationError(f"--start-from {folder}: has the tensor {name}, which the recipe's model has not")
+            raise ConfigurationError(
+                f"has the tensor {name}, which the recipe's model has not", field="--start-from", verb="", value=folder
+            )
         if kept.shape != tensor.shape or (kept - tensor).abs().max() > _ROUNDED * kept.abs().max():
             raise ConfigurationError(
-                f"--start-from {folder}: the tensor {name} is not the target's, and the recipe does not "
-                "train it: it would be lost"
+                f"the tensor {name} is not the target's, and the recipe does not train it: it would be lost",
+                field="--start-from",
+                verb="",
+                value=folder,
             )
 
 
 def _tensors(folder: Path, target: Path) -> dict[str, torch.Tensor]:
-    with reading(f"start from {folder}"), WeightFiles(folder, target) as files:
+    with reading(f"start from {folder}", about=folder), WeightFiles(folder, target) as files:
         return {name: files.numbers(name) for name in files.names}
 
 

@@ -26,7 +26,7 @@ def compare(a: Results, b: Results) -> list[Table]:
     if [_identity(request) for request in a["requests"]] != [_identity(request) for request in b["requests"]]:
         apart.append("their prompts")
     if apart:
-        raise ConfigurationError(f"the two runs did different work: {', '.join(apart)}")
+        raise ConfigurationError(f"the two runs did different work: {', '.join(apart)}", about=", ".join(apart))
     tables = (_surroundings(a, b), _speeds(a, b), _speed_ups(a, b))
     return [table for table in tables if table.rows]
 

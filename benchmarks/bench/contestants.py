@@ -88,9 +88,9 @@ def check_names(strategies: Sequence[str], peers: Sequence[str]) -> None:
     for option, names, known in (("--strategies", strategies, STRATEGIES), ("--peers", peers, PEERS)):
         for name in names:
             if name not in known:
-                raise ConfigurationError(f"{option}: there is no {name!r}; there are {', '.join(known)}")
+                raise ConfigurationError(f"there is no {name!r}; there are {', '.join(known)}", field=option)
         if len(set(names)) < len(names):
-            raise ConfigurationError(f"{option} names something twice: {', '.join(names)}")
+            raise ConfigurationError(f"{option} names something twice: {', '.join(names)}", about=option)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

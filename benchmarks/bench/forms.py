@@ -38,7 +38,7 @@ def brought_into(form: str, gguf: Path, folder: Path) -> Path:
             _write(GGUFReader(gguf), made, *FORMS[form])
             made.replace(kept)
     except (OSError, ValueError, IndexError, KeyError, NotImplementedError) as error:
-        raise ConfigurationError(f"cannot bring {gguf} into {form} at {kept}: {error}") from error
+        raise ConfigurationError(f"cannot bring {gguf} into {form} at {kept}: {error}", about=gguf) from error
     return kept
 
 

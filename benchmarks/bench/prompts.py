@@ -29,18 +29,20 @@ def read_prompts(source: str, per_task: int | None = None) -> list[Prompt]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"--prompts {source}: {_why(error)}; give a file, or {BUILTIN}") from error
+        raise ConfigurationError(
+            f"{_why(error)}; give a file, or {BUILTIN}", field="--prompts", verb="", value=source
+        ) from error
     tasks: dict[str, list[Prompt]] = {}
     seen = set()
     for number, line in enumerate(lines, 1):
         if line.strip():
             prompt = _read_line(path, number, line)
             if (prompt.task, prompt.id) in seen:
-                raise ConfigurationError(f"{path}:{number}: {prompt.id} occurs twice in {prompt.task}")
+                raise ConfigurationError(f"{prompt.id} occurs twice in {prompt.task}", field=f"{path}:{number}")
             seen.add((prompt.task, prompt.id))
             tasks.setdefault(prompt.task, []).append(prompt)
     if not tasks:
-        raise ConfigurationError(f"--prompts {source}: there is no prompt in it")
+        raise ConfigurationError("there is no prompt in it", field="--prompts", verb="", value=source)
     return [prompt for prompts in tasks.values() for prompt in prompts[:per_task]]
 
 
@@ -50,7 +52,7 @@ def _read_line(path: Path, number: int, line: str) -> Prompt:
     try:
         entry = json.loads(line)
     except ValueError as error:
-        raise ConfigurationError(f"{path}:{number}: not JSON ({error})") from error
+        raise ConfigurationError(f"not JSON ({error})", field=f"{path}:{number}") from error
     match entry:
         case {"turns": [str(), *_] as turns} if all(isinstance(turn, str) and turn.strip() for turn in turns):
             task = str(entry.get("category", "text"))
@@ -58,8 +60,11 @@ def _read_line(path: Path, number: int, line: str) -> Prompt:
         case {"prompt": str(text)} if text.strip():
             return Prompt(id=str(entry.get("task_id", number)), task="humaneval", turns=(text,))
     raise ConfigurationError(
-        f'{path}:{number}: neither a Spec-Bench line ({{"category": "...", "turns": ["...", ...]}}) '
-        'nor a HumanEval line ({"task_id": "...", "prompt": "..."})'
+        (
+            'neither a Spec-Bench line ({"category": "...", "turns": ["...", ...]}) nor a HumanEval line '
+            '({"task_id": "...", "prompt": "..."})'
+        ),
+        field=f"{path}:{number}",
     )
 
 

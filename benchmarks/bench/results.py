@@ -70,9 +70,11 @@ def read_results(path: Path) -> dict[str, Any]:
     try:
         results = json.loads(file.read_text())
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"cannot read {file}: {error}; give the --out folder of an outrider bench run") from error
+        raise ConfigurationError(
+            f"cannot read {file}: {error}; give the --out folder of an outrider bench run", about=file
+        ) from error
     if not isinstance(results, dict) or results.get("format") != FORMAT:
-        raise ConfigurationError(f"{file} is not a result of this version of outrider bench (format {FORMAT})")
+        raise ConfigurationError(f"{file} is not a result of this version of outrider bench (format {FORMAT})", about=file)
     return results
 
 
@@ -100,8 +102,8 @@ def read_recorded(file: Path, read_line: Callable[[Path, int, str], _Entry], *, 
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read {file}: {error}; {made_by}") from error
+        raise ConfigurationError(f"cannot read {file}: {error}; {made_by}", about=file) from error
     entries = [read_line(file, number, line) for number, line in enumerate(lines, 1) if line.strip()]
     if not entries:
-        raise ConfigurationError(f"{file}: there is no {what} in it")
+        raise ConfigurationError(f"there is no {what} in it", field=file)
     return entries

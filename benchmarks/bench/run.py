@@ -146,7 +146,8 @@ class Bench:
             if len(request.prompt) + wanted > most:
                 raise ConfigurationError(
                     f"prompt {request.id}: its {len(request.prompt)} tokens and --max-tokens {wanted} exceed {most}, "
-                    "the longest context here; leave it out, or lower --max-tokens"
+                    "the longest context here; leave it out, or lower --max-tokens",
+                    about=f"prompt {request.id}",
                 )
 
     def _warm_up(self) -> None:

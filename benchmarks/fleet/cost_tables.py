@@ -153,6 +153,8 @@ def hardware_of(name: str) -> Hardware:
         costs = CostTable.from_object(content.get("measured", content))
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigurationError(
-            f"--costs is {name}: must be one of {', '.join(KNOWN)}, or a file with a verifier's cost table ({error})"
+            field="--costs",
+            value=name,
+            allowed=f"one of {', '.join(KNOWN)}, or a file with a verifier's cost table ({error})",
         ) from error
     return Hardware(name=path.stem, costs=costs, source=f"measured: {path}")

@@ -85,7 +85,7 @@ def read_component_costs(path: Path = MEASURED) -> ComponentCosts:
             **numbers,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigurationError(f"{path}: not what python -m lab.component_cost prints ({error!r})") from error
+        raise ConfigurationError(f"not what python -m lab.component_cost prints ({error!r})", field=path) from error
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -139,7 +139,7 @@ def plan_fleet(
     """
     verifiers = gpus // hardware.gpus
     if not verifiers:
-        raise ConfigurationError(f"--gpus is {gpus}: a verifier of {hardware.name} takes {hardware.gpus}")
+        raise ConfigurationError(f"a verifier of {hardware.name} takes {hardware.gpus}", field="--gpus", value=gpus)
     each, streams, tokens = _one_verifier(hardware, prompt, answer, acceptance)
     requests, pieces = verifiers * each, verifiers * each * answer / tokens
     choosing = requests * costs.of_choice("choice_s", verifiers)

@@ -33,10 +33,10 @@ def read_arrivals(path: Path) -> list[Arrival]:
     try:
         lines = path.read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read {path}: {error}") from error
+        raise ConfigurationError(f"cannot read {path}: {error}", about=path) from error
     found = list((_of_csv if path.suffix.lower() == ".csv" else _of_json)(path, lines))
     if not found:
-        raise ConfigurationError(f"{path}: there is no request in it")
+        raise ConfigurationError("there is no request in it", field=path)
     found.sort()
     return found
 
@@ -51,9 +51,9 @@ def _of_json(path: Path, lines: list[str]) -> Iterator[Arrival]:
             at_s, prompt, answer = float(entry["at_s"]), entry["prompt_tokens"], entry["answer_tokens"]
             name = json.dumps(entry.get("conversation", ["alone", number]))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigurationError(f"{path}:{number}: not a request ({_LIKE_JSON}): {error!r}") from error
+            raise ConfigurationError(f"not a request ({_LIKE_JSON}): {error!r}", field=f"{path}:{number}") from error
         if not 0 <= at_s < math.inf:
-            raise ConfigurationError(f"{path}:{number}: at_s is {at_s}: must be at least 0")
+            raise ConfigurationError(place=f"{path}:{number}", field="at_s", value=at_s, allowed="at least 0")
         _check_counts(f"{path}:{number}", prompt_tokens=prompt, answer_tokens=answer)
         yield Arrival(at_s, names.setdefault(name, len(names)), prompt, answer)
 
@@ -64,12 +64,12 @@ def _of_csv(path: Path, lines: list[str]) -> Iterator[Arrival]:
         header = [name.strip() for name in next(rows, [])]
         if missing := [name for name in _COLUMNS if name not in header]:
             raise ConfigurationError(
-                f"{path}:1: no column {', '.join(missing)}: the first line must name {','.join(_COLUMNS)}"
+                f"no column {', '.join(missing)}: the first line must name {','.join(_COLUMNS)}", field=f"{path}:1"
             )
         places = [header.index(name) for name in _COLUMNS]
         timed = [_of_row(f"{path}:{rows.line_num}", row, places, len(header)) for row in rows if row]
     except csv.Error as error:
-        raise ConfigurationError(f"{path}:{rows.line_num}: {error}") from error
+        raise ConfigurationError(f"{error}", field=f"{path}:{rows.line_num}") from error
     first = min((at for at, _, _ in timed), default=None)
     for conversation, (at, prompt, answer) in enumerate(timed):
         assert first is not None
@@ -83,7 +83,7 @@ def _of_row(where: str, row: list[str], places: list[int], width: int) -> tuple[
         time, prompt, answer = (row[place].strip() for place in places)
         at, counts = datetime.fromisoformat(time), (int(prompt), int(answer))
     except ValueError as error:
-        raise ConfigurationError(f"{where}: not a request ({_LIKE_CSV}): {error}") from error
+        raise ConfigurationError(f"not a request ({_LIKE_CSV}): {error}", field=where) from error
     _check_counts(where, ContextTokens=counts[0], GeneratedTokens=counts[1])
     return at if at.tzinfo is not None else at.replace(tzinfo=UTC), *counts
 
@@ -91,4 +91,4 @@ def _of_row(where: str, row: list[str], places: list[int], width: int) -> tuple[
 def _check_counts(where: str, **counts: Any) -> None:
     for name, value in counts.items():
         if type(value) is not int or not 1 <= value <= 2**20:
-            raise ConfigurationError(f"{where}: {name} is {value}: must be a whole number from 1 to 1,048,576")
+            raise ConfigurationError(place=where, field=name, value=value, allowed="a whole number from 1 to 1,048,576")

@@ -98,8 +98,8 @@ def write(folder: Path, about: Mapping[str, Any], gates: Sequence[GpuGate], verd
     (folder / "gpu_check.md").write_text(page(about, gates, verdicts))
 
 
-def main() -> int:
-    """See the module. Returns the exit code."""
+def main(given: Sequence[str] | None = None) -> int:
+    """See the module. Returns the exit code. ``given``: the arguments; None: those of the command line."""
     parser = argparse.ArgumentParser(
         prog="gpu_check", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -109,7 +109,7 @@ def main() -> int:
     parser.add_argument(
         "--seconds", type=float, default=520, help="in all; a gate for which less is left than it may take is not run"
     )
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(given)
     try:
         gates = gates_named(gates_of(arguments.layers), arguments.only)
     except ValueError as error:

@@ -10,6 +10,7 @@ from benchmarks.gpu_check.packings import PackedTree, rows_of, starts_of, tree
 from benchmarks.gpu_check.verdicts import GateVerdict
 from services.verifier.attention.calls import Call
 from services.verifier.kernels.triton.tree_pass import PassShape, TritonPass
+from services.verifier.kernels.triton.virtual_groups import Pack, pack
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.model.target_port import Rows
 
@@ -22,9 +23,9 @@ _BESIDE = {1: 0, 2: 7, 3: 40}
 class RandomText:
     """Random queries, keys and values of a text; passes over them in any packing."""
 
-    def __init__(self, call: Call, length: int, device: str) -> None:
+    def __init__(self, call: Call, length: int, device: str, pack: Pack = pack) -> None:
         generator = torch.Generator().manual_seed(0)
-        self._call, self.length = call, length
+        self._call, self.length, self._pack = call, length, pack
         self._query, self._key, self._value = (
             torch.randn(heads, length, call.key_size, generator=generator).bfloat16().to(device)
             for heads in (call.heads, call.kv_heads, call.kv_heads)
@@ -37,7 +38,7 @@ class RandomText:
 
     def run(self, batch: Sequence[Rows], shown: Sequence[int]) -> torch.Tensor:
         """[rows, heads, size] of a pass whose rows have queries, keys and values of the text's positions ``shown``."""
-        laid_out = TritonPass(self._pool, PassShape.of(batch, self._call.share, len(shown)))
+        laid_out = TritonPass(self._pool, PassShape.of(batch, self._call.share, len(shown)), pack=self._pack)
         laid_out.fill(batch)
         places = torch.tensor(shown, device=self._query.device)
         return laid_out.attend(self._call, self._query[:, places], self._key[:, places], self._value[:, places])
@@ -64,14 +65,20 @@ class RandomText:
 
 
 def attention(
-    device: str, length: int = 1100, depth: int = 12, others: int = 6, shapes: Sequence[tuple[int, int, int | None]] = SHAPES
+    device: str,
+    length: int = 1100,
+    depth: int = 12,
+    others: int = 6,
+    shapes: Sequence[tuple[int, int, int | None]] = SHAPES,
+    *,
+    pack: Pack = pack,
 ) -> GateVerdict:
-    """G4."""
+    """G4. ``pack``: puts the nodes of a tree into groups."""
     wrong: list[str] = []
     compared = 0
     for share, size, window in shapes:
         call = Call(entry=0, heads=2 * share, kv_heads=2, key_size=size, value_size=size, scale=size**-0.5, window=window)
-        text = RandomText(call, length, device)
+        text = RandomText(call, length, device, pack)
         whole = text.prompt("text", length)
         name = f"{share} queries a key, heads of {size}{f', window {window}' if window else ''}"
         for start in starts_of(length, depth):

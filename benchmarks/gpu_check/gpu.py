@@ -15,14 +15,18 @@ from services.verifier.model.gpu_here import no_gpu, without_kernels
 _HOPPER = (9, 0)
 
 
-def missing() -> str:
-    """One line on why nothing can be checked here; empty if something can."""
-    if reason := no_gpu():
+def missing(cuda: Any = torch.cuda, version: Any = torch.version) -> str:
+    """One line on why nothing can be checked here; empty if something can.
+
+    Args:
+        cuda, version: torch's modules of these names.
+    """
+    if reason := no_gpu(cuda, version):
         return reason
-    if torch.version.cuda is None:
+    if version.cuda is None:
         return f"no CUDA: torch {torch.__version__} is built for other GPUs than NVIDIA's"
-    old = too_old(torch.cuda.get_device_name(0), torch.cuda.get_device_capability(0))
-    return old or without_kernels(torch.device("cuda", 0))
+    old = too_old(cuda.get_device_name(0), cuda.get_device_capability(0))
+    return old or without_kernels(torch.device("cuda", 0), cuda)
 
 
 def too_old(name: str, capability: tuple[int, int]) -> str:

@@ -13,6 +13,7 @@ from services.verifier.kernels.padded_linear import PaddedLinear, forbid_split_s
 from services.verifier.kernels.triton.row_products import RowLinear
 
 Route = Callable[[torch.Tensor], torch.Tensor]
+MakeRoutes = Callable[[torch.Tensor], dict[str, Route]]
 # Rows whose bits are compared with those of sixteen, and rows that are timed.
 COMPARED = (1, 17, 32, 48, 64, 128, 200, 256, 512)
 TIMED = (16, 32, 64, 128)
@@ -46,10 +47,16 @@ def differing(route: Route, rows: torch.Tensor, compared: Sequence[int]) -> list
 
 
 def linear_layers(
-    shapes: dict[str, tuple[int, int]], device: str, compared: Sequence[int] = COMPARED, timed: Sequence[int] = TIMED
+    shapes: dict[str, tuple[int, int]],
+    device: str,
+    compared: Sequence[int] = COMPARED,
+    timed: Sequence[int] = TIMED,
+    *,
+    routes_of: MakeRoutes = routes_of,
+    prepare: Callable[[], None] = forbid_split_sums,
 ) -> GateVerdict:
-    """G2. Without ``timed`` nothing is timed. From then on the process has cuBLASLt as a verifier has it."""
-    forbid_split_sums()
+    """G2. Without ``timed`` nothing is timed. After ``prepare`` the process has cuBLASLt as a verifier has it."""
+    prepare()
     wrong: dict[str, list[str]] = {CUBLAS: [], TRITON: []}
     speeds: dict[str, dict[str, dict[int, float]]] = {}
     table = [["layer", "by", "bits differ beside", *(f"GB/s at {count} rows" for count in timed)]]
@@ -60,13 +67,13 @@ def linear_layers(
         for name, route in routes_of(weight).items():
             found = differing(route, rows, compared)
             wrong[name] += [f"{layer} ({', '.join(map(str, found))} rows)"] if found else []
-            own = {count: _gigabytes(name, rows[:count], weight) for count in timed}
+            own = {count: _gigabytes(name, rows[:count], weight, routes_of) for count in timed}
             speeds.setdefault(name, {})[layer] = own
             table.append([layer, name, ", ".join(map(str, found)) or "none", *(f"{own[count]:.0f}" for count in timed)])
     return judge_layers(wrong, speeds, table)
 
 
-def _gigabytes(name: str, rows: torch.Tensor, weight: torch.Tensor) -> float:
+def _gigabytes(name: str, rows: torch.Tensor, weight: torch.Tensor, routes_of: MakeRoutes) -> float:
     """GB/s at which a layer's weights are read. Copies take turns, so that the GPU's cache does not hold them."""
     copies = [routes_of(weight.clone())[name] for _ in range(1 + _BEYOND_CACHE // (2 * weight.numel()))]
     return 2e-6 * weight.numel() * len(copies) / milliseconds(lambda: [route(rows) for route in copies])

@@ -9,10 +9,10 @@ _OLDEST_PYTHON = (3, 11)
 _PACKAGES = ("torch", "triton", "transformers")
 
 
-def unmet() -> str:
-    """One line on what is missing; empty if nothing is."""
-    if sys.version_info < _OLDEST_PYTHON:
-        found, wanted = (".".join(map(str, each[:2])) for each in (sys.version_info, _OLDEST_PYTHON))
+def unmet(python: tuple[int, ...] = sys.version_info[:3]) -> str:
+    """One line on what is missing; empty if nothing is. ``python``: the version that runs this."""
+    if python < _OLDEST_PYTHON:
+        found, wanted = (".".join(map(str, each[:2])) for each in (python, _OLDEST_PYTHON))
         return f"this is Python {found}: needs {wanted} or later; name one: make gpu-check PYTHON=python3.12"
     absent = [name for name in _PACKAGES if find_spec(name) is None]
     if absent:

@@ -76,12 +76,14 @@ def _read_line(file: Path, number: int, line: str) -> Trace:
     try:
         entry: Any = json.loads(line)
     except ValueError as error:
-        raise ConfigurationError(f"{file}:{number}: not JSON ({error})") from error
+        raise ConfigurationError(f"not JSON ({error})", field=f"{file}:{number}") from error
     if isinstance(entry, dict):
         prompt, output = entry.get("prompt_ids"), entry.get("output_ids")
         if _ids(prompt) and _ids(output):
             return Trace(prompt=tuple(prompt), output=tuple(output), task=str(entry.get("task", "text")))
-    raise ConfigurationError(f'{file}:{number}: not a trace ({{"prompt_ids": [token ids], "output_ids": [token ids]}})')
+    raise ConfigurationError(
+        'not a trace ({"prompt_ids": [token ids], "output_ids": [token ids]})', field=f"{file}:{number}"
+    )
 
 
 def _ids(value: Any) -> TypeGuard[list[int]]:

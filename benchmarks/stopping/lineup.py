@@ -78,7 +78,9 @@ class StoppingBench:
         else:
             self.tuning, self.requests = self._requests(config.tuning, tokens), every
         if not (self.tuning and self.requests):
-            raise ConfigurationError(f"--prompts {config.prompts}: two prompts are needed, one of them for the sweep")
+            raise ConfigurationError(
+                "two prompts are needed, one of them for the sweep", field="--prompts", verb="", value=config.prompts
+            )
 
     def static_lengths(self, advance: Callable[[], None]) -> list[ChainRun]:
         """Answers to the prompts for tuning under every static length, by turns."""

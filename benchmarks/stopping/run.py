@@ -143,7 +143,8 @@ class ChainDecoder:
         if len(request.prompt) + room > self._target.max_model_len:
             raise ConfigurationError(
                 f"prompt {request.id}: its {len(request.prompt)} tokens and --max-tokens {room} exceed "
-                f"{self._target.max_model_len}, the longest context here; leave it out, or lower --max-tokens"
+                f"{self._target.max_model_len}, the longest context here; leave it out, or lower --max-tokens",
+                about=f"prompt {request.id}",
             )
         sampling = Sampling(params=params, prompt_length=len(request.prompt))
         self._target.open(_SESSION, len(request.prompt) + room, Prefix(tokens=request.prompt), sampling=sampling)
@@ -295,7 +296,7 @@ def compare_policies(
         ConfigurationError: two requests have the same prompt, by which the oracle tells them apart.
     """
     if len({request.prompt for request in requests}) < len(requests):
-        raise ConfigurationError("two prompts are the same: leave one out")
+        raise ConfigurationError("two prompts are the same: leave one out", about="--prompts")
     plain = StopContestant(name=PLAIN, make=None)
     answers = {request.prompt: decoder.answer(request, None, plain).tokens for request in requests}
     scout = Scout(answers, longest)

@@ -75,7 +75,9 @@ def gpus_named(text: str) -> tuple[int, str]:
     """
     count, _, kind = text.partition("x")
     if not count.isdecimal() or int(count) < 1 or kind.upper() not in GPUS:
-        raise ConfigurationError(f"--gpus is {text}: must be a number, x and one of {', '.join(GPUS)}, such as 2xH100")
+        raise ConfigurationError(
+            field="--gpus", value=text, allowed=f"a number, x and one of {', '.join(GPUS)}, such as 2xH100"
+        )
     return int(count), kind.upper()
 
 
@@ -92,7 +94,9 @@ def size_up(config: TargetConfig, shape: Shape, kind: GpuKind, drafters: float =
 
     if config.dtype == "fp8" and not kind.fp8:
         able = ", ".join(name for name, other in GPUS.items() if other.fp8)
-        raise ConfigurationError(f"verifier.dtype is fp8: with --gpus it needs one of {able}; use bfloat16 or int8")
+        raise ConfigurationError(
+            f"with --gpus it needs one of {able}; use bfloat16 or int8", field="verifier.dtype", value="fp8"
+        )
     available = kind.memory - _CONTEXT_BYTES - drafters
     check_fits(config, shape, available, fp8=kind.fp8)
     weights, cache, graphs = shape.weights(config), shape.cache(config), graph_bytes(config, shape)

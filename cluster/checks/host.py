@@ -26,20 +26,22 @@ def check_device(device: str, setting: str = "verifier.device") -> None:
     """
     kind, _, number = device.partition(":")
     if device != "cpu" and not (kind == "cuda" and (number.isdecimal() or device == "cuda")):
-        raise ConfigurationError(f"{setting} is {device}: must be cpu, cuda or cuda:NUMBER")
+        raise ConfigurationError(field=setting, value=device, allowed="cpu, cuda or cuda:NUMBER")
     if kind == "cpu":
         return
     with contextlib.suppress(metadata.PackageNotFoundError):
         if (built := metadata.version("torch")).endswith("+cpu"):
             raise ConfigurationError(
-                f"{setting} is {device}, but PyTorch here ({built}) is built for CPUs: "
-                "install a build with CUDA, or use device: cpu"
+                "install a build with CUDA, or use device: cpu",
+                field=setting,
+                value=device,
+                given=f"but PyTorch here ({built}) is built for CPUs",
             )
     count = count_gpus()
     if not count:
-        raise ConfigurationError(f"{setting} is {device}, but there is no NVIDIA GPU here; use device: cpu")
+        raise ConfigurationError(field=setting, value=device, given="but there is no NVIDIA GPU here; use device: cpu")
     if number and int(number) >= count:
-        raise ConfigurationError(f"{setting} is {device}: there are {count} GPUs, from cuda:0 on")
+        raise ConfigurationError(f"there are {count} GPUs, from cuda:0 on", field=setting, value=device)
 
 
 def count_gpus() -> int:
@@ -72,13 +74,17 @@ def check_folder(name: str, folder: Path, needed_bytes: int = 0) -> None:
     except OSError as error:
         where = "" if existing == folder else f" in {existing}"
         raise ConfigurationError(
-            f"{name} is {folder}: cannot write{where} ({error.strerror}); name a folder that can be written to"
+            f"cannot write{where} ({error.strerror}); name a folder that can be written to", field=name, value=folder
         ) from error
     free = shutil.disk_usage(existing).free
     if free < needed_bytes:
         raise ConfigurationError(
-            f"{name} is {folder}: {needed_bytes / _MIB:,.0f} MiB are needed there, {free / _MIB:,.0f} MiB are free; "
-            "make room, or name another folder"
+            (
+                f"{needed_bytes / _MIB:,.0f} MiB are needed there, {free / _MIB:,.0f} MiB are free; make room, or "
+                "name another folder"
+            ),
+            field=name,
+            value=folder,
         )
 
 
@@ -95,6 +101,7 @@ def check_interface(name: str, host: str) -> None:
         bind(*addresses_of(host)[0]).close()
     except (OSError, UnicodeError) as error:
         raise ConfigurationError(
-            f"{name} is {host}: must be the address of one of this machine's interfaces "
-            f"({getattr(error, 'strerror', None) or error})"
+            field=name,
+            value=host,
+            allowed=f"the address of one of this machine's interfaces ({getattr(error, 'strerror', None) or error})",
         ) from error

@@ -52,10 +52,14 @@ def check_lengths(verifier: VerifierSettings, config: dict[str, Any]) -> None:
     """
     wanted, most = verifier.max_model_len, text_config(config).get("max_position_embeddings")
     if wanted is not None and isinstance(most, int) and wanted > most:
-        raise ConfigurationError(f"verifier.max_model_len is {wanted}: the model was made for at most {most} tokens")
+        raise ConfigurationError(
+            f"the model was made for at most {most} tokens", field="verifier.max_model_len", value=wanted
+        )
     if wanted is not None and wanted > verifier.kv_cache_tokens:
         raise ConfigurationError(
-            f"verifier.max_model_len is {wanted}: kv_cache_tokens, {verifier.kv_cache_tokens}, must not be below it"
+            f"kv_cache_tokens, {verifier.kv_cache_tokens}, must not be below it",
+            field="verifier.max_model_len",
+            value=wanted,
         )
 
 
@@ -105,5 +109,6 @@ def check_fits(
             f"kv_cache_tokens: {tokens} would fit"
             if tokens
             else "use another dtype, more stages on other machines, or a smaller model"
-        )
+        ),
+        about="model",
     )

@@ -78,7 +78,9 @@ def read_offer(content: Any, where: str) -> Offer:
     except ValidationError as error:
         first = error.errors()[0]
         field = ".".join(str(part) for part in first["loc"])
-        raise ConfigurationError(f"{where}: {field or 'content'} is {first['input']!r}: {first['msg']}") from error
+        raise ConfigurationError(
+            f"{first['msg']}", place=where, field=field or "content", value=f"{first['input']!r}"
+        ) from error
 
 
 def in_manifests(text: str, where: str) -> tuple[dict[str, Any], Offer]:
@@ -90,14 +92,17 @@ def in_manifests(text: str, where: str) -> tuple[dict[str, Any], Offer]:
     try:
         manifests = [each for each in yaml.safe_load_all(text) if isinstance(each, dict)]
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"{where}: not YAML ({' '.join(str(error).split())})") from error
+        raise ConfigurationError(f"not YAML ({' '.join(str(error).split())})", field=where) from error
     found = [
         data for each in manifests if isinstance(data := each.get("data"), dict) and {SETTINGS_KEY, PODS_KEY} <= set(data)
     ]
     if len(found) != 1:
         raise ConfigurationError(
-            f"{where}: holds {len(found)} ConfigMaps with {SETTINGS_KEY} and {PODS_KEY}; must hold one, as "
-            "`helm template NAME k8s/outrider` writes it"
+            (
+                f"holds {len(found)} ConfigMaps with {SETTINGS_KEY} and {PODS_KEY}; must hold one, as `helm "
+                "template NAME k8s/outrider` writes it"
+            ),
+            field=where,
         )
     settings = yaml.safe_load(found[0][SETTINGS_KEY])
     return settings, read_offer(yaml.safe_load(found[0][PODS_KEY]), where)

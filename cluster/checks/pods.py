@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from cluster import build
@@ -48,8 +49,8 @@ def preflight_in_pods(settings: Settings, offer: Offer, copy: Path | None = None
     Raises:
         ConfigurationError: the service would not start; names the value of the chart, and what is allowed.
     """
-    for why in _misplaced(settings, offer):
-        raise ConfigurationError(why)
+    for refusal in _misplaced(settings, offer):
+        raise refusal
     known, unchecked = _known_here(settings, offer)
     check_settings(known, here=False)
     folder = copy or _folder_here(known, offer)
@@ -58,12 +59,12 @@ def preflight_in_pods(settings: Settings, offer: Offer, copy: Path | None = None
         unchecked += (f"the model's files and memory: {settings.model} is not on this machine (--model names a copy)",)
     else:
         check_model(known, model, here=False)
-    for why in _too_little(known, offer, model):
-        raise ConfigurationError(why)
+    for refusal in _too_little(known, offer, model):
+        raise refusal
     return Examined(settings=known, folder=folder, unchecked=unchecked)
 
 
-def _misplaced(settings: Settings, offer: Offer) -> Iterator[str]:
+def _misplaced(settings: Settings, offer: Offer) -> Iterator[ConfigurationError]:
     """Paths in the settings that no pod mounts."""
     volume = offer.storage.path
     named: list[tuple[str, Path]] = [("model", Path(settings.model))]
@@ -74,13 +75,25 @@ def _misplaced(settings: Settings, offer: Offer) -> Iterator[str]:
     named += [(f"drafter.{_SNAPSHOT}", snapshot)] if snapshot is not None else []
     for setting, path in named:
         if path.is_absolute() and not path.is_relative_to(volume):
-            yield f"settings.{setting} is {path}: the pods mount {volume} (storage.mountPath); put it there, and name it so"
+            yield ConfigurationError(
+                f"the pods mount {volume} (storage.mountPath); put it there, and name it so",
+                field=f"settings.{setting}",
+                value=path,
+            )
     log = settings.server.audit_log
     if log is not None and log != "stderr" and not Path(log).is_relative_to(volume) and not Path(log).is_relative_to("/tmp"):
-        yield f"settings.server.audit_log is {log}: must be stderr, or a file below {volume} (storage.mountPath) or /tmp"
+        yield ConfigurationError(
+            field="settings.server.audit_log",
+            value=log,
+            allowed=f"stderr, or a file below {volume} (storage.mountPath) or /tmp",
+        )
     indexed, certified = settings.retrieval.enabled or offer.index_url_in_secret, offer.component_certificates
     if certified and indexed and "retrieval" not in certified:
-        yield "componentTls.retrieval is empty: with an index, retrieval services need a certificate as drafters do"
+        yield ConfigurationError(
+            "with an index, retrieval services need a certificate as drafters do",
+            field="componentTls.retrieval",
+            value="empty",
+        )
 
 
 def _known_here(settings: Settings, offer: Offer) -> tuple[Settings, tuple[str, ...]]:
@@ -113,7 +126,7 @@ def _folder_here(settings: Settings, offer: Offer) -> Path | None:
     return model_folder(settings)
 
 
-def _too_little(settings: Settings, offer: Offer, model: ResolvedModel | None) -> Iterator[str]:
+def _too_little(settings: Settings, offer: Offer, model: ResolvedModel | None) -> Iterator[ConfigurationError]:
     """What the pods or the volume have too little of."""
     groups = offer.groups
     yield from _cores(settings, offer)
@@ -122,16 +135,17 @@ def _too_little(settings: Settings, offer: Offer, model: ResolvedModel | None) -
     for name in ("router", "drafting", "verifier"):
         group: GroupOffer = getattr(groups, name)
         if amount(group.shared_memory) >= amount(group.memory):
-            yield (
-                f"groups.{name}.sharedMemory is {group.shared_memory}: is part of the pod's memory, so must be below "
-                f"groups.{name}.memory, {group.memory}"
+            yield ConfigurationError(
+                f"is part of the pod's memory, so must be below groups.{name}.memory, {group.memory}",
+                field=f"groups.{name}.sharedMemory",
+                value=group.shared_memory,
             )
     yield from _volume(settings, offer, model)
     if model is not None:
         yield from _memory(settings, offer, model)
 
 
-def _cores(settings: Settings, offer: Offer) -> Iterator[str]:
+def _cores(settings: Settings, offer: Offer) -> Iterator[ConfigurationError]:
     groups, verifier = offer.groups, settings.verifier
     drafting = settings.drafter.num_cpus + (settings.retrieval.num_cpus if settings.retrieval.enabled else 0)
     wanted = {
@@ -146,7 +160,7 @@ def _cores(settings: Settings, offer: Offer) -> Iterator[str]:
     for name, (cores, who, setting) in wanted.items():
         group: GroupOffer = getattr(groups, name)
         if cores > amount(group.cpu):
-            yield f"groups.{name}.cpu is {group.cpu}: {who} {cores:g} ({setting})"
+            yield ConfigurationError(f"{who} {cores:g} ({setting})", field=f"groups.{name}.cpu", value=group.cpu)
 
 
 def _stages_of_a_pod(settings: Settings, group: GroupOffer) -> int:
@@ -158,21 +172,37 @@ def _stages_of_a_pod(settings: Settings, group: GroupOffer) -> int:
     return most - most % verifier.stages if verifier.stages <= most else most
 
 
-def _gpus(settings: Settings, group: GroupOffer) -> Iterator[str]:
+def _gpus(settings: Settings, group: GroupOffer) -> Iterator[ConfigurationError]:
     verifier = settings.verifier
     each, has = verifier.num_gpus, group.gpus
     on_gpu = verifier.device != "cpu"
     if on_gpu and not has:
-        yield f"groups.verifier.gpus is 0: settings.verifier.device is {verifier.device}, so every pod needs GPUs"
+        yield ConfigurationError(
+            f"settings.verifier.device is {verifier.device}, so every pod needs GPUs",
+            field="groups.verifier.gpus",
+            value="0",
+        )
         return
     if not on_gpu and has:
-        yield f"groups.verifier.gpus is {has}: settings.verifier.device is cpu, so they would lie idle; set it to cuda"
+        yield ConfigurationError(
+            "settings.verifier.device is cpu, so they would lie idle; set it to cuda",
+            field="groups.verifier.gpus",
+            value=has,
+        )
         return
     if on_gpu and not each:
-        yield "settings.verifier.num_gpus is 0: Ray gives a verifier on cuda the GPUs that it asks for; set it to 1"
+        yield ConfigurationError(
+            "Ray gives a verifier on cuda the GPUs that it asks for; set it to 1",
+            field="settings.verifier.num_gpus",
+            value="0",
+        )
         return
     if not on_gpu and each:
-        yield f"settings.verifier.num_gpus is {each:g}: settings.verifier.device is cpu, and the pods have no GPUs"
+        yield ConfigurationError(
+            "settings.verifier.device is cpu, and the pods have no GPUs",
+            field="settings.verifier.num_gpus",
+            value=f"{each:g}",
+        )
         return
     if not on_gpu:
         return
@@ -180,22 +210,34 @@ def _gpus(settings: Settings, group: GroupOffer) -> Iterator[str]:
     what = f"a verifier takes {together:g} (settings.verifier.stages {verifier.stages} x num_gpus {each:g})"
     if together <= has:
         if has % together:
-            yield f"groups.verifier.gpus is {has}: {what}, so must be a multiple of {together:g}"
+            yield ConfigurationError(
+                f"{what}, so must be a multiple of {together:g}", field="groups.verifier.gpus", value=has
+            )
     elif has % each or together % has:
-        yield f"groups.verifier.gpus is {has}: {what}, so must divide {together:g}, in whole stages, or be a multiple of it"
+        yield ConfigurationError(
+            f"{what}, so must divide {together:g}, in whole stages, or be a multiple of it",
+            field="groups.verifier.gpus",
+            value=has,
+        )
 
 
-def _drafting_gpus(settings: Settings, group: GroupOffer) -> Iterator[str]:
+def _drafting_gpus(settings: Settings, group: GroupOffer) -> Iterator[ConfigurationError]:
     device, here = trained_config(settings).device, settings.drafter.models_in == "drafter"
     if here and device != "cpu" and not group.gpus:
-        yield f"groups.drafting.gpus is 0: settings.drafter.device is {device}, so every pod needs one"
+        yield ConfigurationError(
+            f"settings.drafter.device is {device}, so every pod needs one", field="groups.drafting.gpus", value="0"
+        )
     if settings.drafter.num_gpus > group.gpus:
-        yield f"groups.drafting.gpus is {group.gpus}: settings.drafter.num_gpus is {settings.drafter.num_gpus:g}"
+        yield ConfigurationError(
+            f"settings.drafter.num_gpus is {settings.drafter.num_gpus:g}", field="groups.drafting.gpus", value=group.gpus
+        )
     if group.gpus and not settings.drafter.num_gpus:
-        yield f"groups.drafting.gpus is {group.gpus}: settings.drafter.num_gpus is 0, so they would lie idle"
+        yield ConfigurationError(
+            "settings.drafter.num_gpus is 0, so they would lie idle", field="groups.drafting.gpus", value=group.gpus
+        )
 
 
-def _volume(settings: Settings, offer: Offer, model: ResolvedModel | None) -> Iterator[str]:
+def _volume(settings: Settings, offer: Offer, model: ResolvedModel | None) -> Iterator[ConfigurationError]:
     size = offer.storage.size
     if size is None:
         return
@@ -203,13 +245,17 @@ def _volume(settings: Settings, offer: Offer, model: ResolvedModel | None) -> It
     if model is not None:
         least = max(least, sum(file.stat().st_size for file in model.path.rglob("*") if file.is_file()))
     if amount(size) < least:
-        yield (
-            f"storage.size is {size}: the files of {settings.model} alone take {least / _MIB:,.0f} MiB, and indexes, "
-            "measurements and what is unpacked come besides"
+        yield ConfigurationError(
+            (
+                f"the files of {settings.model} alone take {least / _MIB:,.0f} MiB, and indexes, measurements and "
+                "what is unpacked come besides"
+            ),
+            field="storage.size",
+            value=size,
         )
 
 
-def _memory(settings: Settings, offer: Offer, model: ResolvedModel) -> Iterator[str]:
+def _memory(settings: Settings, offer: Offer, model: ResolvedModel) -> Iterator[ConfigurationError]:
     verifier, group = settings.verifier, offer.groups.verifier
     config = build.read_model_config(model.path)
     weights = model_files.count_weights(check_weights(model.path, config))
@@ -217,17 +263,20 @@ def _memory(settings: Settings, offer: Offer, model: ResolvedModel) -> Iterator[
     beside = settings.drafter.models_in == "verifier"
     try:
         if verifier.device == "cpu":
-            what = f"groups.verifier.memory is {group.memory}, {group.shared_memory} of it sharedMemory"
+            given = f"{group.shared_memory} of it sharedMemory"
+            refused = partial(ConfigurationError, field="groups.verifier.memory", value=group.memory, given=given)
             room = amount(group.memory) - amount(group.shared_memory)
             model_files.check_fits(verifier, config, weights, room, verifier.stages, drafting if beside else 0)
         elif group.gpu_memory is not None:
-            what = f"groups.verifier.gpuMemory is {group.gpu_memory}"
+            refused = partial(ConfigurationError, field="groups.verifier.gpuMemory", value=group.gpu_memory)
             model_files.check_fits(verifier, config, weights, amount(group.gpu_memory) * verifier.num_gpus, 1)
     except ConfigurationError as error:
-        yield f"{what}: {error}"
+        yield refused(str(error))
     pod = offer.groups.drafting
     if not beside and drafting > amount(pod.memory) - amount(pod.shared_memory):
-        yield (
-            f"groups.drafting.memory is {pod.memory}, {pod.shared_memory} of it sharedMemory: "
-            f"the models that draft take {drafting / _MIB:,.0f} MiB (settings.drafter.models)"
+        yield ConfigurationError(
+            f"the models that draft take {drafting / _MIB:,.0f} MiB (settings.drafter.models)",
+            field="groups.drafting.memory",
+            value=pod.memory,
+            given=f"{pod.shared_memory} of it sharedMemory",
         )

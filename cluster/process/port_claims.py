@@ -60,7 +60,8 @@ async def claim_port(address: str, service: str, check: Callable[[], None]) -> P
         services = {each for each in found if each != "lock"}
         if services - {own}:
             raise ConfigurationError(
-                f"cannot listen on {address}: the routers of another service share this port; choose another one"
+                f"cannot listen on {address}: the routers of another service share this port; choose another one",
+                about=address,
             )
         if not services:
             check()

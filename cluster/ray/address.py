@@ -36,20 +36,26 @@ def check_ray_answers(timeout_s: float = 3.0) -> None:
     host, _, port = named.rpartition(":")
     if not host or not port.isdecimal():
         raise ConfigurationError(
-            f"RAY_ADDRESS is {named}: must be HOST:PORT of a running Ray; unset it to start a local one"
+            field="RAY_ADDRESS", value=named, allowed="HOST:PORT of a running Ray; unset it to start a local one"
         )
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=timeout_s).close()
     except (OSError, OverflowError, UnicodeError) as error:
         raise ConfigurationError(
-            f"RAY_ADDRESS is {named}: nothing answers there ({getattr(error, 'strerror', None) or error}); "
-            "start that Ray, or unset RAY_ADDRESS to start a local one"
+            (
+                f"nothing answers there ({getattr(error, 'strerror', None) or error}); start that Ray, or unset "
+                "RAY_ADDRESS to start a local one"
+            ),
+            field="RAY_ADDRESS",
+            value=named,
         ) from error
     from services.links.probe import refuses
 
     if refuses(named, _QUESTION, _token(), timeout_s):
         raise ConfigurationError(
-            f"RAY_ADDRESS is {named}: that Ray refuses our token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to its own"
+            "that Ray refuses our token; set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN to its own",
+            field="RAY_ADDRESS",
+            value=named,
         )
 
 

@@ -26,12 +26,12 @@ def with_token(settings: Settings) -> Settings:
     file, token = settings.internal_token_file, settings.internal_token
     if file is not None:
         if token is not None:
-            raise ConfigurationError("internal_token and internal_token_file: set one of the two")
-        with reading(f"read internal_token_file {file}"):
+            raise ConfigurationError("set one of the two", field="internal_token and internal_token_file")
+        with reading(f"read internal_token_file {file}", about=file):
             token = file.read_text(encoding="utf-8").strip()
         if len(token) < _SHORTEST:
             raise ConfigurationError(
-                f"internal_token_file is {file}: holds {len(token)} characters; must hold at least {_SHORTEST}"
+                f"holds {len(token)} characters; must hold at least {_SHORTEST}", field="internal_token_file", value=file
             )
     if token is None:
         shared = os.environ.get("RAY_AUTH_TOKEN", "")

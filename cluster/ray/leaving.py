@@ -42,7 +42,7 @@ def leave(name: str, node_ip: str | None = None, timeout_s: float | None = None)
             routers = serve.get_deployment_handle("router", name)
             answers = routers.broadcast("leave", node).results(timeout_s=timeout_s, return_exceptions=True)
         except RayServeException as error:
-            raise ConfigurationError(f"cluster.name is {name}: no such service runs on this Ray") from error
+            raise ConfigurationError("no such service runs on this Ray", field="cluster.name", value=name) from error
     finally:
         disconnect()
     return sum(answer is True for answer in answers)

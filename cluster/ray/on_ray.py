@@ -172,8 +172,12 @@ def _check_name(name: str) -> None:
         return
     if name in serve.status().applications:
         raise ConfigurationError(
-            f"cluster.name is {name}: an application of this name runs on this Ray already; "
-            "stop it, or choose another name (--name) and another server.port"
+            (
+                "an application of this name runs on this Ray already; stop it, or choose another name (--name) "
+                "and another server.port"
+            ),
+            field="cluster.name",
+            value=name,
         )
 
 
@@ -201,4 +205,4 @@ def _check_resources(settings: Settings) -> None:
             )
     nodes = nodes_of_ray()
     if why := no_node_for(settings, nodes) or too_few(settings, nodes):
-        raise ConfigurationError(why)
+        raise ConfigurationError(why, about="cluster.placement")

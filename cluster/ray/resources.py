@@ -105,7 +105,9 @@ def wait_for_nodes(
     waited = 0.0
     while (why := no_node_for(settings, look())) is not None:
         if waited >= placement.patience_s:
-            raise ConfigurationError(f"{why}; waited {placement.patience_s:g} s (cluster.placement.patience_s)")
+            raise ConfigurationError(
+                f"{why}; waited {placement.patience_s:g} s (cluster.placement.patience_s)", about="cluster.placement"
+            )
         sleep(_LOOK_AGAIN_S)
         waited += _LOOK_AGAIN_S
 

@@ -114,6 +114,8 @@ class RetrievalSettings(_OfRetrieval):
             ConfigurationError: they name two, or a password for none.
         """
         if self.index is not None and self.redis_url is not None:
-            raise ConfigurationError("retrieval.index and retrieval.redis_url: set one of the two")
+            raise ConfigurationError("set one of the two", field="retrieval.index and retrieval.redis_url")
         if self.redis_password is not None and self.redis_url is None:
-            raise ConfigurationError("retrieval.redis_password is set, but not retrieval.redis_url: set both or neither")
+            raise ConfigurationError(
+                "set both or neither", field="retrieval.redis_password", value="set", given="but not retrieval.redis_url"
+            )

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 from pydantic import Field, ValidationError
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from cluster.settings.components import DrafterSettings, RetrievalSettings, RouterSettings, VerifierSettings
@@ -102,16 +103,21 @@ def load(
     for flag in flags:
         key, separator, value = flag.partition("=")
         if not separator:
-            raise ConfigurationError(f"--set {flag}: must be section.key=value, such as verifier.dtype=bfloat16")
+            raise ConfigurationError(
+                field="--set", verb="", value=flag, allowed="section.key=value, such as verifier.dtype=bfloat16"
+            )
         if key in _SECRETS:
             raise ConfigurationError(
-                f"--set {key}: every user of this machine could read it in the list of processes; set {_SECRETS[key]}"
+                f"every user of this machine could read it in the list of processes; set {_SECRETS[key]}",
+                field="--set",
+                verb="",
+                value=key,
             )
         _put(merged, key.split("."), value)
     try:
         return Settings(**merged)
     except ValidationError as error:
-        raise ConfigurationError(_explain(error)) from error
+        raise _explained(error) from error
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -119,16 +125,16 @@ def _read_file(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except UnicodeDecodeError as error:
         raise ConfigurationError(
-            f"cannot read the configuration {path}: it is not UTF-8 (byte {error.start}); save it as UTF-8"
+            f"cannot read the configuration {path}: it is not UTF-8 (byte {error.start}); save it as UTF-8", about=path
         ) from error
     except OSError as error:
-        raise ConfigurationError(f"cannot read the configuration {path}: {error.strerror}") from error
+        raise ConfigurationError(f"cannot read the configuration {path}: {error.strerror}", about=path) from error
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"cannot read the configuration {path}: {_one_line(error)}") from error
+        raise ConfigurationError(f"cannot read the configuration {path}: {_one_line(error)}", about=path) from error
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise ConfigurationError(f"the configuration {path} must be a mapping of sections")
+        raise ConfigurationError(f"the configuration {path} must be a mapping of sections", about=path)
     _check_keys(content, str(path))
     return content
 
@@ -150,28 +156,34 @@ def _check_keys(content: Mapping[Any, Any], path: str) -> None:
         for key in (section, *(below if isinstance(below, dict) else ())):
             # YAML reads the keys 1 and yes as a number and a boolean.
             if not isinstance(key, str):
-                raise ConfigurationError(f"the configuration {path} has the key {key!r}: keys must be names of settings")
+                raise ConfigurationError(
+                    f"the configuration {path} has the key {key!r}: keys must be names of settings", about=path
+                )
 
 
 def _put(tree: dict[str, Any], keys: Sequence[str], value: str) -> None:
     for key in keys[:-1]:
         below = tree.setdefault(key, {})
         if not isinstance(below, dict):
-            raise ConfigurationError(f"{'.'.join(keys)}: {key} is a value, not a section")
+            raise ConfigurationError(f"{key} is a value, not a section", field=".".join(keys))
         tree = below
     try:
         tree[keys[-1]] = yaml.safe_load(value) if value[:1] in ("[", "{") or value == "null" else value
     except yaml.YAMLError as error:
-        raise ConfigurationError(f"{'.'.join(keys)} is {value!r}: not a YAML list or mapping") from error
+        raise ConfigurationError("not a YAML list or mapping", field=".".join(keys), value=f"{value!r}") from error
 
 
-def _explain(error: ValidationError) -> str:
-    lines = []
-    for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"])
-        if problem["type"] == "extra_forbidden":
-            lines.append(unknown(Settings, problem["loc"]))
-        else:
-            shown = "hidden" if key in _SECRETS else repr(problem["input"])
-            lines.append(f"{key} is {shown}: {problem['msg']}")
-    return "; ".join(lines)
+def _explained(error: ValidationError) -> ConfigurationError:
+    """One refusal for all settings that are wrong."""
+    refusals = [_refused(problem) for problem in error.errors()]
+    if len(refusals) == 1:
+        return refusals[0]
+    return ConfigurationError("; ".join(map(str, refusals)), about=", ".join(each.field for each in refusals))
+
+
+def _refused(problem: ErrorDetails) -> ConfigurationError:
+    key = ".".join(str(part) for part in problem["loc"])
+    if problem["type"] == "extra_forbidden":
+        return ConfigurationError(unknown(Settings, problem["loc"]), about=key)
+    shown = "hidden" if key in _SECRETS else repr(problem["input"])
+    return ConfigurationError(problem["msg"], field=key, value=shown)

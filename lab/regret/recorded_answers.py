@@ -57,9 +57,9 @@ def _read_line(path: Path, number: int, line: str) -> RecordedAnswer:
             top_ids=tuple(_ids(each) for each in entry["top_ids"]),
         )
     except (ValueError, KeyError, TypeError) as error:
-        raise ConfigurationError(f"{path}:{number}: not a recorded answer ({error!r})") from error
+        raise ConfigurationError(f"not a recorded answer ({error!r})", field=f"{path}:{number}") from error
     if len(answer.output_ids) != len(answer.top_ids):
-        raise ConfigurationError(f"{path}:{number}: output_ids and top_ids differ in length")
+        raise ConfigurationError("output_ids and top_ids differ in length", field=f"{path}:{number}")
     return answer
 
 

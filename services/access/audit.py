@@ -56,7 +56,7 @@ class AuditLog:
                 self._handler = _ToFile(Path(where).expanduser(), encoding="utf-8")
             except OSError as error:
                 raise ConfigurationError(
-                    f"server.audit_log is {where}: cannot be written ({error.strerror}); name a file, or stderr"
+                    f"cannot be written ({error.strerror}); name a file, or stderr", field="server.audit_log", value=where
                 ) from error
 
     def write(self, **said: object) -> None:

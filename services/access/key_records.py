@@ -88,31 +88,33 @@ def read_keys(path: Path) -> tuple[KeyRecord, ...]:
     """
     try:
         if path.stat().st_size > _MOST_BYTES:
-            raise ConfigurationError(f"server.keys_file is {path}: larger than {_MOST_BYTES >> 20} MiB")
+            raise ConfigurationError(f"larger than {_MOST_BYTES >> 20} MiB", field="server.keys_file", value=path)
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ConfigurationError(f"server.keys_file is {path}: cannot be read ({error.strerror})") from error
+        raise ConfigurationError(f"cannot be read ({error.strerror})", field="server.keys_file", value=path) from error
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise ConfigurationError(f"server.keys_file is {path}: {' '.join(str(error).split())}") from error
+        raise ConfigurationError(f"{' '.join(str(error).split())}", field="server.keys_file", value=path) from error
     if not isinstance(content, list):
-        raise ConfigurationError(f"server.keys_file is {path}: must be a list of keys (outrider new-key prints one)")
+        raise ConfigurationError(
+            field="server.keys_file", value=path, allowed="a list of keys (outrider new-key prints one)"
+        )
     records = tuple(_record(entry, f"{path}, key {number}") for number, entry in enumerate(content, 1))
     for name in ("hash", "id"):
         seen: set[str] = set()
         for record in records:
             if (value := getattr(record, name)) in seen:
-                raise ConfigurationError(f"{path}: two keys have the {name} {value}")
+                raise ConfigurationError(f"two keys have the {name} {value}", field=path)
             seen.add(value)
     return records
 
 
 def _record(entry: object, where: str) -> KeyRecord:
     if not isinstance(entry, dict):
-        raise ConfigurationError(f"{where} is {str(entry)[:80]!r}: must be a mapping")
+        raise ConfigurationError(field=where, value=f"{str(entry)[:80]!r}", allowed="a mapping")
     known = [each.name for each in fields(KeyRecord)]
     for name in entry:
         if name not in known:
-            raise ConfigurationError(f"{where} has the unknown field {name!r}; known: {', '.join(known)}")
+            raise ConfigurationError(f"{where} has the unknown field {name!r}; known: {', '.join(known)}", about=where)
     key_hash = entry.get("hash")
     if not (isinstance(key_hash, str) and _HASH.fullmatch(key_hash)):
         _refuse(where, "hash", key_hash, "64 hex digits (outrider hash-key prints them)")
@@ -123,7 +125,7 @@ def _record(entry: object, where: str) -> KeyRecord:
 
 
 def _refuse(where: str, name: str, value: object, allowed: str) -> None:
-    raise ConfigurationError(f"{where}: {name} is {str(value)[:80]!r}: must be {allowed}")
+    raise ConfigurationError(place=where, field=name, value=f"{str(value)[:80]!r}", allowed=allowed)
 
 
 def check_name(value: object, name: str, where: str) -> str:

@@ -97,23 +97,27 @@ def check_tls(files: TlsFiles) -> None:
         try:
             content = file.read_bytes()
         except OSError as error:
-            raise ConfigurationError(f"server.{name} is {file}: cannot be read ({error.strerror})") from error
+            raise ConfigurationError(f"cannot be read ({error.strerror})", field=f"server.{name}", value=file) from error
         if b"-----BEGIN " not in content:
-            raise ConfigurationError(f"server.{name} is {file}: must be a PEM file")
+            raise ConfigurationError(field=f"server.{name}", value=file, allowed="a PEM file")
     try:
         wrong = invalid_now(files.certificate, files.key)
     except ssl.SSLError as error:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise ConfigurationError(
-                f"server.tls_key is {files.key}: it is not the key of server.tls_certificate, {files.certificate}"
+                f"it is not the key of server.tls_certificate, {files.certificate}", field="server.tls_key", value=files.key
             ) from error
         raise ConfigurationError(
-            f"server.tls_certificate is {files.certificate}, server.tls_key is {files.key}: must be a certificate chain and "
-            f"its key without password, both in PEM ({error.reason or error})"
+            field="server.tls_certificate",
+            value=files.certificate,
+            given=f"server.tls_key is {files.key}",
+            allowed=f"a certificate chain and its key without password, both in PEM ({error.reason or error})",
         ) from error
     if wrong is not None:
         now = datetime.now(UTC).isoformat(timespec="minutes")
-        raise ConfigurationError(f"server.tls_certificate is {files.certificate}: must be valid now, {now} ({wrong})")
+        raise ConfigurationError(
+            field="server.tls_certificate", value=files.certificate, allowed=f"valid now, {now} ({wrong})"
+        )
 
 
 def public_files(files: TlsFiles) -> RenewedFiles:

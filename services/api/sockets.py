@@ -68,13 +68,19 @@ def check_server(config: PublicServerConfig, *, first: bool = False) -> None:
     """
     if config.shared and not config.port:
         raise ConfigurationError(
-            "server.port is 0: routers that share a port must know it; choose one from 1 to 65535, or a single router"
+            "routers that share a port must know it; choose one from 1 to 65535, or a single router",
+            field="server.port",
+            value="0",
         )
     addresses = _found(_GRPC, config.host, config.port)
     if config.host.strip("[]") not in LOOPBACK and not config.asks_for_keys:
         raise ConfigurationError(
-            f"server.host is {config.host}, which others can reach, but there are no api_key_hashes and no keys_file; "
-            "set server.keys_file (outrider new-key prints a record) or server.api_key_hashes, or bind to 127.0.0.1"
+            field="server.host",
+            value=config.host,
+            given=(
+                "which others can reach, but there are no api_key_hashes and no keys_file; set server.keys_file "
+                "(outrider new-key prints a record) or server.api_key_hashes, or bind to 127.0.0.1"
+            ),
         )
     if config.keys_file is not None:
         read_keys(config.keys_file)
@@ -96,7 +102,7 @@ def check_http(config: HttpConfig, *, first: bool = False) -> None:
         ConfigurationError: see ``check_server``, or the port is taken.
     """
     if config.public.shared and not config.port:
-        raise ConfigurationError("server.http_port is 0: several routers share one port; name it")
+        raise ConfigurationError("several routers share one port; name it", field="server.http_port", value="0")
     # The gRPC server's own port may be taken by that very server.
     check_server(replace(config.public, port=0, shared=False))
     _bound(_HTTP, config.host, config.port, shared=config.public.shared and not first).close()
@@ -186,4 +192,5 @@ def _any_bound(listener: _Listener, host: str, port: int, addresses: Sequence[_A
 def _refusal(listener: _Listener, host: str, port: int, error: Exception, *, unknown: bool = False) -> ConfigurationError:
     ending = listener.by_error.get(getattr(error, "errno", None), listener.otherwise)
     sentence = listener.unknown if unknown else listener.refused + ending
-    return ConfigurationError(sentence.format(host=host, port=port, why=getattr(error, "strerror", None) or error))
+    why = getattr(error, "strerror", None) or error
+    return ConfigurationError(sentence.format(host=host, port=port, why=why), about=f"{host}:{port}")

@@ -283,9 +283,13 @@ class TrainedConfig:
         """
         folder = self.checkpoints.get(source)
         if folder is None:
-            raise ConfigurationError(f"drafter.models names no weights of {source}: must name their folder")
+            raise ConfigurationError(
+                "must name their folder", field="drafter.models", verb="names", value=f"no weights of {source}"
+            )
         if self.target is None:
-            raise ConfigurationError("trained.target is None: must name the folder of the target that is drafted for")
+            raise ConfigurationError(
+                "must name the folder of the target that is drafted for", field="trained.target", value="None"
+            )
         return folder, self.target
 
 

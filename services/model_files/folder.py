@@ -37,11 +37,12 @@ _ALSO_TELLING = (
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def reading(what: str, about: object = "") -> Iterator[None]:
     """Wraps a block that reads a model's files.
 
     Args:
         what: the step, to follow "cannot": ``load the model at FOLDER``.
+        about: the file or folder, the error's field.
 
     Raises:
         ConfigurationError: the block raised anything but an ``OutriderError``, which passes unchanged.
@@ -55,7 +56,7 @@ def reading(what: str) -> Iterator[None]:
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
             raise
         log.debug("cannot %s", what, exc_info=error)
-        raise ConfigurationError(f"cannot {what}: {one_line(error)}") from error
+        raise ConfigurationError(f"cannot {what}: {one_line(error)}", about=about) from error
 
 
 def one_line(error: BaseException) -> str:
@@ -81,17 +82,19 @@ def read_json(file: Path, of: str = "model") -> dict[str, Any]:
     try:
         data = file.read_bytes()
     except OSError as error:
-        raise ConfigurationError(f"{where} cannot be read ({error.strerror or one_line(error)})") from error
+        raise ConfigurationError(f"{where} cannot be read ({error.strerror or one_line(error)})", about=file) from error
     if data.startswith(LFS):
-        raise ConfigurationError(f"{where} is a pointer of git-lfs: fetch the file with `git lfs pull` in its folder")
+        raise ConfigurationError(
+            f"{where} is a pointer of git-lfs: fetch the file with `git lfs pull` in its folder", about=file
+        )
     if not data.strip():
-        raise ConfigurationError(f"{where} cannot be read (it is empty)")
+        raise ConfigurationError(f"{where} cannot be read (it is empty)", about=file)
     try:
         content = json.loads(data.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(f"{where} cannot be read ({one_line(error)})") from error
+        raise ConfigurationError(f"{where} cannot be read ({one_line(error)})", about=file) from error
     if not isinstance(content, dict):
-        raise ConfigurationError(f"{where} is no JSON object, but {_kind(content)}")
+        raise ConfigurationError(f"{where} is no JSON object, but {_kind(content)}", about=file)
     return content
 
 
@@ -115,11 +118,11 @@ def model_fingerprint(folder: Path) -> str:
         ConfigurationError: a file cannot be read, or there are no weights.
     """
     digest = hashlib.sha256()
-    with reading(f"read the model at {folder}"):
+    with reading(f"read the model at {folder}", about=folder):
         digest.update((folder / "config.json").read_bytes())
         files = sorted(folder.glob("*.safetensors"))
         if not files:
-            raise ConfigurationError(f"cannot read the model at {folder}: it has no .safetensors file")
+            raise ConfigurationError(f"cannot read the model at {folder}: it has no .safetensors file", about=folder)
         for file in files:
             size = file.stat().st_size
             digest.update(f"{file.name}:{size}".encode())
@@ -148,7 +151,8 @@ def check_vocabulary(folder: Path, largest: int) -> None:
     if isinstance(size, int) and largest >= size:
         raise ConfigurationError(
             f"cannot load the tokeniser at {folder}: its tokens have ids up to {largest}, but vocab_size in config.json is "
-            f"{size}: it is the tokeniser of another model"
+            f"{size}: it is the tokeniser of another model",
+            about=folder,
         )
 
 
@@ -163,7 +167,7 @@ def tokenizer_digest(folder: Path) -> str:
         found = file.stat()
         return _tokenizer_digest(file, found.st_mtime_ns, found.st_size)
     except (OSError, ValueError) as error:
-        raise ConfigurationError(f"{folder}: cannot read tokenizer.json ({one_line(error)})") from error
+        raise ConfigurationError(f"cannot read tokenizer.json ({one_line(error)})", field=folder) from error
 
 
 @lru_cache(maxsize=8)

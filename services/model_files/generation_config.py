@@ -99,11 +99,14 @@ def read_generation_config(
     changes = override or {}
     if unknown := sorted(set(changes) - {*HONOURED, *REFUSED, *HARMLESS}):
         known = ", ".join(sorted(HONOURED))
-        raise ConfigurationError(f"verifier.override_generation_config names {unknown[0]}, which is unknown; known: {known}")
+        raise ConfigurationError(
+            f"verifier.override_generation_config names {unknown[0]}, which is unknown; known: {known}",
+            about="verifier.override_generation_config",
+        )
     asked = {name: value for name, value in {**content, **changes}.items() if value is not None}
     for name, (asks_for_nothing, why) in REFUSED.items():
         if name in asked and not asks_for_nothing(asked[name]):
-            raise ConfigurationError(f"{_named(source, name, asked[name])}: {why}; {_way_out(name)}")
+            raise _refused(source, name, asked[name], why)
     found = {name: _parse(source, name, asked[name]) for name in HONOURED if name in asked}
     return _join(source, asked, found, vocab_size)
 
@@ -121,7 +124,7 @@ def _of_another(choice: str) -> tuple[str, dict[str, Any]]:
     file = file / FILE if file.is_dir() else file
     if not file.is_file():
         raise ConfigurationError(
-            f"verifier.generation_config is {choice}: must be auto, none, or a folder that has a {FILE}"
+            field="verifier.generation_config", value=choice, allowed=f"auto, none, or a folder that has a {FILE}"
         )
     return str(file), read_json(file)
 
@@ -137,8 +140,9 @@ def _of_model_config(file: Path) -> dict[str, Any]:
     return {**{name: part[name] for name in known if isinstance(part, dict) and name in part}, **found}
 
 
-def _named(source: str, name: str, value: object) -> str:
-    return f"{source}: {name} is {_shortened(json.dumps(value, default=str), 80)}"
+def _refused(source: str, name: str, value: object, why: object) -> ConfigurationError:
+    shown = _shortened(json.dumps(value, default=str), 80)
+    return ConfigurationError(f"{why}; {_way_out(name)}", place=source, field=name, value=shown)
 
 
 def _shortened(text: str, most: int) -> str:
@@ -156,7 +160,7 @@ def _parse(source: str, name: str, value: object) -> Any:
     try:
         return HONOURED[name](value)
     except Unfit as error:
-        raise ConfigurationError(f"{_named(source, name, value)}: {error}; {_way_out(name)}") from error
+        raise _refused(source, name, value, error) from error
 
 
 def _join(source: str, asked: Mapping[str, Any], found: dict[str, Any], vocab_size: int | None) -> GenerationConfig:
@@ -185,10 +189,8 @@ def _defaults(source: str, found: Mapping[str, Any]) -> SamplingDefaults:
     if found.get("do_sample"):
         values = {"top_k": _TOP_K, **values, "temperature": found.get("temperature", 1.0)}
         if values["temperature"] < limits.MIN_TEMPERATURE:
-            raise ConfigurationError(
-                f"{_named(source, 'temperature', values['temperature'])}: with do_sample it must be from "
-                f"{limits.MIN_TEMPERATURE} to {limits.MAX_TEMPERATURE:g}; {_way_out('temperature')}"
-            )
+            why = f"with do_sample it must be from {limits.MIN_TEMPERATURE} to {limits.MAX_TEMPERATURE:g}"
+            raise _refused(source, "temperature", values["temperature"], why)
     return SamplingDefaults(**values)
 
 
@@ -205,14 +207,10 @@ def _check(source: str, asked: Mapping[str, Any], processors: ModelProcessors, v
     }
     for name, ids in named.items():
         if vocab_size is not None and any(token >= vocab_size for token in ids):
-            raise ConfigurationError(
-                f"{_named(source, name, asked[name])}: token ids must be below {vocab_size}; {_way_out(name)}"
-            )
+            raise _refused(source, name, asked[name], f"token ids must be below {vocab_size}")
     for name, ids in forced.items():
         if ids and set(ids) <= set(processors.suppress_tokens):
-            raise ConfigurationError(
-                f"{_named(source, name, asked[name])}: suppress_tokens suppresses what it forces; {_way_out(name)}"
-            )
+            raise _refused(source, name, asked[name], "suppress_tokens suppresses what it forces")
     name = "exponential_decay_length_penalty"
     if processors.exponential_decay_length_penalty is not None and not processors.eos_token_ids:
-        raise ConfigurationError(f"{_named(source, name, asked[name])}: there is no eos_token_id; {_way_out(name)}")
+        raise _refused(source, name, asked[name], "there is no eos_token_id")

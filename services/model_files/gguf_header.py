@@ -48,7 +48,7 @@ def check(path: Path) -> str:
     Raises:
         ConfigurationError: it is not; says what is wrong.
     """
-    with reading(f"unpack {path}"), path.open("rb") as file:
+    with reading(f"unpack {path}", about=path), path.open("rb") as file:
         start = file.read(len(LFS))
         if start == LFS:
             raise ValueError("it is a pointer of git-lfs, not the model: fetch it with `git lfs pull` in its folder")

@@ -58,7 +58,7 @@ class RetrievalService:
         """
         config = self._config
         if (config.index is None) == (config.redis_url is None):
-            raise ConfigurationError("retrieval.index and retrieval.redis_url: set one of the two")
+            raise ConfigurationError("set one of the two", field="retrieval.index and retrieval.redis_url")
         if config.index is not None:
             self._index = await asyncio.to_thread(self._open, config.index)
         elif config.redis_url is not None:

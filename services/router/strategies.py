@@ -67,12 +67,16 @@ def check_default(config: StrategyConfig) -> None:
             num_speculative_tokens is out of range.
     """
     if config.strategy not in STRATEGIES:
-        raise ConfigurationError(f"strategy is {config.strategy}: must be one of {_known()}")
+        raise ConfigurationError(field="strategy", value=config.strategy, allowed=f"one of {_known()}")
     if (lack := _lacks(config.strategy, config)) is not None:
-        raise ConfigurationError(f"strategy is {config.strategy}, which needs {lack.needs}: set {lack.setting}")
+        raise ConfigurationError(
+            f"set {lack.setting}", field="strategy", value=config.strategy, given=f"which needs {lack.needs}"
+        )
     nodes = config.num_speculative_tokens
     if nodes is not None and not 0 <= nodes <= limits.MAX_TREE_NODES:
-        raise ConfigurationError(f"num_speculative_tokens must be from 0 to {limits.MAX_TREE_NODES}")
+        raise ConfigurationError(
+            f"num_speculative_tokens must be from 0 to {limits.MAX_TREE_NODES}", about="num_speculative_tokens"
+        )
 
 
 def make_plan(request: ClientRequest, config: StrategyConfig) -> Plan:

@@ -86,7 +86,7 @@ def open_file(folder: Path) -> FileTokenizer | None:
     file = folder / "tokenizer.json"
     if not file.is_file() or not (folder / "tokenizer_config.json").is_file():
         return None
-    with reading(f"load the tokeniser at {folder}"):
+    with reading(f"load the tokeniser at {folder}", about=folder):
         content, settings = read_json(file, "tokeniser"), read_json(folder / "tokenizer_config.json", "tokeniser")
         model = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
         if not _is_plain(content, settings, model) or not _adds_nothing(folder, content, settings):
@@ -94,10 +94,10 @@ def open_file(folder: Path) -> FileTokenizer | None:
         source = _template_of(folder, settings)
         if source is not None and not isinstance(source, str):
             return None
-        with reading(f"load the tokeniser {file}"):
+        with reading(f"load the tokeniser {file}", about=file):
             tokenizer = Tokenizer.from_file(str(file))
         check_vocabulary(folder, max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1))
-    with reading(f"read the chat template at {folder}"):
+    with reading(f"read the chat template at {folder}", about=folder):
         template = ChatTemplate(source, _special_tokens(settings)) if source else None
     return FileTokenizer(tokenizer, template)
 
@@ -169,7 +169,7 @@ def _template_of(folder: Path, settings: dict[str, Any]) -> object:
         return False
     own = folder / "chat_template.jinja"
     if own.is_file():
-        with reading(f"read the chat template {own}"):
+        with reading(f"read the chat template {own}", about=own):
             return own.read_text(encoding="utf-8")
     given = settings.get("chat_template")
     if isinstance(given, list):

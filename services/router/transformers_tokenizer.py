@@ -32,8 +32,10 @@ class TransformersTokenizer:
         with reading(where):
             tokenizer = AutoTokenizer.from_pretrained(model_path, trust_remote_code=False)
         if not getattr(tokenizer, "is_fast", False):
-            raise ConfigurationError(f"the tokeniser at {model_path} has no tokenizer.json; convert it to a fast tokeniser")
-        with reading(f"load the tokeniser at {folder}"):
+            raise ConfigurationError(
+                f"the tokeniser at {model_path} has no tokenizer.json; convert it to a fast tokeniser", about=model_path
+            )
+        with reading(f"load the tokeniser at {folder}", about=folder):
             own = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
             check_vocabulary(folder, max(own.values(), default=-1))
         self._tokenizer: PreTrainedTokenizerFast = tokenizer
@@ -42,7 +44,7 @@ class TransformersTokenizer:
         self.longest_token = longest_token(tokenizer.backend_tokenizer)
         self._template = None
         if tokenizer.chat_template:
-            with reading(f"read the chat template at {folder}"):
+            with reading(f"read the chat template at {folder}", about=folder):
                 self._template = ChatTemplate(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
 
     @property

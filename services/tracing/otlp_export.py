@@ -40,7 +40,10 @@ def check_tracing() -> None:
             metadata.version(name)
     except metadata.PackageNotFoundError as error:
         raise ConfigurationError(
-            f"tracing.otlp_endpoint is set, but {error.name} is not installed: pip install 'outrider-server[tracing]'"
+            "pip install 'outrider-server[tracing]'",
+            field="tracing.otlp_endpoint",
+            value="set",
+            given=f"but {error.name} is not installed",
         ) from error
 
 

@@ -128,24 +128,32 @@ def check_backends(config: TargetConfig) -> None:
     on_gpu = config.device.partition(":")[0] == "cuda"
     if config.dtype == "fp8" and not on_gpu:
         raise ConfigurationError(
-            f"verifier.dtype is fp8, which needs a GPU, and verifier.device is {config.device}: must be float32, bfloat16 "
-            "or int8"
+            field="verifier.dtype",
+            value="fp8",
+            given=f"which needs a GPU, and verifier.device is {config.device}",
+            allowed="float32, bfloat16 or int8",
         )
     allowed = _GPU_KERNELS if on_gpu else _CPU_KERNELS
     if config.kernels not in allowed:
         raise ConfigurationError(
-            f"verifier.kernels is {config.kernels}, which is for a {'CPU' if on_gpu else 'GPU'}, and verifier.device is "
-            f"{config.device}: must be one of {', '.join(allowed)}"
+            field="verifier.kernels",
+            value=config.kernels,
+            given=f"which is for a {('CPU' if on_gpu else 'GPU')}, and verifier.device is {config.device}",
+            allowed=f"one of {', '.join(allowed)}",
         )
     if config.dtype == "bfloat16" and not on_gpu and config.kernels not in ("auto", "torch"):
         raise ConfigurationError(
-            f"verifier.kernels is {config.kernels}, which computes in float32, and verifier.dtype is bfloat16: must be auto "
-            "or torch on a CPU"
+            field="verifier.kernels",
+            value=config.kernels,
+            given="which computes in float32, and verifier.dtype is bfloat16",
+            allowed="auto or torch on a CPU",
         )
     if config.attention_backend == "triton" and not on_gpu:
         raise ConfigurationError(
-            f"verifier.attention_backend is triton, which needs a GPU, and verifier.device is {config.device}: "
-            "must be auto or torch"
+            field="verifier.attention_backend",
+            value="triton",
+            given=f"which needs a GPU, and verifier.device is {config.device}",
+            allowed="auto or torch",
         )
 
 

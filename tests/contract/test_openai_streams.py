@@ -25,6 +25,7 @@ from speculation.errors import ConfigurationError, Internal, InvalidArgument, Re
 from speculation.types import SamplingDefaults
 from tests.openai_types import check, events_of
 from tests.ports import free_port
+from tests.refusals import refuses
 from tests.scripted_router import ScriptedRouter
 
 FOX: list[Any] = [{"role": "user", "content": "fox"}]
@@ -90,7 +91,7 @@ async def test_an_error_in_mid_stream_is_told() -> None:
             ):
                 said.append(chunk.choices[0].delta.content or "")
 
-        with pytest.raises(openai.APIError, match="the verifier is gone"):
+        with pytest.raises(openai.APIError, match="gone"):
             await read()
         assert "".join(said) == "hel"
 
@@ -350,12 +351,12 @@ async def test_hosts_by_name() -> None:
 async def test_a_taken_port_and_an_open_server_are_refused() -> None:
     async with served(ScriptedRouter()) as (_, server):
         taken = HttpConfig(port=int(server.address.rpartition(":")[2]))
-        with pytest.raises(ConfigurationError, match=r"cannot listen .*server.http_port"):
+        with refuses(ConfigurationError, says="cannot listen"):
             await serve_http(ScriptedRouter(), taken)
-        with pytest.raises(ConfigurationError, match="api_key_hashes"):
+        with refuses(ConfigurationError, field="server.host", value="0.0.0.0"):
             await serve_http(ScriptedRouter(), HttpConfig(port=0, public=PublicServerConfig(host="0.0.0.0")))
         shared = HttpConfig(port=free_port(), public=PublicServerConfig(shared=True))
-        with pytest.raises(ConfigurationError, match="several routers share one port"):
+        with refuses(ConfigurationError, field="server.http_port", value=0):
             await serve_http(ScriptedRouter(), replace(shared, port=0))
         one, two = [await serve_http(ScriptedRouter("a"), shared) for _ in range(2)]
         assert one.address == two.address

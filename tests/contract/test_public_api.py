@@ -23,6 +23,7 @@ from services.api.config import PublicServerConfig
 from services.api.grpc.server import SERVICE, serve_public
 from speculation.errors import ConfigurationError
 from tests.patience import until
+from tests.refusals import refuses
 from tests.service import served
 
 OPTIONS = {"max_tokens": 24, "ignore_eos": True}
@@ -115,7 +116,12 @@ async def test_max_tokens_defaults_to_what_the_context_leaves(tiny_model: Path) 
         short = await client.generate(token_ids=[5] * 500, ignore_eos=True)
         assert short.usage.completion_tokens == 12
         assert short.finish_reason == "length"
-        with pytest.raises(outrider.InvalidArgument, match="at most 12") as caught:
+        with refuses(
+            outrider.InvalidArgument,
+            field="max_tokens",
+            value=13,
+            allowed="at most 12: what the prompt leaves of max_model_len 512",
+        ) as caught:
             await client.generate(token_ids=[5] * 500, max_tokens=13)
         assert caught.value.field == "max_tokens"
 
@@ -277,7 +283,7 @@ async def test_api_keys(tiny_model: Path) -> None:
             assert await client.models()
         for wrong in (None, "wrong", key[:-1]):
             async with AsyncClient(address, api_key=wrong) as client:
-                with pytest.raises(outrider.Unauthenticated, match="authorization: Bearer"):
+                with pytest.raises(outrider.Unauthenticated, match="Bearer"):
                     await client.generate("fox")
                 with pytest.raises(outrider.Unauthenticated):
                     await client.models()
@@ -325,10 +331,10 @@ async def test_what_is_remembered_of_a_caller_can_be_deleted(tiny_model: Path) -
 
 async def test_nothing_is_open_to_others_without_keys(tiny_model: Path) -> None:
     async with served(tiny_model) as (address, running):
-        with pytest.raises(ConfigurationError, match="api_key_hashes"):
+        with refuses(ConfigurationError, field="server.host", value="0.0.0.0"):
             await serve_public(running.router, PublicServerConfig(host="0.0.0.0", port=0))
         port = int(address.rpartition(":")[2])
-        with pytest.raises(ConfigurationError, match="cannot listen"):
+        with refuses(ConfigurationError, says="cannot listen"):
             await serve_public(running.router, PublicServerConfig(port=port))
 
 

@@ -17,6 +17,7 @@ from services.links.channel import make_server
 from speculation.errors import ConfigurationError
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
+from tests.refusals import refuses
 from tests.scripted_router import ScriptedRouter
 from tests.service import tiny_settings
 
@@ -84,9 +85,9 @@ async def test_a_router_is_replaced_while_it_drains(monkeypatch: pytest.MonkeyPa
 async def test_two_services_on_one_port_are_refused() -> None:
     settings = settings_with()
     ours = [await opened(settings), await opened(settings)]
-    with pytest.raises(ConfigurationError, match=r"the routers of another service share this port; choose another one"):
+    with refuses(ConfigurationError, says="the routers of another service share this port; choose another one"):
         await opened(settings, service="ray:2/outrider")
-    with pytest.raises(ConfigurationError, match="cannot listen on"):
+    with refuses(ConfigurationError, says="cannot listen on"):
         await opened(settings, service="")
     await stopped(*ours)
     other = await opened(settings, service="ray:2/outrider")
@@ -100,7 +101,7 @@ async def test_programs_that_would_share_the_port_are_noticed(name: str) -> None
     stranger = make_server(1 << 20, shared=True)
     stranger.add_insecure_port(f"127.0.0.1:{getattr(settings.server, name)}")
     await stranger.start()
-    with pytest.raises(ConfigurationError, match=rf"cannot listen on .*server\.{name}"):
+    with refuses(ConfigurationError, f"127.0.0.1:{getattr(settings.server, name)}", says=f"server.{name}"):
         await opened(settings)
     await stranger.stop(None)
     await stopped(await opened(settings))
@@ -113,5 +114,5 @@ async def test_many_come_at_once() -> None:
 
 
 async def test_an_ops_host_of_another_machine_is_no_matter_of_patience() -> None:
-    with pytest.raises(ConfigurationError, match=r"server\.ops_host must be the address"):
+    with refuses(ConfigurationError, says="server.ops_host must be the address"):
         await opened(settings_with("server.ops_host=192.0.2.1"))

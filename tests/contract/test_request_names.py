@@ -30,6 +30,7 @@ from tests.contract.test_verifier_links import Toy
 from tests.fakes import RandomDrafter, ToyTarget, decoding, request
 from tests.grpc_verifier import GrpcVerifierLink, serve_verifier
 from tests.patience import until
+from tests.refusals import refuses
 from tests.service import served
 
 OPTIONS = {"max_tokens": 12, "ignore_eos": True}
@@ -126,16 +127,23 @@ async def test_a_client_that_is_late_hears_it_too(tiny_model: Path) -> None:
 async def test_what_is_no_id_is_refused(tiny_model: Path) -> None:
     async with served(tiny_model) as (address, _), AsyncClient(address) as client:
         for wrong in ("", "x" * 129, "schön", "a\nb", 7):
-            with pytest.raises(outrider.InvalidArgument, match="1 to 128 printable") as caught:
+            with refuses(
+                outrider.InvalidArgument, field="request_id", allowed="1 to 128 printable ASCII characters"
+            ) as caught:
                 await client.generate("fox", request_id=wrong)  # type: ignore[arg-type]
             assert caught.value.field == "request_id"
-        with pytest.raises(outrider.InvalidArgument, match="W3C"):
+        with refuses(
+            outrider.InvalidArgument,
+            field="traceparent",
+            value="'a\\nb'",
+            allowed="printable ASCII characters, as in W3C Trace Context",
+        ):
             await client.generate("fox", traceparent="a\nb")
         async with grpc.aio.insecure_channel(address) as channel:
             stub = generation_pb2_grpc.GenerationServiceStub(channel)
             for given in ([""], ["x" * 129], ["one", "two"]):
                 call = stub.Generate(pb.GenerateRequest(prompt="x"), metadata=[("x-request-id", name) for name in given])
-                with pytest.raises(grpc.aio.AioRpcError, match="must be one, of 1 to 128 printable ASCII") as failed:
+                with pytest.raises(grpc.aio.AioRpcError, match="1 to 128 printable ASCII") as failed:
                     async for _ in call:
                         pass
                 assert failed.value.code() is grpc.StatusCode.INVALID_ARGUMENT

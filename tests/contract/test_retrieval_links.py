@@ -28,6 +28,7 @@ from tests.indexes import STATES, TARGET, build, encode
 from tests.patience import PATIENCE_S, until
 from tests.ports import free_port
 from tests.redis_servers import KINDS, server
+from tests.refusals import refuses
 
 
 def query(text: str, most: int = 8, length: int = 6) -> RetrievalQuery:
@@ -193,9 +194,9 @@ async def test_a_service_that_goes_away_and_comes_back(tmp_path: Path) -> None:
 async def test_too_large_a_batch_is_refused() -> None:
     from services.links.codec.retrieval import decode_queries, encode_queries
 
-    with pytest.raises(InvalidArgument, match="queries"):
+    with refuses(InvalidArgument, field="queries", value="257 long"):
         decode_queries(encode_queries(1, [query("ab")] * 257))
-    with pytest.raises(InvalidArgument, match="max_length"):
+    with refuses(InvalidArgument, field="query.max_length", value="65 long"):
         decode_queries(encode_queries(1, [query("ab", 1, 65)]))
 
 
@@ -281,7 +282,7 @@ async def test_redis_may_vanish_and_come_back(tmp_path: Path) -> None:
 
 async def test_one_place_for_the_index(tmp_path: Path) -> None:
     for config in (RetrievalConfig(), RetrievalConfig(index=tmp_path, redis_url="redis://x")):
-        with pytest.raises(ConfigurationError, match="set one of the two"):
+        with refuses(ConfigurationError, field="retrieval.index and retrieval.redis_url"):
             await RetrievalService(config).start()
-    with pytest.raises(ConfigurationError, match="holds no index"):
+    with refuses(ConfigurationError, says="holds no index"):
         await RetrievalService(RetrievalConfig(index=tmp_path)).start()

@@ -44,6 +44,7 @@ from services.tracing.request_spans import TracedRouter, TracedVerifier
 from speculation.errors import ConfigurationError, OutriderError, Unavailable
 from tests.ports import free_port
 from tests.promtool import PROMTOOL, promtool
+from tests.refusals import refuses
 from tests.service import pipeline, tiny_settings
 
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -152,7 +153,7 @@ def test_a_taken_ops_port_is_said_before_anything_is_loaded(server: Server, tiny
     taken = server.settings.server.ops_port
     settings = load(flags=tiny_settings(f"server.ops_port={taken}"), environ={})
     with (
-        pytest.raises(ConfigurationError, match=r"cannot listen on 127.0.0.1:\d+ for metrics.*another server.ops_port"),
+        refuses(ConfigurationError, says="for metrics"),
         running_in_process(settings, ResolvedModel(name="tiny", path=tiny_model)),
     ):
         pass
@@ -168,7 +169,7 @@ def test_the_ops_ports_default() -> None:
 def test_one_place_for_numbers(tiny_model: Path) -> None:
     settings = load(flags=tiny_settings("metrics.export=ray"), environ={})
     with (
-        pytest.raises(ConfigurationError, match=r"metrics.export is ray: this is one process"),
+        refuses(ConfigurationError, field="metrics.export", value="ray"),
         running_in_process(settings, ResolvedModel(name="tiny", path=tiny_model)),
     ):
         pass
@@ -215,16 +216,16 @@ def test_top_adds_up_what_rays_agents_say(tmp_path: Path) -> None:
     assert "node_cpu" not in now.values
     # One of them has been started anew, so what it says now has all come since.
     assert now.since(before).sum("requests_total") in (9, 9 - 11 + 11)
-    with pytest.raises(OutriderError, match="no text of Prometheus"):
+    with pytest.raises(OutriderError, match="Prometheus"):
         _add(now, "# TYPE x\nnot { a sample")
 
 
 def test_top_says_what_is_wrong(server: Server) -> None:
     with pytest.raises(Unavailable, match="outrider serve"):
         read([f"http://127.0.0.1:{free_port()}/metrics"])
-    with pytest.raises(OutriderError, match="no text of Prometheus"):
+    with pytest.raises(OutriderError, match="Prometheus"):
         read([f"{server.ops}/health"])
-    with pytest.raises(OutriderError, match="must begin with http"):
+    with pytest.raises(OutriderError, match="http"):
         read(["file:///etc/passwd"])
 
 
@@ -381,5 +382,5 @@ def test_spans_reach_a_collector(tiny_model: Path) -> None:
 
 
 def test_an_endpoint_that_is_none() -> None:
-    with pytest.raises(ConfigurationError, match=r"tracing.otlp_endpoint is 'localhost:4317'"):
+    with refuses(ConfigurationError, field="tracing.otlp_endpoint"):
         load(flags=["tracing.otlp_endpoint=localhost:4317"], environ={})

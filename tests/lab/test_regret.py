@@ -18,6 +18,7 @@ from speculation.errors import ConfigurationError, Internal
 from speculation.sources import AUTO
 from speculation.types import SamplingParams
 from tests.recorded_worlds import VOCAB, likeliest, recordings
+from tests.refusals import refuses
 
 pytestmark = pytest.mark.exhaustive
 
@@ -31,10 +32,10 @@ def test_answers_survive_a_file_and_a_broken_line_is_named(tmp_path: Path) -> No
     first = json.loads(file.read_text().splitlines()[0])
     for wrong in ({**first, "output_ids": first["output_ids"][1:]}, {**first, "prompt_ids": []}, {"task": "x"}, []):
         file.write_text(json.dumps(first) + "\n" + json.dumps(wrong))
-        with pytest.raises(ConfigurationError, match=r"answers\.jsonl:2: "):
+        with refuses(ConfigurationError, field="answers.jsonl:2"):
             read_answers(file)
     file.write_text("")
-    with pytest.raises(ConfigurationError, match="no answer"):
+    with refuses(ConfigurationError, field="answers.jsonl"):
         read_answers(file)
 
 
@@ -108,5 +109,5 @@ def test_a_changed_answer_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
 
     run(answer())
     monkeypatch.setattr(RecordedTarget, "_outcome", wrong)
-    with pytest.raises(Internal, match="changed a recorded answer"):
+    with pytest.raises(Internal, match="recorded answer"):
         run(answer())

@@ -16,7 +16,7 @@ from services.verifier.kernels.cpu_choice import Choice, maker
 from services.verifier.kernels.linears import pack_linears
 from services.verifier.kernels.native.library import library
 from services.verifier.kernels.parameters import inexact, multiplied, pack_parameters
-from services.verifier.model.slice import _pack
+from services.verifier.model.means import pack_layers
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from tests.mixture import make_mixture
@@ -200,7 +200,7 @@ def test_layers_of_models_that_are_built_otherwise(kernels: Kernels, kind: str) 
 
     with torch.inference_mode():
         plain = made(rows)
-        _pack(model, TargetConfig(model_path="", kernels=kernels))
+        pack_layers(model, TargetConfig(model_path="", kernels=kernels))
         packed = made(rows)
         assert torch.equal(packed, torch.cat([made(rows[:, i : i + 2]) for i in range(0, 24, 2)]))
         assert torch.equal(packed[:1], made(rows[:, :1]))

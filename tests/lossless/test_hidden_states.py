@@ -26,6 +26,7 @@ from services.verifier.model.target_port import Rows
 from speculation.errors import InvalidArgument
 from speculation.messages import GenerationRequest
 from speculation.types import Features, Plan, SamplingParams
+from tests.refusals import refuses
 
 # One process, since the models are shared.
 pytestmark = pytest.mark.xdist_group("hidden states")
@@ -205,13 +206,11 @@ def test_asking_changes_no_bit(served: Served) -> None:
 def test_layers_that_there_are_not(served: Served) -> None:
     served.target.check_layers(ASKED)
     for layer in (LAYERS, -LAYERS - 1):
-        with pytest.raises(
-            InvalidArgument, match=rf"^observe_layers is {layer}: must be from -4 to 3: the model has 4 layers$"
-        ):
+        with refuses(InvalidArgument, "observe_layers", layer, allowed="from -4 to 3: the model has 4 layers"):
             served.target.check_layers((0, layer))
     plan = Plan(strategy="any", sources=("any",), max_nodes=4, observe_layers=(9,))
     request = GenerationRequest(request_id="r", prompt=(1, 2), sampling=SamplingParams(), plan=plan)
-    with pytest.raises(InvalidArgument, match="observe_layers is 9"):
+    with refuses(InvalidArgument, field="observe_layers", value=9):
         check_request(request, served.target)
 
 
@@ -228,7 +227,12 @@ def test_a_model_whose_layers_cannot_be_told_apart(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(model_slice, "load_whole", twice)
     target = TransformersTarget(config_of(tmp_path))
     target.check_layers((-1,))
-    with pytest.raises(InvalidArgument, match="must be -1: the layers of LlamaForCausalLM cannot be observed one by one"):
+    with refuses(
+        InvalidArgument,
+        field="observe_layers",
+        value=2,
+        allowed="-1: the layers of LlamaForCausalLM cannot be observed one by one",
+    ):
         target.check_layers((-1, 2))
 
 

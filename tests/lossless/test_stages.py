@@ -29,6 +29,7 @@ from services.verifier.stages.orders import Op, Orders, read_orders
 from services.verifier.stages.process import spec_from_json, spec_to_json
 from services.verifier.stages.upstream import StageSpec
 from speculation.errors import ConfigurationError, TargetLost
+from tests.refusals import refuses
 from tests.service import pipeline
 from tests.tiny import make_tiny_model
 from tests.tiny_gguf import make_tiny_gguf
@@ -94,7 +95,7 @@ def test_every_stage_gets_a_share_of_the_layers(model: Path) -> None:
 
 
 def test_more_stages_than_layers(model: Path) -> None:
-    with pytest.raises(ConfigurationError, match="stages is 6: the model has 5 layers, so 1 to 5 are possible"):
+    with refuses(ConfigurationError, field="stages", value=6):
         TransformersTarget(config(model, 6), launch_child)
 
 
@@ -107,7 +108,7 @@ def test_a_model_that_changes_what_enters_its_layers_cannot_be_split(tmp_path: P
         num_key_value_heads=1, head_dim=16, max_position_embeddings=512,
     )  # fmt: skip
     GemmaForCausalLM(gemma).save_pretrained(tmp_path)
-    with pytest.raises(ConfigurationError, match="cannot be split"):
+    with refuses(ConfigurationError, field="stage 0"):
         TransformersTarget(config(tmp_path, 2), launch_child)
 
 
@@ -196,7 +197,7 @@ def test_a_pass_that_fails_in_a_stage_fails_alone(split: TransformersTarget, who
     from speculation.errors import Internal
 
     split.open("a", 100)
-    with pytest.raises(Internal, match="its log says why"):
+    with pytest.raises(Internal, match="log"):
         split.forward([Rows(request_id="a", context=0, tokens=(10**6,), logits=1)])
     split.close("a")
     assert torch.equal(passes(split), whole)

@@ -29,6 +29,7 @@ from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError, InvalidArgument
 from speculation.messages import OpenSession
 from speculation.types import Features
+from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 from tests.trained_heads import make_streams
 from tests.unit.test_streams import LAYERS, STREAMS, TEXT, TOP, Bare, expected
@@ -281,45 +282,47 @@ def test_the_last_stage_computes_them(model: Path, folder: Path) -> None:
 def test_layers_on_two_stages_are_refused(tmp_path: Path) -> None:
     model = make_tiny_model(tmp_path / "target", num_hidden_layers=LAYERS)
     weights = read_stream_weights(make_streams(model, tmp_path / "streams", layers=3, streams=2), model)
-    with pytest.raises(ConfigurationError, match="the last 3 layers, and the last pipeline stage has 2: use fewer stages"):
+    with refuses(ConfigurationError, field="streams"):
         TransformersTarget(config_of(model, stages=2), launch_child, weights)
 
 
 def test_streams_of_another_model_are_refused(model: Path, folder: Path, tmp_path: Path) -> None:
     other = make_tiny_model(tmp_path / "wide", num_hidden_layers=LAYERS, intermediate_size=192)
-    with pytest.raises(ConfigurationError, match=r"an adapter of mlp\.down_proj is for a layer of \(128, 64\)"):
+    with refuses(ConfigurationError, field="streams"):
         TransformersTarget(config_of(other), None, read_stream_weights(folder, model))
 
 
 def test_models_that_cannot_take_stream_rows_are_refused(model: Path, folder: Path) -> None:
     weights = read_stream_weights(folder, model)
     missing = replace(weights, adapters=tuple({"attn.c_proj": next(iter(layer.values()))} for layer in weights.adapters))
-    with pytest.raises(ConfigurationError, match=r"LlamaDecoderLayer has no linear layer attn\.c_proj"):
+    with refuses(ConfigurationError, field="streams", says="LlamaDecoderLayer has no linear layer attn.c_proj"):
         TransformersTarget(config_of(model), None, missing)
     many = replace(weights, adapters=weights.adapters * 3)
-    with pytest.raises(ConfigurationError, match="the last 6 layers, and the last pipeline stage has 4"):
+    with refuses(ConfigurationError, field="streams", says="the last 6 layers, and the last pipeline stage has 4"):
         TransformersTarget(config_of(model), None, many)
 
 
 @pytest.mark.parametrize(
-    ("broken", "why"),
+    ("broken", "refusal"),
     [
-        ({"norm": None}, "LlamaForCausalLM has no norm"),
-        ({"rotary_emb": None}, "LlamaForCausalLM has no rotary_emb"),
-        ({"rope_type": "dynamic"}, "the rotations of all rows change with the longest text"),
+        ({"norm": None}, ("streams", None, "LlamaForCausalLM has no norm")),
+        ({"rotary_emb": None}, ("streams", None, "LlamaForCausalLM has no rotary_emb")),
+        ({"rope_type": "dynamic"}, ("streams", None, "the rotations of all rows change with the longest text")),
     ],
     ids=str,
 )
-def test_decoders_of_another_kind_are_refused(model: Path, folder: Path, broken: dict[str, object], why: str) -> None:
+def test_decoders_of_another_kind_are_refused(
+    model: Path, folder: Path, broken: dict[str, object], refusal: tuple[object, ...]
+) -> None:
     loaded = AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32)
     for name, value in broken.items():
         setattr(loaded.model.rotary_emb if name == "rope_type" else loaded.model, name, value)
-    with pytest.raises(ConfigurationError, match=why):
+    with refuses(ConfigurationError, *refusal):
         StreamRows(loaded, LAYERS, read_stream_weights(folder, model), torch.device("cpu"))
 
 
 def test_streams_that_nobody_loaded_are_refused(model: Path) -> None:
     target = TransformersTarget(config_of(model))
-    with pytest.raises(InvalidArgument, match=f"from -{LAYERS} to {LAYERS - 1}"):
+    with refuses(InvalidArgument, "observe_layers", allowed=f"from -{LAYERS} to {LAYERS - 1}"):
         target.check_layers(IN_PASS)
     assert target.streams((0, *IN_PASS)) is None

@@ -11,14 +11,14 @@ from transformers import PreTrainedModel
 
 pytest.importorskip("triton")
 from cluster.models.drafters import read_stream_weights
-from services.verifier.attention import on_gpu
+from services.verifier.attention.on_gpu import GpuAttention
 from services.verifier.config import TargetConfig
 from services.verifier.kernels import gpu_choice as gpu_kernels
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.triton import tree_pass as triton_pass
 from services.verifier.kernels.triton.decoder_layer import RowDecoderLayer
-from services.verifier.model import slice as model_slice
 from services.verifier.model import target as target_module
+from services.verifier.model.means import TargetMeans
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from tests.tiny import make_tiny_model
@@ -63,13 +63,11 @@ def test_stream_rows_change_no_bit_and_are_those_of_a_cpu(tmp_path: Path, monkey
     weights = read_stream_weights(make_streams(model, tmp_path / "streams", layers=1, streams=2), model)
     config = TargetConfig(model_path=str(model), kv_cache_tokens=512, max_model_len=256, threads=1)
     on_cpu = TransformersTarget(config, None, weights)
-    monkeypatch.setattr(on_gpu, "refusal", lambda *_: "")
-    monkeypatch.setattr(model_slice, "_pack", _row_kernels)
-    # What they check is compared below.
-    monkeypatch.setattr(target_module, "check_slice", lambda *_: None)
+    means = TargetMeans(attention=GpuAttention(refusal=lambda *_: ""), pack=_row_kernels)
+    # What it checks is compared below.
     monkeypatch.setattr(target_module, "is_exact", lambda *_: True)
     with hopper():
-        target = TransformersTarget(config, None, weights)
+        target = TransformersTarget(config, None, weights, means)
         part = target._part
         assert all(isinstance(layer.forward, RowDecoderLayer) for layer in part.model.get_decoder().layers)
         part._graphs = part._captured(config)

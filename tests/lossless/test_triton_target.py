@@ -13,20 +13,19 @@ import torch
 from transformers import AutoModelForCausalLM, GemmaConfig, GemmaForCausalLM, PreTrainedModel
 
 pytest.importorskip("triton")
-from services.verifier.attention import on_gpu
 from services.verifier.attention.calls import Call
+from services.verifier.attention.on_gpu import GpuAttention, pool_and_buckets, refusal
 from services.verifier.checks.exactness import is_exact
 from services.verifier.config import TargetConfig
 from services.verifier.kernels import gpu_choice as gpu_kernels
 from services.verifier.kernels.cpu_choice import Choice
-from services.verifier.kernels.triton import pass_meta
 from services.verifier.kernels.triton.decoder_layer import RowDecoderLayer
 from services.verifier.kernels.triton.row_products import Product, RowLinear
-from services.verifier.kernels.triton.tree_pass import TritonPass
+from services.verifier.kernels.triton.tree_pass import TritonBuckets
 from services.verifier.kernels.triton.virtual_groups import GROUP, VirtualGroup, pack
 from services.verifier.kernels.whole_vectors import fill_vectors
-from services.verifier.model import slice as model_slice
-from services.verifier.model import target as target_module
+from services.verifier.kv_cache.pool import KVPool
+from services.verifier.model.means import TargetMeans
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from tests.tiny import make_tiny_model, make_tiny_tokenizer
@@ -35,13 +34,32 @@ from tests.triton_interpreter import hopper
 LENGTH = 70
 
 
+class Packing:
+    """Puts the nodes of a tree into groups, rightly until it is told not to."""
+
+    def __init__(self) -> None:
+        self.neighbours_seen = False
+
+    def buckets(self, pool: KVPool, share: int) -> TritonBuckets:
+        return TritonBuckets(pool, share, self._pack)
+
+    def _pack(self, *given: Any) -> list[list[VirtualGroup]]:
+        return _neighbours_seen(*given) if self.neighbours_seen else pack(*given)
+
+
 @pytest.fixture
-def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[TransformersTarget]:
+def packing() -> Packing:
+    return Packing()
+
+
+@pytest.fixture
+def target(tmp_path: Path, packing: Packing) -> Iterator[TransformersTarget]:
     """Attention as on a GPU; the linear layers are those of the CPU, which are exact."""
-    monkeypatch.setattr(on_gpu, "refusal", lambda *_: "")
+    means = TargetMeans(attention=GpuAttention(refusal=lambda *_: "", buckets=packing.buckets))
     make_tiny_model(tmp_path, num_hidden_layers=1, num_attention_heads=3, num_key_value_heads=1, hidden_size=48)
     with hopper():
-        made = TransformersTarget(TargetConfig(model_path=str(tmp_path), kv_cache_tokens=512, max_model_len=256))
+        config = TargetConfig(model_path=str(tmp_path), kv_cache_tokens=512, max_model_len=256)
+        made = TransformersTarget(config, means=means)
         yield made
         made.shutdown()
 
@@ -54,7 +72,7 @@ def rows(name: str, context: int, tokens: list[int], parents: tuple[int, ...] = 
 @pytest.mark.examples(2)
 @pytest.mark.parametrize("captured", [False, True], ids=["launched", "in buckets"])
 def test_trees_have_the_bits_of_plain_decoding(
-    tmp_path: Path, target: TransformersTarget, captured: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, target: TransformersTarget, captured: bool, packing: Packing
 ) -> None:
     assert target.exact
     if captured:
@@ -79,7 +97,7 @@ def test_trees_have_the_bits_of_plain_decoding(
     target.keep("tree", 60, path)
     assert torch.equal(target.forward([rows("tree", 66, text[66:68])])[0], whole[66:68])
     if not captured:
-        monkeypatch.setattr(pass_meta, "pack", _neighbours_seen)
+        packing.neighbours_seen = True
         target.forward([rows("tree", 0, text[:60])])
         assert not torch.equal(target.forward([branch])[0][path], alone)
 
@@ -95,7 +113,7 @@ def _neighbours_seen(*given: Any) -> list[list[VirtualGroup]]:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("layout", ["llama", "gemma"])
-def test_linear_layers_norms_and_gates_by_row_kernels(tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_linear_layers_norms_and_gates_by_row_kernels(tmp_path: Path, layout: str) -> None:
     """All that a pass computes, as on a GPU: equal bits whatever shares it, and transformers' numbers. Then a fault."""
     sizes = {"hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1, "intermediate_size": 160, "head_dim": 16}
     if layout == "llama":
@@ -109,13 +127,11 @@ def test_linear_layers_norms_and_gates_by_row_kernels(tmp_path: Path, layout: st
         for norm in (module for module in made.modules() if type(module).__name__ == "GemmaRMSNorm"):
             torch.nn.init.normal_(norm.weight, std=0.3)
         made.save_pretrained(tmp_path)
-    monkeypatch.setattr(on_gpu, "refusal", lambda *_: "")
-    monkeypatch.setattr(model_slice, "_pack", _row_kernels)
-    # The same comparison as below, in many rows.
-    monkeypatch.setattr(target_module, "check_slice", lambda *_: None)
+    cut = Cut()
+    means = TargetMeans(attention=GpuAttention(refusal=lambda *_: ""), pack=cut.row_kernels)
     config = TargetConfig(model_path=str(tmp_path), kv_cache_tokens=256, max_model_len=128)
     with hopper():
-        target = TransformersTarget(config)
+        target = TransformersTarget(config, means=means)
         assert target.exact and target.kernels.min_rows == 1
         kinds = [type(module).__name__ for module in target._part.model.modules()]
         gates = {"llama": 1, "gemma": 0}[layout]
@@ -132,55 +148,73 @@ def test_linear_layers_norms_and_gates_by_row_kernels(tmp_path: Path, layout: st
             made_rows = target.forward([rows("whole", 22, [5]), branch])[1]
             assert torch.equal(made_rows[[0, 1, 3]], whole[end : end + 3])
         # Sums that are cut by the number of rows; where many rows have others, the check at start sees it, too.
-        right = RowLinear.product
-        monkeypatch.setattr(RowLinear, "product", _cut_by_rows(right, few=64))
+        cut.few = 64
         assert not is_exact(target)
-        monkeypatch.setattr(RowLinear, "product", _cut_by_rows(right))
+        cut.few = 4
         alone = target.forward([rows("whole", 22, [5])])[0]
         assert not torch.equal(alone, target.forward([rows("tree", 0, text), rows("whole", 22, [5])])[1])
         target.shutdown()
 
 
-def _row_kernels(model: PreTrainedModel, config: TargetConfig) -> Choice:
-    fill_vectors()
-    gpu_kernels.put(model, "triton", torch.device(config.device))
-    return Choice(linears="triton")
+class Cut:
+    """Layers whose sums are cut by the number of rows once ``few`` says where: a fault.
+
+    Attributes:
+        few: rows up to which the parts of a sum are long; 0: always, as is right.
+    """
+
+    def __init__(self) -> None:
+        self.few = 0
+
+    def row_kernels(self, model: PreTrainedModel, config: TargetConfig) -> Choice:
+        fill_vectors()
+        gpu_kernels.put(model, "triton", torch.device(config.device), make=lambda *given: _CutLinear(self, *given))
+        return Choice(linears="triton")
 
 
-def _cut_by_rows(product: Any, few: int = 4) -> Any:
-    def cut(self: RowLinear, given: torch.Tensor) -> Product:
-        self.leaf = 128 if given.numel() // given.shape[-1] <= few else 64
-        self.leaves = -(-self.in_features // self.leaf)
-        made: Product = product(self, given)
-        return made
+class _CutLinear(RowLinear):
+    def __init__(self, cut: Cut, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        super().__init__(weight, bias)
+        self._cut = cut
 
-    return cut
+    def product(self, given: torch.Tensor) -> Product:
+        if self._cut.few:
+            self.leaf = 128 if given.numel() // given.shape[-1] <= self._cut.few else 64
+            self.leaves = -(-self.in_features // self.leaf)
+        return super().product(given)
 
 
 def a_call(size: int = 64, share: int = 2) -> Call:
     return Call(entry=0, heads=share, kv_heads=1, key_size=size, value_size=size, scale=0.1)
 
 
-def test_where_triton_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+class Broken(TritonBuckets):
+    """Passes that fail."""
+
+    def launched(self, *_: Any) -> Any:
+        raise RuntimeError("no C compiler")
+
+
+def test_where_triton_is_not_used() -> None:
     """Not on a CPU, without Triton, on old GPUs, with odd heads, or where a trial pass fails; the cache then has its ones."""
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    assert on_gpu.refusal([a_call()], torch.bfloat16, cpu) == "the device is cpu"
-    assert on_gpu.refusal([a_call()], torch.bfloat16, cuda) == ""
-    assert on_gpu.refusal([a_call(8)], torch.bfloat16, cuda) == "heads are 8 wide: must be from 16 to 256"
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
-    assert "compute capability is 7.0" in on_gpu.refusal([a_call()], torch.bfloat16, cuda)
-    monkeypatch.setattr(on_gpu, "find_spec", lambda _: None)
-    assert on_gpu.refusal([a_call()], torch.bfloat16, cuda) == "triton is not installed"
-    monkeypatch.setattr(on_gpu, "refusal", lambda *_: "")
-    pool, buckets = on_gpu.pool_and_buckets([a_call()], 64, torch.float32, cpu)
+
+    def refused(call: Call, device: torch.device, capability: tuple[int, int] = (9, 0), **given: Any) -> str:
+        return refusal([call], torch.bfloat16, device, capability_of=lambda _: capability, **given)
+
+    assert refused(a_call(), cpu) == "the device is cpu"
+    assert refused(a_call(), cuda) == ""
+    assert refused(a_call(8), cuda) == "heads are 8 wide: must be from 16 to 256"
+    assert "compute capability is 7.0" in refused(a_call(), cuda, (7, 0))
+    assert refused(a_call(), cuda, find=lambda _: None) == "triton is not installed"
+    here = GpuAttention(refusal=lambda *_: "")
+    pool, buckets = pool_and_buckets([a_call()], 64, torch.float32, cpu, means=here)
     assert buckets is not None and pool.values[0].shape[-1] == 64
     # Blocks of rows are those of the call with most queries a key.
     calls = [a_call(), replace(a_call(share=16), entry=1)]
-    wide = on_gpu.pool_and_buckets(calls, 64, torch.float32, cpu)[1]
+    wide = pool_and_buckets(calls, 64, torch.float32, cpu, means=here)[1]
     batch = [Rows(request_id="a", context=0, tokens=(1, 2), logits=1)]
     shape = None if wide is None else wide.bucket(batch)
     assert shape is not None and shape.block_rows == 4
-    monkeypatch.setattr(TritonPass, "attend", lambda *_: 1 / 0)
-    pool, buckets = on_gpu.pool_and_buckets([a_call()], 64, torch.float32, cpu)
+    pool, buckets = pool_and_buckets([a_call()], 64, torch.float32, cpu, means=replace(here, buckets=Broken))
     assert buckets is None and pool.values[0].shape[-1] == 65

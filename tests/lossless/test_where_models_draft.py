@@ -13,6 +13,7 @@ from cluster.build import Pipeline
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
 from speculation.errors import ConfigurationError
 from tests.draft_models import draft_beside
+from tests.refusals import refuses
 from tests.service import pipeline
 from tests.tiny import make_tiny_model
 from tests.trained_heads import AHEAD, FAMILIES, heads_beside
@@ -97,14 +98,13 @@ async def test_streams_in_the_targets_pass(
 
 
 async def test_a_form_without_streams_is_refused(target: Path) -> None:
-    with pytest.raises(ConfigurationError, match="streaming_form is one_pass, but there are no weights of streaming"):
+    with refuses(ConfigurationError, field="drafter.streaming_form", value="one_pass"):
         async with pipeline(target, *flags(target, "drafter", "medusa"), "drafter.streaming_form=one_pass"):
             raise AssertionError("it was served")
 
 
 async def test_pruning_without_a_pass_to_prune_is_refused(target: Path) -> None:
-    refused = "streaming_prune_below is 0.1, but drafter.streaming_form is two_steps"
-    with pytest.raises(ConfigurationError, match=refused):
+    with refuses(ConfigurationError, "drafter.streaming_prune_below", "0.1", "streaming_form is two_steps"):
         async with pipeline(target, *flags(target, "drafter", "streaming"), "drafter.streaming_prune_below=0.1"):
             raise AssertionError("it was served")
 

@@ -79,7 +79,7 @@ def test_it_answers_and_stands_still_in_between(worker: WorkerProcess) -> None:
 
 def test_a_crash_is_reported_and_the_next_order_starts_anew(worker: WorkerProcess) -> None:
     first = run(worker, "ok")
-    with pytest.raises(ContestantFailed, match="crashed with exit code 7: about to die"):
+    with pytest.raises(ContestantFailed, match="exit code 7: about to die"):
         run(worker, "crash")
     again = run(worker, "ok")
     assert again["runs"] == 1
@@ -90,7 +90,7 @@ def test_a_crash_is_reported_and_the_next_order_starts_anew(worker: WorkerProces
 def test_a_hang_is_reported_and_killed(worker: WorkerProcess) -> None:
     pid = run(worker, "ok")["pid"]
     worker._timeout_s = 1.0
-    with pytest.raises(ContestantFailed, match=r"hung: no answer within 1 s \(--timeout a request\)"):
+    with pytest.raises(ContestantFailed, match="no answer within 1 s"):
         run(worker, "hang")
     assert not psutil.pid_exists(pid)
 

@@ -75,7 +75,7 @@ async def test_the_drafters_are_told_after_the_verifiers_whatever_becomes_of_tho
     verifiers = Handle("verifier", 2, [None, RuntimeError("planted")], log)
     drafters = Handle("drafter", 3, [None, None, None], log)
     link = ServeVerifierLink(verifiers, drafters)  # type: ignore[arg-type]
-    with pytest.raises(Unavailable, match=r"^1 of 2 verifier replicas did not answer; try again$"):
+    with pytest.raises(Unavailable, match=r"^1 of 2 verifier replicas"):
         await link.forget("one")
     assert log == ["verifier.forget('one',)", "drafter.forget('one',)"]
     well = ServeVerifierLink(Handle("verifier", 1, [None], log), drafters)  # type: ignore[arg-type]

@@ -17,6 +17,7 @@ from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.head_config import FINAL, Family, TargetShape, head_for
 from services.drafter.heads.files.target_rows import TargetRows, read_target_rows, read_target_shape
 from speculation.errors import ConfigurationError
+from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 
 LAYERS = 8
@@ -110,14 +111,14 @@ def test_a_head_that_does_what_it_was_trained_for_passes(trial: Trial, family: F
 
 
 @pytest.mark.parametrize(
-    ("rows", "reason"),
+    ("rows", "refusal"),
     [
-        (replace(RIGHT, shift=1), "rows are shifted by one: it wants the state of the token's own position"),
-        (replace(RIGHT, shift=-1), "rows are shifted by one: it wants the state one position earlier"),
+        (replace(RIGHT, shift=1), ("HEAD", None, "rows are shifted by one: it wants the state of the token's own position")),
+        (replace(RIGHT, shift=-1), ("HEAD", None, "rows are shifted by one: it wants the state one position earlier")),
     ],
 )
-def test_a_shifted_head_is_refused_with_the_reason(trial: Trial, rows: canary._Rows, reason: str) -> None:
-    with pytest.raises(ConfigurationError, match=reason) as refused:
+def test_a_shifted_head_is_refused_with_the_reason(trial: Trial, rows: canary._Rows, refusal: tuple[object, ...]) -> None:
+    with refuses(ConfigurationError, *refusal) as refused:
         trial.check(trial.head("eagle", rows))
     assert "HEAD" in str(refused.value) and "\n" not in str(refused.value)
 
@@ -130,14 +131,14 @@ def test_a_head_that_repeats_its_token_is_refused_with_the_reason(trial: Trial) 
         for parameter in head.parameters():
             parameter.zero_()
         connector.fc.weight[:, :size] = torch.eye(size)
-    with pytest.raises(ConfigurationError, match="labels are shifted by one: it guesses the token that it is given"):
+    with refuses(ConfigurationError, field="HEAD"):
         trial.check(head)
 
 
 @pytest.mark.parametrize("by", [1, -1])
 def test_a_head_on_the_wrong_layers_is_refused_with_the_reason(trial: Trial, by: int) -> None:
     wrong = changed(trial.head("eagle3", INNER), state_layers=tuple(layer + by for layer in INNER.layers))
-    with pytest.raises(ConfigurationError, match="layers are off by one: it wants the states of layer 1, layer 3, layer 4"):
+    with refuses(ConfigurationError, field="HEAD"):
         trial.check(wrong)
 
 
@@ -158,13 +159,13 @@ def test_a_head_that_helps_a_little_is_refused_where_a_fault_explains_it() -> No
     found = canary.CanaryResult(
         guesses=100, first=0.1, second=0.0, likely_fault="its rows are shifted by one (45 % that way)"
     )
-    with pytest.raises(ConfigurationError, match=r"HEAD as it is set: .*10% of the first.*its rows are shifted by one"):
+    with refuses(ConfigurationError, field="HEAD"):
         canary.judge(found, "HEAD")
     assert canary.judge(replace(found, first=0.4), "HEAD").first == 0.4
 
 
 def test_an_untrained_head_is_refused(trial: Trial) -> None:
-    with pytest.raises(ConfigurationError, match="no shift, layer or flag that was tried explains it"):
+    with refuses(ConfigurationError, field="HEAD"):
         trial.check(trial.head("eagle", RIGHT, steps=0))
 
 
@@ -198,7 +199,7 @@ def test_a_useless_head_that_nobody_asked_for_is_no_reason_not_to_start(
 ) -> None:
     head = trial.head("eagle", RIGHT, steps=0)
     save_texts(trial.texts, tmp_path / TEXTS)
-    with pytest.raises(ConfigurationError, match="cannot use the head"):
+    with refuses(ConfigurationError, says="cannot use the head"):
         canary.check_checkpoint(head, tmp_path, trial.folder)
     with caplog.at_level(logging.WARNING):
         assert canary.check_checkpoint(head, tmp_path, trial.folder, asked_for=False) is None
@@ -208,10 +209,10 @@ def test_a_useless_head_that_nobody_asked_for_is_no_reason_not_to_start(
 def test_texts_without_the_heads_layers_or_too_short_say_so(trial: Trial) -> None:
     head = trial.head("eagle3", INNER, steps=0)
     texts = [replace(text, states={FINAL: text.states[FINAL]}) for text in trial.texts]
-    with pytest.raises(ConfigurationError, match="hold no states of layer 1"):
+    with refuses(ConfigurationError, field="the canary's texts", says="hold no states of layer 1"):
         canary.check(head, texts, trial.shape, "HEAD")
     texts = [replace(text, answer=60) for text in trial.texts]
-    with pytest.raises(ConfigurationError, match="tokens to guess: must be 64 at least"):
+    with refuses(ConfigurationError, field="the canary's texts", says="tokens to guess: must be 64 at least"):
         canary.check(head, texts, trial.shape, "HEAD")
 
 
@@ -236,5 +237,5 @@ def test_texts_are_the_targets_own_and_survive_the_file(trial: Trial, tmp_path: 
         assert one.states.keys() == other.states.keys()
         torch.testing.assert_close(other.states[FINAL].float(), one.states[FINAL], atol=0.01, rtol=0.01)
     (tmp_path / "bad").write_bytes(b"nothing")
-    with pytest.raises(ConfigurationError, match="cannot read the canary's texts"):
+    with refuses(ConfigurationError, field="bad"):
         read_texts(tmp_path / "bad")

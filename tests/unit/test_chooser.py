@@ -11,15 +11,16 @@ import pytest
 import torch
 
 from services.model_files.generation_config import ModelProcessors
-from services.verifier.choosing import candidates, chooser, penalties, picks
+from services.verifier.choosing import candidates, chooser, picks
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.penalties import Changes
+from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.kernels.native.library import Library, library
 from services.verifier.model.target_port import NOT_CHOSEN, Rows, Sampling
 from speculation.choose import log_probabilities
 from speculation.philox import gumbels
 from speculation.types import EMPTY_TREE, SamplingParams
-from tests.choices import EOS, MODEL, Case, check_all, outcomes, random_case, random_logits, wider
+from tests.choices import ELSEWHERE, EOS, MODEL, Case, check_all, outcomes, random_case, random_logits, wider
 
 
 @pytest.fixture(params=("numpy", "avx512", "avx2", "neon"))
@@ -37,17 +38,9 @@ def test_every_choice_is_the_laws(seed: int, kernels: Library | None) -> None:
     check_all(range(seed, seed + 1), kernels)
 
 
-@pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the logits lay on a device: all rows at once, and only what can be chosen comes to the host."""
-    for module in (candidates, chooser, penalties, picks):
-        monkeypatch.setattr(module, "on_host", lambda logits: False)
-
-
-@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("seed", range(4))
 def test_every_choice_is_the_laws_on_a_device(seed: int) -> None:
-    check_all(range(100 + seed, 101 + seed))
+    check_all(range(100 + seed, 101 + seed), reader=ELSEWHERE)
 
 
 def test_a_large_vocabulary(kernels: Library | None) -> None:
@@ -63,17 +56,17 @@ def test_a_large_vocabulary(kernels: Library | None) -> None:
 class NoChanges(Changes):
     """Penalties that are worked out, and left at that."""
 
-    def apply(self, logits: torch.Tensor) -> None:
+    def apply(self, logits: torch.Tensor, reader: LogitsReader = READER) -> None:
         pass
 
 
 WRONG = {
-    "another temperature": (chooser, "sample", lambda logits, cells: picks.sample(logits * 1.02, cells)),
+    "another temperature": (chooser, "sample", lambda logits, cells, reader: picks.sample(logits * 1.02, cells, reader)),
     "another position": (picks, "gumbels", lambda seeds, stream, positions, ids: gumbels(seeds, stream, positions + 1, ids)),
     "the last of equals": (
         chooser,
         "argmax",
-        lambda logits, cells: (len(row) - 1 - int(row.flip(0).argmax()) for row in logits),
+        lambda logits, cells, reader: (len(row) - 1 - int(row.flip(0).argmax()) for row in logits),
     ),
     "no penalties": (chooser, "Changes", NoChanges),
     "a wider nucleus": (picks, "narrow", lambda logits, params: candidates.narrow(logits, [wider(own) for own in params])),

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 
-from services.verifier.choosing import barring, candidates, chooser, penalties, picks
 from services.verifier.choosing.chooser import Chooser
+from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.kernels.native.library import library
 from services.verifier.model.target_port import NOT_CHOSEN, PackedBits, Rows, Sampling
 from speculation.errors import Internal
 from speculation.types import SamplingParams
-from tests.choices import MODEL, NONE, Case, outcomes, random_case
+from tests.choices import ELSEWHERE, MODEL, NONE, Case, outcomes, random_case
 
 
 class AnyRule:
@@ -45,14 +45,14 @@ def ruled(source: random.Random, case: Case) -> Case:
     return case
 
 
-def check(seed: int, kernels: bool = False) -> None:
+def check(seed: int, kernels: bool = False, reader: LogitsReader = READER) -> None:
     source, compared = random.Random(seed), 0
     for _ in range(8):
         vocabulary = source.choice([37, 128, 1000])
         batch = [ruled(source, random_case(source, vocabulary, source.choice([NONE, NONE, MODEL]))) for _ in range(4)]
         batch += [random_case(source, vocabulary) for _ in range(2)]
         order = sorted(batch, key=lambda case: case.model == MODEL)
-        for case, outcome in zip(order, outcomes(order, library() if kernels else None), strict=True):
+        for case, outcome in zip(order, outcomes(order, library() if kernels else None, reader), strict=True):
             reached = case.reached()
             expected = [case.choice(row) if row in reached else NOT_CHOSEN for row in range(len(case.logits))]
             assert list(outcome.choices) == expected, case.params
@@ -72,10 +72,8 @@ def test_every_choice_is_the_laws_among_what_is_allowed(seed: int, kernels: bool
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_the_same_on_a_device(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (barring, candidates, chooser, penalties, picks):
-        monkeypatch.setattr(module, "on_host", lambda logits: False)
-    check(100 + seed)
+def test_the_same_on_a_device(seed: int) -> None:
+    check(100 + seed, reader=ELSEWHERE)
 
 
 class _Nowhere:

@@ -41,6 +41,7 @@ from speculation.types import (
     TokenLogprobs,
     TokenTree,
 )
+from tests.refusals import refuses
 
 TREE = TokenTree(
     tokens=(7, 8, 9),
@@ -231,17 +232,17 @@ def test_every_field_of_every_message_is_used() -> None:
 
 def test_limits_are_enforced_when_decoding() -> None:
     many = [1] * (limits.MAX_TREE_NODES + 1)
-    with pytest.raises(MalformedTree, match=r"tree.tokens"):
+    with refuses(MalformedTree, field="tree.tokens", value="513 entries"):
         trees.decode_tree(tree_pb2.TokenTree(tokens=many))
-    with pytest.raises(MalformedTree, match=r"tree.sources\[0\]"):
+    with refuses(MalformedTree, field="tree.sources[0]", value=3):
         trees.decode_tree(tree_pb2.TokenTree(tokens=[1], parents=[-1], sources=[3], source_names=["a"]))
-    with pytest.raises(MalformedTree, match="source_names"):
+    with refuses(MalformedTree, field="tree.source_names", value="17 names"):
         trees.decode_tree(tree_pb2.TokenTree(source_names=[str(i) for i in range(17)]))
-    with pytest.raises(InvalidArgument, match="max_nodes"):
+    with refuses(InvalidArgument, field="open.max_nodes", value="513 long"):
         drafting.decode_drafting_call(drafting_pb2.DraftRequest(open=drafting_pb2.OpenSession(max_nodes=513)))
-    with pytest.raises(InvalidArgument, match="event"):
+    with refuses(InvalidArgument, field="event", value="unset"):
         drafting.decode_drafting_call(drafting_pb2.DraftRequest())
-    with pytest.raises(InvalidArgument, match="acceptance"):
+    with refuses(InvalidArgument, field="acceptance", value="''"):
         verification.decode_generation(
             verification_pb2.VerifyRequest(
                 sampling=verification_pb2.SamplingParams(top_p=1, max_tokens=1, repetition_penalty=1)
@@ -300,7 +301,7 @@ def test_hidden_states_that_break_a_limit_are_refused(wrong: dict[str, Any], fie
     if len(chunk.features.data) > limits.MAX_FEATURE_BYTES:
         assert decode() == chunk
     else:
-        with pytest.raises(InvalidArgument, match=field):
+        with refuses(InvalidArgument, field):
             decode()
 
 

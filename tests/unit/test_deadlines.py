@@ -54,7 +54,7 @@ async def test_a_router_says_that_its_verifier_does_not_answer(connect: object, 
     async with connect(verifier) as link, asyncio.timeout(PATIENCE_S):  # type: ignore[operator]
         router = RouterService(RouterConfig(model_path=str(tiny_model)), link)
         assert not await router.ready()
-        with pytest.raises(Unavailable, match=r"the verifier has not answered for 0.1 s; try again"):
+        with pytest.raises(Unavailable, match=r"the verifier has not answered for 0\.1 s"):
             await router.models()
         with pytest.raises(Unavailable, match="has not answered"):
             await anext(router.generate(ClientRequest(input="x", sampling=RequestedSampling())))
@@ -65,7 +65,7 @@ async def test_a_router_says_that_its_verifier_does_not_answer(connect: object, 
 async def test_a_link_does_not_wait_for_ever_either() -> None:
     async with over_grpc(Hung()) as link, asyncio.timeout(PATIENCE_S):
         for asking in (link.describe(), link.forget("one")):
-            with pytest.raises(Unavailable, match=r"the verifier has not answered for 0.1 s; try again"):
+            with pytest.raises(Unavailable, match=r"the verifier has not answered for 0\.1 s"):
                 await asking
 
 

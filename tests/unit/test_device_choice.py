@@ -11,21 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from services.verifier.choosing import candidates, chooser, chosen_logprobs, device_choice, penalties, picks
+from services.verifier.choosing import chooser, chosen_logprobs, device_choice, picks
 from services.verifier.choosing.device_choice import Limits, drawn, limits_of, winners_by_torch, words
 from services.verifier.choosing.processors import build_truncation
 from services.verifier.model.target_port import NOT_CHOSEN
 from speculation.choose import choose, log_probabilities
 from speculation.philox import NoiseStream
 from speculation.types import SamplingParams
-from tests.choices import check_all, outcomes, random_case, random_logits, random_params, wider
-
-
-@pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the logits lay on a device."""
-    for module in (candidates, chooser, penalties, picks):
-        monkeypatch.setattr(module, "on_host", lambda logits: False)
+from tests.choices import ELSEWHERE, check_all, outcomes, random_case, random_logits, random_params, wider
 
 
 def kept_by_transformers(row: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -85,9 +78,8 @@ def test_what_rounding_could_decide_is_left_to_the_law() -> None:
     assert drawn(near, [SamplingParams(temperature=1.0, seed=1)], [5]) == [NOT_CHOSEN]
 
 
-def _last_of_equals(logits: torch.Tensor) -> list[int]:
-    found: list[int] = (logits.shape[1] - 1 - logits.flip(1).argmax(1)).tolist()
-    return found
+def _last_of_equals(logits: torch.Tensor) -> torch.Tensor:
+    return logits.shape[1] - 1 - logits.flip(1).argmax(1)
 
 
 def _later(seeds: Any, stream: Any, positions: Any, *rest: Any) -> torch.Tensor:
@@ -128,7 +120,6 @@ def test_one_kernel_draws_as_torchs_functions_do(monkeypatch: pytest.MonkeyPatch
         assert torch.allclose(found[0], expected[0], atol=1e-9) and torch.allclose(found[2], expected[2], atol=1e-9)
 
 
-@pytest.mark.usefixtures("elsewhere")
 def test_the_kernels_choices_are_the_laws(monkeypatch: pytest.MonkeyPatch) -> None:
     kernel, source = _ours(monkeypatch), random.Random(12)
 
@@ -137,7 +128,11 @@ def test_the_kernels_choices_are_the_laws(monkeypatch: pytest.MonkeyPatch) -> No
         wanted = [
             [case.choice(row) if row in case.reached() else NOT_CHOSEN for row in range(len(case.logits))] for case in batch
         ]
-        return all(list(made.choices) == own for case, own in zip(batch, wanted, strict=True) for made in outcomes([case]))
+        return all(
+            list(made.choices) == own
+            for case, own in zip(batch, wanted, strict=True)
+            for made in outcomes([case], reader=ELSEWHERE)
+        )
 
     assert all(agree() for _ in range(6))
     nan = torch.zeros(1, 37)
@@ -189,21 +184,24 @@ def test_a_kernel_that_is_wrong_or_fails_is_not_used(
 
 
 WRONG: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "the last of equals": (picks, "likeliest_of", _last_of_equals),
     "another position": (device_choice, "words", _later),
     "a wider nucleus": (device_choice, "limits_of", _wider),
     "rounding never matters": (device_choice, "limits_of", _careless),
-    "another temperature": (chooser, "sample", lambda logits, points: picks.sample(logits * 1.02, points)),
+    "another temperature": (chooser, "sample", lambda logits, points, reader: picks.sample(logits * 1.02, points, reader)),
 }
 
 
-@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("wrong", WRONG)
 def test_a_wrong_choice_on_a_device_is_caught(wrong: str, monkeypatch: pytest.MonkeyPatch) -> None:
     module, name, replacement = WRONG[wrong]
     monkeypatch.setattr(module, name, replacement)
     with pytest.raises(AssertionError):
-        check_all(range(100, 108))
+        check_all(range(100, 108), reader=ELSEWHERE)
+
+
+def test_the_last_of_equals_is_caught() -> None:
+    with pytest.raises(AssertionError):
+        check_all(range(100, 108), reader=replace(ELSEWHERE, first_of_greatest=_last_of_equals))
 
 
 class Elsewhere(torch.Tensor):
@@ -219,7 +217,6 @@ class Elsewhere(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-@pytest.mark.usefixtures("elsewhere")
 def test_hardly_anything_but_ids_comes_to_the_host() -> None:
     """Greedy and drawn rows, with penalties, a bias and truncation; then log-probabilities, which are asked for."""
     source, rows = random.Random(9), 0
@@ -234,7 +231,7 @@ def test_hardly_anything_but_ids_comes_to_the_host() -> None:
         batch.append(replace(case, params=params, logits=logits.as_subclass(Elsewhere)))
         rows += len(logits)
     Elsewhere.taken = 0
-    made = outcomes(batch, top_k=4)
+    made = outcomes(batch, reader=ELSEWHERE, top_k=4)
     assert 0 < Elsewhere.taken <= rows * (1 + 4)
     Elsewhere.taken = 0
     for outcome in made:

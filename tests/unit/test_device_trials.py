@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from services.verifier.choosing import candidates, chooser, device_choice, device_trials, penalties, picks
+from services.verifier.choosing import chooser, device_choice, device_trials
 from services.verifier.choosing.chooser import Chooser
+from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.verify import verify
 from services.verifier.model.target_port import NOT_CHOSEN, Outcome, PackedBits, Rows, Sampling
@@ -24,16 +25,9 @@ from speculation.errors import Internal
 from speculation.rejection import DraftTrial, SeededRandomness
 from speculation.tree import children
 from speculation.types import Proposal, SamplingParams, TokenTree, Verdict
-from tests.choices import EOS, Case, random_logits, random_params
+from tests.choices import ELSEWHERE, EOS, Case, random_logits, random_params
 
 ENDLESS = StopRule(stop_token_ids=frozenset(), generated=0, room=10**6)
-
-
-@pytest.fixture
-def elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the logits lay on a device."""
-    for module in (candidates, chooser, penalties, picks):
-        monkeypatch.setattr(module, "on_host", lambda logits: False)
 
 
 def a_proposal(source: random.Random, token: int, logits: torch.Tensor) -> Proposal:
@@ -66,9 +60,9 @@ def a_case(source: random.Random, vocabulary: int, sampled: bool) -> tuple[Case,
     return case, tree
 
 
-def passed(batch: Sequence[tuple[Case, TokenTree]]) -> list[Outcome]:
+def passed(batch: Sequence[tuple[Case, TokenTree]], reader: LogitsReader = ELSEWHERE) -> list[Outcome]:
     """All of one vocabulary in one pass."""
-    made, rows = Chooser(EOS), []
+    made, rows = Chooser(EOS, reader=reader), []
     for at, (case, tree) in enumerate(batch):
         made.open(str(at), Sampling(params=case.params, prompt_length=len(case.prompt), rule=case.rule), case.text)
         rows.append(
@@ -112,7 +106,6 @@ def compare(seed: int, count: int, vocabularies: Sequence[int] = (4, 37, 128, 10
     return compared, left
 
 
-@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("seed", range(4))
 def test_what_is_found_is_what_the_rule_says(seed: int) -> None:
     compared, left = compare(seed, 25)
@@ -120,7 +113,6 @@ def test_what_is_found_is_what_the_rule_says(seed: int) -> None:
     assert compared > 200 and left < compared / 2
 
 
-@pytest.mark.usefixtures("elsewhere")
 def test_hardly_anything_is_left_to_the_rule() -> None:
     """Of rows like a model's."""
     seeded, source, count, left = np.random.default_rng(2), random.Random(2), 0, 0
@@ -148,7 +140,6 @@ def verified(case: Case, tree: TokenTree, outcome: Outcome) -> tuple[Verdict, in
     return verify(cast(LiveRequest, request), tree, replace(outcome, distribution=counted)), len(asked)
 
 
-@pytest.mark.usefixtures("elsewhere")
 def test_the_same_tokens_are_accepted_and_drawn() -> None:
     source, asked, needed = random.Random(8), 0, 0
     for _ in range(40):
@@ -165,7 +156,7 @@ def test_the_same_tokens_are_accepted_and_drawn() -> None:
 
 
 def test_on_the_host_nothing_is_computed_that_the_walk_may_not_need() -> None:
-    (outcome,) = passed([a_case(random.Random(1), 128, True)])
+    (outcome,) = passed([a_case(random.Random(1), 128, True)], READER)
     assert outcome.tried == () and outcome.distribution is not None
 
 
@@ -176,7 +167,6 @@ class Demanding:
         raise Internal("no token is allowed")
 
 
-@pytest.mark.usefixtures("elsewhere")
 def test_one_requests_failure_is_its_own() -> None:
     source = random.Random(5)
     fine, broken = a_case(source, 128, True), a_case(source, 128, True)
@@ -198,7 +188,6 @@ class Elsewhere(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})
 
 
-@pytest.mark.usefixtures("elsewhere")
 def test_some_numbers_of_a_row_come_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     source, tried_on = random.Random(4), device_trials.tried_on
     # What rows are copied into has a type of its own.
@@ -215,7 +204,6 @@ def test_some_numbers_of_a_row_come_to_the_host(monkeypatch: pytest.MonkeyPatch)
     assert 0 < Elsewhere.taken <= rows * (1 + 2 * most)
 
 
-@pytest.mark.usefixtures("elsewhere")
 def test_one_kernel_draws_from_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("triton")
     from services.verifier.kernels.triton.choice_kernels import noisy_winners
@@ -232,7 +220,7 @@ def _unclamped(monkeypatch: pytest.MonkeyPatch) -> None:
 def _without_reach(monkeypatch: pytest.MonkeyPatch) -> None:
     made = device_trials._target
     wider = SamplingParams(temperature=1.0)
-    monkeypatch.setattr(device_trials, "_target", lambda logits, params: made(logits, [wider for _ in params]))
+    monkeypatch.setattr(device_trials, "_target", lambda logits, params, *rest: made(logits, [wider for _ in params], *rest))
 
 
 def _another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +240,6 @@ def _next_coin(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(device_trials, "uniforms", lambda *given: uniforms(*given[:3], given[3] + 1))
 
 
-@pytest.mark.usefixtures("elsewhere")
 @pytest.mark.parametrize("fault", [_unclamped, _without_reach, _another_stream, _raw_proposals, _next_coin])
 def test_a_wrong_trial_is_caught(fault: Callable[[pytest.MonkeyPatch], None], monkeypatch: pytest.MonkeyPatch) -> None:
     fault(monkeypatch)

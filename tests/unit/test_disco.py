@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 from services.drafter.stopping.classifier import FEATURES, Classifier, ClassifierCard, read_classifier
 from services.drafter.stopping.interface import StopPolicy
 from speculation.errors import ConfigurationError
+from tests.refusals import refuses
 from tests.unit.test_bench_stopping import KnowsTheText
 from training.disco import (
     LENGTHS,
@@ -74,7 +74,7 @@ def test_a_source_that_drafts_nothing_is_an_error() -> None:
         def draft(self, batch: object) -> list[object]:  # type: ignore[override]
             return []
 
-    with pytest.raises(ConfigurationError, match="drafts nothing behind a prompt of 2 tokens"):
+    with refuses(ConfigurationError, field="draft_model"):
         probe(
             lambda policy: Silent(policy, {text.prompt: text.answer for text in texts(1)}, ()),
             "draft_model", texts(1), longest=4, beyond=1,
@@ -122,10 +122,10 @@ def test_training_repeats_bit_for_bit_and_leaves_the_random_state_alone() -> Non
 
 
 def test_too_little_or_one_sided_data_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="the train split has 10 examples: 50 are needed"):
+    with refuses(ConfigurationError, field="the train split"):
         train_classifier(toy(10, 0), toy(100, 0), DiscoRecipe())
     one_sided = StopExamples(features=toy(100, 0).features, labels=np.ones(100, np.float32))
-    with pytest.raises(ConfigurationError, match="in the validation split the draft model is right everywhere"):
+    with refuses(ConfigurationError, field="the validation split"):
         train_classifier(toy(100, 0), one_sided, DiscoRecipe())
 
 

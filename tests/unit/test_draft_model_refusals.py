@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import MambaConfig, MambaForCausalLM
@@ -16,6 +15,7 @@ from services.drafter.config import DrafterConfig
 from services.drafter.draft_model.source import make
 from speculation.errors import ConfigurationError
 from tests.draft_model_sessions import VOCAB, refused
+from tests.refusals import refuses
 
 
 def changed(target: Path, folder: Path, change: Callable[[Path], object]) -> Path:
@@ -25,7 +25,7 @@ def changed(target: Path, folder: Path, change: Callable[[Path], object]) -> Pat
 
 
 def test_folders_that_hold_no_draft_model_are_refused(tiny_model: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"drafter\.models names no weights of draft_model"):
+    with refuses(ConfigurationError, field="drafter.models", value="no weights of draft_model"):
         make(DrafterConfig())
     assert "trained.target is None" in refused(None, tiny_model)
     assert "must be a folder" in refused(tiny_model, tmp_path / "absent")

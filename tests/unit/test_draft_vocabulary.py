@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from speculation.errors import ConfigurationError
+from tests.refusals import refuses
 from training.shards import (
     DataManifest,
     DataSampling,
@@ -88,26 +89,26 @@ def test_every_size_is_met(size: int) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, VOCAB + 1])
 def test_sizes_that_do_not_fit_are_refused(size: int, data: Path) -> None:
-    with pytest.raises(ConfigurationError, match=f"--size {size}: must be from 2 to {VOCAB}"):
+    with refuses(ConfigurationError, "--size", size, allowed=f"from 2 to {VOCAB}"):
         build_vocabulary(data, size)
 
 
 def test_what_does_not_fit_the_data_is_refused(data: Path) -> None:
     manifest = read_data_manifest(data)
-    with pytest.raises(ConfigurationError, match=r"holds no draft vocabulary .*; make it with outrider train vocabulary"):
+    with refuses(ConfigurationError, says="holds no draft vocabulary"):
         read_vocabulary(data, manifest)
     write_vocabulary(data, build_vocabulary(data, 10))
     other = manifest.model_copy(update={"target": manifest.target.model_copy(update={"tokenizer_sha256": "u"})})
-    with pytest.raises(ConfigurationError, match="is for tiny, not tiny"):
+    with refuses(ConfigurationError, says="is for tiny, not tiny"):
         read_vocabulary(data, other)
     content = (data / RECORD).read_text()
     (data / RECORD).write_text(content.replace('"size": 10', '"size": 11'))
-    with pytest.raises(ConfigurationError, match="d2t and t2d disagree"):
+    with refuses(ConfigurationError, says="d2t and t2d disagree"):
         read_vocabulary(data, manifest)
     (data / RECORD).write_text("{}")
-    with pytest.raises(ConfigurationError, match="is damaged"):
+    with refuses(ConfigurationError, says="is damaged"):
         read_vocabulary(data, manifest)
     (data / RECORD).write_text(content)
     (data / TENSORS).write_bytes(b"nothing")
-    with pytest.raises(ConfigurationError, match="is damaged"):
+    with refuses(ConfigurationError, says="is damaged"):
         read_vocabulary(data, manifest)

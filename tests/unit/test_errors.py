@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pickle
+from typing import Any
 
 import grpc
 import pytest
 
 from services.statuses import STATUS, status_of
 from speculation import errors
-from speculation.errors import InvalidArgument, OutriderError, ResourceExhausted
+from speculation.errors import ConfigurationError, InvalidArgument, OutriderError, ResourceExhausted
 
 
 def subclasses(cls: type) -> set[type]:
@@ -55,3 +56,26 @@ def test_messages_name_field_value_and_limit() -> None:
     assert str(InvalidArgument("top_p", 2, "from 0 to 1")) == "top_p is 2: must be from 0 to 1"
     assert len(InvalidArgument("prompt", "x" * 1000, "short").value) == 80
     assert ResourceExhausted("full", 2.5).retry_after_s == 2.5
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"field": "stages", "value": 0, "allowed": "at least 1"}, "stages is 0: must be at least 1"),
+        ({"field": "--keep", "verb": "", "value": 2, "allowed": "at most 1"}, "--keep 2: must be at most 1"),
+        (
+            {"field": "dtype", "value": "fp8", "given": "which needs a GPU", "allowed": "int8"},
+            "dtype is fp8, which needs a GPU: must be int8",
+        ),
+        ({"why": "not JSON", "field": "a.json", "place": "--data"}, "--data: a.json: not JSON"),
+        ({"why": "no index", "field": "model", "value": None}, "model is None: no index"),
+        ({"why": "a.json holds nothing", "about": "a.json"}, "a.json holds nothing"),
+    ],
+)
+def test_refused_settings_are_said_in_one_sentence(given: dict[str, Any], sentence: str) -> None:
+    error = ConfigurationError(**given)
+    assert str(error) == sentence
+    assert error.field == given.get("field", given.get("about"))
+    assert error.value == (str(given["value"]) if "value" in given else "")
+    assert error.allowed == given.get("allowed", "")
+    assert vars(pickle.loads(pickle.dumps(error))) == vars(error)

@@ -84,7 +84,7 @@ def test_layers_are_picked_by_name_and_in_order() -> None:
     report(session, [3])
     assert draft(own, session, none) == draft(own, session, KnownStates())
     wide = known(range(5), config=replace(config, target_hidden_size=2 * SIZE))
-    with pytest.raises(ValueError, match="a state has 64 numbers per layer: the head reads 32"):
+    with pytest.raises(ValueError, match="64 numbers per layer: the head reads 32"):
         fresh(own, tokens, wide)
 
 

@@ -17,6 +17,7 @@ from services.verifier.loading.memory import Shape, check_fits, graph_bytes
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
+from tests.refusals import refuses
 
 GIB = 2**30
 # 10 layers of 1 GiB each in float32, 1 GiB besides, and a cache of 64 KiB a token.
@@ -30,16 +31,19 @@ def test_a_model_that_fits() -> None:
 
 
 @pytest.mark.parametrize(
-    ("free", "ways"),
+    ("free", "refusal"),
     [
-        (14.0, r"kv_cache_tokens: 32768; dtype: bfloat16; dtype: int8; stages: 2, on other machines or GPUs$"),
-        (8.0, r"dtype: bfloat16; stages: 2, on other machines or GPUs$"),
-        (4.0, r"stages: 5, on other machines or GPUs$"),
-        (1.0, r"no one of dtype, stages and kv_cache_tokens helps alone$"),
+        (
+            14.0,
+            ("model", None, "kv_cache_tokens: 32768; dtype: bfloat16; dtype: int8; stages: 2, on other machines or GPUs"),
+        ),
+        (8.0, ("model", None, "dtype: bfloat16; stages: 2, on other machines or GPUs")),
+        (4.0, ("model", None, "stages: 5, on other machines or GPUs")),
+        (1.0, ("model", None, "no one of dtype, stages and kv_cache_tokens helps alone")),
     ],
 )
-def test_one_that_does_not(free: float, ways: str) -> None:
-    with pytest.raises(ConfigurationError, match=ways) as caught:
+def test_one_that_does_not(free: float, refusal: tuple[object, ...]) -> None:
+    with refuses(ConfigurationError, *refusal) as caught:
         check_fits(CONFIG, SHAPE, free * GIB)
     assert "11.0 GiB of weights (float32) and 4.0 GiB of cache (kv_cache_tokens: 65536)" in str(caught.value)
     assert f"{free:.1f} GiB are free" in str(caught.value)
@@ -47,7 +51,7 @@ def test_one_that_does_not(free: float, ways: str) -> None:
 
 def test_the_whole_way(tiny_model: Path) -> None:
     huge = TargetConfig(model_path=str(tiny_model), kv_cache_tokens=10**12, max_model_len=512)
-    with pytest.raises(ConfigurationError, match="the model does not fit"):
+    with refuses(ConfigurationError, field="model"):
         TransformersTarget(huge)
 
 
@@ -55,7 +59,7 @@ def test_the_whole_way(tiny_model: Path) -> None:
 def test_devices_that_are_not_there(tiny_model: Path, device: str) -> None:
     if torch.cuda.is_available():
         pytest.skip("a GPU is here")
-    with pytest.raises(ConfigurationError, match=f"device is {device}"):
+    with refuses(ConfigurationError, "device", device):
         TransformersTarget(TargetConfig(model_path=str(tiny_model), device=device))
 
 
@@ -66,15 +70,13 @@ def test_a_driver_that_is_too_old_is_told(tiny_model: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.setattr(torch.cuda, "is_available", unavailable)
-    with pytest.raises(
-        ConfigurationError, match=r"device is cuda: the GPU's driver is too old for torch .*11040.*device: cpu"
-    ):
+    with refuses(ConfigurationError, field="device", value="cuda"):
         TransformersTarget(TargetConfig(model_path=str(tiny_model), device="cuda"))
 
 
 def test_int8_needs_the_kernels(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "library", lambda name: None)
-    with pytest.raises(ConfigurationError, match="dtype is int8: on a CPU that needs a C compiler"):
+    with refuses(ConfigurationError, field="verifier.dtype", value="int8"):
         TransformersTarget(TargetConfig(model_path=str(tiny_model), dtype="int8"))
 
 
@@ -106,7 +108,7 @@ def test_captured_passes_take_memory_on_a_gpu() -> None:
     assert graph_bytes(on_gpu, SHAPE) == 0.75 * GIB + 162 * 10 * 2**18
     assert graph_bytes(replace(on_gpu, observed_layers=(-1,), stages=2), SHAPE) == 0.75 * GIB + 324 * 5 * 2**18
     assert graph_bytes(CONFIG, SHAPE) == graph_bytes(replace(on_gpu, dtype="float32"), SHAPE) == 0
-    with pytest.raises(ConfigurationError, match=r"1\.1 GiB of captured passes, in each of 1 stages"):
+    with refuses(ConfigurationError, field="model"):
         check_fits(on_gpu, SHAPE, 8.5 * GIB)
 
 

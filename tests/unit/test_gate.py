@@ -24,6 +24,7 @@ from speculation.errors import (
     Unavailable,
 )
 from speculation.types import FinishReason, SpeculationStats
+from tests.refusals import refuses
 from tests.unit.test_keys import Clock
 
 KEY = "k" * 24
@@ -128,7 +129,7 @@ async def test_tokens_are_charged_first_and_what_was_not_used_is_given_back(tmp_
     assert left() == 0
     clock.at += 3
     assert left() > 0
-    with pytest.raises(InvalidArgument, match="100 tokens_per_minute") as caught:
+    with refuses(InvalidArgument, field="max_tokens", value=60, allowed="100 tokens_per_minute") as caught:
         async with door.admit(caller, asked(60, 60)):
             pass
     assert caught.value.field == "max_tokens"
@@ -148,13 +149,13 @@ async def test_concurrency_and_what_a_key_may_ask_for(tmp_path: Path) -> None:
             async with door.admit(caller, asked()):
                 pass
     for wrong, field in ((asked(max_tokens=51), "max_tokens"), (asked(strategy="blend"), "speculation.strategy")):
-        with pytest.raises(InvalidArgument, match="with this API key") as caught:
+        with refuses(InvalidArgument, says="with this API key") as caught:
             async with door.admit(caller, wrong):
                 pass
         assert caught.value.field == field
     async with door.admit(caller, asked(strategy="suffix")):
         pass
-    with pytest.raises(PermissionDenied, match="may not generate: its scopes are forget"):
+    with pytest.raises(PermissionDenied, match="scopes are forget"):
         async with door.admit(idle, asked()):
             pass
 

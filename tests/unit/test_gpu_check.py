@@ -6,9 +6,10 @@ import json
 import subprocess
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -28,7 +29,6 @@ from benchmarks.gpu_check.needs import unmet
 from benchmarks.gpu_check.packings import rows_of, starts_of, tree
 from benchmarks.gpu_check.verdicts import GateVerdict, GpuGate, as_object, page, run_gates
 from benchmarks.inflate import Size
-from services.verifier.kernels.triton import pass_meta
 from services.verifier.kernels.triton.row_products import RowLinear
 from services.verifier.kernels.triton.virtual_groups import VirtualGroup, pack
 from services.verifier.model.gpu_here import without_kernels
@@ -102,11 +102,10 @@ def test_what_was_found_is_kept_and_nothing_runs_on_a_broken_gpu(tmp_path: Path)
     assert run_gates(gates, 100, lambda line: None)["G3"].result == "pass"
 
 
-def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_it_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is a GPU")
-    monkeypatch.setattr("sys.argv", ["gpu_check"])
-    assert command.main() == 2
+    assert command.main([]) == 2
     said = capsys.readouterr()
     assert said.err.startswith("gpu-check: no GPU") and said.err.count("\n") == 1 and not said.out
 
@@ -118,17 +117,15 @@ def test_a_python_without_its_packages_is_told_in_one_line() -> None:
     assert "has no torch and no triton and no transformers: install it there" in done.stderr
 
 
-def test_a_python_that_is_too_old(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_python_that_is_too_old() -> None:
     assert unmet() == ""
-    monkeypatch.setattr(sys, "version_info", (3, 10, 12))
-    assert unmet().startswith("this is Python 3.10: needs 3.11 or later")
+    assert unmet((3, 10, 12)).startswith("this is Python 3.10: needs 3.11 or later")
 
 
-def test_gpus_that_are_too_old_and_drivers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_that_are_too_old_and_drivers() -> None:
     assert gpu.too_old("H100", (9, 0)) == gpu.too_old("A100", (8, 0)) == ""
     assert "T4 is too old: its compute capability is 7.5, bfloat16 needs 8.0 (Ampere)" in gpu.too_old("T4", (7, 5))
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-
+    version = SimpleNamespace(cuda="13.0")
     said = "The NVIDIA driver on your system is too old (found version 11040)."
 
     def warned() -> bool:
@@ -138,14 +135,15 @@ def test_gpus_that_are_too_old_and_drivers(monkeypatch: pytest.MonkeyPatch) -> N
     def raised() -> None:
         raise RuntimeError(said)
 
-    monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    monkeypatch.setattr(torch.cuda, "is_available", warned)
-    assert "driver is too old for torch" in gpu.missing() and "11040" in gpu.missing()
+    def missing(is_available: Callable[[], bool], init: Callable[[], None]) -> str:
+        return gpu.missing(SimpleNamespace(is_available=is_available, init=init), version)
+
+    told = missing(warned, lambda: None)
+    assert "driver is too old for torch" in told and "11040" in told
     # torch warns once in a process; then the error of its start tells.
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu.missing().startswith("no GPU: torch ")
-    monkeypatch.setattr(torch.cuda, "init", raised)
-    assert "driver is too old for torch" in gpu.missing() and "11040" in gpu.missing()
+    assert missing(lambda: False, lambda: None).startswith("no GPU: torch ")
+    told = missing(lambda: False, raised)
+    assert "driver is too old for torch" in told and "11040" in told
 
 
 @pytest.mark.parametrize(
@@ -159,12 +157,9 @@ def test_gpus_that_are_too_old_and_drivers(monkeypatch: pytest.MonkeyPatch) -> N
         ((9, 0), [], True),
     ],
 )
-def test_gpus_for_which_torch_is_not_built(
-    capability: tuple[int, int], built: list[str], runs: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: capability)
-    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built)
-    said = without_kernels(torch.device("cuda", 0))
+def test_gpus_for_which_torch_is_not_built(capability: tuple[int, int], built: list[str], runs: bool) -> None:
+    cuda = SimpleNamespace(get_device_capability=lambda _: capability, get_arch_list=lambda: built)
+    said = without_kernels(torch.device("cuda", 0), cuda)
     assert (said == "") == runs and (runs or f"is built for {', '.join(built)}, and the GPU's" in said)
 
 
@@ -180,7 +175,7 @@ def test_how_a_chip_adds() -> None:
 
 
 @pytest.mark.exhaustive
-def test_layers_whose_rows_depend_on_others_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_whose_rows_depend_on_others_are_seen() -> None:
     def routes(weight: torch.Tensor) -> dict[str, layer_gate.Route]:
         def uneven(rows: torch.Tensor) -> torch.Tensor:
             halves = [functional.linear(rows[:, part], weight[:, part]) for part in (slice(0, 150), slice(150, 300))]
@@ -188,9 +183,8 @@ def test_layers_whose_rows_depend_on_others_are_seen(monkeypatch: pytest.MonkeyP
 
         return {CUBLAS: uneven, TRITON: RowLinear(weight)}
 
-    monkeypatch.setattr(layer_gate, "routes_of", routes)
     with hopper():
-        found = linear_layers({"down": (48, 300)}, "cpu", compared=(1, 17, 40), timed=())
+        found = linear_layers({"down": (48, 300)}, "cpu", compared=(1, 17, 40), timed=(), routes_of=routes)
     assert found.result == "pass" and found.found == f"equal bits by {TRITON}; not by {CUBLAS}: down (40 rows)"
     assert found.follows == f"use {TRITON}"
     speeds = {CUBLAS: {"down": {16: 900.0}}, TRITON: {"down": {16: 1800.0}}}
@@ -203,7 +197,7 @@ def test_layers_whose_rows_depend_on_others_are_seen(monkeypatch: pytest.MonkeyP
     assert shapes_of(size, 49152)["query, key, value"] == (6720, 4032)
 
 
-def test_layers_are_checked_by_the_route_that_a_verifier_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_layers_are_checked_by_the_route_that_a_verifier_takes() -> None:
     """A verifier forbids cuBLASLt to split sums before its first product; G2 does so before it makes a route."""
     events: list[str] = []
 
@@ -211,18 +205,18 @@ def test_layers_are_checked_by_the_route_that_a_verifier_takes(monkeypatch: pyte
         events.append("made")
         return dict.fromkeys((CUBLAS, TRITON), lambda rows: rows)
 
-    monkeypatch.setattr(layer_gate, "forbid_split_sums", lambda: events.append("forbidden"))
-    monkeypatch.setattr(layer_gate, "routes_of", routes)
-    linear_layers({"down": (48, 300)}, "cpu", compared=(1,), timed=())
+    def prepare() -> None:
+        events.append("forbidden")
+
+    linear_layers({"down": (48, 300)}, "cpu", compared=(1,), timed=(), routes_of=routes, prepare=prepare)
     assert events == ["forbidden", "made"]
 
 
 @pytest.mark.exhaustive
-def test_attention_passes_and_a_wrong_mask_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attention_passes_and_a_wrong_mask_does_not() -> None:
     with hopper():
         found = attention("cpu", length=24, depth=3, others=3, shapes=[(2, 16, None)])
-        monkeypatch.setattr(pass_meta, "pack", siblings_seen)
-        wrong = attention("cpu", length=24, depth=3, others=3, shapes=[(2, 16, None)])
+        wrong = attention("cpu", length=24, depth=3, others=3, shapes=[(2, 16, None)], pack=siblings_seen)
     assert found.result == "pass", found.found
     assert wrong.result == "fail" and "tree" in wrong.found and "prompt" not in wrong.found
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,15 +14,22 @@ from torch import nn
 from torch.nn import functional
 
 pytest.importorskip("triton")
-from services.verifier.attention import on_gpu
 from services.verifier.attention.calls import Call
+from services.verifier.attention.on_gpu import GpuAttention, pool_and_buckets, refusal
 from services.verifier.config import AttentionBackend, Kernels, TargetConfig, check_backends
-from services.verifier.kernels import gpu_choice as gpu_kernels
-from services.verifier.kernels.gpu_choice import choose_gpu_kernels, is_exact_layer, use_gpu_kernels
+from services.verifier.kernels.gpu_choice import (
+    KernelContest,
+    MakeLayer,
+    choose_gpu_kernels,
+    is_exact_layer,
+    triton_refusal,
+    use_gpu_kernels,
+)
 from services.verifier.kernels.padded_linear import PaddedLinear, forbid_split_sums
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
+from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 
 CPU = torch.device("cpu")
@@ -55,66 +64,64 @@ class OneByOne(nn.Module):
         return torch.stack([(self.weight * row).sum(-1) for row in rows.float()])
 
 
-@pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Candidates are compared on the CPU, and Triton is there."""
-    monkeypatch.setattr(gpu_kernels, "triton_refusal", lambda device: "")
-    monkeypatch.setattr(gpu_kernels, "forbid_split_sums", lambda: None)
-    monkeypatch.setattr(gpu_kernels, "_BEYOND_CACHE", 0)
+class Candidates:
+    """Candidates that are compared on the CPU, with Triton there; each takes its own time."""
 
+    def __init__(self, milliseconds: dict[str, float], **makers: Callable[..., nn.Module]) -> None:
+        self._milliseconds, self._makers = milliseconds, makers
+        self._now = ""
 
-def candidates(
-    monkeypatch: pytest.MonkeyPatch, seconds: dict[str, float], **makers: Callable[..., nn.Module]
-) -> Callable[[Callable[[], object]], float]:
-    """Let these be the candidates; returns a timer that says what each one takes."""
-    now = [""]
+    def contest(self, triton_version: str = "1") -> KernelContest:
+        return KernelContest(
+            refusal=lambda device: "",
+            maker_of=self._maker_of,
+            prepare=lambda: None,
+            beyond_cache=0,
+            triton_version=lambda: triton_version,
+        )
 
-    def maker_of(name: str) -> gpu_kernels.MakeLayer:
-        now[0] = name
-        return makers.get(name, OneByOne)
+    def time(self, run: Callable[[], object]) -> float:
+        return self._milliseconds[self._now]
 
-    monkeypatch.setattr(gpu_kernels, "maker_of", maker_of)
-    return lambda run: seconds[now[0]]
+    def _maker_of(self, name: str) -> MakeLayer:
+        self._now = name
+        return self._makers.get(name, OneByOne)
 
 
 def model() -> nn.Module:
     return nn.Sequential(nn.Linear(96, 32, bias=False, dtype=torch.bfloat16))
 
 
-@pytest.mark.usefixtures("here")
-def test_the_fastest_exact_one_is_taken_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fastest_exact_one_is_taken_and_kept(tmp_path: Path) -> None:
     config = replace(ON_GPU, device="cpu", kernels_dir=tmp_path)
-    timer = candidates(monkeypatch, {"cublaslt": 2.0, "triton": 1.0, "torch": 0.5})
-    chosen = choose_gpu_kernels(model(), config, timer)
+    candidates = Candidates({"cublaslt": 2.0, "triton": 1.0, "torch": 0.5})
+    chosen = choose_gpu_kernels(model(), config, candidates.time, candidates.contest())
     assert chosen.linears == "triton" and chosen.min_rows == 1
     assert chosen.reason == "ms over 1/16/64/256 rows: " + "; ".join(
         f"{name} {'/'.join([figure] * 4)}" for name, figure in (("cublaslt", "2.00"), ("triton", "1.00"), ("torch", "0.50"))
     )
-    monkeypatch.setattr(gpu_kernels, "_measured", lambda *_: 1 / 0)
-    assert choose_gpu_kernels(model(), config, timer).linears == "triton"
+    kept = choose_gpu_kernels(model(), config, lambda run: pytest.fail("it was measured"), candidates.contest())
+    assert kept.linears == "triton"
 
 
-@pytest.mark.usefixtures("here")
-def test_one_that_is_not_exact_is_not_taken_however_fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = replace(ON_GPU, device="cpu")
-    timer = candidates(monkeypatch, {"cublaslt": 2.0, "triton": 1.0, "torch": 0.5}, triton=Split)
-    chosen = choose_gpu_kernels(model(), config, timer)
+def test_one_that_is_not_exact_is_not_taken_however_fast() -> None:
+    config, milliseconds = replace(ON_GPU, device="cpu"), {"cublaslt": 2.0, "triton": 1.0, "torch": 0.5}
+    candidates = Candidates(milliseconds, triton=Split)
+    chosen = choose_gpu_kernels(model(), config, candidates.time, candidates.contest())
     assert chosen.linears == "cublaslt" and chosen.reason.endswith("not exact here: triton")
-    timer = candidates(monkeypatch, {"cublaslt": 2.0, "triton": 1.0, "torch": 0.5}, triton=Split, cublaslt=Split)
-    assert choose_gpu_kernels(model(), config, timer).linears == "torch"
-    with pytest.raises(ConfigurationError, match=r"verifier.kernels is triton: .*not exact here: triton; use auto or torch"):
-        choose_gpu_kernels(model(), replace(config, kernels="triton"), timer)
+    candidates = Candidates(milliseconds, triton=Split, cublaslt=Split)
+    assert choose_gpu_kernels(model(), config, candidates.time, candidates.contest()).linears == "torch"
+    with refuses(ConfigurationError, field="verifier.kernels", value="triton"):
+        choose_gpu_kernels(model(), replace(config, kernels="triton"), candidates.time, candidates.contest())
 
 
-@pytest.mark.usefixtures("here")
-def test_another_release_of_triton_measures_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_release_of_triton_measures_anew(tmp_path: Path) -> None:
     config = replace(ON_GPU, device="cpu", kernels_dir=tmp_path)
-    timer = candidates(monkeypatch, {"cublaslt": 2.0, "triton": 1.0, "torch": 0.5})
-    assert choose_gpu_kernels(model(), config, timer).linears == "triton"
-    timer = candidates(monkeypatch, {"cublaslt": 1.0, "triton": 2.0, "torch": 0.5})
-    assert choose_gpu_kernels(model(), config, timer).linears == "triton"
-    monkeypatch.setattr("triton.__version__", "another")
-    assert choose_gpu_kernels(model(), config, timer).linears == "cublaslt"
+    first = Candidates({"cublaslt": 2.0, "triton": 1.0, "torch": 0.5})
+    assert choose_gpu_kernels(model(), config, first.time, first.contest()).linears == "triton"
+    later = Candidates({"cublaslt": 1.0, "triton": 2.0, "torch": 0.5})
+    assert choose_gpu_kernels(model(), config, later.time, later.contest()).linears == "triton"
+    assert choose_gpu_kernels(model(), config, later.time, later.contest("another")).linears == "cublaslt"
 
 
 def test_parts_of_sums_are_forbidden_by_name_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,13 +162,15 @@ def test_what_cannot_be_computed_is_refused_by_name(kernels: Kernels, dtype: str
     assert use_gpu_kernels(model(), replace(ON_GPU, dtype="float32")).linears == "torch"
 
 
-def test_triton_is_refused_without_it_and_on_old_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 5))
-    with pytest.raises(ConfigurationError, match=r"verifier.kernels is triton: the GPU's compute capability is 7.5"):
-        choose_gpu_kernels(model(), replace(ON_GPU, kernels="triton"), lambda run: 0.0)
-    monkeypatch.setattr(gpu_kernels, "find_spec", lambda _: None)
-    with pytest.raises(ConfigurationError, match=r"verifier.kernels is triton: triton is not installed"):
-        choose_gpu_kernels(model(), replace(ON_GPU, kernels="triton"), lambda run: 0.0)
+def test_triton_is_refused_without_it_and_on_old_gpus() -> None:
+    def chosen(**given: Any) -> None:
+        contest = KernelContest(refusal=partial(triton_refusal, **given))
+        choose_gpu_kernels(model(), replace(ON_GPU, kernels="triton"), lambda run: 0.0, contest)
+
+    with refuses(ConfigurationError, field="verifier.kernels", value="triton", says="the GPU's compute capability is 7.5"):
+        chosen(capability_of=lambda _: (7, 5))
+    with refuses(ConfigurationError, field="verifier.kernels", value="triton", says="triton is not installed"):
+        chosen(find=lambda _: None)
 
 
 @pytest.mark.parametrize(
@@ -188,26 +197,28 @@ def test_settings_that_are_not_for_the_device(device: str, kernels: Kernels, att
 def test_kernels_of_float32_are_refused_for_bfloat16() -> None:
     for kernels in ("auto", "torch"):
         check_backends(TargetConfig(model_path="nowhere", dtype="bfloat16", kernels=kernels))
-    with pytest.raises(ConfigurationError, match=r"verifier\.kernels is avx2, which computes in float32"):
+    with refuses(ConfigurationError, field="verifier.kernels", value="avx2"):
         check_backends(TargetConfig(model_path="nowhere", dtype="bfloat16", kernels="avx2"))
 
 
-def test_attention_that_is_named_is_used_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    def pool(size: int, wanted: AttentionBackend) -> bool:
+def test_attention_that_is_named_is_used_or_refused() -> None:
+    def pool(size: int, wanted: AttentionBackend, capability: tuple[int, int] = (9, 0)) -> bool:
+        means = GpuAttention(
+            refusal=partial(refusal, capability_of=lambda _: capability),
+            trial=lambda *_: "RuntimeError: no C compiler",
+            pool=lambda *_, **__: None,  # type: ignore[arg-type, return-value]
+        )
         call = Call(entry=0, heads=2, kv_heads=1, key_size=size, value_size=size, scale=0.1)
-        return on_gpu.pool_and_buckets([call], 64, torch.bfloat16, torch.device("cuda"), wanted)[1] is not None
+        return pool_and_buckets([call], 64, torch.bfloat16, torch.device("cuda"), wanted, means)[1] is not None
 
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
-    monkeypatch.setattr(on_gpu, "_trial", lambda *_: "RuntimeError: no C compiler")
-    monkeypatch.setattr(on_gpu, "KVPool", lambda *_, **__: None)
     assert not pool(64, "torch") and not pool(8, "auto")
     for size, reason in ((8, "heads are 8 wide: must be from 16 to 256"), (64, "RuntimeError: no C compiler")):
-        with pytest.raises(ConfigurationError, match=f"verifier.attention_backend is triton: {reason}; use auto or torch"):
+        with refuses(ConfigurationError, "verifier.attention_backend", "triton", reason):
             pool(size, "triton")
-    monkeypatch.setattr(on_gpu, "_trial", lambda *_: "")
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (7, 0))
-    with pytest.raises(ConfigurationError, match=r"compute capability is 7.0: needs 8.0 or later"):
-        pool(64, "triton")
+    with refuses(
+        ConfigurationError, "verifier.attention_backend", "triton", "compute capability is 7.0: needs 8.0 or later"
+    ):
+        pool(64, "triton", (7, 0))
 
 
 def test_attention_by_torch_on_a_cpu(tmp_path: Path) -> None:

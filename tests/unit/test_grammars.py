@@ -11,6 +11,7 @@ from services.grammars import MAX_CHOICES, check_sampling, engine_text
 from speculation.errors import InvalidArgument
 from speculation.types import GrammarKind, SamplingParams, StructuredOutputs
 from tests.answer_forms import FORMS, letters
+from tests.refusals import refuses
 
 
 def sampling(kind: GrammarKind, text: str) -> SamplingParams:
@@ -43,7 +44,7 @@ def test_what_is_supported(kind: GrammarKind, text: str) -> None:
         ("json", "[" * 60_000, "no JSON"),
         ("json", "[1]", "an object, or true"),
         ("json", "false", "an object, or true"),
-        ("json", '{"not": {"type": "string"}}', r'Unimplemented keys: \["not"\]'),
+        ("json", '{"not": {"type": "string"}}', 'Unimplemented keys: ["not"]'),
         ("json", '{"type": "array", "uniqueItems": true}', "uniqueItems"),
         ("json", '{"not": {}, "x-guidance": {"lenient": true}}', "Unimplemented keys"),
         ("json", '{"type": "string", "format": "nonsense"}', "Unknown format"),
@@ -61,9 +62,8 @@ def test_what_is_supported(kind: GrammarKind, text: str) -> None:
     ],
 )
 def test_what_is_refused_and_how(kind: GrammarKind, text: str, words: str) -> None:
-    with pytest.raises(InvalidArgument, match=words) as caught:
+    with refuses(InvalidArgument, f"structured_outputs.{kind}", allowed=words) as caught:
         check_sampling(sampling(kind, text))
-    assert caught.value.field == f"structured_outputs.{kind}"
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 600
 
@@ -77,7 +77,7 @@ def test_the_engines_words_are_clipped_and_freed_of_control_characters() -> None
 
 @pytest.mark.parametrize(("name", "value"), [("min_tokens", 2), ("ignore_eos", True)])
 def test_an_answer_cannot_go_on_behind_its_end(name: str, value: int) -> None:
-    with pytest.raises(InvalidArgument, match="an answer ends where its grammar does") as caught:
+    with refuses(InvalidArgument, allowed="an answer ends where its grammar does") as caught:
         check_sampling(SamplingParams(structured_outputs=FORMS["regex"].structured, **{name: value}))  # type: ignore[arg-type]
     assert caught.value.field == name
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,15 +13,16 @@ import numpy as np
 import pytest
 import torch
 
-from services.verifier.choosing import candidates, chooser, device_trials, greatest, penalties, picks
+from services.verifier.choosing import device_trials
 from services.verifier.choosing.chooser import Chooser
-from services.verifier.choosing.greatest import by_torch
+from services.verifier.choosing.greatest import TOKENS, Finder, by_torch, finder_on, is_right, own_kernel, trial_rows
+from services.verifier.choosing.reading import LogitsReader
 from services.verifier.config import TargetConfig
-from services.verifier.model import slice as model_slice
+from services.verifier.model.means import TargetMeans
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import NOT_CHOSEN, Rows, Sampling
 from speculation.types import SamplingParams
-from tests.choices import check
+from tests.choices import ELSEWHERE, check
 from tests.tiny import make_tiny_model
 
 pytest.importorskip("triton")
@@ -79,48 +80,47 @@ def test_logits_as_a_model_makes_them(vocabulary: int) -> None:
         assert torch.equal(first_of_greatest(rows), by_torch(rows.float()))
 
 
-@pytest.fixture
-def ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if the logits lay on a device where our kernel runs."""
-    for module in (candidates, chooser, penalties, picks):
-        monkeypatch.setattr(module, "on_host", lambda logits: False)
-    monkeypatch.setattr(greatest, "finder_on", lambda device: first_of_greatest)
+# As if the logits lay on a device where our kernel runs.
+OURS = replace(ELSEWHERE, first_of_greatest=first_of_greatest)
 
 
-@pytest.mark.usefixtures("ours")
+class Counting:
+    """Finds them by torch's functions, and counts the rows that it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.reader = replace(ELSEWHERE, first_of_greatest=self._find)
+
+    def _find(self, logits: torch.Tensor) -> torch.Tensor:
+        self.asked.append(len(logits))
+        return by_torch(logits)
+
+
 def test_choices_by_it_are_the_laws() -> None:
-    assert sum(check(seed, 3) for seed in range(3)) > 50
+    assert sum(check(seed, 3, reader=OURS) for seed in range(3)) > 50
 
 
-def test_a_kernel_that_is_wrong_or_fails_is_not_used(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    class Device:
-        """Says that it is a GPU; what is put there stays here."""
+def test_a_kernel_that_is_wrong_or_fails_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    def used(finder: Finder) -> bool:
+        kernel = own_kernel(torch.device("cuda"), lambda: finder, lambda own: is_right(own, trial_rows()), TOKENS)
+        assert kernel in (None, finder)
+        return kernel is not None
 
-        type = "cuda"
-
-    finder_on = greatest.finder_on.__wrapped__
     assert finder_on(torch.device("cpu")) is None
-    monkeypatch.setattr(torch.Tensor, "to", lambda self, *_, **__: self)
-    monkeypatch.setattr(choice_kernels, "first_of_greatest", lambda logits: 1 / 0)
-    assert finder_on(Device()) is None and "ZeroDivisionError" in caplog.text
-    wrong: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    assert not used(lambda logits: 1 / 0) and "ZeroDivisionError" in caplog.text  # type: ignore[arg-type, return-value]
+    wrong: list[Finder] = [
         lambda logits: logits.argmax(-1),
         lambda logits: torch.where(by_torch(logits) == 77, 3000, by_torch(logits)),
         lambda logits: by_torch(logits.nan_to_num(-9.0)),
     ]
     for finder in wrong:
         caplog.clear()
-        monkeypatch.setattr(choice_kernels, "first_of_greatest", finder)
-        assert finder_on(Device()) is None
+        assert not used(finder)
         assert "the likeliest tokens are found by torch's functions" in caplog.text and "other tokens" in caplog.text
-    monkeypatch.setattr(choice_kernels, "first_of_greatest", by_torch)
-    assert finder_on(Device()) is by_torch
+    assert used(by_torch)
 
 
-@pytest.mark.usefixtures("ours")
-def test_tokens_that_the_pass_has_found_are_not_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_that_the_pass_has_found_are_not_looked_for() -> None:
     """Greedy requests take them; others do not; where there is none, the law is asked for the row."""
     logits = torch.randn(6, 50, generator=torch.Generator().manual_seed(1))
     logits[4, 7] = math.nan
@@ -130,7 +130,8 @@ def test_tokens_that_the_pass_has_found_are_not_looked_for(monkeypatch: pytest.M
         "penalised": SamplingParams(repetition_penalty=1.5),
         "spoilt": SamplingParams(),
     }
-    made = Chooser()
+    counting = Counting()
+    made = Chooser(reader=counting.reader)
     for name, own in params.items():
         made.open(name, Sampling(params=own, prompt_length=1), [1])
     batch = [Rows(request_id="greedy", context=1, tokens=(4, int(logits[0].argmax()), 9), parents=(-1, 0), logits=3)]
@@ -142,13 +143,12 @@ def test_tokens_that_the_pass_has_found_are_not_looked_for(monkeypatch: pytest.M
         asked.append(1)
         return by_torch(logits).tolist()
 
-    looked_for: list[int] = []
-    monkeypatch.setattr(picks, "likeliest_of", lambda rows: looked_for.append(len(rows)) or by_torch(rows).tolist())
+    counting.asked.clear()
     given = made.outcomes(batch, logits, found)
     assert [one.choices for one in given] == [one.choices for one in plain]
     assert given[0].choices[:2] == tuple(logits[:2].argmax(-1).tolist())
     assert str(given[2].error) == str(plain[2].error) and given[2].choices == (NOT_CHOSEN,)
-    assert asked == [1] and looked_for == [1], "once for all rows; by itself for the penalised one alone"
+    assert asked == [1] and counting.asked == [1], "once for all rows; by itself for the penalised one alone"
     # They are believed.
     assert made.outcomes(batch[:1], logits, lambda: [11] * 6)[0].choices[0] == 11
     # And nobody waits for them in vain.
@@ -180,31 +180,32 @@ def choices(target: TransformersTarget) -> Iterator[Any]:
     yield made(Rows(request_id="a", context=40, tokens=tuple(chain) * 8, logits=1))
 
 
-@pytest.mark.usefixtures("ours")
-def test_graphs_find_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_graphs_find_them(tmp_path: Path) -> None:
     make_tiny_model(tmp_path)
     settings = TargetConfig(model_path=str(tmp_path), kv_cache_tokens=2048, max_model_len=512, kernels="torch")
-    ordinary, captured, torchs = (TransformersTarget(settings) for _ in range(3))
-    monkeypatch.setattr(model_slice, "finder_on", lambda device: first_of_greatest)
-    captured._part._graphs = captured._part._captured(replace(captured._config, pass_requests=2))
-    monkeypatch.setattr(model_slice, "finder_on", lambda device: None)
-    torchs._part._graphs = torchs._part._captured(replace(torchs._config, pass_requests=2))
+    counting = Counting()
+
+    def made(find: Finder | None, reader: LogitsReader = OURS) -> TransformersTarget:
+        return TransformersTarget(settings, means=TargetMeans(find=lambda device: find, reader=reader))
+
+    ordinary, captured, torchs = made(None), made(first_of_greatest, counting.reader), made(None)
+    for target in (captured, torchs):
+        target._part._graphs = target._part._captured(replace(target._config, pass_requests=2))
     expected = list(choices(ordinary))
     assert [found for _, found in expected] == [False, False, False]
     assert list(choices(torchs)) == expected
-    looked_for: list[int] = []
-    monkeypatch.setattr(picks, "likeliest_of", lambda rows: looked_for.append(len(rows)) or by_torch(rows).tolist())
+    counting.asked.clear()
     held = list(choices(captured))
     assert [made for made, _ in held] == [made for made, _ in expected]
     assert [found for _, found in held] == [True, True, False]
-    assert looked_for == [1], "after the pass that no graph holds"
+    assert counting.asked == [1], "after the pass that no graph holds"
 
 
-def test_the_rejection_rule_takes_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    called: list[int] = []
-    monkeypatch.setattr(
-        greatest, "finder_on", lambda device: lambda rows: called.append(len(rows)) or first_of_greatest(rows)
+def test_the_rejection_rule_takes_it() -> None:
+    counting, logits = Counting(), rows_of(1000)[:3]
+    found = device_trials.tried_on(
+        logits, [SamplingParams()] * 3, [1, 2, 3], [device_trials.Fan((), ())] * 3, counting.reader
     )
-    logits = rows_of(1000)[:3]
-    found = device_trials.tried_on(logits, [SamplingParams()] * 3, [1, 2, 3], [device_trials.Fan((), ())] * 3)
-    assert [one.drawn for one in found] == by_torch(logits).tolist() and called == [3]
+    assert [one.drawn for one in found] == by_torch(logits).tolist() and counting.asked == [3]
+    found = device_trials.tried_on(logits, [SamplingParams()] * 3, [1, 2, 3], [device_trials.Fan((), ())] * 3, OURS)
+    assert [one.drawn for one in found] == by_torch(logits).tolist()

@@ -21,6 +21,7 @@ from services.api.messages import ClientRequest, RequestedSampling
 from services.router.tokens import Tokens, length_of
 from speculation import limits
 from speculation.errors import PromptTooLong
+from tests.refusals import refuses
 
 
 class Unread(tuple[int, ...]):
@@ -34,7 +35,7 @@ async def test_admission_and_the_bound_on_lengths_count_tokens(tiny_model: Path)
     ids, gate = Unread((5,) * 1000), Gate(KeyRing())
     async with gate.admit(gate.caller(None), ClientRequest(input=ids, sampling=RequestedSampling())) as visit:
         assert visit.prompt_tokens == length_of(ids) == 1000
-    with pytest.raises(PromptTooLong, match="1000 tokens: must be at most 31 tokens"):
+    with refuses(PromptTooLong, field="prompt", value="1000 tokens", allowed="at most 31 tokens (max_model_len is 32)"):
         Tokens(str(tiny_model)).check_length(ids, 32)
 
 
@@ -45,7 +46,7 @@ def test_more_tokens_than_any_context_are_refused_as_they_are() -> None:
         if count == most:
             assert len(decode_request(wire, tenant=None).input) == most
         else:
-            with pytest.raises(PromptTooLong, match=rf"prompt_token_ids is {count} tokens: must be at most {most}"):
+            with refuses(PromptTooLong, "prompt_token_ids", f"{count} tokens", allowed=f"at most {most}"):
                 decode_request(wire, tenant=None)
 
 

@@ -260,7 +260,7 @@ async def test_a_failed_step_ends_its_requests_and_spares_the_next() -> None:
     target = ToyTarget()
     async with decoding(target, InProcessDraftLink(RandomDrafter())) as loop:
         target.fail_next = True
-        with pytest.raises(Internal, match="log says why"):
+        with pytest.raises(Internal, match="log"):
             await collect(loop, request("a", [1, 2], max_tokens=10))
         tokens, _, _ = await collect(loop, request("b", [1, 2], max_tokens=10, ignore_eos=True))
         assert len(tokens) == 10
@@ -385,7 +385,7 @@ async def test_what_cannot_be_admitted_fails_alone() -> None:
 
     async with decoding(Cramped(), InProcessDraftLink(RandomDrafter())) as loop:
         good = asyncio.create_task(collect(loop, request("good", [1], max_tokens=50, ignore_eos=True)))
-        with pytest.raises(Internal, match="could not be admitted"):
+        with pytest.raises(Internal, match="admitted"):
             await collect(loop, request("cursed", [1]))
         assert len((await good)[0]) == 50
 

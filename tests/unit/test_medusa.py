@@ -26,6 +26,7 @@ from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession
 from speculation.tree import depths, path_to
 from speculation.types import Features, TokenTree
+from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 from tests.trained_heads import make_medusa, make_streams
 from training.convert_pickles import convert
@@ -128,7 +129,7 @@ def test_the_authors_pickles_are_converted(target: Path, tmp_path: Path) -> None
     torch.save(tensors, public / "medusa_lm_head.pt")
     # As published: the configuration knows of two heads.
     (public / "config.json").write_text(json.dumps({"medusa_num_heads": 2, "medusa_num_layers": 1}))
-    with pytest.raises(ConfigurationError, match=r"medusa_lm_head\.pt is pickled"):
+    with refuses(ConfigurationError, field="medusa_lm_head.pt", value="pickled"):
         inspect(public, target)
     convert(public, target=target)
     assert inspect(public, target).source == "medusa"
@@ -152,50 +153,64 @@ def _renamed(tensors: dict[str, torch.Tensor], old: str, new: str) -> None:
     tensors[new] = tensors.pop(old)
 
 
-MEDUSA: list[tuple[Change, str]] = [
-    (lambda config, tensors, record: config.update(hidden_size=32), r"hidden_size is 32: must be 64, the target's"),
-    (lambda config, tensors, record: config.update(vocab_size=999), r"vocab_size is 999: must be \d+, the target's"),
+MEDUSA: list[tuple[Change, tuple[object, ...]]] = [
+    (lambda config, tensors, record: config.update(hidden_size=32), ("hidden_size", 32)),
+    (lambda config, tensors, record: config.update(vocab_size=999), ("vocab_size", 999)),
     (
         lambda config, tensors, record: tensors.update({"0.0.linear.weight": torch.zeros(32, 32)}),
-        r"the width of 0\.0\.linear\.weight is 32: must be 64",
+        ("the width of 0.0.linear.weight", 32),
     ),
-    (lambda config, tensors, record: config.update(accept_lenience=1.5), r"accept_lenience is 1\.5: must be 1"),
-    (lambda config, tensors, record: tensors.pop("1.0.linear.bias"), r"1\.0\.linear\.bias is missing"),
-    (lambda config, tensors, record: tensors.update({"1.9.weight": torch.zeros(2, 2)}), r"1\.9\.weight is unknown"),
-    (lambda config, tensors, record: tensors["2.0.linear.bias"].fill_(torch.nan), r"2\.0\.linear\.bias .* finite"),
-    (lambda config, tensors, record: record.update(tokenizer_sha256="0" * 64), r"tokenizer_sha256 .* trained for another"),
+    (lambda config, tensors, record: config.update(accept_lenience=1.5), ("accept_lenience", "1.5")),
+    (lambda config, tensors, record: tensors.pop("1.0.linear.bias"), ("the tensor 1.0.linear.bias", "missing")),
+    (
+        lambda config, tensors, record: tensors.update({"1.9.weight": torch.zeros(2, 2)}),
+        ("the tensor 1.9.weight", "unknown"),
+    ),
+    (
+        lambda config, tensors, record: tensors["2.0.linear.bias"].fill_(torch.nan),
+        ("the tensor 2.0.linear.bias", "torch.float32"),
+    ),
+    (lambda config, tensors, record: record.update(tokenizer_sha256="0" * 64), ("heads",)),
 ]
-STREAMS: list[tuple[Change, str]] = [
-    (lambda config, tensors, record: config.update(hidden_size=32), r"hidden_size is 32: must be 64, the target's"),
-    (lambda config, tensors, record: config.update(num_hidden_layers=9), r"num_hidden_layers is 9: must be 2"),
-    (lambda config, tensors, record: config.update(vocab_size=999), r"vocab_size is 999: must be"),
-    (lambda config, tensors, record: config.update(speculators_config={"lenience": 0.7}), r"lenience is 0\.7: must be 1"),
-    (lambda config, tensors, record: config.update(num_stream_layers=2), r"num_stream_layers is 2: must be from 1 to 1"),
-    (lambda config, tensors, record: config.update(num_streams=4), r"stream_embeddings is \[3, 64\]: must be \[4, 64\]"),
-    (lambda config, tensors, record: config.update(lora_rank=8), r"lora_A\.weight is \[4, \d+\]: must be \[8"),
+STREAMS: list[tuple[Change, tuple[object, ...]]] = [
+    (lambda config, tensors, record: config.update(hidden_size=32), ("hidden_size", 32)),
+    (lambda config, tensors, record: config.update(num_hidden_layers=9), ("num_hidden_layers", 9)),
+    (lambda config, tensors, record: config.update(vocab_size=999), ("vocab_size", 999)),
+    (lambda config, tensors, record: config.update(speculators_config={"lenience": 0.7}), ("lenience", "0.7")),
+    (lambda config, tensors, record: config.update(num_stream_layers=2), ("num_stream_layers", 2)),
+    (lambda config, tensors, record: config.update(num_streams=4), ("the tensor stream_embeddings", "[3, 64]")),
+    (
+        lambda config, tensors, record: config.update(lora_rank=8),
+        ("the tensor layers.1.self_attn.q_proj.lora_A.weight", "[4, 64]"),
+    ),
     (
         lambda config, tensors, record: config.update(mode="shared"),
-        r"mode is shared: must be frozen: .* change what it says",
+        ("mode", "shared"),
     ),
     (
         lambda config, tensors, record: _renamed(
             tensors, "layers.1.self_attn.q_proj.lora_A.weight", "layers.0.self_attn.q_proj.lora_A.weight"
         ),
-        r"layers\.1\.self_attn\.q_proj\.lora_A\.weight is missing",
+        ("the tensor layers.1.self_attn.q_proj.lora_A.weight", "missing"),
     ),
     (
         lambda config, tensors, record: tensors.update({"layers.0.mlp.up_proj.lora_A.weight": torch.zeros(4, 64)}),
-        r"layers\.0\.mlp\.up_proj\.lora_A\.weight is unknown",
+        ("the tensor layers.0.mlp.up_proj.lora_A.weight", "unknown"),
     ),
-    (lambda config, tensors, record: tensors["stream_embeddings"].fill_(torch.inf), r"stream_embeddings .* finite"),
-    (lambda config, tensors, record: record.update(tokenizer_sha256="0" * 64), r"tokenizer_sha256 .* trained for another"),
+    (
+        lambda config, tensors, record: tensors["stream_embeddings"].fill_(torch.inf),
+        ("the tensor stream_embeddings", "torch.float32"),
+    ),
+    (lambda config, tensors, record: record.update(tokenizer_sha256="0" * 64), ("heads",)),
 ]
 
 
 @pytest.mark.parametrize(
-    ("kind", "change", "words"), [*(("medusa", *each) for each in MEDUSA), *(("streaming", *each) for each in STREAMS)]
+    ("kind", "change", "refusal"), [*(("medusa", *each) for each in MEDUSA), *(("streaming", *each) for each in STREAMS)]
 )
-def test_what_does_not_fit_is_refused_by_name(target: Path, tmp_path: Path, kind: str, change: Change, words: str) -> None:
+def test_what_does_not_fit_is_refused_by_name(
+    target: Path, tmp_path: Path, kind: str, change: Change, refusal: tuple[object, ...]
+) -> None:
     makers: dict[str, Callable[[Path, Path], Path]] = {"medusa": make_medusa, "streaming": make_streams}
     loaders: dict[str, Callable[[Path, Path], object]] = {"medusa": load_medusa, "streaming": load_streams}
     folder, load = makers[kind](target, tmp_path / "heads"), loaders[kind]
@@ -208,33 +223,33 @@ def test_what_does_not_fit_is_refused_by_name(target: Path, tmp_path: Path, kind
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "training.json").write_text(json.dumps(record))
     save_file(tensors, folder / "model.safetensors")
-    with pytest.raises(ConfigurationError, match=words) as caught:
+    with refuses(ConfigurationError, *refusal) as caught:
         load(folder, target)
     assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
-    if "finite" not in words and "tokenizer" not in words:
+    if "finite" not in str(caught.value) and "tokenizer" not in str(caught.value):
         # That needs no weight to be read.
-        with pytest.raises(ConfigurationError, match=words):
+        with refuses(ConfigurationError, *refusal):
             inspect(folder, target)
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "refusal"),
     [
-        ({"model_type": "gpt_neox"}, r"model_type is gpt_neox: must be one of llama"),
-        ({"residual_multiplier": 0.5}, r"residual_multiplier is 0\.5"),
-        ({"hidden_act": "xielu"}, r"hidden_act is xielu"),
-        ({"intermediate_size": 96}, r"mlp\.\w+_proj\.weight is \[.*\]: must be \[.*\]; other kinds of layers"),
+        ({"model_type": "gpt_neox"}, ("model_type", "gpt_neox")),
+        ({"residual_multiplier": 0.5}, ("residual_multiplier", "0.5")),
+        ({"hidden_act": "xielu"}, ("hidden_act", "xielu")),
+        ({"intermediate_size": 96}, (None, None, "mlp.")),
     ],
 )
 def test_layers_that_streams_cannot_run_through(
-    target: Path, tmp_path: Path, changes: dict[str, object], words: str
+    target: Path, tmp_path: Path, changes: dict[str, object], refusal: tuple[object, ...]
 ) -> None:
     folder = make_streams(target, tmp_path / "streams")
     other = Path(shutil.copytree(target, tmp_path / "other"))
     config = json.loads((other / "config.json").read_text()) | changes
     (other / "config.json").write_text(json.dumps(config))
     for load in (lambda: load_streams(folder, other), lambda: inspect(folder, other)):
-        with pytest.raises(ConfigurationError, match=words):
+        with refuses(ConfigurationError, *refusal):
             load()
 
 
@@ -244,5 +259,5 @@ def test_another_mixer_is_refused(target: Path, tmp_path: Path) -> None:
     tensors = load_file(other / "model.safetensors")
     tensors["model.layers.1.mlp.router.weight"] = torch.zeros(2, 64)
     save_file(tensors, other / "model.safetensors")
-    with pytest.raises(ConfigurationError, match=r"model\.layers\.1\.mlp\.router\.weight is \[2, 64\]: must be absent"):
+    with refuses(ConfigurationError, says="model.layers.1.mlp.router.weight is [2, 64]: must be absent"):
         inspect(folder, other)

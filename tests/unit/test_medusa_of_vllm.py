@@ -17,6 +17,7 @@ from services.drafter.heads.medusa.files import load_medusa, save_medusa
 from services.drafter.heads.medusa.source import MedusaSource
 from speculation.errors import ConfigurationError
 from speculation.types import TokenTree
+from tests.refusals import refuses
 from tests.trained_heads import make_medusa
 from tests.unit.test_medusa import HEADS, drafted, state, target
 
@@ -109,23 +110,25 @@ def test_a_token_map_cuts_the_vocabulary(target: Path, tmp_path: Path, cut: bool
 
 
 Change = Callable[[Tensors, dict[str, Any]], object]
-WRONG: list[tuple[Change, str]] = [
-    (lambda tensors, config: config.update(num_heads=2), r"num_heads is 2: must be 3, as the tensors say"),
-    (lambda tensors, config: config.update(num_hidden_layers=2), r"num_hidden_layers is 2: must be 1"),
-    (lambda tensors, config: config.update(logit_scale=0.0625), r"logit_scale is 0\.0625: must be 1\.0"),
-    (lambda tensors, config: config.update(medusa_fc_bias=False), r"medusa_fc_bias is false: must be true"),
-    (lambda tensors, config: config.update(original_lm_head=True), r"1\.1\.weight is unknown"),
-    (lambda tensors, config: config.update(truncated_vocab_size=7), r"truncated_vocab_size is 7: must be"),
-    (lambda tensors, config: tensors.pop("lm_heads.1.weight"), r"1\.1\.weight is missing"),
-    (lambda tensors, config: tensors.pop("blocks.1.layers.0.weight"), r"1\.0\.linear\.weight is missing"),
+WRONG: list[tuple[Change, tuple[object, ...]]] = [
+    (lambda tensors, config: config.update(num_heads=2), ("num_heads", 2)),
+    (lambda tensors, config: config.update(num_hidden_layers=2), ("num_hidden_layers", 2)),
+    (lambda tensors, config: config.update(logit_scale=0.0625), ("logit_scale", "0.0625")),
+    (lambda tensors, config: config.update(medusa_fc_bias=False), ("medusa_fc_bias", "false")),
+    (lambda tensors, config: config.update(original_lm_head=True), ("the tensor 1.1.weight", "unknown")),
+    (lambda tensors, config: config.update(truncated_vocab_size=7), ("truncated_vocab_size", 7)),
+    (lambda tensors, config: tensors.pop("lm_heads.1.weight"), ("the tensor 1.1.weight", "missing")),
+    (lambda tensors, config: tensors.pop("blocks.1.layers.0.weight"), ("the tensor 1.0.linear.weight", "missing")),
 ]
 
 
-@pytest.mark.parametrize(("change", "words"), WRONG)
-def test_what_does_not_fit_is_refused_by_name(target: Path, tmp_path: Path, change: Change, words: str) -> None:
+@pytest.mark.parametrize(("change", "refusal"), WRONG)
+def test_what_does_not_fit_is_refused_by_name(
+    target: Path, tmp_path: Path, change: Change, refusal: tuple[object, ...]
+) -> None:
     tensors, config = of_vllm(make_medusa(target, tmp_path / "authors", own_output=True), tmp_path / "vllm", 1)
     change(tensors, config)
     folder = write(tmp_path / "vllm", tensors, config)
     for read in (load_medusa, inspect):
-        with pytest.raises(ConfigurationError, match=words):
+        with refuses(ConfigurationError, *refusal):
             read(folder, target)

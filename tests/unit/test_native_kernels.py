@@ -86,7 +86,7 @@ def test_what_does_not_run_here_is_never_loaded(body: str, reason: str, tmp_path
     (tmp_path / "bad.c").write_text(f"int outrider_check(void) {{ {body} }}")
     made = tmp_path / "bad.so"
     subprocess.run([compiler, "-shared", "-fPIC", str(tmp_path / "bad.c"), "-o", str(made)], check=True)
-    with pytest.raises(OSError, match=f"does not run on this processor .{reason}"):
+    with pytest.raises(OSError, match=f"processor .{reason}"):
         compiling._check_runs(made)
 
 

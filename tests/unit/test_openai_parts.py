@@ -22,6 +22,7 @@ from services.router.templates import ChatTemplate
 from services.router.tokens import Tokens
 from speculation.errors import InvalidArgument
 from speculation.types import SpeculationStats
+from tests.refusals import refuses
 from tests.tiny import make_tiny_tokenizer
 from tests.unit.test_gate import completion
 
@@ -175,9 +176,14 @@ def test_what_a_template_is_given(tmp_path: Path) -> None:
     assert (
         rendered(user, begun, continue_final_message=True, add_generation_prompt=False) == "[user|hi|][assistant|I say [x] "
     )
-    with pytest.raises(InvalidArgument, match=r"chat_template_kwargs.colour is red: must be unset: .* reads: mood"):
+    with refuses(
+        InvalidArgument,
+        field="chat_template_kwargs.colour",
+        value="red",
+        allowed="unset: of such options, this model's chat template reads: mood",
+    ):
         rendered(user, template_kwargs='{"colour": "red"}')
-    with pytest.raises(InvalidArgument, match=r"messages\[0\].name"):
+    with refuses(InvalidArgument, field="messages[0].name", value="Ann"):
         rendered(ChatMessage(role="user", content="a", name="Ann"))
 
 

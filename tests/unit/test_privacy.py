@@ -26,6 +26,7 @@ from services.privacy.even_router import EvenRouter
 from services.router.strategies import StrategyConfig, make_plan
 from speculation.errors import InvalidArgument, Unavailable
 from speculation.types import FinishReason, SpeculationStats
+from tests.refusals import refuses
 from tests.scripted_router import ScriptedRouter
 from tests.simulated import run
 
@@ -173,7 +174,12 @@ def test_what_is_shared_and_drafted_from() -> None:
         salts = {request.cache_salt for request in inner.asked}
         assert len(salts) == 2 and "own" not in salts
         assert all(request.private for request in inner.asked)
-        with pytest.raises(InvalidArgument, match="all answers of this server are private"):
+        with refuses(
+            InvalidArgument,
+            field="privacy",
+            value="none",
+            allowed="strict, or unset: all answers of this server are private",
+        ):
             router.generate(asked(1, private=False))
 
     run(main())
@@ -183,7 +189,7 @@ def test_what_is_shared_and_drafted_from() -> None:
         assert plan.sources and not {"retrieval", "semantic"} & set(plan.sources)
     assert "retrieval" in make_plan(asked(1, strategy="blend"), config).sources
     assert not make_plan(asked(1, strategy="autoregressive", private=True), config).speculates
-    with pytest.raises(InvalidArgument, match=r"one of .*suffix.* with privacy: strict"):
+    with refuses(InvalidArgument, field="speculation.strategy", value="rest"):
         make_plan(asked(1, strategy="rest", private=True), config)
 
 
@@ -216,5 +222,5 @@ def test_what_requests_may_say() -> None:
     for said, private in (("strict", True), ("none", False), (None, None)):
         wire = build_request("x", None, None, {"privacy": said})
         assert decode_request(wire, tenant=None).private is private
-    with pytest.raises(InvalidArgument, match="privacy is loose: must be none or strict"):
+    with refuses(InvalidArgument, field="privacy", value="loose", allowed="none or strict"):
         decode_request(build_request("x", None, None, {"privacy": "loose"}), tenant=None)

@@ -19,6 +19,7 @@ from services.verifier.loading.load_model import shape_of
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
 from tests.attention_models import ARCHITECTURES, make_architecture
+from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 
 
@@ -54,7 +55,7 @@ def test_refused_by_name(tmp_path: Path, kind: str, settings: dict[str, Any], re
     known = AutoConfig.for_model(kind).to_dict().keys()
     config = AutoConfig.for_model(kind, **{name: value for name, value in SMALL.items() if name in known}, **settings)
     AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path)
-    with pytest.raises(ConfigurationError, match=f"cannot be served: .*{reason}"):
+    with refuses(ConfigurationError, says=reason):
         TransformersTarget(TargetConfig(model_path=str(tmp_path), kv_cache_tokens=512))
 
 
@@ -109,7 +110,7 @@ def test_a_model_must_go_on_as_it_began() -> None:
         running.attend(twice, ROWS, ROWS, ROWS, given)
     with pytest.raises(NotImplementedError, match="calls attention 1 times, at first 0"):
         running.attend(never, ROWS, ROWS, ROWS, given)
-    with pytest.raises(NotImplementedError, match="changes from pass to pass"):
+    with pytest.raises(NotImplementedError, match="pass to pass"):
         running.attend(once, ROWS, ROWS[:, :2], ROWS[:, :2], given)
     with pytest.raises(NotImplementedError, match="no pass runs"):
         attend(once, ROWS, ROWS, ROWS, None)

@@ -26,6 +26,7 @@ from services.verifier.loading import refusals
 from services.verifier.loading.load_model import load_layers, load_whole
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError, Unavailable
+from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 from tests.tiny_gguf import make_tiny_gguf
 
@@ -61,50 +62,57 @@ def config_of(model: Path, **settings: Any) -> TargetConfig:
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "refused"),
     [
-        ({"model_type": "t5"}, "t5 is an encoder-decoder"),
-        ({"model_type": "bart"}, "bart is an encoder-decoder"),
-        ({"model_type": "whisper"}, "whisper is an encoder-decoder"),
-        ({"is_encoder_decoder": True}, "llama is an encoder-decoder"),
-        ({"model_type": "llava"}, "llava takes pictures or sound beside text"),
-        ({"model_type": "qwen2_vl"}, "qwen2_vl takes pictures or sound beside text"),
-        ({"model_type": "musicgen"}, "musicgen speaks in sound"),
-        ({"model_type": "mamba"}, "mamba has layers with a recurrent state: .* a snapshot of it at every node"),
-        ({"model_type": "rwkv"}, "rwkv has layers with a recurrent state"),
-        ({"model_type": "xlstm"}, "xlstm has layers with a recurrent state"),
-        ({"model_type": "jamba"}, "jamba has layers with a recurrent state"),
-        ({"layer_types": ["full_attention", "linear_attention"]}, "llama has layers of the type linear_attention"),
-        ({"layer_types": ["full_attention", "odd"]}, "layers of the type odd are not supported"),
-        ({"layer_types": 3}, "layer_types is '3' in config.json: must be a list"),
-        ({"model_type": "bert"}, "bert with is_decoder: false is a masked language model"),
-        ({"model_type": "distilbert"}, "distilbert is a masked language model"),
-        ({"model_type": "vit"}, "vit is no language model that continues a text"),
-        ({"model_type": "foo"}, "model_type is foo, which transformers [0-9.]+ does not know; a newer"),
+        ({"model_type": "t5"}, ("model_type", "t5")),
+        ({"model_type": "bart"}, ("model_type", "bart")),
+        ({"model_type": "whisper"}, ("model_type", "whisper")),
+        ({"is_encoder_decoder": True}, ("model_type", "llama", "llama is an encoder-decoder")),
+        ({"model_type": "llava"}, ("model_type", "llava")),
+        ({"model_type": "qwen2_vl"}, ("model_type", "qwen2_vl")),
+        ({"model_type": "musicgen"}, ("model_type", "musicgen")),
+        ({"model_type": "mamba"}, ("model_type", "mamba")),
+        ({"model_type": "rwkv"}, ("model_type", "rwkv")),
+        ({"model_type": "xlstm"}, ("model_type", "xlstm")),
+        ({"model_type": "jamba"}, ("model_type", "jamba")),
+        (
+            {"layer_types": ["full_attention", "linear_attention"]},
+            ("model_type", "llama", "llama has layers of the type linear_attention"),
+        ),
+        ({"layer_types": ["full_attention", "odd"]}, ("layer_types", "odd")),
+        ({"layer_types": 3}, ("layer_types", 3)),
+        ({"model_type": "bert"}, ("is_decoder", "False")),
+        ({"model_type": "distilbert"}, ("model_type", "distilbert")),
+        ({"model_type": "vit"}, ("model_type", "vit")),
+        ({"model_type": "foo"}, ("model_type", "foo", "does not know; a newer")),
         (
             {"model_type": "foo", "auto_map": {"AutoConfig": "x.Y"}},
-            "code that comes with a checkpoint .auto_map. is never run",
+            ("model_type", "foo", "code that comes with a checkpoint (auto_map) is never run"),
         ),
-        ({"model_type": 7}, "model_type is 7: must be a type's name"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "longrope positions"),
-        ({"rope_parameters": 1}, "rope_parameters is '1' in config.json: must be an object"),
-        ({"hidden_size": 0}, "hidden_size is '0' in config.json: must be a whole number from 1 on"),
-        ({"vocab_size": -1}, "vocab_size is '-1' in config.json"),
-        ({"num_attention_heads": "4"}, "num_attention_heads is '4' in config.json"),
+        ({"model_type": 7}, ("model_type", 7)),
+        ({"rope_scaling": {"rope_type": "longrope"}}, ("rope_scaling", "{'rope_type': 'longrope'}")),
+        ({"rope_parameters": 1}, ("rope_parameters", 1)),
+        ({"hidden_size": 0}, ("hidden_size", 0)),
+        ({"vocab_size": -1}, ("vocab_size", -1)),
+        ({"num_attention_heads": "4"}, ("num_attention_heads", 4, "num_attention_heads is '4' in config.json")),
         (
             {"num_key_value_heads": 3},
-            "num_attention_heads is 4 in config.json: must be a multiple of num_key_value_heads, 3",
+            (
+                "num_attention_heads",
+                4,
+                "num_attention_heads is 4 in config.json: must be a multiple of num_key_value_heads, 3",
+            ),
         ),
-        ({"dtype": "float8_e4m3fn"}, "dtype is 'float8_e4m3fn' in config.json: must be one of float64"),
-        ({"num_hidden_layers": 3}, "its files hold nothing of layer 2; 2 layers are there, config.json says 3"),
-        ({"sliding_window": "x"}, "sliding_window is 'x' in config.json"),
-        ({"transformers_weights": "other.safetensors"}, "transformers_weights is set in config.json"),
-        ({"text_config": "x"}, "text_config is 'x' in config.json: must be an object"),
+        ({"dtype": "float8_e4m3fn"}, ("dtype", "float8_e4m3fn")),
+        ({"num_hidden_layers": 3}, ("model",)),
+        ({"sliding_window": "x"}, ("sliding_window", "x")),
+        ({"transformers_weights": "other.safetensors"}, ("transformers_weights", "other.safetensors")),
+        ({"text_config": "x"}, ("text_config", "x")),
     ],
 )
-def test_configurations(changes: dict[str, object], message: str, model: Path, tmp_path: Path) -> None:
+def test_configurations(changes: dict[str, object], refused: tuple[object, ...], model: Path, tmp_path: Path) -> None:
     configure(model, **changes)
-    with pytest.raises(ConfigurationError, match=message):
+    with refuses(ConfigurationError, *refused):
         plan(model, tmp_path)
     assert refusal(lambda: plan(model, tmp_path)) == refusal(lambda: TransformersTarget(config_of(model)))
 
@@ -128,29 +136,29 @@ def without(part: str) -> Callable[[Weights], Weights]:
 
 
 CHANGES: dict[str, tuple[Callable[[Weights], Weights], str]] = {
-    "layer": (without("layers.1."), r"nothing of layer 1; 1 layers are there, config.json says 2"),
-    "weight": (without("1.mlp.up_proj"), r"hold no model\.layers\.1\.mlp\.up_proj\.weight"),
-    "two": (without(".up_proj"), r"hold no model\.layers\.0\.mlp\.up_proj\.weight(,| and) "),
+    "layer": (without("layers.1."), "nothing of layer 1; 1 layers are there, config.json says 2"),
+    "weight": (without("1.mlp.up_proj"), "hold no model.layers.1.mlp.up_proj.weight"),
+    "two": (without(".up_proj"), "hold no model.layers.0.mlp.up_proj.weight"),
     "shape": (
         lambda weights: weights | {"model.norm.weight": torch.ones(8)},
-        r"model\.norm\.weight is \(8,\), its .* \(64,\)",
+        "model.norm.weight is (8,), its configuration says (64,)",
     ),
     "bias": (
         lambda weights: weights | {"model.layers.0.self_attn.q_proj.bias": torch.ones(64)},
-        r"hold model\.layers\.0\.self_attn\.q_proj\.bias, for which LlamaForCausalLM has no place",
+        "hold model.layers.0.self_attn.q_proj.bias, for which LlamaForCausalLM has no place",
     ),
     "more": (
         lambda weights: weights | {"model.layers.2.mlp.up_proj.weight": torch.ones(8)},
-        r"hold model\.layers\.2\.mlp\.up_proj\.weight, for which",
+        "hold model.layers.2.mlp.up_proj.weight, for which",
     ),
-    "nan": (lambda weights: weights | {"model.norm.weight": torch.full((64,), float("nan"))}, r"model\.norm\.weight holds"),
+    "nan": (lambda weights: weights | {"model.norm.weight": torch.full((64,), float("nan"))}, "model.norm.weight holds"),
 }
 
 
 @pytest.mark.parametrize("way", ["whole", "stages", "as_stored"])
 @pytest.mark.parametrize("change", CHANGES)
 def test_weights(change: str, way: str, model: Path) -> None:
-    alter, message = CHANGES[change]
+    alter, says = CHANGES[change]
     weights = alter(load_file(model / "model.safetensors"))
     settings: dict[str, object] = {"stages": 2} if way == "stages" else {}
     if way == "as_stored":
@@ -161,7 +169,7 @@ def test_weights(change: str, way: str, model: Path) -> None:
         configure(model, dtype="bfloat16")
     save_file(weights, model / "model.safetensors", {"format": "pt"})
     config = config_of(model, **settings)
-    with pytest.raises(ConfigurationError, match=message):
+    with refuses(ConfigurationError, says=says):
         load_layers(config, range(2)) if way == "stages" else load_whole(config)
 
 

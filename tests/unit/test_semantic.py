@@ -25,6 +25,7 @@ from speculation.errors import ConfigurationError
 from speculation.messages import Continuation, OpenSession, RetrievalQuery, StepReport
 from speculation.types import Features, Observation
 from tests.indexes import STATES, ByteScorer, build, document
+from tests.refusals import refuses
 from tests.service import pipeline
 
 
@@ -80,13 +81,13 @@ def test_an_index_without_states_finds_none_and_is_refused_where_they_are_wanted
     manifest = build(tmp_path, ["abcdabcd"])
     assert not manifest.semantic
     assert not open_index(tmp_path).look_up([asking("a", "b")])[0].continuations
-    with pytest.raises(ConfigurationError, match="holds no hidden states: build it with --semantic"):
+    with refuses(ConfigurationError, says="holds no hidden states: build it with --semantic"):
         open_index(tmp_path, state_width=16)
 
 
 def test_states_of_another_model_are_refused(tmp_path: Path) -> None:
     build(tmp_path, ["abcdabcd"], semantic=True)
-    with pytest.raises(ConfigurationError, match="of 16 numbers, the served model's have 8"):
+    with refuses(ConfigurationError, says="of 16 numbers, the served model's have 8"):
         open_index(tmp_path, state_width=8)
     index = open_index(tmp_path, state_width=16)
     query = asking("a", "b")
@@ -125,7 +126,7 @@ def test_damaged_states_are_refused(tmp_path: Path, part: str) -> None:
     content = bytearray((tmp_path / part).read_bytes())
     content[len(content) // 2] ^= 1
     (tmp_path / part).write_bytes(content)
-    with pytest.raises(ConfigurationError, match=part):
+    with refuses(ConfigurationError, tmp_path / part):
         open_index(tmp_path)
     (tmp_path / part).write_bytes(content[:-4])
     with pytest.raises(ConfigurationError):

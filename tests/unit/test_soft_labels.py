@@ -18,6 +18,7 @@ from speculation.errors import ConfigurationError
 from tests.draft_model_sessions import PROMPT, VOCAB, source_of
 from tests.draft_models import make_tiny_draft
 from tests.lossless.enumeration import Oracle, Output, draft, outcomes, sampled_tree, target, trials
+from tests.refusals import refuses
 from training.make_disco import check_labels
 from training.soft_labels import SoftLabels, acceptance_chances
 from training.stop_examples import ProbedAnswer, ProbedChain, chain_examples, judged_examples
@@ -82,10 +83,10 @@ def test_examples_take_them_up_to_the_first_wrong_token() -> None:
 
 
 def test_what_has_no_soft_labels_is_refused(tiny_model: Path) -> None:
-    with pytest.raises(ConfigurationError, match="--labels is soft at --temperature 0: must be above 0"):
+    with refuses(ConfigurationError, field="--labels", value="soft at --temperature 0", allowed="above 0; or use hard"):
         check_labels("soft", 0.0)
     check_labels("hard", 0.0)
     source = source_of(tiny_model)
     source._vocabulary = VocabularyMap(draft_size=VOCAB, _ids={})
-    with pytest.raises(ConfigurationError, match="tokeniser of its own"):
+    with refuses(ConfigurationError, field="the draft model"):
         source.logits_behind(PROMPT, 2)

@@ -18,6 +18,7 @@ from speculation.errors import ConfigurationError
 from speculation.messages import OpenSession, StepReport
 from speculation.tree import chain, path_to, validate
 from speculation.types import Observation, TokenTree
+from tests.refusals import refuses
 
 
 def opening(tokens: list[int], tenant: str | None = "t", prompt_length: int | None = None) -> OpenSession:
@@ -253,5 +254,5 @@ def test_a_damaged_snapshot_is_refused(tmp_path: Path, damage: str) -> None:
     file.write_bytes(content)
     if damage == "gone":
         file.unlink()
-    with pytest.raises(ConfigurationError, match=str(file)):
+    with refuses(ConfigurationError, file):
         successors.read(file)

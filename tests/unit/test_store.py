@@ -23,6 +23,7 @@ from tests.indexes import build
 from tests.patience import PATIENCE_S
 from tests.ports import free_port
 from tests.redis_servers import KINDS, server, started
+from tests.refusals import refuses
 
 # Opens the store of a URL, and of a name.
 Connect = Callable[..., IndexStore]
@@ -81,9 +82,9 @@ def test_versions_come_and_go(
     # The live one and the one before it are kept.
     store.publish(indexes[2])
     assert {each.version for each in store.versions()} == {three, one}
-    with pytest.raises(ConfigurationError, match=f"no version {two}"):
+    with refuses(ConfigurationError, two, says="no version"):
         store.fetch(two, tmp_path / "cache")
-    with pytest.raises(ConfigurationError, match="no version x"):
+    with refuses(ConfigurationError, field="x"):
         store.promote("x")
     assert not [key for key in client.scan_iter() if two.encode() in key]
     assert not list((tmp_path / "cache").glob("*.partial"))
@@ -110,21 +111,21 @@ def test_a_version_that_is_not_live_can_be_deleted(
     store.delete(two)
     assert [each.version for each in store.versions()] == [one]
     assert not [key for key in client.scan_iter() if two.encode() in key]
-    with pytest.raises(ConfigurationError, match=f"version {one} of i is live: promote another one first"):
+    with refuses(ConfigurationError, one, says="is live"):
         store.delete(one)
-    with pytest.raises(ConfigurationError, match=f"no version {two}"):
+    with refuses(ConfigurationError, two, says="no version"):
         store.delete(two)
     # What has been deleted cannot be rolled back to.
     store.publish(indexes[1])
     store.delete(one)
-    with pytest.raises(ConfigurationError, match="no version before"):
+    with refuses(ConfigurationError, field="i"):
         store.rollback()
 
 
 def test_names_are_apart(url: str, indexes: list[Path], connect: Connect) -> None:
     connect(url, "a").publish(indexes[0])
     assert connect(url, "b").live() is None
-    with pytest.raises(ConfigurationError, match="no version before"):
+    with refuses(ConfigurationError, field="a"):
         connect(url, "a").rollback()
 
 
@@ -145,14 +146,14 @@ def test_what_was_altered_in_redis_is_refused(
         client.delete(part)
     else:
         client.set(f"outrider:{{i}}:manifest:{version}", store.manifest(version).to_json().replace('"tiny"', '"evil"'))
-    with pytest.raises(ConfigurationError, match=r"altered|not whole"):
+    with refuses(ConfigurationError, version if what == "manifest" else "ngrams.marisa"):
         store.fetch(version, tmp_path / "cache")
     assert not list((tmp_path / "cache").glob("*")) if (tmp_path / "cache").exists() else True
 
 
 def test_a_damaged_index_is_not_published(url: str, indexes: list[Path], connect: Connect) -> None:
     (indexes[0] / "counts.bin").write_bytes(b"x")
-    with pytest.raises(ConfigurationError, match=r"counts\.bin"):
+    with refuses(ConfigurationError, field="index0/counts.bin"):
         connect(url).publish(indexes[0])
     assert connect(url).live() is None
 
@@ -171,7 +172,7 @@ def test_two_publishers_wait_for_each_other(
     first = threading.Thread(target=lambda: slow.publish(indexes[0], advance=dawdle))
     first.start()
     began.wait()
-    with pytest.raises(Unavailable, match="another publisher has been at work"):
+    with pytest.raises(Unavailable, match="another publisher"):
         connect(url).publish(indexes[1], patience_s=0.0)
     refused.set()
     second = connect(url).publish(indexes[1])
@@ -190,7 +191,7 @@ def test_a_publisher_that_lost_its_turn_leaves_the_live_index_alone(
     def steal(part: str, done: int, total: int) -> None:
         client.set("outrider:{i}:publisher", "somebody else")
 
-    with pytest.raises(Unavailable, match="the live index is untouched"):
+    with pytest.raises(Unavailable, match="untouched"):
         store.publish(indexes[1], advance=steal)
     assert store.live() == live
 
@@ -200,10 +201,10 @@ def test_no_redis_a_wrong_password_a_wrong_url(indexes: list[Path], tmp_path: Pa
         connect(f"redis://127.0.0.1:{free_port()}").publish(indexes[0])
     with server("embedded", tmp_path) as url:
         wrong = url.replace(url.split(":")[2].split("@")[0], "wrong")
-        with pytest.raises(Unavailable, match="refuses the user or the password") as error:
+        with pytest.raises(Unavailable, match="password") as error:
             connect(wrong).live()
         assert "wrong" not in str(error.value).replace("WRONGPASS", "")
-    with pytest.raises(ConfigurationError, match="not a Redis URL"):
+    with refuses(ConfigurationError, field="http://x"):
         connect("http://x")
     for shown, given in (
         ("rediss://***@h:1/0", "rediss://me:secret@h:1/0?password=secret"),
@@ -219,7 +220,7 @@ def test_no_redis_a_wrong_password_a_wrong_url(indexes: list[Path], tmp_path: Pa
 
 
 def test_an_unknown_option_of_the_url_is_said(connect: Connect) -> None:
-    with pytest.raises(ConfigurationError, match="an option of the URL is unknown"):
+    with refuses(ConfigurationError, field="redis://127.0.0.1:1"):
         connect("redis://127.0.0.1:1?sssl=1").live()
 
 
@@ -255,7 +256,7 @@ def test_what_an_interrupted_publisher_left_is_swept(
 def test_what_is_deleted_meanwhile_does_not_become_live(url: str, indexes: list[Path], connect: Connect) -> None:
     store = connect(url)
     versions = [store.publish(folder) for folder in indexes]
-    with pytest.raises(ConfigurationError, match="no version"):
+    with refuses(ConfigurationError, says="no version"):
         store.promote(versions[0])
     assert store.live() == versions[2]
     assert store.rollback() == versions[1]

@@ -13,6 +13,7 @@ from services.router import template_bounds
 from services.router.templates import ChatTemplate
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError, InvalidArgument
+from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -133,7 +134,12 @@ def test_the_request_is_told(tmp_path: Path) -> None:
     (tmp_path / "chat_template.jinja").write_text("{{ messages[0].content.index('a') }}")
     tokens = Tokens(str(tmp_path))
     assert tokens.encode_chat((ChatMessage(role="user", content="a"),))
-    with pytest.raises(InvalidArgument, match="what the chat template allows: ValueError: substring not found") as caught:
+    with refuses(
+        InvalidArgument,
+        field="messages",
+        value="a conversation",
+        allowed="what the chat template allows: ValueError: substring not found",
+    ) as caught:
         tokens.encode_chat((ChatMessage(role="user", content="b"),))
     assert caught.value.field == "messages"
 
@@ -147,6 +153,6 @@ def test_a_template_that_is_none_is_refused_at_start(tmp_path: Path, source: str
         # What only transformers knows how to read.
         file = tmp_path / "tokenizer_config.json"
         file.write_text(file.read_text().replace("{", '{"split_special_tokens": true,', 1))
-    with pytest.raises(ConfigurationError, match="chat template") as caught:
+    with refuses(ConfigurationError, says="chat template") as caught:
         Tokens(str(tmp_path))
     assert "\n" not in str(caught.value)

@@ -16,6 +16,7 @@ from services.drafter.heads.streams.source import StreamSource
 from services.drafter.interfaces import DraftWanted, ModelSource
 from speculation.errors import ConfigurationError
 from speculation.types import EMPTY_TREE, TokenTree
+from tests.refusals import refuses
 from tests.training_data import open_tiny
 from training.evaluate import quick_score
 from training.export import export_run
@@ -114,7 +115,7 @@ def test_what_is_exported_is_accepted_more_often_than_chance(
 
 
 def test_streams_through_more_layers_than_there_are(target: Path, data: tuple[Path, DataManifest]) -> None:
-    with pytest.raises(ConfigurationError, match=r"stream_layers is 2: must be from 1 to 1"):
+    with refuses(ConfigurationError, field="stream_layers", value=2, allowed="from 1 to 1"):
         opened("streams", target, data, stream_layers=2)
 
 

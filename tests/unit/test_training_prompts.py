@@ -14,6 +14,7 @@ import pytest
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError
 from tests.data_runs import OPTIONS, TASKS, make, make_model, write_prompts
+from tests.refusals import refuses
 from training import own_prompts
 from training.data_folder import DataOptions, encode_prompts
 from training.own_prompts import turn_frame
@@ -34,7 +35,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 @pytest.mark.parametrize("field", ["max_new_tokens", "samples", "max_prompt_tokens", "shard_sequences", "seed"])
 def test_options_out_of_range_are_refused(field: str) -> None:
-    with pytest.raises(ConfigurationError, match=f"--{field.replace('_', '-')} -1: must be from"):
+    with refuses(ConfigurationError, f"--{field.replace('_', '-')}", -1, allowed="from"):
         DataOptions(**{field: -1})
 
 
@@ -71,14 +72,14 @@ async def test_the_target_makes_its_own_prompts(model: Path, tmp_path: Path) -> 
 
 async def test_messages_that_do_not_end_are_no_prompts(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(own_prompts, "_MOST_TOKENS", 1)
-    with pytest.raises(ConfigurationError, match="none of the 5 messages that the model wrote ended by itself"):
+    with refuses(ConfigurationError, field="--prompts", value="missing"):
         await make(tmp_path / "data", model, [], replace(OPTIONS, own_prompts=5))
 
 
 async def test_without_a_chat_template_prompts_are_needed(model: Path, files: list[Path], tmp_path: Path) -> None:
     bare = Path(shutil.copytree(model, tmp_path / "bare"))
     (bare / "chat_template.jinja").unlink()
-    with pytest.raises(ConfigurationError, match="--prompts is missing: this model has no chat template"):
+    with refuses(ConfigurationError, field="--prompts", value="missing"):
         await make(tmp_path / "data", bare, [], replace(OPTIONS, own_prompts=3))
     progress = await make(tmp_path / "data", bare, files, replace(OPTIONS, sequences=3))
     assert progress.done == 3
@@ -108,9 +109,7 @@ async def test_own_prompts_are_saved_under_way(model: Path, tmp_path: Path, monk
         raise OSError(errno.ENOSPC, "No space left on device", str(file))
 
     monkeypatch.setattr(own_prompts, "write_whole", full)
-    with pytest.raises(
-        ConfigurationError, match=r"own-prompts.json cannot be written \(No space left on device\): make room"
-    ):
+    with refuses(ConfigurationError, field="full/own-prompts.json"):
         await make(tmp_path / "full", model, [], replace(OPTIONS, own_prompts=2, samples=1, max_prompt_tokens=200))
 
 
@@ -119,13 +118,13 @@ async def test_prompts_that_are_too_long_are_left_out(model: Path, files: list[P
     said: list[str] = []
     await make(tmp_path / "data", model, [*files, long], replace(OPTIONS, sequences=3), said=said.append)
     assert said == ["1 of 10 prompts are left out: they are too long"]
-    with pytest.raises(ConfigurationError, match="no prompt has at most 12 tokens: raise --max-prompt-tokens, or"):
+    with refuses(ConfigurationError, field="--max-prompt-tokens"):
         await make(tmp_path / "none", model, [long], replace(OPTIONS, max_prompt_tokens=300, max_new_tokens=500))
 
 
 async def test_conversations_that_the_template_refuses_are_named(model: Path, files: list[Path], tmp_path: Path) -> None:
     wizard = write(tmp_path, '{"messages": [{"role": "wizard", "content": "a"}, {"role": "user", "content": "b"}]}')
-    with pytest.raises(ConfigurationError, match=r"asked.jsonl, line 1: .*unknown role wizard"):
+    with refuses(ConfigurationError, field="asked.jsonl, line 1"):
         await make(tmp_path / "data", model, [wizard])
 
 
@@ -155,31 +154,37 @@ def test_line_separators_may_stand_in_a_text(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "named"),
+    ("text", "refusal"),
     [
-        ('{"text": "a"}\n{"text"', "asked.jsonl, line 2: is not JSON"),
-        ('"text"', "line 1: must be an object with one of messages, prompt, question, text"),
-        ('{"code": "a", "answer": "b"}', "line 1: has the fields answer, code; must have one of messages"),
-        ("{}", "line 1: has the fields none"),
-        ('{"text": 3}', "line 1: text is 3: must be a text"),
-        ('{"question": " "}', r'line 1: question is " ": must be a text that is not empty'),
-        ('{"messages": "hello"}', "line 1: messages must be a list"),
-        ('{"messages": ["hello"]}', r"line 1: messages\[0\] must be an object"),
-        ('{"messages": [{"role": "user"}]}', r"line 1: messages\[0\].content is null"),
-        ('{"messages": [{"role": "assistant", "content": "a"}]}', "line 1: messages has no message whose role is user"),
-        ("", "asked.jsonl: holds no prompt"),
+        ('{"text": "a"}\n{"text"', ("asked.jsonl, line 2",)),
+        ('"text"', ("asked.jsonl, line 1", None, "must be an object with one of messages, prompt, question, text")),
+        (
+            '{"code": "a", "answer": "b"}',
+            ("asked.jsonl, line 1", None, "has the fields answer, code; must have one of messages"),
+        ),
+        ("{}", ("asked.jsonl, line 1", None, "has the fields none")),
+        ('{"text": 3}', ("asked.jsonl, line 1: text", 3)),
+        ('{"question": " "}', ("asked.jsonl, line 1: question", '" "')),
+        ('{"messages": "hello"}', ("asked.jsonl, line 1", None, "messages must be a list")),
+        ('{"messages": ["hello"]}', ("asked.jsonl, line 1: messages[0]",)),
+        ('{"messages": [{"role": "user"}]}', ("asked.jsonl, line 1: messages[0].content", "null")),
+        (
+            '{"messages": [{"role": "assistant", "content": "a"}]}',
+            ("asked.jsonl, line 1", None, "messages has no message whose role is user"),
+        ),
+        ("", ("--prompts", "asked.jsonl")),
     ],
 )
-def test_wrong_prompt_files_are_named_with_line_and_field(text: str, named: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=named):
+def test_wrong_prompt_files_are_named_with_line_and_field(text: str, refusal: tuple[object, ...], tmp_path: Path) -> None:
+    with refuses(ConfigurationError, *refusal):
         read_prompts([write(tmp_path, text)])
 
 
 def test_unreadable_prompt_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match=r"nowhere.jsonl: cannot be read"):
+    with refuses(ConfigurationError, field="--prompts", value="nowhere.jsonl"):
         read_prompts([tmp_path / "nowhere.jsonl"])
     (tmp_path / "asked.jsonl").write_bytes(b'{"text": "\xff"}')
-    with pytest.raises(ConfigurationError, match="is not UTF-8 at byte 10"):
+    with refuses(ConfigurationError, field="--prompts", value="asked.jsonl"):
         read_prompts([tmp_path / "asked.jsonl"])
-    with pytest.raises(ConfigurationError, match="one name"):
+    with refuses(ConfigurationError, field="--prompts", says="one name"):
         read_prompts([tmp_path / "asked.jsonl", tmp_path / "deeper" / "asked.jsonl"])

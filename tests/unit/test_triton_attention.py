@@ -18,7 +18,7 @@ from services.verifier.attention.calls import Bias, Call
 from services.verifier.kernels.triton import pass_meta
 from services.verifier.kernels.triton import tree_pass as triton_pass
 from services.verifier.kernels.triton.tree_pass import PassShape, TritonPass, refusal
-from services.verifier.kernels.triton.virtual_groups import GROUP, VirtualGroup, pack
+from services.verifier.kernels.triton.virtual_groups import GROUP, Pack, VirtualGroup, pack
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.model.target_port import Rows
 from tests.triton_interpreter import hopper
@@ -69,10 +69,10 @@ class Text:
             self._free += self.pool.tiles_of(name)
             self.pool.forget(name)
 
-    def run(self, batch: Sequence[Rows], shown: Sequence[int], rows: int | None = None) -> torch.Tensor:
+    def run(self, batch: Sequence[Rows], shown: Sequence[int], rows: int | None = None, pack: Pack = pack) -> torch.Tensor:
         """A pass whose rows have the queries, keys and values of the places ``shown`` of the text."""
         count = rows or len(shown)
-        laid_out = TritonPass(self.pool, PassShape.of(batch, self.call.share, count))
+        laid_out = TritonPass(self.pool, PassShape.of(batch, self.call.share, count), pack=pack)
         laid_out.fill(batch)
         places = [*shown, *[self.length] * (count - len(shown))]
         with hopper(self._group):
@@ -192,9 +192,7 @@ def test_a_mask_that_is_off_by_one_is_seen() -> None:
         return [[replace(one, masks=tuple(map(shifted, one.masks))) for one in tile] for tile in pack(*given)]
 
     assert torch.equal(text.run([rows], shown)[path], alone)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pass_meta, "pack", off_by_one)
-        assert not torch.equal(text.run([rows], shown)[path], alone)
+    assert not torch.equal(text.run([rows], shown, pack=off_by_one)[path], alone)
 
 
 def test_segments_that_begin_with_the_chunk_are_seen() -> None:

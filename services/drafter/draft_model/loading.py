@@ -35,9 +35,9 @@ def load_draft_model(folder: Path, target: Path, *, device: str, dtype: str) -> 
     """
     check_folder(folder)
     if dtype not in _DTYPES:
-        raise ConfigurationError(f"dtype of draft models is {dtype}: must be one of {', '.join(_DTYPES)}")
+        raise ConfigurationError(field="dtype of draft models", value=dtype, allowed=f"one of {', '.join(_DTYPES)}")
     read_json(folder / "config.json", "draft model")
-    with quietly(), reading(f"load the draft model at {folder}"):
+    with quietly(), reading(f"load the draft model at {folder}", about=folder):
         model, info = _read(folder, target)(
             dtype=getattr(torch, dtype),
             trust_remote_code=False,
@@ -53,8 +53,10 @@ def load_draft_model(folder: Path, target: Path, *, device: str, dtype: str) -> 
     loaded: PreTrainedModel = model
     for name, parameter in loaded.named_parameters():
         if not torch.isfinite(parameter).all():
-            raise ConfigurationError(f"cannot load the draft model at {folder}: {name} holds infinite values or NaN")
-    with reading(f"move the draft model at {folder} to the device {device}"):
+            raise ConfigurationError(
+                f"cannot load the draft model at {folder}: {name} holds infinite values or NaN", about=folder
+            )
+    with reading(f"move the draft model at {folder} to the device {device}", about=folder):
         loaded.to(device)
     loaded.eval().requires_grad_(False)
     return loaded
@@ -94,19 +96,24 @@ def check_folder(folder: Path) -> None:
     """
     refused = f"cannot load the draft model at {folder}:"
     if not folder.is_dir():
-        raise ConfigurationError(f"{refused} must be a folder with a draft model's config.json and safetensors")
+        raise ConfigurationError(
+            f"{refused} must be a folder with a draft model's config.json and safetensors", about=folder
+        )
     if any(path.name != VOCABULARY_FILE for path in folder.glob("*.safetensors")):
         return
     pickled = sorted(path.name for pattern in _PICKLED for path in folder.glob(pattern))
     if pickled:
         raise ConfigurationError(
             f"{refused} {pickled[0]} is a pickle, which can run any code; convert it to safetensors first "
-            "(`outrider train convert`)"
+            "(`outrider train convert`)",
+            about=folder,
         )
-    raise ConfigurationError(f"{refused} it holds no *.safetensors")
+    raise ConfigurationError(f"{refused} it holds no *.safetensors", about=folder)
 
 
 def _check_whole(folder: Path, names: Collection[str], what: str) -> None:
     if names:
         others = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        raise ConfigurationError(f"cannot load the draft model at {folder}: {what.format(min(names) + others)}")
+        raise ConfigurationError(
+            f"cannot load the draft model at {folder}: {what.format(min(names) + others)}", about=folder
+        )

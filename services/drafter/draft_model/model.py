@@ -72,7 +72,8 @@ class DraftLM:
         if not isinstance(head, nn.Linear):
             raise ConfigurationError(
                 f"cannot draft with the model at {folder}: its output layer is {type(head).__name__}, of which no rows "
-                "can be left out: use a draft model with the target's tokeniser"
+                "can be left out: use a draft model with the target's tokeniser",
+                about=folder,
             )
         rows = torch.tensor(kept, device=self.device)
         cut = nn.Linear(head.in_features, len(kept), bias=head.bias is not None, device="meta")
@@ -102,12 +103,15 @@ class DraftLM:
         except Exception as error:
             # Architectures that were never tested may fail in any way.
             reason = " ".join(str(error).split())[:300] or type(error).__name__
-            raise ConfigurationError(f"cannot draft with the model at {folder}: {type(model).__name__}: {reason}") from error
+            raise ConfigurationError(
+                f"cannot draft with the model at {folder}: {type(model).__name__}: {reason}", about=folder
+            ) from error
         difference, largest = float((found - own).abs().max()), float(own.abs().max())
         if not difference <= _TOLERANCE[model.dtype] * largest:
             raise ConfigurationError(
                 f"cannot draft with the model at {folder}: {type(model).__name__} keeps a state that cannot be rolled back, "
-                f"or masks of its own: its logits differ by {difference:.2g} from a plain pass"
+                f"or masks of its own: its logits differ by {difference:.2g} from a plain pass",
+                about=folder,
             )
 
 

@@ -152,7 +152,9 @@ class DraftModelSource:
             ConfigurationError: it has a tokeniser of its own, in which the places are others.
         """
         if not self._vocabulary.is_targets:
-            raise ConfigurationError("the draft model has a tokeniser of its own: must have the target's")
+            raise ConfigurationError(
+                "the draft model has a tokeniser of its own: must have the target's", about="the draft model"
+            )
         rows = TextCache(self._lm.new_rows())
         try:
             (found,) = self._lm.logits([rows.add_text(text, count)])

@@ -100,7 +100,8 @@ def map_vocabularies(draft: Path, target: Path) -> VocabularyMap:
     if not common:
         raise ConfigurationError(
             f"the draft model at {draft} and the target at {target} have no token in common: a draft model needs the "
-            "target's tokeniser, or one that shares tokens with it"
+            "target's tokeniser, or one that shares tokens with it",
+            about=draft,
         )
     log.info(
         "draft model %s has a tokeniser of its own: %d of its %d tokens are the target's", draft, len(common), draft_size
@@ -118,7 +119,9 @@ def map_vocabularies(draft: Path, target: Path) -> VocabularyMap:
 def _size(folder: Path) -> int:
     size = text_config(read_json(folder / "config.json")).get("vocab_size")
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
-        raise ConfigurationError(f"vocab_size is {size!r} in {folder / 'config.json'}: must be a number of at least 1")
+        raise ConfigurationError(
+            f"vocab_size is {size!r} in {folder / 'config.json'}: must be a number of at least 1", about="vocab_size"
+        )
     return size
 
 
@@ -126,11 +129,13 @@ def _listed(folder: Path, size: int) -> NDArray[np.int64] | None:
     file = folder / VOCABULARY_FILE
     if not file.is_file():
         return None
-    with reading(f"read {file}"):
+    with reading(f"read {file}", about=file):
         offsets = load_file(file)["d2t"].astype(np.int64)
     ids = offsets + np.arange(len(offsets))
     if offsets.ndim != 1 or not len(ids) or (np.diff(ids) <= 0).any() or ids[0] < 0 or ids[-1] >= size:
-        raise ConfigurationError(f"d2t in {file} must give at least one id, ascending, each below vocab_size ({size})")
+        raise ConfigurationError(
+            f"d2t in {file} must give at least one id, ascending, each below vocab_size ({size})", about="d2t"
+        )
     return ids
 
 
@@ -141,9 +146,10 @@ class _Vocabulary:
         self._file = folder / "tokenizer.json"
         if not self._file.is_file():
             raise ConfigurationError(
-                f"{folder} holds no tokenizer.json, by which the tokens of a draft model and of its target are compared"
+                f"{folder} holds no tokenizer.json, by which the tokens of a draft model and of its target are compared",
+                about=folder,
             )
-        with reading(f"read {self._file}"):
+        with reading(f"read {self._file}", about=self._file):
             self._hash = hashlib.sha256(self._file.read_bytes()).digest()
 
     def same_as(self, other: _Vocabulary) -> bool:
@@ -155,7 +161,7 @@ class _Vocabulary:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """The tokeniser itself."""
-        with reading(f"read {self._file}"):
+        with reading(f"read {self._file}", about=self._file):
             return Tokenizer.from_file(str(self._file))
 
     @cached_property

@@ -94,7 +94,7 @@ def read_classifier(file: Path) -> tuple[Classifier, ClassifierCard]:
         ConfigurationError: a file is missing, damaged or of another version; names it.
     """
     about = read_json(file.with_suffix(".json"), _OF)
-    with reading(f"load the {_OF} at {file}"):
+    with reading(f"load the {_OF} at {file}", about=file):
         card = ClassifierCard(
             draft=str(about.pop("draft")),
             target=str(about.pop("target")),
@@ -109,7 +109,7 @@ def read_classifier(file: Path) -> tuple[Classifier, ClassifierCard]:
         classifier = Classifier(**tensors)
     faults = _faults(card, tensors)
     if faults:
-        raise ConfigurationError(f"cannot load the {_OF} at {file}: {faults[0]}; train it anew")
+        raise ConfigurationError(f"cannot load the {_OF} at {file}: {faults[0]}; train it anew", about=file)
     return classifier, card
 
 
@@ -145,7 +145,8 @@ def check_models(card: ClassifierCard, file: Path, draft: str, target: str) -> N
         if own != served:
             raise ConfigurationError(
                 f"cannot use the {_OF} at {file}: it was trained on another {name} ({own[:12]}, this one is {served[:12]}); "
-                "make one with `outrider train disco`"
+                "make one with `outrider train disco`",
+                about=file,
             )
 
 

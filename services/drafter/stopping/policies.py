@@ -47,14 +47,18 @@ def check_stop(config: StopConfig) -> None:
         read_classifier(_file_of(config))
     elif config.disco is not None:
         raise ConfigurationError(
-            f"drafter.stop_classifier is {config.disco}, but drafter.stop_policy is {config.policy}: must be unset, or "
-            "stop_policy disco"
+            field="drafter.stop_classifier",
+            value=config.disco,
+            given=f"but drafter.stop_policy is {config.policy}",
+            allowed="unset, or stop_policy disco",
         )
 
 
 def _file_of(config: StopConfig) -> Path:
     if config.disco is None:
-        raise ConfigurationError("stop_policy is disco: stop_classifier must name a file of `outrider train disco`")
+        raise ConfigurationError(
+            "stop_classifier must name a file of `outrider train disco`", field="stop_policy", value="disco"
+        )
     return config.disco
 
 

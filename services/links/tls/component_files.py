@@ -47,16 +47,24 @@ def check_files(files: ComponentTls) -> None:
         try:
             file.read_bytes()
         except OSError as error:
-            raise ConfigurationError(f"cluster.tls.{setting} is {file}: cannot be read ({error.strerror})") from error
+            raise ConfigurationError(
+                f"cannot be read ({error.strerror})", field=f"cluster.tls.{setting}", value=file
+            ) from error
     if (wrong := mismatch(files)) is not None:
         raise ConfigurationError(
-            f"cluster.tls.certificate is {files.certificate}, key is {files.key}, ca is {files.ca}: must be a certificate "
-            f"chain, its key without password, and certificates of the authority that signed it, all in PEM ({wrong})"
+            field="cluster.tls.certificate",
+            value=files.certificate,
+            given=f"key is {files.key}, ca is {files.ca}",
+            allowed=(
+                "a certificate chain, its key without password, and certificates of the authority that signed "
+                f"it, all in PEM ({wrong})"
+            ),
         )
     if name_of(files.role) not in _names_in(files.certificate):
         raise ConfigurationError(
-            f"cluster.tls.certificate is {files.certificate}: must name {name_of(files.role)} as a subject alternative name "
-            "(DNS), as the certificate of a " + files.role
+            f"must name {name_of(files.role)} as a subject alternative name (DNS), as the certificate of a {files.role}",
+            field="cluster.tls.certificate",
+            value=files.certificate,
         )
 
 

@@ -41,7 +41,7 @@ class WeightFiles:
         # Names of shared weights in the target's files.
         self._shared: Mapping[str, str] = {}
         try:
-            with reading(f"load the model at {folder}"):
+            with reading(f"load the model at {folder}", about=folder):
                 self._files = self._find(folder)
             if target is not None and (shared := read_shared(folder)) is not None:
                 self._target = self._stack.enter_context(WeightFiles(target))
@@ -139,7 +139,8 @@ def check_shared(folder: Path, target: Path) -> None:
     if found != shared.sha256:
         raise ConfigurationError(
             f"{folder} was made for another target: the weights that it shares have the checksum {shared.sha256[:12]}, "
-            f"those of {target} {found[:12]}"
+            f"those of {target} {found[:12]}",
+            about=folder,
         )
 
 

@@ -70,7 +70,8 @@ def check_weights(folder: Path, config: Mapping[str, Any], target: Path | None =
     if (folder / "adapter_config.json").is_file():
         raise ConfigurationError(
             f"cannot load the model at {folder}: there is an adapter (adapter_config.json), which is not supported: "
-            "merge it into its base model, and save that"
+            "merge it into its base model, and save that",
+            about=folder,
         )
     found = _checked_tensors(folder)
     if target is not None and (shared := read_shared(folder)) is not None:
@@ -90,12 +91,13 @@ def _checked_tensors(folder: Path) -> dict[str, Tensor]:
             tensors = read_header(file)
             if (name := next((name for name in expected if name not in tensors), None)) is not None:
                 raise ConfigurationError(
-                    f"cannot load the model at {folder}: {file.name} holds no {name}, which {INDEX} says is there"
+                    f"cannot load the model at {folder}: {file.name} holds no {name}, which {INDEX} says is there",
+                    about=folder,
                 )
             found.update(tensors)
         _check_types(folder, found)
     if not found:
-        raise ConfigurationError(f"cannot load the model at {folder}: its files hold no weights")
+        raise ConfigurationError(f"cannot load the model at {folder}: its files hold no weights", about=folder)
     return found
 
 
@@ -108,21 +110,23 @@ def weight_files(folder: Path) -> dict[Path, frozenset[str]]:
     if (folder / SINGLE).is_file():
         return {folder / SINGLE: frozenset()}
     if not (folder / INDEX).is_file():
-        raise ConfigurationError(f"cannot load the model at {folder}: no {SINGLE} there{_instead(folder)}")
+        raise ConfigurationError(f"cannot load the model at {folder}: no {SINGLE} there{_instead(folder)}", about=folder)
     places = read_json(folder / INDEX).get("weight_map")
     where = f"cannot load the model at {folder}: {INDEX}"
     if not isinstance(places, dict) or not places:
-        raise ConfigurationError(f"{where} has no weight_map, an object from weights to files")
+        raise ConfigurationError(f"{where} has no weight_map, an object from weights to files", about=folder / INDEX)
     by_file: dict[Path, set[str]] = {}
     for name, file in places.items():
         # Only names of files in this folder: another path could lead anywhere.
         if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise ConfigurationError(f"{where} has {name} in {str(file)[:80]!r}: must be a safetensors file beside it")
+            raise ConfigurationError(
+                f"{where} has {name} in {str(file)[:80]!r}: must be a safetensors file beside it", about=folder / INDEX
+            )
         by_file.setdefault(folder / file, set()).add(name)
     missing = sorted(file.name for file in by_file if not file.is_file())
     if missing:
         others = f", and {len(missing) - 1} more of {len(by_file)} files" if len(missing) > 1 else ""
-        raise ConfigurationError(f"cannot load the model at {folder}: {missing[0]} is missing{others}")
+        raise ConfigurationError(f"cannot load the model at {folder}: {missing[0]} is missing{others}", about=folder)
     return {file: frozenset(by_file[file]) for file in sorted(by_file)}
 
 
@@ -156,9 +160,13 @@ def read_header(file: Path) -> dict[str, Tensor]:
     end = _check_places(ends, damaged)
     expected = 8 + length + end
     if size < expected:
-        raise ConfigurationError(f"{file} has {size:,} bytes instead of {expected:,}: it is cut off; fetch it again")
+        raise ConfigurationError(
+            f"{file} has {size:,} bytes instead of {expected:,}: it is cut off; fetch it again", about=file
+        )
     if size > expected:
-        raise ConfigurationError(f"{file} has {size:,} bytes instead of {expected:,}: it is damaged; fetch it again")
+        raise ConfigurationError(
+            f"{file} has {size:,} bytes instead of {expected:,}: it is damaged; fetch it again", about=file
+        )
     return tensors
 
 
@@ -175,7 +183,7 @@ def read_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
     try:
         inputs = {name: int(size) for name, (_, size) in json.loads(_read(blocks)[0]["__metadata__"]["kinds"]).items()}
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ConfigurationError(f"{blocks} does not say of which types its blocks are") from error
+        raise ConfigurationError(f"{blocks} does not say of which types its blocks are", about=blocks) from error
     return {name: (*shape[:-1], inputs[name]) if name in inputs else shape for name, shape in shapes.items()}
 
 
@@ -191,20 +199,21 @@ def _read(file: Path) -> tuple[dict[str, Any], int, int]:
             length = int.from_bytes(start, "little")
             if start and LFS.startswith(start):
                 raise ConfigurationError(
-                    f"{file} is a pointer of git-lfs, not the weights: fetch them with `git lfs pull` in its folder"
+                    f"{file} is a pointer of git-lfs, not the weights: fetch them with `git lfs pull` in its folder",
+                    about=file,
                 )
             if len(start) < 8 or length > _MOST_HEADER:
-                raise ConfigurationError(f"{file} is no safetensors file" + ("" if start else ": it is empty"))
+                raise ConfigurationError(f"{file} is no safetensors file" + ("" if start else ": it is empty"), about=file)
             text = opened.read(length)
         size = file.stat().st_size
     except OSError as error:
-        raise ConfigurationError(f"{file} cannot be read ({error.strerror or one_line(error)})") from error
+        raise ConfigurationError(f"{file} cannot be read ({error.strerror or one_line(error)})", about=file) from error
     try:
         header = json.loads(text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(_damaged(file)) from error
+        raise ConfigurationError(_damaged(file), about=file) from error
     if not isinstance(header, dict):
-        raise ConfigurationError(_damaged(file))
+        raise ConfigurationError(_damaged(file), about=file)
     return header, length, size
 
 
@@ -237,7 +246,8 @@ def _check_types(folder: Path, tensors: Mapping[str, Tensor]) -> None:
         if tensor.dtype not in _FLOATS and not name.endswith(_COMPUTED):
             raise ConfigurationError(
                 f"cannot load the model at {folder}: {name} is stored as {tensor.dtype}: {', '.join(_FLOATS)} are read; use "
-                "a checkpoint that is not quantised, or a GGUF file"
+                "a checkpoint that is not quantised, or a GGUF file",
+                about=folder,
             )
 
 
@@ -250,7 +260,8 @@ def _check_layers(folder: Path, tensors: Mapping[str, Tensor], config: Mapping[s
     first = next(number for number in range(count) if number not in there)
     raise ConfigurationError(
         f"cannot load the model at {folder}: its files hold nothing of layer {first}; {len(there)} layers are there, "
-        f"config.json says {count}"
+        f"config.json says {count}",
+        about=folder,
     )
 
 

@@ -53,11 +53,13 @@ class SharedWeights:
         for module, source in self.modules.items():
             weights = [name for name in there if name.startswith(f"{source}.")]
             if not weights:
-                raise ConfigurationError(f"{self.folder} was made for another target: this one has no weights of {source}")
+                raise ConfigurationError(
+                    f"{self.folder} was made for another target: this one has no weights of {source}", about=self.folder
+                )
             found |= {module + name.removeprefix(source): name for name in weights}
         if both := sorted(held & found.keys()):
             raise ConfigurationError(
-                f"{self.folder} holds {both[0]}, which {SHARED} in its config.json says is the target's"
+                f"{self.folder} holds {both[0]}, which {SHARED} in its config.json says is the target's", about=self.folder
             )
         return found
 
@@ -73,12 +75,16 @@ def read_shared(folder: Path) -> SharedWeights | None:
         return None
     where = f"{folder / 'config.json'}: {SHARED}"
     if not isinstance(content, dict) or content.keys() != {"modules", "sha256"}:
-        raise ConfigurationError(f"{where} must hold modules and sha256, and nothing else")
+        raise ConfigurationError(f"{where} must hold modules and sha256, and nothing else", about=where)
     modules: Any = content["modules"]
     if not isinstance(modules, dict) or not modules or not all(_named(each) for each in (*modules, *modules.values())):
-        raise ConfigurationError(f"{where}: modules must hold at least one name of a module, with the target's name of it")
+        raise ConfigurationError(
+            "modules must hold at least one name of a module, with the target's name of it", field=where
+        )
     if not isinstance(content["sha256"], str) or not _SHA256.fullmatch(content["sha256"]):
-        raise ConfigurationError(f"{where}: sha256 is {content['sha256']!r}: must be 64 hexadecimal digits")
+        raise ConfigurationError(
+            place=where, field="sha256", value=f"{content['sha256']!r}", allowed="64 hexadecimal digits"
+        )
     return SharedWeights(folder, modules, content["sha256"])
 
 

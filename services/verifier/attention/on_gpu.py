@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -22,55 +22,46 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+# As ``triton_buckets``.
+MakeBuckets = Callable[[KVPool, int], "TritonBuckets"]
+
 # Rows of the passes that show whether the kernels run: few and many have blocks of different sizes.
 _TRIAL_ROWS = (3, 34)
 
 
-def refusal(calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> str:
-    """Why our Triton kernels are not used; empty if they are. ``dtype``: of keys and values."""
+def refusal(
+    calls: Sequence[Call],
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    capability_of: Callable[[torch.device], tuple[int, int]] = torch.cuda.get_device_capability,
+    find: Callable[[str], object] = find_spec,
+) -> str:
+    """Why our Triton kernels are not used; empty if they are.
+
+    Args:
+        dtype: of keys and values.
+        capability_of: a GPU's compute capability.
+        find: finds an installed package, or gives None.
+    """
     if device.type != "cuda":
         return f"the device is {device.type}"
-    if find_spec("triton") is None:
+    if find("triton") is None:
         return "triton is not installed"
     from services.verifier.kernels.triton.tree_pass import refusal as of_kernels
 
-    return of_kernels(calls, dtype, torch.cuda.get_device_capability(device))
+    return of_kernels(calls, dtype, capability_of(device))
 
 
-def pool_and_buckets(
-    calls: Sequence[Call], rows: int, dtype: torch.dtype, device: torch.device, wanted: AttentionBackend = "auto"
-) -> tuple[KVPool, TritonBuckets | None]:
-    """The KV cache in the layout that the device's attention reads, and how passes are laid out for Triton if it is used.
-
-    Args:
-        rows: of the cache.
-        wanted: the setting ``attention_backend``.
-
-    Raises:
-        ConfigurationError: Triton is wanted, but does not take the model or does not run here; says why.
-    """
-    if wanted == "torch":
-        reason = "verifier.attention_backend is torch"
-    else:
-        reason = refusal(calls, dtype, device) or _trial(calls, dtype, device)
-    if reason and wanted == "triton":
-        raise ConfigurationError(f"verifier.attention_backend is triton: {reason}; use auto or torch")
-    pool = KVPool(calls, rows=rows, dtype=dtype, device=device, ones=bool(reason))
-    if reason:
-        if device.type == "cuda":
-            log.warning("attention by torch's own kernels, which are slower and not exact: %s", reason)
-        return pool, None
+def triton_buckets(pool: KVPool, share: int) -> TritonBuckets:
+    """The passes of our Triton kernels over a cache; ``share``: query heads per key-value head."""
     from services.verifier.kernels.triton.tree_pass import TritonBuckets
 
-    log.info("attention by Triton kernels: rows of trees are summed up as in plain decoding")
-    # All calls of a pass have one layout; blocks of rows must be small enough for the call with most queries a key.
-    return pool, TritonBuckets(pool, max(call.share for call in calls))
+    return TritonBuckets(pool, share)
 
 
-def _trial(calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> str:
+def trial(calls: Sequence[Call], dtype: torch.dtype, device: torch.device, buckets: MakeBuckets) -> str:
     """Why the kernels do not run here, such as for want of a C compiler; empty if a pass over each kind of call does."""
-    from services.verifier.kernels.triton.tree_pass import TritonBuckets
-
     kinds = {(call.kv_heads, call.share, call.key_size, call.value_size): replace(call, entry=0) for call in calls}
     try:
         for call, rows in itertools.product(kinds.values(), _TRIAL_ROWS):
@@ -84,8 +75,61 @@ def _trial(calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> s
                 )
             )  # fmt: skip
             # Copied, so that failures on the GPU show here.
-            TritonBuckets(pool, call.share).launched(batch, 0).attend(call, query, key, value).cpu()
+            buckets(pool, call.share).launched(batch, 0).attend(call, query, key, value).cpu()
     except Exception as error:
         # Compilers and drivers may fail in any way.
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GpuAttention:
+    """By what attention on a GPU is tried and made.
+
+    Attributes:
+        refusal, trial: see the functions of these names.
+        pool: makes the KV cache.
+        buckets: see ``triton_buckets``.
+    """
+
+    refusal: Callable[[Sequence[Call], torch.dtype, torch.device], str] = refusal
+    trial: Callable[[Sequence[Call], torch.dtype, torch.device, MakeBuckets], str] = trial
+    pool: Callable[..., KVPool] = KVPool
+    buckets: MakeBuckets = triton_buckets
+
+    def unusable(self, calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> str:
+        """Why Triton's kernels cannot be used; empty if they can."""
+        return self.refusal(calls, dtype, device) or self.trial(calls, dtype, device, self.buckets)
+
+
+GPU_ATTENTION = GpuAttention()
+
+
+def pool_and_buckets(
+    calls: Sequence[Call],
+    rows: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    wanted: AttentionBackend = "auto",
+    means: GpuAttention = GPU_ATTENTION,
+) -> tuple[KVPool, TritonBuckets | None]:
+    """The KV cache in the layout that the device's attention reads, and how passes are laid out for Triton if it is used.
+
+    Args:
+        rows: of the cache.
+        wanted: the setting ``attention_backend``.
+
+    Raises:
+        ConfigurationError: Triton is wanted, but does not take the model or does not run here; says why.
+    """
+    reason = "verifier.attention_backend is torch" if wanted == "torch" else means.unusable(calls, dtype, device)
+    if reason and wanted == "triton":
+        raise ConfigurationError(f"{reason}; use auto or torch", field="verifier.attention_backend", value="triton")
+    pool = means.pool(calls, rows=rows, dtype=dtype, device=device, ones=bool(reason))
+    if reason:
+        if device.type == "cuda":
+            log.warning("attention by torch's own kernels, which are slower and not exact: %s", reason)
+        return pool, None
+    log.info("attention by Triton kernels: rows of trees are summed up as in plain decoding")
+    # All calls of a pass have one layout; blocks of rows must be small enough for the call with most queries a key.
+    return pool, means.buckets(pool, max(call.share for call in calls))

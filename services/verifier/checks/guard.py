@@ -80,11 +80,11 @@ def check_slice(part: ModelSlice, stages: int = 1) -> None:
         raise
     except Exception as error:
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        raise ConfigurationError(f"{name} cannot be served: {' '.join(reason.split())[:300]}") from error
+        raise ConfigurationError(f"{name} cannot be served: {' '.join(reason.split())[:300]}", about=name) from error
     finally:
         part.pool.clear()
     if reason:
-        raise ConfigurationError(f"{name} cannot be served: {reason}")
+        raise ConfigurationError(f"{name} cannot be served: {reason}", about=name)
     log.info("%s computes what its own eager attention does; seen in %.2f s", name, time.perf_counter() - start)
 
 
@@ -299,4 +299,4 @@ def _check_hand_over(part: ModelSlice, given: torch.Tensor) -> None:
     elif others := sorted(extra - _FROM_POSITIONS):
         reason = f"its layers are also given {', '.join(others)}"
     if reason:
-        raise ConfigurationError(f"{_name(part.model)} cannot be split: {reason}; use stages: 1")
+        raise ConfigurationError(f"{_name(part.model)} cannot be split: {reason}; use stages: 1", about="stages")

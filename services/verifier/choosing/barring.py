@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from services.verifier.choosing.candidates import on_host
+from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.model.target_port import PackedBits
 from services.verifier.model.to_device import to_device
 
@@ -19,7 +19,7 @@ def bar(row: torch.Tensor, allowed: PackedBits) -> torch.Tensor:
     return row.masked_fill(torch.from_numpy(_unpacked(allowed, len(row)) == 0), _BARRED)
 
 
-def bar_rows(logits: torch.Tensor, rules: Sequence[PackedBits | None]) -> None:
+def bar_rows(logits: torch.Tensor, rules: Sequence[PackedBits | None], reader: LogitsReader = READER) -> None:
     """Bar tokens in place.
 
     Args:
@@ -30,7 +30,7 @@ def bar_rows(logits: torch.Tensor, rules: Sequence[PackedBits | None]) -> None:
     if not rows:
         return
     vocabulary = logits.shape[1]
-    if on_host(logits):
+    if reader.on_host(logits):
         own = logits.numpy()
         for at, allowed in rows:
             own[at, _unpacked(allowed, vocabulary) == 0] = -np.inf

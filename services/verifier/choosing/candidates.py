@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.model.to_device import to_device
 from speculation.types import SamplingParams
 
@@ -37,11 +38,6 @@ class Candidates:
     weights: NDArray[np.float64]
 
 
-def on_host(logits: torch.Tensor) -> bool:
-    """Whether numpy can read the logits in place. On a device, work is cheap but waiting for each result is not."""
-    return logits.device.type == "cpu"
-
-
 def rows_of(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
     """Those ``rows`` of [rows, vocabulary]; the logits themselves if they are all, in their order."""
     return logits if rows == list(range(len(logits))) else logits[to_device(rows, logits.device)]
@@ -52,7 +48,7 @@ def truncates(params: SamplingParams, vocabulary: int) -> bool:
     return 0 < params.top_k < vocabulary or params.top_p < 1 or params.min_p > 0
 
 
-def likeliest(logits: torch.Tensor, k: int) -> torch.Tensor:
+def likeliest(logits: torch.Tensor, k: int, reader: LogitsReader = READER) -> torch.Tensor:
     """[rows, k], the ids of the ``k`` greatest of [rows, vocabulary], greatest first.
 
     With the vocabulary folded into columns in any way, they lie in the columns with the ``k`` greatest maxima. So the whole
@@ -63,7 +59,7 @@ def likeliest(logits: torch.Tensor, k: int) -> torch.Tensor:
         return torch.topk(logits, k, dim=-1).indices
     columns = logits.view(rows, _DEPTH, -1)
     # torch would share out even one row among its threads, who wait for each other where other processes want the cores too.
-    maxima = torch.from_numpy(columns.numpy().max(1)) if on_host(logits) else columns.amax(1)
+    maxima = torch.from_numpy(columns.numpy().max(1)) if reader.on_host(logits) else columns.amax(1)
     best = maxima.topk(k).indices
     found = columns.gather(2, best[:, None].expand(-1, _DEPTH, -1)).flatten(1).topk(k).indices
     return found // k * columns.shape[2] + best.gather(1, found % k)

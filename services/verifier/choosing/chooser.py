@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 
 from services.model_files.generation_config import ModelProcessors
 from services.verifier.choosing.barring import bar_rows
-from services.verifier.choosing.candidates import likeliest, on_host, rows_of
+from services.verifier.choosing.candidates import likeliest, rows_of
 from services.verifier.choosing.chosen_logprobs import ChosenLogprobs
 from services.verifier.choosing.device_trials import fans_of, tried_on
 from services.verifier.choosing.penalties import Changes
 from services.verifier.choosing.picks import argmax, by_law, sample, truncated, unchanged
+from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError, Walk
 from services.verifier.kernels.native.choice_kernel import UNDECIDED, ChoiceKernel
 from services.verifier.kernels.native.library import Library
@@ -39,6 +40,7 @@ class Chooser:
         eos_token_ids: the model's end-of-text tokens.
         model: the model's own logits processors, from its generation config.
         kernels: compiled kernels, which choose first where the logits are on a CPU.
+        reader: says where logits lie.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class Chooser:
         eos_token_ids: frozenset[int] = frozenset(),
         model: ModelProcessors | None = None,
         kernels: Library | None = None,
+        reader: LogitsReader = READER,
     ) -> None:
         self._eos_token_ids = eos_token_ids
+        self._reader = reader
         self._kernel = None if kernels is None else ChoiceKernel(kernels)
         self._finder = None if kernels is None else LikeliestKernel(kernels)
         self._model = model or ModelProcessors()
@@ -90,7 +94,7 @@ class Chooser:
 
         Args:
             logits: [rows chosen after, vocabulary], float32, in the order of ``batch``, on any device.
-            likeliest: gives ``greatest.likeliest_of`` the logits, where the pass has found that on a device.
+            likeliest: gives ``LogitsReader.likeliest_of`` the logits, where the pass has found that on a device.
 
         Raises:
             ValueError: an entry's ``logits`` are neither 0 nor the chain's last row and all nodes.
@@ -107,7 +111,7 @@ class Chooser:
             end += rows.logits
         self._walk([walk for walk in walks if walk.rows.logits and walk.rows.tried is None], logits, likeliest)
         tried = [walk for walk in walks if walk.rows.logits and walk.rows.tried is not None]
-        if not on_host(logits):
+        if not self._reader.on_host(logits):
             self._try(tried, logits)
         top_ids, made = self._likeliest(walks, logits), ChosenLogprobs(walks, logits)
         return [self._outcome(walk, logits, tops, made) for walk, tops in zip(walks, top_ids, strict=True)]
@@ -143,8 +147,8 @@ class Chooser:
         for k in {walk.rows.top_k for walk in walks if walk.rows.top_k and walk.rows.logits}:
             asking = [at for at, walk in enumerate(walks) if walk.rows.top_k == k]
             rows = [walks[at].first_row + row for at in asking for row in range(walks[at].rows.logits)]
-            own = self._finder.find(logits, rows, k) if self._finder is not None and on_host(logits) else None
-            ids = iter(likeliest(rows_of(logits, rows), k).tolist() if own is None else own)
+            own = self._finder.find(logits, rows, k) if self._finder is not None and self._reader.on_host(logits) else None
+            ids = iter(likeliest(rows_of(logits, rows), k, self._reader).tolist() if own is None else own)
             for at in asking:
                 found[at] = tuple(tuple(next(ids)) for _ in range(walks[at].rows.logits))
         return found
@@ -154,13 +158,13 @@ class Chooser:
 
         On a CPU level by level, since work costs most there. On a device all rows at once, since waiting for it costs most.
         """
-        if not on_host(logits):
+        if not self._reader.on_host(logits):
             points = [walk.point(row) for walk in walks for row in range(walk.rows.logits)]
             taken = iter(self.choose(logits, points, likeliest))
             chosen = [[next(taken) for _ in range(walk.rows.logits)] for walk in walks]
         frontier = [(at, 0) for at in range(len(walks))]
         while frontier:
-            if on_host(logits):
+            if self._reader.on_host(logits):
                 level = self.choose(logits, [walks[at].point(row) for at, row in frontier])
             else:
                 level = [chosen[at][row] for at, row in frontier]
@@ -179,7 +183,7 @@ class Chooser:
         fans = [fan for walk in own for fan in fans_of(walk.rows.tried or EMPTY_TREE)]
         params, positions = [point.request.params for point in points], [point.position for point in points]
         try:
-            found = iter(tried_on(self._prepared(logits, points), params, positions, fans))
+            found = iter(tried_on(self._prepared(logits, points), params, positions, fans, self._reader))
         except Exception:
             for walk in own if len(own) > 1 else ():
                 self._try([walk], logits)
@@ -213,9 +217,10 @@ class Chooser:
             else:
                 plain.append(at)
         if plain:
-            for at, choice in zip(plain, unchanged(logits, [points[at] for at in plain], likeliest), strict=True):
+            own = [points[at] for at in plain]
+            for at, choice in zip(plain, unchanged(logits, own, likeliest, self._reader), strict=True):
                 choices[at] = choice
-        if changed and self._kernel is not None and on_host(logits):
+        if changed and self._kernel is not None and self._reader.on_host(logits):
             free = [at for at in changed if points[at].request.rule is None]
             for at, token in zip(free, self._kernel.choose(logits, [points[at] for at in free]), strict=True):
                 choices[at] = token
@@ -225,7 +230,7 @@ class Chooser:
         for group, choose_all in ((greedy, argmax), (sampled, sample)):
             if group:
                 own = [points[at] for at in group]
-                for at, choice in zip(group, choose_all(self._prepared(logits, own), own), strict=True):
+                for at, choice in zip(group, choose_all(self._prepared(logits, own), own, self._reader), strict=True):
                     choices[at] = choice
         return choices
 
@@ -235,7 +240,7 @@ class Chooser:
         if len(self._copy) < len(points) or self._copy.shape[1] != vocabulary or self._copy.device != logits.device:
             self._copy = torch.empty(max(len(points), _COPIED_ROWS), vocabulary, device=logits.device)
         prepared = self._copy[: len(points)]
-        if on_host(logits):
+        if self._reader.on_host(logits):
             # numpy copies, since waking torch's threads costs more than they save here.
             own = logits.numpy()
             for copy, point in zip(prepared.numpy(), points, strict=True):
@@ -246,10 +251,10 @@ class Chooser:
         changes = Changes([], [], [], [])
         for at, point in enumerate(points):
             point.request.penalties.changes(at, vocabulary, point.path, point.position, changes)
-        changes.apply(prepared)
-        bar_rows(prepared, [_allowed(point) for point in points])
+        changes.apply(prepared, self._reader)
+        bar_rows(prepared, [_allowed(point) for point in points], self._reader)
         temperatures = [point.request.params.temperature or 1.0 for point in points]
-        if on_host(logits):
+        if self._reader.on_host(logits):
             for copy, temperature in zip(prepared.numpy(), temperatures, strict=True):
                 copy /= np.float32(temperature)
         else:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from services.verifier.choosing.device_choice import SLACK, limits_of, rows_at_once, winners_on
-from services.verifier.choosing.greatest import first_of_greatest
+from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.model.target_port import NOT_CHOSEN, Tried
 from services.verifier.model.to_device import to_device
 from speculation.philox import NoiseStream, uniforms
@@ -71,7 +71,11 @@ def _fan(tree: TokenTree, siblings: Sequence[int]) -> Fan:
 
 
 def tried_on(
-    logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int], fans: Sequence[Fan]
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    fans: Sequence[Fan],
+    reader: LogitsReader = READER,
 ) -> list[Tried]:
     """What the rule says of each row.
 
@@ -83,14 +87,18 @@ def tried_on(
     some = rows_at_once(logits.shape[1])
     for start in range(0, len(logits), some):
         part = slice(start, start + some)
-        found += _tried(logits[part], params[part], positions[part], fans[part])
+        found += _tried(logits[part], params[part], positions[part], fans[part], reader)
     return found
 
 
 def _tried(
-    logits: torch.Tensor, params: Sequence[SamplingParams], positions: Sequence[int], fans: Sequence[Fan]
+    logits: torch.Tensor,
+    params: Sequence[SamplingParams],
+    positions: Sequence[int],
+    fans: Sequence[Fan],
+    reader: LogitsReader,
 ) -> list[Tried]:
-    left, ratios, margins = _target(logits, params), [], []
+    left, ratios, margins = _target(logits, params, reader), [], []
     for ordinal in range(max(len(fan.tokens) for fan in fans)):
         rows = [row for row, fan in enumerate(fans) if len(fan.tokens) > ordinal]
         ratio, margin = _reject(left, rows, fans, ordinal)
@@ -114,7 +122,7 @@ def _coins(ratios: Sequence[float], margins: Sequence[float], seed: int, positio
     )
 
 
-def _target(logits: torch.Tensor, params: Sequence[SamplingParams]) -> _Left:
+def _target(logits: torch.Tensor, params: Sequence[SamplingParams], reader: LogitsReader) -> _Left:
     """Before any rejection. At temperature 0 all of p is on the greatest logit."""
     tops, limits = logits.amax(-1, keepdim=True).double(), limits_of(logits, params)
     weights = (logits.double() - tops).exp().masked_fill(logits < limits.perhaps[:, None], 0.0)
@@ -122,7 +130,7 @@ def _target(logits: torch.Tensor, params: Sequence[SamplingParams]) -> _Left:
     touched = (p > 0) & (logits < limits.surely[:, None])
     reach = 2 * (p * touched).sum(-1) + _ROUNDING
     greedy = to_device([own.temperature == 0 for own in params], logits.device)
-    best = first_of_greatest(logits).clamp(min=0)[:, None]
+    best = reader.first_of_greatest(logits).clamp(min=0)[:, None]
     p = torch.where(greedy[:, None], torch.zeros_like(p).scatter_(-1, best, 1.0), p)
     reach = torch.where(greedy, _ROUNDING, reach)
     return _Left(p, touched & ~greedy[:, None], torch.where(torch.isfinite(tops[:, 0]), reach, torch.inf))

@@ -41,18 +41,14 @@ def own_kernel(
     return None
 
 
+# For the log.
+TOKENS = "the likeliest tokens are found"
 # Takes [rows, vocabulary], float32 or bfloat16; see ``by_torch``.
 Finder = Callable[[torch.Tensor], torch.Tensor]
 
 
-def likeliest_of(logits: torch.Tensor) -> list[int]:
-    """The first of the greatest logits of each row, [rows, vocabulary]; ``NOT_CHOSEN`` where that is not finite."""
-    found: list[int] = first_of_greatest(logits).tolist()
-    return found
-
-
 def first_of_greatest(logits: torch.Tensor) -> torch.Tensor:
-    """As ``likeliest_of``, [rows], int64, where the logits are."""
+    """As ``by_torch``, by our kernel where it runs."""
     return (finder_on(logits.device) or by_torch)(logits)
 
 
@@ -65,11 +61,12 @@ def finder_on(device: torch.device) -> Finder | None:
 
         return choice_kernels.first_of_greatest
 
-    def is_right(finder: Finder) -> bool:
-        rows = _trial_rows().to(device)
-        return all(torch.equal(finder(own), by_torch(own)) for own in (rows, rows.bfloat16()))
+    return own_kernel(device, load, lambda finder: is_right(finder, trial_rows().to(device)), TOKENS)
 
-    return own_kernel(device, load, is_right, "the likeliest tokens are found")
+
+def is_right(finder: Finder, rows: torch.Tensor) -> bool:
+    """Whether it finds in ``rows``, [rows, vocabulary], what torch's functions do, also where they are rounded."""
+    return all(torch.equal(finder(own), by_torch(own)) for own in (rows, rows.bfloat16()))
 
 
 def by_torch(logits: torch.Tensor) -> torch.Tensor:
@@ -80,7 +77,7 @@ def by_torch(logits: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.isfinite(tops[:, 0]), first, NOT_CHOSEN)
 
 
-def _trial_rows() -> torch.Tensor:
+def trial_rows() -> torch.Tensor:
     """Rows of any numbers; of equal ones; with both zeros at the top; and with nothing that can be chosen."""
     rows = torch.randn(7, 5000, generator=torch.Generator().manual_seed(0))
     rows[1] = 3.0

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.verifier.choosing.candidates import on_host
+from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.model.to_device import to_device
 from speculation.types import SamplingParams
 
@@ -111,7 +111,7 @@ class Changes:
     counted: _Amounts
     barred: _Amounts
 
-    def apply(self, logits: torch.Tensor) -> None:
+    def apply(self, logits: torch.Tensor, reader: LogitsReader = READER) -> None:
         """Apply the changes in place, in the order of transformers' ``generate``.
 
         Args:
@@ -122,7 +122,7 @@ class Changes:
                 continue
             at = np.concatenate([ids for ids, _ in amounts])
             amount = np.concatenate([values for _, values in amounts])
-            if on_host(logits):
+            if reader.on_host(logits):
                 _change(logits.numpy().reshape(-1), at, amount, self._rule(amounts), np.where)
             else:
                 there = to_device(at, logits.device), to_device(amount, logits.device)

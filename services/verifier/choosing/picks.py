@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.verifier.choosing.candidates import Candidates, narrow, on_host, rows_of, truncates
+from services.verifier.choosing.candidates import Candidates, narrow, rows_of, truncates
 from services.verifier.choosing.device_choice import drawn
-from services.verifier.choosing.greatest import likeliest_of
+from services.verifier.choosing.reading import READER, LogitsReader
 from services.verifier.choosing.walks import ChoicePoint, RequestState, TokenOrError
 from services.verifier.model.target_port import NOT_CHOSEN
 from speculation.choose import choose
@@ -39,16 +39,19 @@ def by_law(
 
 
 def unchanged(
-    logits: torch.Tensor, points: Sequence[ChoicePoint], likeliest: Callable[[], list[int]] | None = None
+    logits: torch.Tensor,
+    points: Sequence[ChoicePoint],
+    likeliest: Callable[[], list[int]] | None = None,
+    reader: LogitsReader = READER,
 ) -> list[TokenOrError]:
     """The greatest logit at each point of [rows, vocabulary], for requests that change no logits.
 
     Args:
-        likeliest: gives ``likeliest_of`` the logits; None: it is not known yet.
+        likeliest: gives ``reader.likeliest_of`` the logits; None: it is not known yet.
     """
-    if not on_host(logits):
+    if not reader.on_host(logits):
         if likeliest is None:
-            return argmax(rows_of(logits, [point.row for point in points]), points)
+            return argmax(rows_of(logits, [point.row for point in points]), points, reader)
         tokens = likeliest()
         return [
             by_law(point, _on_host, logits, point.row) if tokens[point.row] == NOT_CHOSEN else tokens[point.row]
@@ -64,13 +67,13 @@ def unchanged(
     return choices
 
 
-def argmax(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
+def argmax(logits: torch.Tensor, points: Sequence[ChoicePoint], reader: LogitsReader = READER) -> list[TokenOrError]:
     """The greatest logit of each row, the first of equals."""
-    if on_host(logits):
+    if reader.on_host(logits):
         return [by_law(point, row.cpu) for row, point in zip(logits, points, strict=True)]
     return [
         by_law(point, row.cpu) if token == NOT_CHOSEN else token
-        for token, row, point in zip(likeliest_of(logits), logits, points, strict=True)
+        for token, row, point in zip(reader.likeliest_of(logits), logits, points, strict=True)
     ]
 
 
@@ -78,9 +81,9 @@ def _on_host(logits: torch.Tensor, row: int) -> torch.Tensor:
     return logits[row].cpu()
 
 
-def sample(logits: torch.Tensor, points: Sequence[ChoicePoint]) -> list[TokenOrError]:
+def sample(logits: torch.Tensor, points: Sequence[ChoicePoint], reader: LogitsReader = READER) -> list[TokenOrError]:
     """Gumbel-max over the tokens of each row that can win."""
-    if not on_host(logits):
+    if not reader.on_host(logits):
         tokens = drawn(logits, [point.request.params for point in points], [point.position for point in points])
         return [
             by_law(point, truncated, row, point.request) if token == NOT_CHOSEN else token

@@ -126,8 +126,9 @@ def _native(config: TargetConfig) -> Library | None:
     kernels = library(config.kernels)
     if kernels is None and config.kernels != "auto":
         raise ConfigurationError(
-            f"verifier.kernels is {config.kernels}: that needs a C compiler (cc) and a processor that has it; "
-            "the log says what is missing; use auto"
+            "that needs a C compiler (cc) and a processor that has it; the log says what is missing; use auto",
+            field="verifier.kernels",
+            value=config.kernels,
         )
     return kernels
 
@@ -144,15 +145,16 @@ def _candidates(model: nn.Module, config: TargetConfig, kernels: Library | None)
         if config.weights != "as_stored":
             found.append(Choice(**own))
     elif config.weights == "as_stored" or config.dtype == "int8":
-        key = "weights is as_stored" if config.weights == "as_stored" else "dtype is int8"
-        raise ConfigurationError(f"verifier.{key}: on a CPU that needs a C compiler (cc); use float32")
+        key, value = ("weights", "as_stored") if config.weights == "as_stored" else ("dtype", "int8")
+        why = "on a CPU that needs a C compiler (cc); use float32"
+        raise ConfigurationError(why, field=f"verifier.{key}", value=value)
     # Only our kernels read other stored types.
     if config.weights != "as_stored" and config.dtype != "int8" and config.kernels in ("auto", "onednn"):
         available: bool = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         if available and hasattr(torch.ops.mkldnn, "_linear_pointwise"):
             found.append(Choice(linears="onednn", **compiled))
         elif config.kernels == "onednn":
-            raise ConfigurationError("verifier.kernels is onednn: this build of torch has none; use auto")
+            raise ConfigurationError("this build of torch has none; use auto", field="verifier.kernels", value="onednn")
     return found or [Choice(linears="torch")]
 
 

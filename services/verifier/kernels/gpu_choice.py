@@ -14,7 +14,7 @@ import statistics
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -56,7 +56,7 @@ def use_gpu_kernels(model: nn.Module, config: TargetConfig) -> Choice:
         quantize(model, config)
     if config.kernels == "torch" or reason:
         if config.kernels not in ("auto", "torch"):
-            raise ConfigurationError(f"verifier.kernels is {config.kernels}: {reason}; use auto or torch")
+            raise ConfigurationError(f"{reason}; use auto or torch", field="verifier.kernels", value=config.kernels)
         return Choice(linears="torch", reason=reason or "as configured")
     as_linears(model)
     choice = choose_gpu_kernels(model, config, milliseconds_on(torch.device(config.device)))
@@ -73,15 +73,25 @@ def _unfit(config: TargetConfig) -> str:
     return ""
 
 
-def triton_refusal(device: torch.device) -> str:
-    """Why our Triton row kernels do not run on a device; empty if a trial does."""
-    if find_spec("triton") is None:
+def triton_refusal(
+    device: torch.device,
+    *,
+    capability_of: Callable[[torch.device], tuple[int, int]] = torch.cuda.get_device_capability,
+    find: Callable[[str], object] = find_spec,
+) -> str:
+    """Why our Triton row kernels do not run on a device; empty if a trial does.
+
+    Args:
+        capability_of: a GPU's compute capability.
+        find: finds an installed package, or gives None.
+    """
+    if find("triton") is None:
         return "triton is not installed"
     if device.type != "cuda":
         return f"the device is {device.type}: must be a GPU"
     from services.verifier.kernels.triton.tree_pass import too_old
 
-    return too_old(torch.cuda.get_device_capability(device)) or _trial(device)
+    return too_old(capability_of(device)) or _trial(device)
 
 
 def _trial(device: torch.device) -> str:
@@ -98,11 +108,15 @@ def _trial(device: torch.device) -> str:
     return ""
 
 
-def put(model: nn.Module, linears: str, device: torch.device) -> None:
-    """Replace a model's layers by those of the candidate ``linears``; norms and gates as well where Triton runs."""
+def put(model: nn.Module, linears: str, device: torch.device, make: MakeLayer | None = None) -> None:
+    """Replace a model's layers by those of the candidate ``linears``; norms and gates as well where Triton runs.
+
+    Args:
+        make: makes a layer; None: as ``maker_of`` the candidate.
+    """
     if linears == "torch":
         return
-    make = maker_of(linears)
+    make = make or maker_of(linears)
     if linears == "triton" or not triton_refusal(device):
         from services.verifier.kernels.triton.row_layers import use_row_kernels
 
@@ -133,41 +147,70 @@ def _plain(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Module:
     return made
 
 
-def choose_gpu_kernels(model: nn.Module, config: TargetConfig, timer: Timer) -> Choice:
+def triton_version() -> str:
+    """Triton's version, as it says itself, since it is installed under several names; empty where there is none."""
+    if find_spec("triton") is None:
+        return ""
+    import triton
+
+    return str(triton.__version__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class KernelContest:
+    """How the candidates are made and compared.
+
+    Attributes:
+        refusal, maker_of, triton_version: see the functions of these names.
+        prepare: sets up the process before the first product of cuBLASLt.
+        beyond_cache: bytes of weights that no GPU's cache holds; copies of a smaller layer take turns.
+    """
+
+    refusal: Callable[[torch.device], str] = triton_refusal
+    maker_of: Callable[[str], MakeLayer] = maker_of
+    prepare: Callable[[], None] = forbid_split_sums
+    beyond_cache: int = _BEYOND_CACHE
+    triton_version: Callable[[], str] = triton_version
+
+
+CONTEST = KernelContest()
+
+
+def choose_gpu_kernels(model: nn.Module, config: TargetConfig, timer: Timer, contest: KernelContest = CONTEST) -> Choice:
     """The fastest exact candidate, from the file of an earlier start or by measurement.
 
     Raises:
         ConfigurationError: the one named in the settings does not run here, or is not exact; says why.
     """
     device = torch.device(config.device)
-    refused = triton_refusal(device)
+    refused = contest.refusal(device)
     if config.kernels == "triton" and refused:
-        raise ConfigurationError(f"verifier.kernels is triton: {refused}; use auto, cublaslt or torch")
+        raise ConfigurationError(f"{refused}; use auto, cublaslt or torch", field="verifier.kernels", value="triton")
     if config.kernels != "triton":
-        forbid_split_sums()
+        contest.prepare()
     named = [config.kernels] if config.kernels != "auto" else ["cublaslt"] if refused else ["cublaslt", "triton"]
     shapes = _shapes(model)
-    kept = Kept(config.kernels_dir, _about(config, shapes, device))
+    kept = Kept(config.kernels_dir, _about(config, shapes, device, contest))
     known = kept.read(lambda content: Choice(**content))
     if known is not None and known.linears in (*named, "torch"):
         return known
-    chosen = _measured(named, shapes, device, timer)
+    chosen = _measured(named, shapes, device, timer, contest)
     if config.kernels != "auto" and chosen.linears != config.kernels:
-        raise ConfigurationError(f"verifier.kernels is {config.kernels}: {chosen.reason}; use auto or torch")
+        raise ConfigurationError(f"{chosen.reason}; use auto or torch", field="verifier.kernels", value=config.kernels)
     if refused and config.kernels == "auto":
         chosen = replace(chosen, reason=f"{chosen.reason}; triton does not run: {refused}")
     kept.write(asdict(chosen))
     return chosen
 
 
-def _measured(named: Sequence[str], shapes: Shapes, device: torch.device, timer: Timer) -> Choice:
+def _measured(named: Sequence[str], shapes: Shapes, device: torch.device, timer: Timer, contest: KernelContest) -> Choice:
     totals = {name: [0.0] * len(ROWS) for name in (*named, "torch")}
     inexact: set[str] = set()
     for (outputs, inputs), count in shapes.items():
-        copies = 1 + _BEYOND_CACHE // (2 * outputs * inputs)
+        copies = 1 + contest.beyond_cache // (2 * outputs * inputs)
         weights = [torch.randn(outputs, inputs, device=device).bfloat16() for _ in range(copies)]
         for name, milliseconds in totals.items():
-            layers = [maker_of(name)(weight, None) for weight in weights]
+            layers = [contest.maker_of(name)(weight, None) for weight in weights]
             if name != "torch" and not is_exact_layer(layers[0], inputs, device):
                 inexact.add(name)
             for index, rows in enumerate(ROWS):
@@ -224,7 +267,7 @@ def milliseconds_on(device: torch.device) -> Timer:
     return on_gpu if device.type == "cuda" else on_host
 
 
-def _about(config: TargetConfig, shapes: Shapes, device: torch.device) -> dict[str, Any]:
+def _about(config: TargetConfig, shapes: Shapes, device: torch.device, contest: KernelContest) -> dict[str, Any]:
     """Everything that the choice depends on."""
     return {
         "format": _FORMAT,
@@ -232,15 +275,6 @@ def _about(config: TargetConfig, shapes: Shapes, device: torch.device) -> dict[s
         "shapes": sorted([*shape, count] for shape, count in shapes.items()),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
         "torch": torch.__version__,
-        "triton": _triton_version(),
+        "triton": contest.triton_version(),
         "kernels": [config.kernels, config.dtype],
     }
-
-
-def _triton_version() -> str:
-    # As it says itself: it is installed under several names.
-    if find_spec("triton") is None:
-        return ""
-    import triton
-
-    return str(triton.__version__)

@@ -72,8 +72,12 @@ def quantize(model: nn.Module, config: TargetConfig) -> None:
     if config.dtype == "fp8" and not multiplies_fp8(device):
         found = torch.cuda.get_device_capability(device)
         raise ConfigurationError(
-            f"verifier.dtype is fp8: needs a GPU of compute capability 8.9 (Ada, Hopper) or later, {config.device} has "
-            f"{found[0]}.{found[1]}; use bfloat16 or int8"
+            (
+                f"needs a GPU of compute capability 8.9 (Ada, Hopper) or later, {config.device} has {found[0]}.{found[1]}; "
+                "use bfloat16 or int8"
+            ),
+            field="verifier.dtype",
+            value="fp8",
         )
     try:
         from torchao.quantization import (
@@ -83,7 +87,9 @@ def quantize(model: nn.Module, config: TargetConfig) -> None:
             quantize_,
         )
     except ImportError as error:
-        raise ConfigurationError(f"dtype is {config.dtype}: needs torchao: pip install 'outrider-server[int8]'") from error
+        raise ConfigurationError(
+            "needs torchao: pip install 'outrider-server[int8]'", field="dtype", value=config.dtype
+        ) from error
     if config.dtype == "int8":
         quantize_(model, Int8WeightOnlyConfig())
         return

@@ -34,7 +34,9 @@ def refuse_incomplete(model: PreTrainedModel, info: Mapping[str, Any], folder: P
         name, stored, wanted = min(info["mismatched_keys"])
         raise mismatched(name, stored, wanted, folder, len(info["mismatched_keys"]))
     if info["error_msgs"]:
-        raise ConfigurationError(f"cannot load the model at {folder}: {' '.join(str(info['error_msgs'][0]).split())[:400]}")
+        raise ConfigurationError(
+            f"cannot load the model at {folder}: {' '.join(str(info['error_msgs'][0]).split())[:400]}", about=folder
+        )
     refuse_unused(model, info["unexpected_keys"], folder)
 
 
@@ -42,7 +44,8 @@ def missing(model: PreTrainedModel, names: Collection[str], folder: Path) -> Con
     """The error for weights that no file holds."""
     return ConfigurationError(
         f"cannot load the model at {folder}: its files hold no {min(names)}{_and_others(len(names))}, which "
-        f"{type(model).__name__} needs by its configuration: fetch the files again, or correct that"
+        f"{type(model).__name__} needs by its configuration: fetch the files again, or correct that",
+        about=folder,
     )
 
 
@@ -52,7 +55,8 @@ def mismatched(
     """The error for a weight of another shape."""
     return ConfigurationError(
         f"cannot load the model at {folder}: {name} is {tuple(stored)}, its configuration says "
-        f"{tuple(wanted)}{_and_others(count)}"
+        f"{tuple(wanted)}{_and_others(count)}",
+        about=folder,
     )
 
 
@@ -72,7 +76,8 @@ def refuse_unused(model: PreTrainedModel, names: Collection[str], folder: Path) 
     if own:
         raise ConfigurationError(
             f"cannot load the model at {folder}: its files hold {own[0]}{_and_others(len(own))}, for which "
-            f"{type(model).__name__} has no place by its configuration: without them it would be another model"
+            f"{type(model).__name__} has no place by its configuration: without them it would be another model",
+            about=folder,
         )
     if names:
         log.info("not used: %s%s", min(names), _and_others(len(names)))
@@ -107,7 +112,7 @@ def without_report() -> Iterator[None]:
 
 def _nonsense(name: str, folder: Path) -> ConfigurationError:
     return ConfigurationError(
-        f"cannot load the model at {folder}: {name} holds infinite values or NaN; fetch the files again"
+        f"cannot load the model at {folder}: {name} holds infinite values or NaN; fetch the files again", about=folder
     )
 
 

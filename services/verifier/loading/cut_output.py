@@ -29,7 +29,9 @@ def cut_output(model: PreTrainedModel, kept: Sequence[int]) -> None:
         if head.bias is not None:
             made.bias = nn.Parameter(head.bias.detach()[rows], requires_grad=False)
     else:
-        raise ConfigurationError(f"the output layer is {type(head).__name__}, of which no rows can be left out")
+        raise ConfigurationError(
+            f"the output layer is {type(head).__name__}, of which no rows can be left out", about="the output layer"
+        )
     model.set_output_embeddings(made)
 
 

@@ -59,7 +59,7 @@ def load_whole(config: TargetConfig) -> PreTrainedModel:
     check_files(config)
     if config.shared_with is not None or (folder / BLOCKS_FILE).is_file() or _stored_in_halves(config):
         return _load_as_stored(config)
-    with reading(f"load the model at {folder}"), without_report():
+    with reading(f"load the model at {folder}", about=folder), without_report():
         model, info = AutoModelForCausalLM.from_pretrained(
             config.model_path,
             dtype=load_dtype(config),
@@ -100,7 +100,7 @@ def _load_as_stored(config: TargetConfig) -> PreTrainedModel:
         ConfigurationError: a weight is missing, or has another shape.
     """
     folder = Path(config.model_path)
-    with reading(f"load the model at {folder}"):
+    with reading(f"load the model at {folder}", about=folder):
         model: PreTrainedModel = without_weights(
             lambda: AutoModelForCausalLM.from_config(
                 read_config(config), dtype=load_dtype(config), attn_implementation=attention.NAME
@@ -120,7 +120,7 @@ def check_files(config: TargetConfig) -> None:
         ConfigurationError: says what is wrong, and where.
     """
     folder = Path(config.model_path)
-    with reading(f"load the model at {folder}"):
+    with reading(f"load the model at {folder}", about=folder):
         check_weights(folder, check_config(folder), config.shared_with)
 
 
@@ -131,7 +131,7 @@ def read_config(config: TargetConfig) -> PreTrainedConfig:
         ConfigurationError: it is missing, or its architecture is unknown or cannot be served; says why.
     """
     folder = Path(config.model_path)
-    with reading(f"interpret {folder / 'config.json'}"):
+    with reading(f"interpret {folder / 'config.json'}", about=folder / "config.json"):
         check_config(folder)
         found: PreTrainedConfig = AutoConfig.from_pretrained(config.model_path, trust_remote_code=False)
         # Checked again with the defaults that config.json leaves out.
@@ -214,7 +214,7 @@ def split_layers(config: TargetConfig) -> list[range]:
     text = read_config(config).get_text_config()
     count: int = text.num_hidden_layers
     if not 1 <= config.stages <= count:
-        raise ConfigurationError(f"stages is {config.stages}: the model has {count} layers, so 1 to {count} are possible")
+        raise _not_split(config, f"the model has {count} layers, so 1 to {count} are possible")
     if config.stages == 1:
         return [range(count)]
     decoder = _skeleton(config).get_decoder()
@@ -238,7 +238,7 @@ def load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
         ConfigurationError: the model cannot be split; says why.
     """
     check_files(config)
-    with reading(f"load the model at {config.model_path}"):
+    with reading(f"load the model at {config.model_path}", about=config.model_path):
         return _load_layers(config, layers)
 
 
@@ -265,9 +265,7 @@ def _load_layers(config: TargetConfig, layers: range) -> PreTrainedModel:
     decoder.rotary_emb = type(decoder.rotary_emb)(text)
     hollow = [name for name, tensor in (*model.named_parameters(), *model.named_buffers()) if tensor.is_meta]
     if hollow:
-        raise ConfigurationError(
-            f"stages is {config.stages}: {type(model).__name__} cannot be split, {hollow[0]} is not stored"
-        )
+        raise _not_split(config, f"{type(model).__name__} cannot be split, {hollow[0]} is not stored")
     _check_passes_through(model, dtype)
     return model
 
@@ -280,10 +278,9 @@ def _check_names(model: PreTrainedModel, names: Set[str], config: TargetConfig) 
     """
     wanted = model.state_dict().keys() - model.all_tied_weights_keys.keys()
     if others := sorted(wanted - names):
-        raise ConfigurationError(
-            f"stages is {config.stages}: {type(model).__name__} cannot be split, the files in {config.model_path} hold no "
-            f"{others[0]}" + (f", nor {len(others) - 1} others" if len(others) > 1 else "")
-        )
+        more = f", nor {len(others) - 1} others" if len(others) > 1 else ""
+        lacking = f"the files in {config.model_path} hold no {others[0]}{more}"
+        raise _not_split(config, f"{type(model).__name__} cannot be split, {lacking}")
     refuse_unused(model, names - model.state_dict().keys(), Path(config.model_path))
 
 
@@ -296,14 +293,18 @@ def _skeleton(config: TargetConfig) -> PreTrainedModel:
     model = _build(config)
     decoder = model.get_decoder()
     if not all(hasattr(decoder, name) for name in ("layers", "norm", "embed_tokens", "rotary_emb")):
-        raise ConfigurationError(f"stages is {config.stages}: {type(model).__name__} cannot be split, use stages: 1")
+        raise _not_split(config, f"{type(model).__name__} cannot be split, use stages: 1")
     return model
+
+
+def _not_split(config: TargetConfig, why: str) -> ConfigurationError:
+    return ConfigurationError(why, field="stages", value=config.stages)
 
 
 def _build(config: TargetConfig) -> PreTrainedModel:
     attention.register()
     adapters.register()
-    with reading(f"load the model at {config.model_path}"), torch.device("meta"):
+    with reading(f"load the model at {config.model_path}", about=config.model_path), torch.device("meta"):
         found = read_config(config)
         try:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(
@@ -394,5 +395,6 @@ def _check_passes_through(model: PreTrainedModel, dtype: torch.dtype) -> None:
         decoder.layers, decoder.norm, text.num_hidden_layers = layers, norm, count
     if not torch.equal(made, given):
         raise ConfigurationError(
-            f"{type(model).__name__} cannot be split: it changes what enters its first layer; use stages: 1"
+            f"{type(model).__name__} cannot be split: it changes what enters its first layer; use stages: 1",
+            about=type(model).__name__,
         )

@@ -117,7 +117,8 @@ def check_fits(config: TargetConfig, shape: Shape, available: float, *, fp8: boo
             f"one of these would fit: {'; '.join(ways)}"
             if ways
             else "no one of dtype, stages and kv_cache_tokens helps alone"
-        )
+        ),
+        about="model",
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from services.model_files.folder import read_json
 from services.model_files.known_types import known_types, transformers_version
@@ -68,9 +68,22 @@ def refuse_unsupported(config: Config, folder: Path) -> None:
         ConfigurationError: names the model type or the setting, and what it would need.
     """
     for rule in _RULES:
-        reason = rule(config)
-        if reason is not None:
-            raise ConfigurationError(f"cannot load the model at {folder}: {reason}")
+        fault = rule(config)
+        if fault is not None:
+            why = f"cannot load the model at {folder}: {fault.reason}"
+            raise ConfigurationError(why, about=fault.field, value=fault.value)
+
+
+class _Fault(NamedTuple):
+    """Why a model cannot be served, and by which field of its configuration that shows."""
+
+    field: str
+    value: object
+    reason: str
+
+
+def _wrong(field: str, value: object, allowed: str) -> _Fault:
+    return _Fault(field, value, f"{field} is {str(value)[:40]!r} in config.json: must be {allowed}")
 
 
 def _parts(config: Config) -> Iterator[tuple[str, Config]]:
@@ -81,86 +94,113 @@ def _parts(config: Config) -> Iterator[tuple[str, Config]]:
         yield "text_config.", text
 
 
-def _unknown(config: Config) -> str | None:
+def _unknown(config: Config) -> _Fault | None:
     kind = config.get("model_type")
     if not isinstance(kind, str) or not kind:
-        return "config.json names no model_type" if kind is None else f"model_type is {kind!r}: must be a type's name"
+        said = "config.json names no model_type" if kind is None else f"model_type is {kind!r}: must be a type's name"
+        return _Fault("model_type", kind, said)
     known = known_types()
     if known is None or kind in known.all:
         return None
     code = " and code that comes with a checkpoint (auto_map) is never run;" if config.get("auto_map") else ""
-    return f"model_type is {kind}, which {transformers_version()} does not know;{code} a newer transformers may"
+    return _Fault(
+        "model_type",
+        kind,
+        f"model_type is {kind}, which {transformers_version()} does not know;{code} a newer transformers may",
+    )
 
 
-def _quantised(config: Config) -> str | None:
+def _quantised(config: Config) -> _Fault | None:
     for prefix, part in _parts(config):
         for name in ("quantization_config", "compression_config"):
             if not (given := part.get(name)):
                 continue
             method = given.get("quant_method") or given.get("format") if isinstance(given, Mapping) else None
-            return (
+            return _Fault(
+                f"{prefix}{name}",
+                method,
                 f"its weights are quantised ({prefix}{name}: {str(method or 'of no named method')[:40]}), which is not "
                 "supported: use the checkpoint that it was made from (verifier.dtype: int8 quantises its weights when they "
-                "are loaded), or a GGUF file"
+                "are loaded), or a GGUF file",
             )
     return None
 
 
-def _elsewhere(config: Config) -> str | None:
+def _elsewhere(config: Config) -> _Fault | None:
     for name in _ELSEWHERE:
         if config.get(name):
-            return f"{name} is set in config.json: remove it, models are loaded from model.safetensors and by their own code"
+            return _Fault(
+                name,
+                config[name],
+                f"{name} is set in config.json: remove it, models are loaded from model.safetensors and by their own code",
+            )
     return None
 
 
-def _sound(config: Config) -> str | None:
+def _sound(config: Config) -> _Fault | None:
     kind = config["model_type"]
-    return f"{kind} speaks in sound or listens to it, and is no language model for text alone" if kind in _SOUND else None
+    if kind in _SOUND:
+        return _Fault(
+            "model_type", kind, f"{kind} speaks in sound or listens to it, and is no language model for text alone"
+        )
+    return None
 
 
-def _encoder_decoder(config: Config) -> str | None:
+def _encoder_decoder(config: Config) -> _Fault | None:
     kind, known = config["model_type"], known_types()
     others = known.seq2seq - known.causal if known is not None else ()
     if config.get("is_encoder_decoder") is not True and kind not in _ENCODER_DECODERS and kind not in others:
         return None
-    return (
+    return _Fault(
+        "model_type",
+        kind,
         f"{kind} is an encoder-decoder: every token of its answer attends to what an encoder makes of the prompt, which "
-        "would have to be computed and kept for each request; models that are a decoder alone are served"
+        "would have to be computed and kept for each request; models that are a decoder alone are served",
     )
 
 
-def _other_kind(config: Config) -> str | None:
+def _other_kind(config: Config) -> _Fault | None:
     kind, known = config["model_type"], known_types()
     if known is None or kind in known.causal:
         return None
     if kind in known.multimodal or any(config.get(name) for name in ("vision_config", "audio_config")):
-        return (
+        return _Fault(
+            "model_type",
+            kind,
             f"{kind} takes pictures or sound beside text, and {transformers_version()} has no causal language model of "
-            "this type alone; save its language model as a checkpoint of its own"
+            "this type alone; save its language model as a checkpoint of its own",
         )
     if kind in known.masked:
-        return f"{kind} is a masked language model: it fills gaps, and cannot continue a text"
-    return f"{kind} is no language model that continues a text: {transformers_version()} has no causal one of this type"
-
-
-def _masked(config: Config) -> str | None:
-    if config["model_type"] not in _MASKED or config.get("is_decoder") is True:
-        return None
-    return (
-        f"{config['model_type']} with is_decoder: false is a masked language model: it sees the tokens behind a position as "
-        "well, fills gaps, and cannot continue a text"
+        return _Fault("model_type", kind, f"{kind} is a masked language model: it fills gaps, and cannot continue a text")
+    return _Fault(
+        "model_type",
+        kind,
+        f"{kind} is no language model that continues a text: {transformers_version()} has no causal one of this type",
     )
 
 
-def _recurrent(config: Config) -> str | None:
+def _masked(config: Config) -> _Fault | None:
+    if config["model_type"] not in _MASKED or config.get("is_decoder") is True:
+        return None
+    return _Fault(
+        "is_decoder",
+        False,
+        f"{config['model_type']} with is_decoder: false is a masked language model: it sees the tokens behind a position as "
+        "well, fills gaps, and cannot continue a text",
+    )
+
+
+def _recurrent(config: Config) -> _Fault | None:
     kind = config["model_type"]
     layers = sorted({name for _, part in _parts(config) for name in _layer_types(part) if name in _RECURRENT_LAYERS})
     if kind not in _RECURRENT and not layers:
         return None
     which = f"layers of the type {', '.join(layers)}" if layers else "layers with a recurrent state"
-    return (
+    return _Fault(
+        "model_type",
+        kind,
         f"{kind} has {which}: their state cannot step back to where a draft was rejected, which would need a snapshot of "
-        "it at every node of a tree; models are served whose layers all attend"
+        "it at every node of a tree; models are served whose layers all attend",
     )
 
 
@@ -169,69 +209,76 @@ def _layer_types(part: Config) -> list[str]:
     return [name for name in given if isinstance(name, str)] if isinstance(given, list | tuple) else []
 
 
-def _attention(config: Config) -> str | None:
+def _attention(config: Config) -> _Fault | None:
     for _, part in _parts(config):
         others = sorted({*_layer_types(part)} - {*_ATTENDING_LAYERS})
         if others:
-            return f"models with layers of the type {', '.join(others)} are not supported"
+            return _Fault(
+                "layer_types", ", ".join(others), f"models with layers of the type {', '.join(others)} are not supported"
+            )
     return None
 
 
-def _shapes(config: Config) -> str | None:
+def _shapes(config: Config) -> _Fault | None:
     """Check the types of the fields that the other rules read."""
     for name in ("text_config", "auto_map"):
         if not isinstance(config.get(name), Mapping | None):
-            return f"{name} is {str(config[name])[:40]!r} in config.json: must be an object"
+            return _wrong(name, config[name], "an object")
     for prefix, part in _parts(config):
         for name in ("layer_types", "layers_block_type"):
             if not isinstance(part.get(name), list | tuple | None):
-                return f"{prefix}{name} is {str(part[name])[:40]!r} in config.json: must be a list of names"
+                return _wrong(f"{prefix}{name}", part[name], "a list of names")
     return None
 
 
-def _sizes(config: Config) -> str | None:
+def _sizes(config: Config) -> _Fault | None:
     for prefix, part in _parts(config):
         for name in _COUNTS:
             value = part.get(name)
             if value is None or isinstance(value, list | tuple):
                 continue
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                return f"{prefix}{name} is {str(value)[:40]!r} in config.json: must be a whole number from 1 on"
+                return _wrong(f"{prefix}{name}", value, "a whole number from 1 on")
         for name in _WINDOWS:
             value = part.get(name)
             if any(type(one) not in (int, type(None)) for one in (value if isinstance(value, list | tuple) else (value,))):
-                return f"{prefix}{name} is {str(value)[:40]!r} in config.json: must be a whole number, or null"
+                return _wrong(f"{prefix}{name}", value, "a whole number, or null")
         heads, shared = part.get("num_attention_heads"), part.get("num_key_value_heads")
         if isinstance(heads, int) and isinstance(shared, int) and heads % shared:
-            return (
-                f"{prefix}num_attention_heads is {heads} in config.json: must be a multiple of num_key_value_heads, {shared}"
+            return _Fault(
+                f"{prefix}num_attention_heads",
+                heads,
+                f"{prefix}num_attention_heads is {heads} in config.json: "
+                f"must be a multiple of num_key_value_heads, {shared}",
             )
         for name in ("dtype", "torch_dtype"):
             value = part.get(name)
             if value is not None and str(value).removeprefix("torch.") not in _DTYPES:
-                return f"{prefix}{name} is {str(value)[:40]!r} in config.json: must be one of {', '.join(_DTYPES)}"
+                return _wrong(f"{prefix}{name}", value, f"one of {', '.join(_DTYPES)}")
     return None
 
 
-def _positions(config: Config) -> str | None:
+def _positions(config: Config) -> _Fault | None:
     for prefix, part in _parts(config):
         for name in ("rope_parameters", "rope_scaling"):
             given = part.get(name)
             if given is None:
                 continue
             if not isinstance(given, Mapping):
-                return f"{prefix}{name} is {str(given)[:40]!r} in config.json: must be an object with a rope_type"
+                return _wrong(f"{prefix}{name}", given, "an object with a rope_type")
             for rope in (given, *(value for value in given.values() if isinstance(value, Mapping))):
                 if "longrope" in str(rope.get("rope_type", rope.get("type", ""))):
                     # transformers chooses the factors by the longest position in the pass.
-                    return (
+                    return _Fault(
+                        f"{prefix}{name}",
+                        given,
                         f"models with longrope positions ({prefix}{name}) are not supported: their factors change with the "
-                        "longest request of a pass, so one request would change another's tokens"
+                        "longest request of a pass, so one request would change another's tokens",
                     )
     return None
 
 
-_RULES: tuple[Callable[[Config], str | None], ...] = (
+_RULES: tuple[Callable[[Config], _Fault | None], ...] = (
     _unknown, _shapes, _quantised, _elsewhere, _sound, _encoder_decoder, _other_kind, _masked, _recurrent, _attention,
     _sizes, _positions,
 )  # fmt: skip

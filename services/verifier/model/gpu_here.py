@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 
@@ -11,34 +12,38 @@ _SHOWN = 200
 _FP8_FROM = (8, 9)
 
 
-def no_gpu() -> str:
-    """Why torch sees no GPU, in one line; empty if it sees one."""
+def no_gpu(cuda: Any = torch.cuda, version: Any = torch.version) -> str:
+    """Why torch sees no GPU, in one line; empty if it sees one.
+
+    Args:
+        cuda, version: torch's modules of these names.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        if torch.cuda.is_available():
+        if cuda.is_available():
             return ""
-    if torch.version.cuda is None:
+    if version.cuda is None:
         return f"no GPU: torch {torch.__version__} is built without CUDA; install torch's CUDA build on a machine with one"
     # torch warns once in a process, but its start raises every time.
-    said = " ".join(" ".join((*(str(warning.message) for warning in caught), _at_start())).split())
+    said = " ".join(" ".join((*(str(warning.message) for warning in caught), _at_start(cuda))).split())
     if "driver" in said and "old" in said:
-        return f"the GPU's driver is too old for torch {torch.__version__} (CUDA {torch.version.cuda}): {said[:_SHOWN]}"
+        return f"the GPU's driver is too old for torch {torch.__version__} (CUDA {version.cuda}): {said[:_SHOWN]}"
     return f"no GPU: torch {torch.__version__} sees none{': ' + said[:_SHOWN] if said else ''}"
 
 
-def _at_start() -> str:
+def _at_start(cuda: Any) -> str:
     """What torch raises when it starts CUDA; empty if it starts."""
     try:
-        torch.cuda.init()  # type: ignore[no-untyped-call]
+        cuda.init()
     except Exception as error:
         # Of several kinds, by version.
         return str(error)
     return ""
 
 
-def without_kernels(device: torch.device) -> str:
-    """Why this build of torch does not run on a GPU that it sees, in one line; empty if it does."""
-    capability, built = torch.cuda.get_device_capability(device), torch.cuda.get_arch_list()
+def without_kernels(device: torch.device, cuda: Any = torch.cuda) -> str:
+    """Why this build of torch does not run on a GPU that it sees, in one line; empty if it does. ``cuda``: as above."""
+    capability, built = cuda.get_device_capability(device), cuda.get_arch_list()
     if not built or any(_runs(one, capability) for one in built):
         return ""
     shown = ".".join(map(str, capability))

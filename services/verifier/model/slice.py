@@ -22,19 +22,12 @@ from services.verifier.attention.on_gpu import pool_and_buckets
 from services.verifier.attention.recording import record
 from services.verifier.attention.static import StaticBuckets
 from services.verifier.attention.tiled import TiledPass
-from services.verifier.choosing.greatest import finder_on
 from services.verifier.config import TargetConfig
-from services.verifier.kernels import experts
-from services.verifier.kernels.cpu_choice import Choice, choose_kernels, maker
-from services.verifier.kernels.gpu_choice import use_gpu_kernels
-from services.verifier.kernels.linears import as_linears, pack_linears
 from services.verifier.kernels.native import attention_kernel as native_attention
 from services.verifier.kernels.native.attention_kernel import PlacedRows
 from services.verifier.kernels.native.layer_kernel import TOLERANCE, FusedLayer
 from services.verifier.kernels.native.library import library
-from services.verifier.kernels.parameters import pack_parameters
 from services.verifier.kernels.whole_layers import fuse
-from services.verifier.kernels.whole_vectors import fill_vectors
 from services.verifier.loading import adapters
 from services.verifier.loading.adapters import inputs_of
 from services.verifier.loading.cut_output import cut_output
@@ -42,6 +35,7 @@ from services.verifier.loading.load_model import load_layers, load_whole, split_
 from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.model.graphs import Graphs, Keep, Made
 from services.verifier.model.hidden_states import HiddenStates
+from services.verifier.model.means import MEANS, TargetMeans
 from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import on_the_way, to_device
@@ -60,6 +54,7 @@ class ModelSlice:
     Args:
         streams: streams that its passes may hold; only the last stage's.
         outputs: the tokens whose logits are computed, ascending; None: all.
+        means: what it is put together from.
 
     Raises:
         ConfigurationError: the model cannot be loaded or served; says why.
@@ -70,8 +65,14 @@ class ModelSlice:
     """
 
     def __init__(
-        self, config: TargetConfig, stage: int, streams: StreamWeights | None = None, outputs: Sequence[int] | None = None
+        self,
+        config: TargetConfig,
+        stage: int,
+        streams: StreamWeights | None = None,
+        outputs: Sequence[int] | None = None,
+        means: TargetMeans = MEANS,
     ) -> None:
+        self._means = means
         # Set here, since a cluster may have set OMP_NUM_THREADS to the cores that it reserved rather than those that exist.
         torch.set_num_threads(config.threads or max(1, cores() // config.stages))
         self.is_first, self.is_last = stage == 0, stage == config.stages - 1
@@ -87,7 +88,7 @@ class ModelSlice:
         # A full-length request needs room for the largest tree behind its tokens.
         rows = config.kv_cache_tokens + MAX_NODES
         adapters.install(self.model, rows, self.device)
-        self.choice = _pack(self.model, config)
+        self.choice = means.pack(self.model, config)
         self._min_rows = self.choice.min_rows
         self.dtype = arithmetic_dtype(config)
         self.model.to(self.device)
@@ -101,7 +102,9 @@ class ModelSlice:
         self.hidden_states = HiddenStates(self.model, layers, shares[-1].stop, head, self.device)
         self._calls = self._recorded(rows)
         calls = [call for own in self._calls.values() for call in own]
-        self.pool, self._triton = pool_and_buckets(calls, rows, self.dtype, self.device, config.attention_backend)
+        self.pool, self._triton = pool_and_buckets(
+            calls, rows, self.dtype, self.device, config.attention_backend, means.attention
+        )
         self.library = library(self.choice.instructions) if self.choice.instructions else None
         ours = self.library if self._triton is None and config.attention_backend == "auto" else None
         self._kernel = native_attention.kernel_for(ours, self.pool)
@@ -133,7 +136,9 @@ class ModelSlice:
         except Exception as error:
             # Architectures that were never tested may fail in any way.
             reason = str(error) if isinstance(error, NotImplementedError) else f"{type(error).__name__}: {error}"
-            raise ConfigurationError(f"{type(self.model).__name__} cannot be served: {' '.join(reason.split())}") from error
+            raise ConfigurationError(
+                f"{type(self.model).__name__} cannot be served: {' '.join(reason.split())}", about=type(self.model).__name__
+            ) from error
 
     @torch.inference_mode()
     def _fuse(self) -> None:
@@ -290,7 +295,7 @@ class ModelSlice:
         start = time.perf_counter()
         module = self.model if self.is_last else self.model.get_decoder()
         # torch's functions would read all logits several times in every pass, for requests that draw, too.
-        find = finder_on(self.device) if self.is_last else None
+        find = self._means.find(self.device) if self.is_last else None
 
         def run(laid_out: attention.Pass, given: torch.Tensor, layers: Sequence[int], keep: Keep) -> Made:
             with answering(Running(laid_out, self._calls)), self.hidden_states.of_all_rows(layers, keep) as seen:
@@ -331,26 +336,3 @@ def _rows_chosen(batch: Sequence[Rows]) -> list[int]:
 def _at_rows(numbers: Callable[[], list[int]], rows: Sequence[int]) -> list[int]:
     of_all = numbers()
     return [of_all[row] for row in rows]
-
-
-def _pack(model: PreTrainedModel, config: TargetConfig) -> Choice:
-    """Replace linear layers by faster ones; returns which."""
-    if config.device != "cpu":
-        return use_gpu_kernels(model, config)
-    fill_vectors()
-    experts.use(model)
-    if config.dtype == "bfloat16":
-        return Choice(linears="torch")
-    as_linears(model)
-    choice = choose_kernels(model, config)
-    make = maker(choice, config.dtype)
-    if make is not None:
-        log.info("packed %d linear layers", pack_linears(model, make))
-        # Weights that route rows to experts are not rounded.
-        single = maker(choice)
-        assert single is not None
-        log.info("%d other parameters are packed when they are first used", pack_parameters(model, make, single))
-    # Parameters that are not packed become float32, the type of all arithmetic.
-    for parameter in model.parameters():
-        parameter.data = parameter.data.float()
-    return choice

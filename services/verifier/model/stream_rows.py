@@ -207,7 +207,9 @@ class StreamRows:
         return adapter
 
     def _refused(self, why: str) -> ConfigurationError:
-        return ConfigurationError(f"cannot serve the streams at {self._where} in the target's pass: {why}")
+        return ConfigurationError(
+            f"cannot serve the streams at {self._where} in the target's pass: {why}", about=self._where
+        )
 
 
 def _add(

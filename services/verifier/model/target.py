@@ -23,6 +23,7 @@ from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.kv_cache.tiles import TileAllocator
 from services.verifier.loading.load_model import check_files, check_memory, read_config, split_layers
 from services.verifier.model.gpu_here import no_gpu, without_kernels
+from services.verifier.model.means import MEANS, TargetMeans
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
@@ -39,6 +40,7 @@ class TransformersTarget:
 
     Args:
         streams: streams that its passes may hold.
+        means: what it is put together from.
 
     Raises:
         ConfigurationError: the model cannot be loaded or served; says why.
@@ -49,10 +51,17 @@ class TransformersTarget:
             are the same up to near ties.
     """
 
-    def __init__(self, config: TargetConfig, launch: Launch | None = None, streams: StreamWeights | None = None) -> None:
+    def __init__(
+        self,
+        config: TargetConfig,
+        launch: Launch | None = None,
+        streams: StreamWeights | None = None,
+        means: TargetMeans = MEANS,
+    ) -> None:
+        self._means = means
         check_backends(config)
         _check_device(config)
-        with reading(f"load the model at {config.model_path}"):
+        with reading(f"load the model at {config.model_path}", about=config.model_path):
             check_files(config)
             model_config = read_config(config).get_text_config()
             # Refuse a wrong number of stages before any is started.
@@ -91,11 +100,11 @@ class TransformersTarget:
             self._earlier.claim(torch.device(last))
             # When another stage is lost, this process keeps its own part.
             if part is None:
-                with reading(f"load the model at {config.model_path}"):
-                    part = ModelSlice(config, config.stages - 1, self._streams)
+                with reading(f"load the model at {config.model_path}", about=config.model_path):
+                    part = ModelSlice(config, config.stages - 1, self._streams, means=self._means)
                 check_slice(part, config.stages)
             self._part = part
-            self._chooser = Chooser(self.eos_token_ids, self.generation.processors, part.library)
+            self._chooser = Chooser(self.eos_token_ids, self.generation.processors, part.library, self._means.reader)
             self.pool.clear()
             self.tiles = TileAllocator(self.pool.total_tiles)
             self._earlier.join(part.device)
@@ -241,22 +250,24 @@ def _check_device(config: TargetConfig) -> None:
     """
     kind = config.device.partition(":")[0]
     if kind not in ("cpu", "cuda") or (kind == "cpu" and config.device != "cpu"):
-        raise ConfigurationError(f"device is {config.device}: must be cpu, cuda or cuda:NUMBER")
+        raise ConfigurationError(field="device", value=config.device, allowed="cpu, cuda or cuda:NUMBER")
     if kind == "cuda" and (reason := no_gpu()):
-        raise ConfigurationError(f"device is {config.device}: {reason}; or use device: cpu")
+        raise ConfigurationError(f"{reason}; or use device: cpu", field="device", value=config.device)
     if kind == "cuda" and torch.device(config.device).index not in (None, *range(torch.cuda.device_count())):
-        raise ConfigurationError(f"device is {config.device}: there are {torch.cuda.device_count()} GPUs, from cuda:0 on")
+        raise ConfigurationError(
+            f"there are {torch.cuda.device_count()} GPUs, from cuda:0 on", field="device", value=config.device
+        )
     if kind == "cuda" and (reason := without_kernels(torch.device(config.device))):
-        raise ConfigurationError(f"device is {config.device}: {reason}; or use device: cpu")
+        raise ConfigurationError(f"{reason}; or use device: cpu", field="device", value=config.device)
 
 
 def _max_model_len(config: TargetConfig, model_config: object) -> int:
     native = int(getattr(model_config, "max_position_embeddings", config.kv_cache_tokens))
     wanted = config.max_model_len or min(native, config.kv_cache_tokens)
     if wanted > native:
-        raise ConfigurationError(f"max_model_len is {wanted}: the model was made for at most {native} tokens")
+        raise ConfigurationError(f"the model was made for at most {native} tokens", field="max_model_len", value=wanted)
     if wanted > config.kv_cache_tokens:
         raise ConfigurationError(
-            f"max_model_len is {wanted}: kv_cache_tokens, {config.kv_cache_tokens}, must not be below it"
+            f"kv_cache_tokens, {config.kv_cache_tokens}, must not be below it", field="max_model_len", value=wanted
         )
     return wanted

@@ -163,7 +163,7 @@ class Meeting:
                         raise TargetLost(f"stage {rank} has died while it was loading; its log says why")
                     time.sleep(_POLL_S)
                 if reason := self._store.get(f"ready/{rank}").decode():
-                    raise ConfigurationError(f"stage {rank}: {reason}")
+                    raise ConfigurationError(f"stage {rank}: {reason}", about=f"stage {rank}")
             way = self._way([self._store.get(f"gpu/{rank}").decode() for rank in range(size - 1)] + [identity(device)])
             log.info("activations travel between %d stages by %s", size, way)
             _choose_interface(self.host, self.port)
@@ -248,7 +248,9 @@ def _listen(host: str) -> socket.socket:
         listener.bind((host, 0))
     except (OSError, ValueError) as error:
         raise ConfigurationError(
-            f"stage_host is {host}: must be the address of one of this machine's interfaces, such as 127.0.0.1 ({error})"
+            field="stage_host",
+            value=host,
+            allowed=f"the address of one of this machine's interfaces, such as 127.0.0.1 ({error})",
         ) from error
     listener.listen(64)
     return listener

@@ -235,5 +235,5 @@ def earlier_stages(config: TargetConfig, launch: Launch | None) -> EarlierStages
     if config.stages == 1:
         return NoStages()
     if launch is None:
-        raise ConfigurationError(f"stages is {config.stages}: nothing here can start processes for them")
+        raise ConfigurationError("nothing here can start processes for them", field="stages", value=config.stages)
     return Upstream(config, launch)

@@ -117,8 +117,12 @@ def way_of(identities: Sequence[str]) -> str:
 def two_on_one(stages: int, first: int, second: int, gpu: str) -> ConfigurationError:
     """What refuses two stages on one GPU."""
     return ConfigurationError(
-        f"verifier.stages is {stages}: stages {min(first, second)} and {max(first, second)} are on one GPU ({gpu}), which "
-        "makes no room and is slower; give each stage a GPU of its own, or use stages: 1"
+        (
+            f"stages {min(first, second)} and {max(first, second)} are on one GPU ({gpu}), which makes no "
+            "room and is slower; give each stage a GPU of its own, or use stages: 1"
+        ),
+        field="verifier.stages",
+        value=stages,
     )
 
 

@@ -85,10 +85,10 @@ def judge(result: CanaryResult, where: str) -> CanaryResult:
     )
     if result.first < USELESS:
         raise ConfigurationError(
-            f"cannot use the head at {where}: {measured}, which must be {USELESS:.0%} at least: {fault}"
+            f"cannot use the head at {where}: {measured}, which must be {USELESS:.0%} at least: {fault}", about=where
         )
     if result.first < DOUBTFUL and result.likely_fault:
-        raise ConfigurationError(f"cannot use the head at {where} as it is set: {measured}: {fault}")
+        raise ConfigurationError(f"cannot use the head at {where} as it is set: {measured}: {fault}", about=where)
     if result.first < DOUBTFUL:
         log.warning("the head at %s helps little: %s: %s", where, measured, fault)
     elif result.likely_fault:
@@ -140,10 +140,14 @@ def measure(head: FeatureHead, texts: Sequence[CanaryText], target: TargetShape)
     layers = head.config.state_layers
     lacking = [layer for layer in layers if any(held_states(text, layer, target) is None for text in texts)]
     if lacking:
-        raise ConfigurationError(f"the canary's texts hold no states of layer {lacking[0]}, which the head reads")
+        raise ConfigurationError(
+            f"the canary's texts hold no states of layer {lacking[0]}, which the head reads", about="the canary's texts"
+        )
     guesses, first, second = _shares(head, texts, target, _Rows(layers=layers))
     if guesses < LEAST:
-        raise ConfigurationError(f"the canary's texts hold {guesses} tokens to guess: must be {LEAST} at least")
+        raise ConfigurationError(
+            f"the canary's texts hold {guesses} tokens to guess: must be {LEAST} at least", about="the canary's texts"
+        )
     fault = _explain_first(head, texts, target, first)
     if fault is None and head.config.family == "eagle3":
         fault = _explain_second(head, texts, target, second)

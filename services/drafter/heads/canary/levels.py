@@ -60,10 +60,14 @@ def check_levels(trial: LevelTrial, texts: Sequence[CanaryText], target: TargetS
         ConfigurationError: as there.
     """
     if any(held_states(text, trial.layer, target) is None for text in texts):
-        raise ConfigurationError(f"the canary's texts hold no states of layer {trial.layer}, which the head reads")
+        raise ConfigurationError(
+            f"the canary's texts hold no states of layer {trial.layer}, which the head reads", about="the canary's texts"
+        )
     tokens, first, second = _shares(trial, texts, target, trial.layer)
     if tokens < LEAST:
-        raise ConfigurationError(f"the canary's texts hold {tokens} tokens to guess: must be {LEAST} at least")
+        raise ConfigurationError(
+            f"the canary's texts hold {tokens} tokens to guess: must be {LEAST} at least", about="the canary's texts"
+        )
     fault = _explained(trial, texts, target, first) if first < DOUBTFUL else None
     return judge(CanaryResult(guesses=tokens, first=first, second=second, likely_fault=fault), where)
 

@@ -68,7 +68,7 @@ def read_texts(file: Path) -> list[CanaryText]:
     Raises:
         ConfigurationError: it cannot be read, or holds something else.
     """
-    with reading(f"read the canary's texts in {file}"), safe_open(file, framework="pt") as opened:
+    with reading(f"read the canary's texts in {file}", about=file), safe_open(file, framework="pt") as opened:
         answers: Any = json.loads(opened.metadata()["answers"])
         tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
     return [
@@ -115,7 +115,9 @@ def _observed(model: Any, layers: Sequence[int]) -> Iterator[dict[int, torch.Ten
     lists = (each for each in model.get_decoder().modules() if isinstance(each, torch.nn.ModuleList) and len(each) == total)
     found = next(lists, None)
     if found is None:
-        raise ConfigurationError(f"the layers of {type(model).__name__} cannot be observed one by one")
+        raise ConfigurationError(
+            f"the layers of {type(model).__name__} cannot be observed one by one", about=type(model).__name__
+        )
     states: dict[int, torch.Tensor] = {}
 
     def keep(layer: int, made: Any) -> None:

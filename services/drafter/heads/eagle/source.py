@@ -79,7 +79,7 @@ def _made(name: str, config: DrafterConfig) -> FeatureSource:
     head = load_head(folder, target, device=trained.device, dtype=getattr(torch, trained.dtype))
     if head.config.family != name:
         raise ConfigurationError(
-            f"cannot load the head at {folder} as {name}: its tensors are those of {head.config.family}"
+            f"cannot load the head at {folder} as {name}: its tensors are those of {head.config.family}", about=folder
         )
     check_checkpoint(head, folder, target, asked_for=trained.asked_for)
     usual = TreeForm()

@@ -140,7 +140,9 @@ def head_for(
     config, eagle3 = target.config, family == "eagle3"
     for name in ("num_attention_heads", "intermediate_size"):
         if name not in config and name not in flags:
-            raise ConfigurationError(f"the target's config.json has no {name}: a head has the shape of a Llama's layer")
+            raise ConfigurationError(
+                f"the target's config.json has no {name}: a head has the shape of a Llama's layer", about=name
+            )
     heads = int(config["num_attention_heads"])
     fspad = family == "fspad"
     fields: dict[str, Any] = {

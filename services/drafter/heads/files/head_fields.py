@@ -33,6 +33,14 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
 _MODEL_TYPES = ("llama", "qwen2", "qwen3", "mistral", "mixtral", "eagle", "speculators", "speculator_model")
 
 
+def refused_tensor(
+    where: str, name: str, value: object, why: str = "", *, verb: str = "is", allowed: str = ""
+) -> ConfigurationError:
+    """The error for one tensor of a checkpoint."""
+    place, field = f"cannot load the head at {where}", f"the tensor {name}"
+    return ConfigurationError(why, place=place, field=field, verb=verb, value=value, allowed=allowed)
+
+
 @dataclass(frozen=True, slots=True)
 class HeadFields:
     """The fields of a checkpoint's config.json, the nested ones of its layer included."""
@@ -59,7 +67,7 @@ class HeadFields:
         """The error for one field."""
         shown = str(value)
         shown = shown if len(shown) <= 80 else f"{shown[:77]}..."
-        return ConfigurationError(f"cannot load the head at {self.where}: {field} is {shown}: must be {allowed}")
+        return ConfigurationError(place=f"cannot load the head at {self.where}", field=field, value=shown, allowed=allowed)
 
     def number(self, name: str, default: int | None = None) -> int:
         """A positive whole number."""

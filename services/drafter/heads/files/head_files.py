@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from services.drafter.heads.draft_vocabulary import ids_of_offsets, membership
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.head_config import TargetShape
-from services.drafter.heads.files.head_fields import parse, unused
+from services.drafter.heads.files.head_fields import parse, refused_tensor, unused
 from services.drafter.heads.files.layouts import (
     COMPUTED,
     DRAFT_IDS,
@@ -64,7 +65,7 @@ def load_head(
     recorded = read_json(folder / TRAINING, of="head") if (folder / TRAINING).is_file() else {}
     refuse_pickles(folder)
     check_tokenizer(folder, target)
-    with reading(f"load the head at {folder}"):
+    with reading(f"load the head at {folder}", about=folder):
         layout, tensors = _read(folder, config)
     shape = read_target_shape(target)
     rows = read_target_rows(target, device=device, dtype=dtype) if rows is None else rows
@@ -78,8 +79,10 @@ def load_head(
         ids, parsed = draft_ids, replace(parsed, draft_vocab_size=len(draft_ids))
     if not parsed.own_output and parsed.logit_scale not in (1.0, rows.scale):
         raise ConfigurationError(
-            f"cannot load the head at {where}: logit_scale is {parsed.logit_scale}: must be {rows.scale}, the target's, "
-            "whose output layer it shares"
+            place=f"cannot load the head at {where}",
+            field="logit_scale",
+            value=parsed.logit_scale,
+            allowed=f"{rows.scale}, the target's, whose output layer it shares",
         )
     if ids is None:
         ids = torch.arange(shape.vocab_size)
@@ -101,9 +104,7 @@ def _read(folder: Path, config: Mapping[str, Any]) -> tuple[HeadLayout, Tensors]
             name = layout.canonical(short)
             if name is None or name in found:
                 what = "unknown" if name is None else f"there twice, as {name}"
-                raise ConfigurationError(
-                    f"cannot load the head at {folder}: the tensor {public} is {what}: must be one of layout {layout.name}"
-                )
+                raise refused_tensor(str(folder), public, what, allowed=f"one of layout {layout.name}")
             if name not in skipped:
                 found[name] = files.numbers(public)
     if "missing_state" in found:
@@ -125,12 +126,17 @@ def take_vocabulary(tensors: Tensors, target: TargetShape, where: str) -> torch.
     if ids.dim() != 1 or not bool(((ids >= 0) & (ids < target.vocab_size)).all()):
         raise ConfigurationError(
             f"cannot load the head at {where}: {name} leads to ids from {int(ids.min())} to {int(ids.max())}: must be from "
-            f"0 to {target.vocab_size - 1}, the target's"
+            f"0 to {target.vocab_size - 1}, the target's",
+            about=where,
         )
     if len(set(ids.tolist())) != len(ids):
-        raise ConfigurationError(f"cannot load the head at {where}: {name} leads to a token twice: must lead to each once")
+        raise ConfigurationError(
+            f"cannot load the head at {where}: {name} leads to a token twice: must lead to each once", about=where
+        )
     if drafted is not None and not torch.equal(drafted.bool(), membership(ids, target.vocab_size)):
-        raise ConfigurationError(f"cannot load the head at {where}: t2d marks other tokens than {name} leads to")
+        raise ConfigurationError(
+            f"cannot load the head at {where}: t2d marks other tokens than {name} leads to", about=where
+        )
     head = tensors.get("lm_head.weight")
     if head is not None and head.shape[0] == target.vocab_size != len(ids):
         tensors["lm_head.weight"] = head[ids]
@@ -158,20 +164,18 @@ def _fill(head: FeatureHead, tensors: Tensors, layout: HeadLayout, where: str) -
     """Give the module its tensors; all of them, and no others."""
     wanted = head.state_dict()
     tensors.setdefault("missing_state", torch.zeros(head.config.state_size))
-    refused = f"cannot load the head at {where}: the tensor"
+    refused = partial(refused_tensor, where)
     for name in wanted:
         if name not in tensors:
-            raise ConfigurationError(f"{refused} {layout.public(name)} is missing: layout {layout.name} needs it")
+            raise refused(layout.public(name), "missing", f"layout {layout.name} needs it")
     for name, tensor in tensors.items():
         if name not in wanted:
-            raise ConfigurationError(f"{refused} {layout.public(name)} is unknown: its config.json has no place for it")
+            raise refused(layout.public(name), "unknown", "its config.json has no place for it")
         if not bool(torch.isfinite(tensor).all()):
-            raise ConfigurationError(f"{refused} {layout.public(name)} holds infinite values or NaN: must be finite numbers")
+            raise refused(layout.public(name), "infinite values or NaN", verb="holds", allowed="finite numbers")
         if tensor.shape != wanted[name].shape:
             shown, must = list(tensor.shape), list(wanted[name].shape)
-            raise ConfigurationError(
-                f"{refused} {layout.public(name)} is {shown}: must be {must}, by config.json and the target"
-            )
+            raise refused(layout.public(name), shown, allowed=f"{must}, by config.json and the target")
         if not tensor.is_floating_point():
-            raise ConfigurationError(f"{refused} {layout.public(name)} is {tensor.dtype}: must be floating-point numbers")
+            raise refused(layout.public(name), tensor.dtype, allowed="floating-point numbers")
     head.load_state_dict({name: tensor.clone() for name, tensor in tensors.items()}, assign=True)

@@ -57,7 +57,7 @@ def inspect(folder: Path, target: Path | None) -> Checkpoint:
             allowed.
     """
     if not folder.is_dir():
-        raise ConfigurationError(f"drafter.models names {folder}: no such folder")
+        raise ConfigurationError("no such folder", field="drafter.models", verb="names", value=folder)
     where = str(folder)
     config = read_json(folder / "config.json", of="drafter")
     refuse_pickles(folder)
@@ -113,7 +113,9 @@ def _sharing(
     own, wanted = text_config(dict(config)), text_config(read_json(target / "config.json", of="target"))
     for field in ("hidden_size", "vocab_size"):
         if own.get(field) != wanted.get(field):
-            raise ConfigurationError(f"{folder}: {field} is {own.get(field)}: must be {wanted.get(field)}, the target's")
+            raise ConfigurationError(
+                place=folder, field=field, value=own.get(field), allowed=f"{wanted.get(field)}, the target's"
+            )
     theirs = read_shapes(target)
     kept = sum(math.prod(theirs[name]) for name in shared.names(shapes, theirs).values())
     return Checkpoint(folder=folder, source="draft_model", layers=(), numbers=numbers + kept)

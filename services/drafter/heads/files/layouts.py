@@ -151,13 +151,16 @@ def detect(names: Iterable[str], config: Mapping[str, Any], where: str) -> HeadL
     if held & {"fc.weight", "fusion_fc.weight"} and any(name.startswith("layers.0.") for name in held):
         return EAGLE
     if any(name.startswith(("blocks.", "medusa_heads.")) or name.endswith(".0.linear.weight") for name in held):
-        raise ConfigurationError(f"{where} is a Medusa checkpoint: {_ODD_MEDUSA}")
+        raise ConfigurationError(f"{where} is a Medusa checkpoint: {_ODD_MEDUSA}", about=where)
     if any(name.startswith("layers.0.self_attn.") for name in held):
         raise ConfigurationError(
-            f"{where} has no fc.weight: it is a language model, not a head of hidden states; name it as draft_model"
+            f"{where} has no fc.weight: it is a language model, not a head of hidden states; name it as draft_model",
+            about=where,
         )
     shown = ", ".join(sorted(held)[:4])
-    raise ConfigurationError(f"{where} is no head of a known layout ({', '.join(LAYOUTS)}): it holds {shown}, ...")
+    raise ConfigurationError(
+        f"{where} is no head of a known layout ({', '.join(LAYOUTS)}): it holds {shown}, ...", about=where
+    )
 
 
 def refuse_others(config: Mapping[str, Any], where: str) -> None:
@@ -174,7 +177,9 @@ def refuse_others(config: Mapping[str, Any], where: str) -> None:
         architectures = " ".join(map(str, config.get("architectures") or ())).lower()
         found = next((kind for word, kind in _NAMED.items() if word in architectures and word not in ("mlp", "mtp")), None)
     if found is not None:
-        raise ConfigurationError(f"{where} is a {found} checkpoint: {_ODD_MEDUSA if found == 'Medusa' else _NOT_YET}")
+        raise ConfigurationError(
+            f"{where} is a {found} checkpoint: {_ODD_MEDUSA if found == 'Medusa' else _NOT_YET}", about=where
+        )
 
 
 def stripped(name: str) -> str:

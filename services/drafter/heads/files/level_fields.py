@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from functools import partial
 
 from services.drafter.heads.files.head_config import TargetShape
-from services.drafter.heads.files.head_fields import HeadFields, Shapes
+from services.drafter.heads.files.head_fields import HeadFields, Shapes, refused_tensor
 from services.drafter.heads.files.layouts import DRAFT_IDS, DRAFT_OFFSETS, DRAFTED
-from speculation.errors import ConfigurationError
 
 
 def check_tensors(shapes: Shapes, wanted: Shapes, where: str) -> None:
@@ -16,15 +16,15 @@ def check_tensors(shapes: Shapes, wanted: Shapes, where: str) -> None:
     Raises:
         ConfigurationError: names the first that is missing, unknown or has another shape.
     """
-    refused = f"cannot load the head at {where}: the tensor"
+    refused = partial(refused_tensor, where)
     for name, shape in wanted.items():
         if name not in shapes:
-            raise ConfigurationError(f"{refused} {name} is missing")
+            raise refused(name, "missing")
         if shapes[name] != shape:
-            raise ConfigurationError(f"{refused} {name} is {list(shapes[name])}: must be {list(shape)}, by the target")
+            raise refused(name, list(shapes[name]), allowed=f"{list(shape)}, by the target")
     for name in sorted(shapes):
         if name not in wanted and name not in (DRAFT_OFFSETS, DRAFT_IDS, DRAFTED):
-            raise ConfigurationError(f"{refused} {name} is unknown: there is no place for it")
+            raise refused(name, "unknown", "there is no place for it")
 
 
 def check_sizes(fields: HeadFields, target: TargetShape, without: Collection[str] = ()) -> None:

@@ -35,7 +35,7 @@ def read_tensors(folder: Path, target: Path) -> Tensors:
     """
     refuse_pickles(folder)
     check_tokenizer(folder, target)
-    with reading(f"load the head at {folder}"), WeightFiles(folder) as files:
+    with reading(f"load the head at {folder}", about=folder), WeightFiles(folder) as files:
         found = {name: files.get(name) for name in files.names}
         return {name: each.float() if isinstance(each, StoredBlocks) else each.clone() for name, each in found.items()}
 
@@ -59,8 +59,11 @@ def check_numbers(tensors: Tensors, where: str) -> None:
     for name, tensor in tensors.items():
         if not tensor.is_floating_point() or not bool(torch.isfinite(tensor).all()):
             raise ConfigurationError(
-                f"cannot load the head at {where}: the tensor {name} is {tensor.dtype}, or holds infinite values or NaN: "
-                "must be finite floating-point numbers"
+                place=f"cannot load the head at {where}",
+                field=f"the tensor {name}",
+                value=tensor.dtype,
+                given="or holds infinite values or NaN",
+                allowed="finite floating-point numbers",
             )
 
 

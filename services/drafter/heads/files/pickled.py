@@ -20,6 +20,9 @@ def refuse_pickles(folder: Path) -> None:
     pickled = sorted(file.name for file in folder.iterdir() if file.suffix in PICKLED)
     if pickled:
         raise ConfigurationError(
-            f"cannot load the head at {folder}: {pickled[0]} is pickled, which can hold programs and is never opened when "
-            f"serving: make safetensors of it once, with `outrider train convert {folder}`"
+            f"make safetensors of it once, with `outrider train convert {folder}`",
+            place=f"cannot load the head at {folder}",
+            field=pickled[0],
+            value="pickled",
+            given="which can hold programs and is never opened when serving",
         )

@@ -102,12 +102,13 @@ def read_target_rows(
     """
     whole = torch.device(device).type != "cpu" if whole is None else whole
     shape = read_target_shape(folder)
-    with reading(f"read the target's rows at {folder}"), WeightFiles(folder) as files:
+    with reading(f"read the target's rows at {folder}", about=folder), WeightFiles(folder) as files:
         embedding = _find(files, shape, _EMBEDDINGS)
         if embedding is None:
             raise ConfigurationError(
                 f"cannot read the target's rows at {folder}: no embedding [{shape.vocab_size}, {shape.hidden_size}] among "
-                f"its weights; looked for {', '.join(_EMBEDDINGS)}"
+                f"its weights; looked for {', '.join(_EMBEDDINGS)}",
+                about=folder,
             )
         output = None if shape.config.get("tie_word_embeddings") is True else _find(files, shape, _OUTPUTS)
         table = RowTable(files.get(embedding), device, dtype, whole=whole)

@@ -23,7 +23,7 @@ def read_target_shape(folder: Path) -> TargetShape:
         for name in names:
             if type(config.get(name)) is int:
                 return int(config[name])
-        raise ConfigurationError(f"cannot load the target at {folder}: config.json has no {names[0]}")
+        raise ConfigurationError(f"cannot load the target at {folder}: config.json has no {names[0]}", about=folder)
 
     return TargetShape(
         hidden_size=number("hidden_size", "n_embd", "d_model"),
@@ -45,5 +45,6 @@ def check_tokenizer(folder: Path, target: Path) -> None:
     if said is not None and said != (found := tokenizer_digest(target)):
         raise ConfigurationError(
             f"cannot load the head at {folder}: tokenizer_sha256 in {TRAINING} is {str(said)[:12]}...: must be "
-            f"{found[:12]}..., that of the target's tokenizer: the head was trained for another"
+            f"{found[:12]}..., that of the target's tokenizer: the head was trained for another",
+            about=folder,
         )

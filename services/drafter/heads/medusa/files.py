@@ -48,7 +48,7 @@ def load_medusa(
     read = read_tensors(folder, target)
     names = authors_names(read)
     if not is_medusa(names.values()):
-        raise ConfigurationError(f"cannot load the head at {where} as medusa: it holds no 0.0.linear.weight")
+        raise ConfigurationError(f"cannot load the head at {where} as medusa: it holds no 0.0.linear.weight", about=where)
     shapes = named_by_authors({name: tuple(tensor.shape) for name, tensor in read.items()})
     config = parse_medusa(read_json(folder / CONFIG, of="head"), shapes, shape, where)
     rows = read_target_rows(target, device=device, dtype=dtype) if rows is None else rows

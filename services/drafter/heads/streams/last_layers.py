@@ -64,7 +64,8 @@ def last_layers(folder: Path, target: TargetShape, count: int, where: str) -> La
             raise ConfigurationError(
                 f"cannot load the head at {over}: the target's {names.get(name, name)} is "
                 f"{list(shapes[name]) if name in shapes else 'missing'}: must be "
-                f"{list(wanted[name]) if name in wanted else 'absent'}; other kinds of layers are not computed"
+                f"{list(wanted[name]) if name in wanted else 'absent'}; other kinds of layers are not computed",
+                about=over,
             )
     return LastLayers(config=config, names=names, numbers=sum(math.prod(each) for each in shapes.values()))
 

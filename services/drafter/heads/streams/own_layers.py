@@ -43,7 +43,7 @@ def read_own_layers(folder: Path, found: LastLayers) -> OwnLayers:
     with torch.device("meta"):
         layers = OwnLayers(found.config)
     tensors: dict[str, torch.Tensor] = {}
-    with reading(f"read the target's layers at {folder}"), WeightFiles(folder) as files:
+    with reading(f"read the target's layers at {folder}", about=folder), WeightFiles(folder) as files:
         for name, public in found.names.items():
             weight = files.get(public)
             tensors[name] = weight.float() if isinstance(weight, StoredBlocks) else weight.to(torch.float32, copy=True)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from services.verifier.kernels.triton.virtual_groups import GROUP, pack
+from services.verifier.kernels.triton.virtual_groups import GROUP, Pack, pack
 from services.verifier.kv_cache.pool import TILE
 from services.verifier.model.target_port import Rows
 from speculation.tree import ROOT
@@ -103,7 +103,12 @@ class _Builder:
 
 
 def describe(
-    batch: Sequence[Rows], tables: Sequence[Sequence[int]], padding_tile: int, rows: int, block_rows: int
+    batch: Sequence[Rows],
+    tables: Sequence[Sequence[int]],
+    padding_tile: int,
+    rows: int,
+    block_rows: int,
+    pack: Pack = pack,
 ) -> PassMeta:
     """Describe a pass.
 
@@ -112,6 +117,7 @@ def describe(
         padding_tile: tile that no request owns.
         rows: number of rows, padding included.
         block_rows: most rows of a block.
+        pack: puts the nodes of a tree into groups.
     """
     built = _Builder(rows)
     tokens: list[int] = []
@@ -123,7 +129,7 @@ def describe(
         built.head[first : first + count] = positions
         built.head[slots_at(rows) + first : slots_at(rows) + first + count] = own[slots // TILE] * TILE + slots % TILE
         used = own[: (request.context + count - 1) // TILE + 1]
-        record = [first, count, built.append(used), *_tail(built, request, own)]
+        record = [first, count, built.append(used), *_tail(built, request, own, pack)]
         built.add_blocks(built.append(record), positions, block_rows)
         tokens += request.tokens
     missing = rows - len(tokens)
@@ -135,7 +141,7 @@ def describe(
     return PassMeta(numbers=built.numbers(), tokens=tokens + [0] * missing, segments=segments_of(batch))
 
 
-def _tail(built: _Builder, request: Rows, table: NDArray[np.int32]) -> list[int]:
+def _tail(built: _Builder, request: Rows, table: NDArray[np.int32], pack: Pack) -> list[int]:
     """The last five numbers of a request's record."""
     if not request.parents:
         return [_NO_TAIL, 0, 0, 0, 0]

@@ -17,6 +17,7 @@ from services.verifier.kernels.triton.device.tree_attend import attend, merge
 from services.verifier.kernels.triton.device.write_rows import write_rows
 from services.verifier.kernels.triton.pass_meta import SEGMENT_TILES, blocks_at, describe, segments_of, slots_at
 from services.verifier.kernels.triton.row_products import NORM_LANES, HeadNorms, Product
+from services.verifier.kernels.triton.virtual_groups import Pack, pack
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import to_device
@@ -90,10 +91,11 @@ class TritonBuckets:
 
     Args:
         share: query heads per key-value head.
+        pack: puts the nodes of a tree into groups.
     """
 
-    def __init__(self, pool: KVPool, share: int) -> None:
-        self._pool, self._share = pool, share
+    def __init__(self, pool: KVPool, share: int, pack: Pack = pack) -> None:
+        self._pool, self._share, self._pack = pool, share, pack
         self._scratch = Scratch(pool.device)
 
     def bucket(self, batch: Sequence[Rows]) -> PassShape | None:
@@ -122,14 +124,14 @@ class TritonBuckets:
         return rows > few if size == _WIDE else rows <= rounded_up(requests * few)
 
     def make(self, bucket: PassShape) -> TritonPass:
-        made = TritonPass(self._pool, bucket, self._scratch)
+        made = TritonPass(self._pool, bucket, self._scratch, self._pack)
         made.reserve()
         return made
 
     def launched(self, batch: Sequence[Rows], padding: int, stream_rows: Sequence[int] | None = None) -> Pass:
         """A pass of any size, for once; ``stream_rows`` as in ``stream_layout.streams_last``."""
         rows = sum(len(request.tokens) for request in batch) + padding
-        made = TritonPass(self._pool, PassShape.of(batch, self._share, rows), self._scratch)
+        made = TritonPass(self._pool, PassShape.of(batch, self._share, rows), self._scratch, self._pack)
         made.fill(batch)
         return made if stream_rows is None else StreamTritonPass(made, streams_last(batch, padding, stream_rows))
 
@@ -152,13 +154,14 @@ class TritonPass:
 
     Args:
         scratch: shared with other passes; None: its own.
+        pack: puts the nodes of a tree into groups.
 
     Attributes:
         tokens, positions: [rows], int64; set by ``fill``, like everything else.
     """
 
-    def __init__(self, pool: KVPool, shape: PassShape, scratch: Scratch | None = None) -> None:
-        self._pool, self._shape = pool, shape
+    def __init__(self, pool: KVPool, shape: PassShape, scratch: Scratch | None = None, pack: Pack = pack) -> None:
+        self._pool, self._shape, self._pack = pool, shape, pack
         device, rows = pool.device, shape.rows
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
@@ -173,7 +176,7 @@ class TritonPass:
     def fill(self, batch: Sequence[Rows]) -> None:
         shape = self._shape
         tables = [self._pool.tiles_of(request.request_id) for request in batch]
-        found = describe(batch, tables, self._pool.padding_tile, shape.rows, shape.block_rows)
+        found = describe(batch, tables, self._pool.padding_tile, shape.rows, shape.block_rows, self._pack)
         assert found.segments <= shape.segments
         if len(found.numbers) > len(self._meta):
             assert len(self._meta) == 0, "a captured pass reads its description where it was at first"

@@ -7,7 +7,7 @@ copies, such that every row finds all that it sees of the group in one of them. 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from speculation.tree import ROOT
@@ -31,6 +31,10 @@ class VirtualGroup:
     slots: tuple[int, ...]
     positions: tuple[int, ...]
     masks: tuple[int, ...]
+
+
+# As ``pack``.
+Pack = Callable[[int, int, Sequence[int], int], list[list[VirtualGroup]]]
 
 
 def pack(context: int, chain: int, parents: Sequence[int], tile: int) -> list[list[VirtualGroup]]:
