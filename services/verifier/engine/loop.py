@@ -25,6 +25,7 @@ from services.verifier.engine.admission import Admission
 from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.deciding.asking import Prices, prices_of
+from services.verifier.engine.deciding.contest import Contest
 from services.verifier.engine.deciding.draft_wait import DraftWait
 from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.faults import Faults
@@ -79,6 +80,7 @@ class DecodingLoop:
         self._drafting = Drafting(
             origins, self._requests, config, self.stats, self._forgetting, target.vocab_size, target.depth, timed=timed
         )
+        self._contest = Contest() if timed else None
         self._draft_wait = DraftWait(self._drafting, budget, self.stats, config.draft_deadline_s)
         self._passes = PassQueue(target, worker, self.stats.times, deadline_s=config.pass_deadline_s, hung=self._hung)
         self._faults = Faults(target, self._requests, self._passes, self._forget)
@@ -120,26 +122,26 @@ class DecodingLoop:
     @property
     def running(self) -> int:
         """Requests being decoded."""
-        return len(self._requests.live)
+        return len(self._requests.running)
 
     @property
     def waiting(self) -> int:
         """Requests in the waiting queue."""
         return len(self._requests.waiting)
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+    async def generate(self, message: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         """Decode one request; see ``VerifierPort.generate``."""
-        live = self._submit(request, await self._open_grammar(request))
+        request = self._submit(message, await self._open_grammar(message))
         try:
             while True:
-                event = await live.events.get()
+                event = await request.events.get()
                 if isinstance(event, BaseException):
                     raise event
                 yield event
                 if isinstance(event, Finished):
                     return
         finally:
-            live.closed = True
+            request.closed = True
             self._wake.set()
 
     async def forget(self, tenant: str) -> None:
@@ -150,46 +152,46 @@ class DecodingLoop:
         """
         if not self.alive:
             raise Unavailable("the verifier is not running")
-        for live in (*self._requests.live.values(), *self._requests.waiting):
-            if live.tenant == tenant:
-                live.forget_tenant()
+        for request in (*self._requests.running.values(), *self._requests.waiting):
+            if request.tenant == tenant:
+                request.forget_tenant()
         self._wake.set()
         await self._forgetting.forget(tenant)
 
-    async def _open_grammar(self, request: GenerationRequest) -> GrammarState | None:
-        if request.sampling.structured_outputs is None:
+    async def _open_grammar(self, message: GenerationRequest) -> GrammarState | None:
+        if message.sampling.structured_outputs is None:
             return None
         if self._grammars is None:
             raise InvalidArgument("structured_outputs", "set", "unset: nothing here compiles grammars")
-        self._check(request)
-        return await self._grammars.open(request.sampling, request.committed)
+        self._check(message)
+        return await self._grammars.open(message.sampling, message.committed)
 
-    def _check(self, request: GenerationRequest) -> None:
+    def _check(self, message: GenerationRequest) -> None:
         # Requests are accepted while the target is being rebuilt, and wait.
         if not self.alive or self._passes.hanging:
             raise NotBegun("the verifier is not running")
-        check_request(request, self._target)
-        self._drafting.check(request.plan)
-        self._requests.check(request)
+        check_request(message, self._target)
+        self._drafting.check(message.plan)
+        self._requests.check(message)
 
-    def _submit(self, request: GenerationRequest, grammar: GrammarState | None) -> LiveRequest:
-        self._check(request)
-        live = LiveRequest(
-            request,
+    def _submit(self, message: GenerationRequest, grammar: GrammarState | None) -> LiveRequest:
+        self._check(message)
+        request = LiveRequest(
+            message,
             self._target.eos_token_ids,
             vocab_size=self._target.vocab_size,
             max_model_len=self._target.max_model_len,
             max_nodes=self._budget.max_nodes,
             grammar=grammar,
-            streams=self._target.streams(request.plan.observe_layers),
+            streams=self._target.streams(message.plan.observe_layers),
         )
-        if (reason := live.complete) is not None:
-            live.finish(reason)
-            live.flush()
-            return live
-        self._requests.join(live)
+        if (reason := request.complete) is not None:
+            request.finish(reason)
+            request.flush()
+            return request
+        self._requests.join(request)
         self._wake.set()
-        return live
+        return request
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
@@ -205,11 +207,11 @@ class DecodingLoop:
                 await self._faults.failed(error)
 
     async def _step(self) -> None:
-        for live in self._requests.left():
-            self._release(live)
+        for request in self._requests.left():
+            self._release(request)
         self._forgetting.between_passes()
-        for live in self._requests.admit():
-            self._drafting.open(live, self._prices_of(load_to_come(self._requests.live.values())))
+        for request in self._requests.admit():
+            self._drafting.open(request, self._prices_of(load_to_come(self._requests.running.values())))
         while not self._passes.full and await self._begin_pass():
             pass
         if len(self._passes):
@@ -217,7 +219,7 @@ class DecodingLoop:
             self._faults.succeeded()
             return
         self._stream()
-        if self._requests.live or self._requests.waiting:
+        if self._requests.running or self._requests.waiting:
             await asyncio.sleep(0)
             return
         await self._idle()
@@ -238,26 +240,31 @@ class DecodingLoop:
 
     async def _begin_pass(self) -> bool:
         """Steps 2 and 3 for one pipeline stage's share of the requests. Returns whether a pass was begun."""
-        share = -(-len(self._requests.live) // self._target.depth)
-        idle = [live for live in self._requests.live.values() if not live.in_pass]
+        share = -(-len(self._requests.running) // self._target.depth)
+        idle = [request for request in self._requests.running.values() if not request.in_pass]
         batch = self._requests.make_room(idle[:share], wait=len(self._passes) > 0)
         if not batch:
             return False
         times = self.stats.times
-        with times.measure("draft_wait"):
+        if not self._drafting.quiet:
+            await self._wait_for_drafts(batch)
+        with times.measure("schedule"):
+            everybody = decoding_load(self._requests.running.values())
+            rows = self.config.max_batched_tokens
+            parts, failed = plan_parts(batch, self._budget, rows, everybody, quiet=self._drafting.quiet)
+        for request, error in failed:
+            self._fail(request, error, "its pass could not be planned")
+        if parts:
+            await self._passes.begin(parts)
+        return bool(parts)
+
+    async def _wait_for_drafts(self, batch: list[LiveRequest]) -> None:
+        with self.stats.times.measure("draft_wait"):
             try:
                 await self._draft_wait.for_batch(batch, decoding_load(batch), self._stream)
             except Exception:
                 # Missing drafts cost speed, and nothing else.
                 log.exception("waiting for drafts failed")
-        with times.measure("schedule"):
-            everybody = decoding_load(self._requests.live.values())
-            parts, failed = plan_parts(batch, self._budget, self.config.max_batched_tokens, everybody)
-        for live, error in failed:
-            self._fail(live, error, "its pass could not be planned")
-        if parts:
-            await self._passes.begin(parts)
-        return bool(parts)
 
     async def _finish_pass(self) -> None:
         """Steps 4 and 5."""
@@ -267,17 +274,41 @@ class DecodingLoop:
         seconds, whole_s, self._pass_ended = ended - began, ended - self._pass_ended, ended
         times = self.stats.times
         with times.measure("deliver"):
-            load = decoding_load(self._requests.live.values())
+            load = decoding_load(self._requests.running.values())
             prices = self._prices(parts, seconds, whole_s, load)
+            self._decide(parts, whole_s)
             self._learn(parts, took)
             wanted = self._budget.wanted(load)
             for part in parts:
                 try:
                     self._deliver(part, wanted, prices)
                 except Exception as error:
-                    self._fail(part.session, error, "the result of its pass could not be delivered")
+                    self._fail(part.request, error, "the result of its pass could not be delivered")
+            self._drafting.open_missed(prices)
         times.steps += 1
         self._metrics.step(parts, seconds)
+
+    def _decide(self, parts: list[Part], whole_s: float) -> None:
+        """Learn from a step whether drafting is faster than plain decoding, and let the coming step draft or be quiet."""
+        yielded = {part.request: len(part.verdict.committed) for part in parts if part.verdict is not None}
+        if self._contest is None or not yielded or any(part.rows.chain > 1 for part in parts):
+            return
+        plain_s = self._budget.seconds(decoding_load(yielded))
+        for part in parts:
+            part.saved_s = yielded.get(part.request, 0) * plain_s * self._contest.plain_steps(len(yielded)) - whole_s
+        if not any(request.message.plan.speculates for request in self._requests.running.values()):
+            self._contest.learn_plain(requests=len(yielded), seconds=whole_s, plain_s=plain_s)
+        elif self._drafting.quiet or not any(use.trial for request in yielded for use in request.used.values()):
+            # A costly source that is tried pays for it, or goes, by its own account.
+            self._contest.learn(
+                requests=len(yielded),
+                tokens=sum(yielded.values()),
+                seconds=whole_s,
+                plain_s=plain_s,
+                busy=any(self._drafting.busy(parts).values()),
+                repeats=any(request.repetition.begins for request in yielded),
+            )
+        self._drafting.quiet = not self._contest.drafting
 
     def _prices(self, parts: list[Part], seconds: float, whole_s: float, load: Load) -> Prices | None:
         """What time costs in the coming step, after learning from a pass what drafting costs."""
@@ -302,41 +333,43 @@ class DecodingLoop:
             self._budget.learn_prompts(load_of(parts), seconds)
             return
         outcomes = [(part.tree, part.verdict.accepted_path) for part in parts if part.verdict is not None and len(part.tree)]
-        self._budget.learn(load_of(parts), seconds, outcomes)
+        # The table holds what rows cost while nobody drafts.
+        self._budget.learn(load_of(parts), max(0.5 * seconds, seconds - self._drafting.slowed_s(parts)), outcomes)
 
     def _deliver(self, part: Part, wanted: Wanted, prices: Prices | None) -> None:
-        live, verdict = part.session, part.verdict
-        self.stats.count_rows(part.rows, part.late)
+        request, verdict = part.request, part.verdict
+        self.stats.count_rows(part.rows, part.stream_rows)
         if part.error is not None:
-            self._fail(live, part.error, "verification failed")
+            self._fail(request, part.error, "verification failed")
             return
-        live.computed += part.rows.chain
+        request.computed += part.rows.chain
         if part.prompt_features is not None:
-            self._drafting.show(live, part.prompt_features)
+            self._drafting.show(request, part.prompt_features)
         if verdict is None:
             return
-        live.computed += len(verdict.accepted_path)
-        self.stats.count_tree(part.tree, verdict.accepted_path, live.request.plan.strategy)
-        self._draft_wait.learn(live, verdict)
-        self._drafting.rate(live, verdict)
-        live.commit(verdict.committed)
-        live.say(
+        request.computed += len(verdict.accepted_path)
+        self.stats.count_tree(part.tree, verdict.accepted_path, request.message.plan.strategy)
+        self._draft_wait.learn(request, verdict)
+        self._drafting.rate(request, verdict)
+        request.commit(verdict.committed)
+        request.say(
             Progress(
                 token_ids=verdict.committed,
-                queue_s=live.queue_s,
-                cached_tokens=live.cached,
+                queue_s=request.queue_s,
+                cached_tokens=request.cached,
                 num_drafted=len(part.tree) - len(part.tree.probes),
                 accepted_sources=tuple(part.tree.sources[node] for node in verdict.accepted_path),
                 logprobs=verdict.logprobs,
-                switches=live.take_switches(),
+                switches=request.take_switches(),
+                saved_s=part.saved_s,
             )
         )
-        self._told.append(live)
+        self._told.append(request)
         if verdict.finish_reason is not None:
-            live.finish(verdict.finish_reason)
-            self._release(live)
+            request.finish(verdict.finish_reason)
+            self._release(request)
         else:
-            self._drafting.report(live, verdict, wanted, prices)
+            self._drafting.report(request, verdict, wanted, prices)
 
     def _hung(self) -> None:
         self._stream()
@@ -344,24 +377,24 @@ class DecodingLoop:
 
     def _stream(self) -> None:
         """Deliver the events queued in the last passes."""
-        for live in self._told:
-            live.flush()
+        for request in self._told:
+            request.flush()
         self._told.clear()
 
-    def _fail(self, live: LiveRequest, error: Exception, what: str) -> None:
+    def _fail(self, request: LiveRequest, error: Exception, what: str) -> None:
         """End one request with an error; the others go on."""
         known = isinstance(error, OutriderError)
         if not known:
-            log.error("%s (%s)", what, live.id, exc_info=error)
-        live.fail(error if known else Internal(f"{what}; the server's log says why"))
-        self._release(live)
+            log.error("%s (%s)", what, request.id, exc_info=error)
+        request.fail(error if known else Internal(f"{what}; the server's log says why"))
+        self._release(request)
 
-    def _release(self, live: LiveRequest) -> None:
-        self._target.close(live.id)
-        self._forget(live)
+    def _release(self, request: LiveRequest) -> None:
+        self._target.close(request.id)
+        self._forget(request)
 
-    def _forget(self, live: LiveRequest) -> None:
-        self._requests.forget(live)
-        self._drafting.close(live)
-        if live.tenant is not None and live.tenant != live.request.tenant:
-            self._forgetting.tell(live.tenant)
+    def _forget(self, request: LiveRequest) -> None:
+        self._requests.forget(request)
+        self._drafting.close(request)
+        if request.tenant is not None and request.tenant != request.message.tenant:
+            self._forgetting.tell(request.tenant)
