@@ -18,7 +18,7 @@ class SameFields(Generic[_Ours, _Wire]):
 
     Args:
         renamed: the names on the wire of fields that have another one there.
-        by_hand: fields that are not copied: ``encode`` and ``decode`` are given them.
+        by_hand: fields that are not copied: ``encode`` and ``decode`` are given them, or leave them at their default.
 
     Raises:
         KeyError: a field to be copied is not on the wire; raised at import.

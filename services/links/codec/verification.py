@@ -44,7 +44,8 @@ _REQUEST = SameFields(
     by_hand=("sampling", "plan", "weight"),
 )
 _LOGPROBS = SameFields(TokenLogprobs, verification_pb2.TokenLogprobs)
-_PROGRESS = SameFields(Progress, verification_pb2.Progress, by_hand=("logprobs",))
+# Seconds saved are for those who drive an engine in their own process.
+_PROGRESS = SameFields(Progress, verification_pb2.Progress, by_hand=("logprobs", "saved_s"))
 _CARD = SameFields(VerifierCard, verification_pb2.DescribeResponse, by_hand=("defaults", "processors"))
 
 
