@@ -6,20 +6,17 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from cluster import build
-from cluster.checks.gpu_sizing import GPUS, GpuPlan, gpus_named, size_up
+from cluster.checks.gpu_sizing import GPUS, GpuPlan, gpus_named, sentence, size_up
 from cluster.checks.preflight import model_folder
 from cluster.models.drafters import draft_models, trained_config
 from cluster.models.target import ResolvedModel
-from cluster.settings.config import Settings
+from cluster.settings.config import Settings, load
 from speculation.errors import ConfigurationError
-
-if TYPE_CHECKING:
-    from cluster.settings.config import Settings
 
 
 def plan(
@@ -48,7 +45,6 @@ def plan(
     from cli.plan_report import examined_here, plan_object, print_examined
     from cluster.checks.offered import in_manifests, read_offer
     from cluster.checks.pods import preflight_in_pods
-    from cluster.settings.config import load
 
     if gpus is not None:
         _print_sizes(
@@ -75,10 +71,6 @@ def plan(
 
 
 def _print_sizes(settings: Settings, gpus: str, other: Path | None, as_json: bool) -> None:
-    from cli.plan_command import sized, sizes_object
-    from cluster.checks.gpu_sizing import sentence
-    from speculation.errors import ConfigurationError
-
     if other is not None:
         raise ConfigurationError("--gpus plans for GPUs alone: leave --pods and --manifests out", about="--gpus")
     if as_json:
@@ -88,15 +80,11 @@ def _print_sizes(settings: Settings, gpus: str, other: Path | None, as_json: boo
 
 
 def _alone(config: Path | None, pods: Path | None) -> None:
-    from speculation.errors import ConfigurationError
-
     if config is not None or pods is not None:
         raise ConfigurationError("--manifests holds settings and pods: leave --config and --pods out", about="--manifests")
 
 
 def _folder(model: str) -> Path:
-    from speculation.errors import ConfigurationError
-
     if not (Path(model) / "config.json").is_file():
         raise ConfigurationError(
             field="--model", value=model, allowed="a folder with config.json, the copy of settings.model"
@@ -115,8 +103,6 @@ def _read(file: Path) -> str:
 
 def _yaml(file: Path) -> Any:
     import yaml
-
-    from speculation.errors import ConfigurationError
 
     try:
         return yaml.safe_load(_read(file))

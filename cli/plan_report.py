@@ -30,15 +30,6 @@ if TYPE_CHECKING:
     import outrider
 
 
-def print_plan(settings: Settings) -> None:
-    """Print what ``outrider serve`` would run.
-
-    Raises:
-        ConfigurationError: ``outrider serve`` would refuse the settings.
-    """
-    print_examined(examined_here(settings))
-
-
 def examined_here(settings: Settings) -> Examined:
     """Check the settings for this machine, or for the Ray that the environment names.
 
@@ -188,18 +179,14 @@ def _draft_models(settings: Settings, folder: Path | None) -> Iterator[str]:
 
 
 def _kernels(settings: Settings, model: Path | None) -> str:
-    """The kernels that an earlier start chose on this processor, or on a GPU here."""
+    """The kernels that an earlier start chose on this processor."""
     verifier = settings.verifier
-    on_gpu = verifier.device != "cpu"
-    wanted = f"verifier.kernels: {verifier.kernels}, "
-    wanted += f"verifier.device: {verifier.device}" if on_gpu else f"verifier.weights: {verifier.weights}"
+    wanted = f"verifier.kernels: {verifier.kernels}, verifier.weights: {verifier.weights}"
     folder = settings.cache_dir / build.KERNELS
-    about: dict[str, object] = {"kernels": [verifier.kernels, verifier.dtype]} if on_gpu else {"processor": processor()}
-    known = None if model is None else latest(folder, model=digest_of(str(model)), **about)
+    known = None if model is None else latest(folder, model=digest_of(str(model)), processor=processor())
     if known is None:
         return f"{wanted}; the first start times what there is and takes the fastest exact one"
-    what = known["linears"] if on_gpu else f"{known['linears']} {known['instructions']}, weights {known['weights']}"
-    return f"{what} ({wanted}); {known['reason']}"
+    return f"{known['linears']} {known['instructions']}, weights {known['weights']} ({wanted}); {known['reason']}"
 
 
 def print_models(address: str, served: Sequence[outrider.Model], settings: Settings, *, verbose: bool = False) -> None:

@@ -22,7 +22,6 @@ SEMANTIC = (STATES, TOKENS)
 # Marks the end of a document in TOKENS.
 END = 2**32 - 1
 MIN_DEPTH, MAX_DEPTH = 4, 64
-_READ = 1 << 20
 # No real manifest is larger.
 MAX_MANIFEST_BYTES = 1 << 20
 
@@ -107,10 +106,8 @@ class Manifest:
 
 def part_of(path: Path) -> FilePart:
     """Checksum and size of a file."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_READ):
-            digest.update(block)
+        digest = hashlib.file_digest(file, "sha256")
     return FilePart(sha256=digest.hexdigest(), size=path.stat().st_size)
 
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Literal
 
 import torch
+from safetensors.torch import save_file
 
 from services.drafter.heads.canary.texts import TEXTS, CanaryText, save_texts
-from services.drafter.heads.draft_vocabulary import SharedOutput
+from services.drafter.heads.draft_vocabulary import SharedOutput, membership, offsets_of_ids
 from services.drafter.heads.eagle.head import FeatureHead
 from services.drafter.heads.files.head_config import head_for
+from services.drafter.heads.files.layouts import DRAFT_OFFSETS, DRAFTED, EAGLE3
 from services.drafter.heads.files.target_rows import read_target_rows, read_target_shape
 from services.drafter.heads.medusa.config import MedusaConfig
 from services.drafter.heads.medusa.files import save_medusa
 from services.drafter.heads.medusa.heads import MedusaHeads
 from services.drafter.heads.streams.config import StreamsConfig
 from services.drafter.heads.streams.files import new_streams, save_streams
-from training.head_writing import save_head
+from training.head_writing import public_fields, save_head
 
 FAMILIES: tuple[Literal["eagle", "fspad", "eagle3"], ...] = ("eagle", "fspad", "eagle3")
 # Those that guess several tokens ahead at once.
@@ -36,8 +39,31 @@ def make_head(target: Path, folder: Path, family: Literal["eagle", "fspad", "eag
         torch.manual_seed(2)
         config = head_for(read_target_shape(target), family, state_layers=LAYERS[family])
         head = FeatureHead(config, read_target_rows(target))
-        save_head(head, folder, {}, dtype=torch.float32)
+        if family == "eagle3":
+            _save_eagle3(head, folder)
+        else:
+            save_head(head, folder, {}, dtype=torch.float32)
     return folder
+
+
+def _save_eagle3(head: FeatureHead, folder: Path) -> None:
+    """Write a head in EAGLE-3's layout, which Outrider reads but does not train."""
+    config = head.config
+    tensors = {EAGLE3.public(name): each for name, each in head.state_dict().items() if name != "missing_state"}
+    if config.draft_vocab_size < config.vocab_size:
+        ids = head.vocabulary.ids
+        tensors |= {DRAFT_OFFSETS: offsets_of_ids(ids), DRAFTED: membership(ids, config.vocab_size)}
+    own = {
+        "norm_before_residual": config.norm_before_residual,
+        "norm_before_fc": config.norm_before_fc,
+        "fc_norm": config.fc_norm,
+        "norm_output": config.norm_output,
+        "eagle_aux_hidden_state_layer_ids": [layer + 1 for layer in config.state_layers],
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(public_fields(config) | own))
+    (folder / "training.json").write_text(json.dumps({"layer_ids": "hidden_states"}))
 
 
 def make_streams(target: Path, folder: Path, *, layers: int = 1, streams: int = 3, pruning_rank: int = 0) -> Path:

@@ -110,7 +110,7 @@ def export_run(
         # Blocks are made of the numbers as they were trained.
         stored = torch.float32 if dtype == "int8" else getattr(torch, dtype)
         if isinstance(module, FeatureHead):
-            save_head(module, building, record, dtype=stored, target_name=opened.manifest.target.name)
+            save_head(module, building, record, dtype=stored)
         elif isinstance(module, Streams):
             save_streams(module, building, record, dtype=stored)
         elif isinstance(module, MedusaHeads):

@@ -36,7 +36,6 @@ from speculation.files import write_whole
 
 FILE = "manifest.json"
 REMAKE = "run outrider train data with the same options again: it makes this shard anew"
-_READ = 1 << 20
 _TENSORS: dict[str, tuple[str, type[Any]]] = {
     "tokens": ("I32", np.int32),
     "states": ("F16", np.float16),
@@ -210,10 +209,8 @@ def fault_of(folder: Path, entry: ShardEntry) -> str | None:
         size = file.stat().st_size
         if size != entry.size:
             return f"has {size} bytes instead of {entry.size}: cut off, or altered"
-        digest = hashlib.sha256()
         with file.open("rb") as content:
-            while block := content.read(_READ):
-                digest.update(block)
+            digest = hashlib.file_digest(content, "sha256")
     except OSError as error:
         return f"cannot be read ({error.strerror})"
     return None if digest.hexdigest() == entry.sha256 else "has been altered: its checksum differs from the manifest's"

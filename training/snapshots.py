@@ -178,15 +178,15 @@ def newest_whole(folder: Path) -> tuple[Path, list[str]] | None:
     return None
 
 
-def find_snapshot(folder: Path, wanted: str = BEST) -> Path:
-    """The checkpoint that ``wanted`` names in a run's folder, or the folder itself if it is one.
+def find_snapshot(folder: Path) -> Path:
+    """The best checkpoint in a run's folder, else the latest; or the folder itself if it is one.
 
     Raises:
         ConfigurationError: there is none.
     """
     if (folder / STATE).is_file():
         return folder
-    for pointer in (wanted, LATEST):
+    for pointer in (BEST, LATEST):
         name = _pointed(folder, pointer)
         if name and (folder / name / STATE).is_file():
             return folder / name

@@ -13,19 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from services.drafter.interfaces import DraftWanted, ModelSource
+from services.drafter.replay import AnswerReplay
 from services.drafter.sessions.known_states import KnownStates
 from services.drafter.stopping.classifier import FEATURES, features_of
 from services.drafter.stopping.interface import DraftedToken, StopPolicy
 from services.drafter.stopping.lengths import PlannedLength
 from speculation.errors import ConfigurationError
-from speculation.messages import OpenSession, StepReport
-from speculation.prefix import EMPTY_HASH, extend_hash
+from speculation.messages import OpenSession
+from speculation.types import EMPTY_TREE, TokenTree
 
 # Answers drafted for at a time.
 _AT_ONCE = 16
@@ -155,14 +155,12 @@ def probe(
     running: dict[int, _Walk] = {}
     while True:
         for index in _next(waiting, _AT_ONCE - len(running)):
-            running[index] = _Walk(str(index), texts[index], source, longest)
-            running[index].session = drafts.open(running[index].opening())
+            running[index] = _Walk(str(index), texts[index], source, longest, drafts)
         if not running:
             return found
         batch = [DraftWanted(session=each.session, max_nodes=each.room, states=KnownStates()) for each in running.values()]
-        drafts.draft(batch)
-        for index, each in list(running.items()):
-            chain = each.take(policy.states[str(index)])
+        for (index, each), tree in zip(list(running.items()), drafts.draft(batch), strict=True):
+            chain = each.take(policy.states[str(index)], tree or EMPTY_TREE)
             if chain is not None:
                 found[index].chains.append(chain)
             if each.room < 1:
@@ -174,34 +172,26 @@ def probe(
 class _Walk:
     """One answer, up to the token that was committed last."""
 
-    def __init__(self, name: str, text: KnownAnswer, source: str, longest: int) -> None:
-        self.session: Any = None
-        self._name = name
+    def __init__(self, name: str, text: KnownAnswer, source: str, longest: int, drafts: ModelSource) -> None:
         self._text = text
         self._source = source
         self._longest = longest
-        # As in serving, the first token comes with the prompt's pass.
-        self._at = 1
-        self._hash = EMPTY_HASH
+        self._answer = AnswerReplay(name, (*text.prompt, *text.answer), len(text.prompt), longest)
         self._calls = 0
+        self.session = drafts.open(self._answer.opening(sources=(source,), temperature=text.temperature))
+        # As in serving, the first token comes with the prompt's pass.
+        self.session.observe(self._answer.accept(EMPTY_TREE))
+
+    @property
+    def _at(self) -> int:
+        return self._answer.length - len(self._text.prompt)
 
     @property
     def room(self) -> int:
         """Most tokens of the next draft: one token of the answer comes from the target's own pass."""
         return min(self._longest, len(self._text.answer) - self._at - 1)
 
-    def opening(self) -> OpenSession:
-        prompt = self._text.prompt
-        return OpenSession(
-            session_id=self._name,
-            tokens=(*prompt, self._text.answer[0]),
-            prompt_length=len(prompt),
-            sources=(self._source,),
-            max_nodes=self._longest,
-            temperature=self._text.temperature,
-        )
-
-    def take(self, state: ProbeState) -> ProbedChain | None:
+    def take(self, state: ProbeState, tree: TokenTree) -> ProbedChain | None:
         """The draft that was made, if one was; commits what the target would."""
         if not state.inputs and self._calls < _MOST_CALLS:
             self._calls += 1
@@ -211,18 +201,7 @@ class _Walk:
                 f"{self._source} drafts nothing behind a prompt of {len(self._text.prompt)} tokens", about=self._source
             )
         chain = ProbedChain(position=self._at, right=state.right, features=np.stack(state.inputs))
-        committed = self._text.answer[self._at : self._at + state.right + 1]
-        self._at += len(committed)
-        self._hash = extend_hash(self._hash, committed)
-        report = StepReport(
-            session_id=self._name,
-            committed=committed,
-            length=len(self._text.prompt) + self._at,
-            prefix_hash=self._hash,
-            accepted_path=tuple(range(state.right)),
-            max_nodes=self._longest,
-        )
-        self.session.observe(report)
+        self.session.observe(self._answer.accept(tree))
         return chain
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from benchmarks.bench.measures import percentile
 from benchmarks.fleet.traffic import Arrival
 
 # The goal of the alert OutriderFirstTokensAreLate (k8s/outrider/alerts).
@@ -100,10 +101,8 @@ def outcome(
         price: dollars for one GPU and hour.
     """
     tokens = sum(arrivals[number].answer for number in ends.finished)
-    firsts = sorted(value for value in ends.first_s if not math.isnan(value))
-    each = sorted(
-        ends.took_s[number] / (arrivals[number].answer - 1) for number in ends.finished if arrivals[number].answer > 1
-    )
+    firsts = [value for value in ends.first_s if not math.isnan(value)]
+    each = [ends.took_s[number] / (arrivals[number].answer - 1) for number in ends.finished if arrivals[number].answer > 1]
     late = sum(value > LATE_S for value in firsts) + len(arrivals) - len(firsts)
     cost = price * gpu_s / 3600
     running = [moment.running for moment in moments]
@@ -118,18 +117,13 @@ def outcome(
         gpu_hours=gpu_s / 3600,
         cost=cost,
         per_million=1e6 * cost / tokens if tokens else math.inf,
-        first_p50_s=quantile(firsts, 0.5),
-        first_p99_s=quantile(firsts, 0.99),
-        per_token_p50_s=quantile(each, 0.5),
-        per_token_p99_s=quantile(each, 0.99),
+        first_p50_s=percentile(firsts, 0.5),
+        first_p99_s=percentile(firsts, 0.99),
+        per_token_p50_s=percentile(each, 0.5),
+        per_token_p99_s=percentile(each, 0.99),
         late_share=late / len(arrivals),
         mean_running=math.fsum(running) / len(running),
         fewest=min(running),
         most=max(running),
         moments=tuple(moments),
     )
-
-
-def quantile(ascending: Sequence[float], share: float) -> float:
-    """The smallest value that ``share`` of the values do not exceed; nan if there is none."""
-    return ascending[max(0, math.ceil(share * len(ascending)) - 1)] if ascending else math.nan

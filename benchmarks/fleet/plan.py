@@ -93,7 +93,7 @@ class FleetPlan:
     """A fleet at the load at which the policy would ask for one verifier more.
 
     Attributes:
-        requests_per_s: of all verifiers, as are ``tokens_per_s`` and ``pieces_per_s``, one for each pass and request.
+        requests_per_s: of all verifiers, as is ``tokens_per_s``.
         streams: open at a time.
         processes: name -> how many it takes, each ``BUSY`` busy at most.
         single: name -> share of a core that a process uses of which there is one.
@@ -105,7 +105,6 @@ class FleetPlan:
     verifiers: int
     requests_per_s: float
     tokens_per_s: float
-    pieces_per_s: float
     streams: float
     processes: Mapping[str, int]
     single: Mapping[str, float]
@@ -155,7 +154,6 @@ def plan_fleet(
         verifiers=verifiers,
         requests_per_s=requests,
         tokens_per_s=requests * answer,
-        pieces_per_s=pieces,
         streams=verifiers * streams,
         processes=processes,
         single={

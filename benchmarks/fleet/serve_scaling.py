@@ -59,14 +59,14 @@ class Delays:
 
 
 class Autoscaler:
-    """Serve's controller for one deployment: call ``report`` every ``period_s`` seconds, then ``target_now``.
+    """Serve's controller for the verifiers: call ``report`` every ``period_s`` seconds, then ``target_now``.
 
     Args:
         policy: as Serve calls it; the default is ours.
     """
 
-    def __init__(self, bounds: Autoscaling, policy: Policy = scaling.policy, deployment: str = "verifier") -> None:
-        self._bounds, self._policy, self._deployment = bounds, policy, deployment
+    def __init__(self, bounds: Autoscaling, policy: Policy = scaling.policy) -> None:
+        self._bounds, self._policy = bounds, policy
         self._delays = Delays(bounds.upscale_delay_s, bounds.downscale_delay_s)
         self._seen: dict[str, deque[tuple[float, Report]]] = {}
         self.target = bounds.min_replicas
@@ -88,7 +88,7 @@ class Autoscaler:
             for metric in kept[-1][1]:
                 metrics.setdefault(metric, {})[name] = math.fsum(said[metric] for _, said in kept) / len(kept)
         context = SimpleNamespace(
-            deployment_name=self._deployment,
+            deployment_name="verifier",
             aggregated_metrics=metrics,
             target_num_replicas=self.target,
             current_num_replicas=len(self._seen),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -98,7 +99,7 @@ class FleetSimulation:
         self._events: list[_Event] = []
         self._order_of: Callable[[str], list[str]] = lambda place: []
         self._session = lru_cache(maxsize=65_536)(lambda conversation, attempt: session_of("", (conversation,), attempt))
-        self._arrived_before = 0
+        self._arrived = 0
         self.ends = Ends.of(len(arrivals))
         self.moments: list[Moment] = []
         self.gpu_s = 0.0
@@ -159,18 +160,18 @@ class FleetSimulation:
             if not replica.full:
                 replica.take(now, job)
                 return
-        self._end(self.ends.lost if job.first else self.ends.refused, job)
+        self._give_up(job)
 
     def _later(self, now: float, job: Job) -> None:
         """No verifier is there."""
         if job.tries == len(_RETRIES_S):
-            self._end(self.ends.lost if job.first else self.ends.refused, job)
+            self._give_up(job)
             return
         job.tries += 1
         self._at(now + _RETRIES_S[job.tries - 1], lambda at_s: self._send(at_s, job))
 
-    def _end(self, among: list[int], job: Job) -> None:
-        among.append(job.number)
+    def _give_up(self, job: Job) -> None:
+        (self.ends.lost if job.first else self.ends.refused).append(job.number)
 
     def _step(self, replica: ReplicaModel, now: float) -> None:
         began, ended = replica.step(now)
@@ -186,7 +187,7 @@ class FleetSimulation:
         """As the router: the same request, with what it has got, to another verifier."""
         for job in jobs:
             if job.failed >= _MOST_FAILED:
-                self._end(self.ends.lost if job.first else self.ends.refused, job)
+                self._give_up(job)
                 continue
             self.ends.moved += job.first
             self._at(now + _RETRIES_S[0], lambda at_s, job=job: self._send(at_s, job))  # type: ignore[misc]
@@ -275,22 +276,14 @@ class FleetSimulation:
             self._release(node, max(now, node.since_s))
 
     def _record(self, now: float) -> None:
-        arrived = len(self._until(now))
+        before, self._arrived = self._arrived, bisect_right(self._arrivals, now, key=lambda arrival: arrival.at_s)
         self.moments.append(
             Moment(
                 at_s=now,
                 running=len(self._running),
                 paid=len(self._nodes),
                 waiting=sum(replica.waiting for replica in self._running.values()),
-                arrived=arrived,
+                arrived=self._arrived - before,
             )
         )
         self._at(now + self._config.every_s, self._record)
-
-    def _until(self, now: float) -> Sequence[int]:
-        begin, count = self._arrived_before, len(self._arrivals)
-        end = begin
-        while end < count and self._arrivals[end].at_s <= now:
-            end += 1
-        self._arrived_before = end
-        return range(begin, end)

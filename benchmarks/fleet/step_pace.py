@@ -15,6 +15,8 @@ from speculation.types import TokenTree
 BLEND = (0.44, 0.29, 0.23, 0.15, 0.10, 0.08)
 # Committed tokens of a request at which the budget chooses, and tokens of a prompt that are computed already.
 _CONTEXT = 1500
+# Most drafted tokens of a request.
+_MOST_NODES = 64
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,14 +44,14 @@ class StepPace:
     """Steps of one verifier.
 
     Args:
-        acceptance: of the first, second, ... drafted token: the probability that the target takes the draft so far.
-        max_nodes: most drafted tokens of a request; 0: plain decoding.
+        acceptance: of the first, second, ... drafted token: the probability that the target takes the draft so far;
+            none: plain decoding.
     """
 
-    def __init__(self, hardware: Hardware, acceptance: Sequence[float] = BLEND, max_nodes: int = 64) -> None:
+    def __init__(self, hardware: Hardware, acceptance: Sequence[float] = BLEND) -> None:
         self._hardware = hardware
-        self._budget = MeasuredBudget(hardware.costs, max_nodes=max_nodes, max_step_s=hardware.max_step_s)
-        kept = tuple(acceptance[:max_nodes])
+        self._budget = MeasuredBudget(hardware.costs, max_nodes=_MOST_NODES, max_step_s=hardware.max_step_s)
+        kept = tuple(acceptance[:_MOST_NODES])
         self._tree = TokenTree(
             tokens=(1,) * len(kept), parents=tuple(range(-1, len(kept) - 1)), sources=("draft",) * len(kept), scores=kept
         )
@@ -80,9 +82,3 @@ class StepPace:
             prompt_rows=rows,
             prompt_s=both - costs.seconds(load),
         )
-
-    def tokens_per_s(self, requests: int, context: int = _CONTEXT) -> float:
-        """Of all requests together, when nobody brings a prompt."""
-        step = self.steps[requests]
-        batch = requests / self._hardware.gpus
-        return requests * step.tokens / (step.base_s + step.key_s * batch * context)

@@ -24,7 +24,6 @@ class BareModel:
 
     Args:
         lengths: for how many tokens each of the requests "0", "1", ... has room.
-        row_kernels: whether layers are replaced by ours; else they are torch's.
         head_norms: a Qwen3, which has norms of heads.
     """
 
@@ -36,7 +35,6 @@ class BareModel:
         lengths: Sequence[int],
         dtype: torch.dtype,
         device: str,
-        row_kernels: bool = True,
         head_norms: bool = False,
     ) -> None:
         attention.register()
@@ -50,7 +48,7 @@ class BareModel:
             kind = Qwen3ForCausalLM if head_norms else LlamaForCausalLM
             made: PreTrainedModel = kind._from_config(self.config, dtype=dtype)
         self._model = made.eval().requires_grad_(False)
-        self.left = use_row_kernels(self._model) if row_kernels else []
+        self.left = use_row_kernels(self._model)
         self.bytes = sum(each.numel() * each.element_size() for each in self._model.parameters())
         self.bytes -= self._model.get_input_embeddings().weight.nbytes
         self._calls = record(self._model, torch.arange(1, 9, device=device)[None], max(lengths))
@@ -60,7 +58,7 @@ class BareModel:
         self.pool = KVPool(calls, rows=ends[-1] * TILE, dtype=dtype, device=torch.device(device), ones=False)
         for session, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
             self.pool.assign(str(session), range(begin, end), 0)
-        if row_kernels and (reason := fuse_layers(self._model.get_decoder(), self._trial, self._calls)[1]):
+        if reason := fuse_layers(self._model.get_decoder(), self._trial, self._calls)[1]:
             self.left.append(f"whole layers ({reason})")
 
     @torch.inference_mode()

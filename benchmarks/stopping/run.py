@@ -8,7 +8,7 @@ from a run that is not measured, see ``services.drafter.stopping.oracle``.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from benchmarks.bench.records import Request
@@ -308,20 +308,14 @@ def compare_policies(
     for repeat in range(repeats):
         sources = [decoder.source(each.make() if each.make else None) for each in everyone]
         for number, request in enumerate(requests):
-            for at in _turns(len(everyone), number + repeat):
+            for each in range(len(everyone)):
+                at = (each + number + repeat) % len(everyone)
                 runs.append(decoder.answer(request, sources[at], everyone[at], repeat))
                 advance()
-    changed = {run.contestant for run in runs for request in requests if _differs(run, request, answers[request.prompt])}
+    expected = {request.id: answers[request.prompt] for request in requests}
+    changed = {run.contestant for run in runs if run.tokens != expected[run.request]}
     lengths = {request.id: _everywhere(scout.lengths[request.prompt], longest) for request in requests}
     return Comparison(runs=tuple(runs), oracle=lengths, changed=tuple(sorted(changed)))
-
-
-def _turns(count: int, first: int) -> Iterator[int]:
-    return ((first + each) % count for each in range(count))
-
-
-def _differs(run: ChainRun, request: Request, answer: tuple[int, ...]) -> bool:
-    return run.request == request.id and run.tokens != answer
 
 
 def _everywhere(found: dict[int, int], longest: int) -> dict[int, int]:

@@ -6,7 +6,7 @@ A pass cannot be faster than the memory gives the weights and the cached keys an
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from speculation.errors import ConfigurationError
@@ -112,19 +112,6 @@ def size_up(config: TargetConfig, shape: Shape, kind: GpuKind, drafters: float =
         step_s=reading,
         many_s=max(reading, 2 * parameters * MANY_ROWS / (kind.arithmetic * (2 if config.dtype == "fp8" else 1))),
     )
-
-
-def sizing_row(config: TargetConfig, shape: Shape, count: int, name: str) -> list[str]:
-    """One row of the table of plans: GPUs, memory of the fullest in GB, passes in ms; or why not."""
-    try:
-        found = size_up(replace(config, stages=count), shape, GPUS[name])
-    except ConfigurationError as error:
-        return [f"{count} x {name}", str(error).partition("; ")[2]]
-    numbers = (found.weights / _GB, found.cache / _GB, found.graphs / _GB, found.free / _GB)
-    times = (1e3 * found.step_s, 1e3 * found.many_s)
-    return [
-        f"{count} x {name}", *(f"{each:.1f}" for each in (*numbers, *times)), f"{1 / found.step_s:.0f}",
-    ]  # fmt: skip
 
 
 def sentence(found: GpuPlan, count: int, name: str) -> str:

@@ -207,7 +207,7 @@ class Gate:
         return Caller(limits=record, address=address)
 
     @asynccontextmanager
-    async def admit(self, caller: Caller, request: ClientRequest, *, method: str = "Generate") -> AsyncIterator[Visit]:
+    async def admit(self, caller: Caller, request: ClientRequest) -> AsyncIterator[Visit]:
         """A request's time at the router. It counts towards the key's limits, and its end is recorded.
 
         The prompt's tokens, as far as they can be told yet, and max_tokens are charged at once; what was not used is given
@@ -218,7 +218,7 @@ class Gate:
             InvalidArgument: the key's limits can never allow the request; names the field.
             ResourceExhausted: a limit is reached; says when to try again.
         """
-        async with self.hold(caller, [request], method=method) as slots, slots.admit(request) as visit:
+        async with self.hold(caller, [request], method="Generate") as slots, slots.admit(request) as visit:
             yield visit
 
     @asynccontextmanager

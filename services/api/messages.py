@@ -209,6 +209,15 @@ class Completion:
     timing: Timing
 
 
+def decoding_figures(strategy: str, stats: SpeculationStats) -> dict[str, Any]:
+    """How an answer was decoded, by the names of vLLM's metrics."""
+    names = (
+        "mean_acceptance_length", "draft_acceptance_rate", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens",
+        "acceptance_histogram", "accepted_by_source", "switches",
+    )  # fmt: skip
+    return {"strategy": strategy} | {name: getattr(stats, name) for name in names}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelCard:
     """A served model, as users see it.

@@ -44,37 +44,22 @@ class FileTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer
-        self._template = template
-        self._special_ids = special_ids(tokenizer)
         self._bytes = TokenBytes(tokenizer)
-        self.longest_token = longest_token(tokenizer)
-
-    @property
-    def template(self) -> ChatTemplate | None:
-        return self._template
+        self.template = template
+        self.special_ids = frozenset(
+            number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special
+        )
+        # Tokenisers write a character as one or more characters.
+        self.longest_token = max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
     def encode(self, text: str, *, special: bool = True) -> Sequence[int]:
         return self._tokenizer.encode(text, add_special_tokens=special).ids
-
-    @property
-    def special_ids(self) -> frozenset[int]:
-        return self._special_ids
 
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
         return str(self._tokenizer.decode(tokens, skip_special_tokens=not special))
 
     def spell(self, token: int) -> bytes:
         return self._bytes.spell(token)
-
-
-def special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    """Ids of the special tokens, which ``decode`` leaves out of a text."""
-    return frozenset(number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special)
-
-
-def longest_token(tokenizer: Tokenizer) -> int:
-    """Most characters of a text that one token stands for. Tokenisers write a character as one or more characters."""
-    return max(map(len, tokenizer.get_vocab(with_added_tokens=True)), default=1)
 
 
 def open_file(folder: Path) -> FileTokenizer | None:

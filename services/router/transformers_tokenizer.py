@@ -7,15 +7,14 @@ from pathlib import Path
 
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from services.model_files.byte_letters import TokenBytes
 from services.model_files.folder import check_vocabulary, read_json, reading
 from services.router.templates import ChatTemplate
-from services.router.tokenizer_file import longest_token, special_ids
+from services.router.tokenizer_file import FileTokenizer
 from speculation.errors import ConfigurationError
 
 
-class TransformersTokenizer:
-    """Implements ``services.router.tokens.Backend``.
+class TransformersTokenizer(FileTokenizer):
+    """Implements ``services.router.tokens.Backend`` on transformers.
 
     Raises:
         ConfigurationError: the tokeniser cannot be loaded, or is not a fast one.
@@ -38,29 +37,16 @@ class TransformersTokenizer:
         with reading(f"load the tokeniser at {folder}", about=folder):
             own = tokenizer.backend_tokenizer.get_vocab(with_added_tokens=False)
             check_vocabulary(folder, max(own.values(), default=-1))
-        self._tokenizer: PreTrainedTokenizerFast = tokenizer
-        self._special_ids = special_ids(tokenizer.backend_tokenizer)
-        self._bytes = TokenBytes(tokenizer.backend_tokenizer)
-        self.longest_token = longest_token(tokenizer.backend_tokenizer)
-        self._template = None
+        template = None
         if tokenizer.chat_template:
             with reading(f"read the chat template at {folder}", about=folder):
-                self._template = ChatTemplate(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
-
-    @property
-    def template(self) -> ChatTemplate | None:
-        return self._template
+                template = ChatTemplate(tokenizer.get_chat_template(), tokenizer.special_tokens_map)
+        super().__init__(tokenizer.backend_tokenizer, template)
+        self._whole: PreTrainedTokenizerFast = tokenizer
 
     def encode(self, text: str, *, special: bool = True) -> Sequence[int]:
-        ids: Sequence[int] = self._tokenizer(text, add_special_tokens=special)["input_ids"]
+        ids: Sequence[int] = self._whole(text, add_special_tokens=special)["input_ids"]
         return ids
 
-    @property
-    def special_ids(self) -> frozenset[int]:
-        return self._special_ids
-
     def decode(self, tokens: Sequence[int], *, special: bool = False) -> str:
-        return str(self._tokenizer.decode(tokens, skip_special_tokens=not special))
-
-    def spell(self, token: int) -> bytes:
-        return self._bytes.spell(token)
+        return str(self._whole.decode(tokens, skip_special_tokens=not special))

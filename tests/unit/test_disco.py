@@ -71,8 +71,8 @@ def test_chains_have_the_tokens_behind_wrong_ones_too() -> None:
 
 def test_a_source_that_drafts_nothing_is_an_error() -> None:
     class Silent(KnowsTheText):
-        def draft(self, batch: object) -> list[object]:  # type: ignore[override]
-            return []
+        def draft(self, batch: Sequence[object]) -> list[object]:  # type: ignore[override]
+            return [None for _ in batch]
 
     with refuses(ConfigurationError, field="draft_model"):
         probe(

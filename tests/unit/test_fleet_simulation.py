@@ -16,7 +16,7 @@ from ray.serve.experimental import consistent_hash_router
 
 from benchmarks.fleet import autoscale
 from benchmarks.fleet.autoscale import AutoscaleConfig, ComparedFleets, asked_for, compare_fleets
-from benchmarks.fleet.cost_tables import KNOWN, SHAPES, hardware_of, roofline
+from benchmarks.fleet.cost_tables import KNOWN, SHAPES, Hardware, hardware_of, roofline
 from benchmarks.fleet.hash_ring import HashRing
 from benchmarks.fleet.recorded_traffic import read_arrivals
 from benchmarks.fleet.replica_model import Job, ReplicaModel
@@ -290,6 +290,12 @@ def test_a_trace_has_its_own_rate(tmp_path: Path) -> None:
         fleet_commands.autoscale(trace=file, rate=3.0)
 
 
+def decoded_per_s(hardware: Hardware, requests: int, context: int = 1500) -> float:
+    """Tokens of all requests together, when nobody brings a prompt."""
+    step = StepPace(hardware).steps[requests]
+    return requests * step.tokens / (step.base_s + step.key_s * requests / hardware.gpus * context)
+
+
 def test_cost_tables(tmp_path: Path) -> None:
     file = tmp_path / "mine.json"
     file.write_text(json.dumps({"about": {}, "measured": KNOWN["135m-cpu"].costs.as_object()}))
@@ -302,7 +308,7 @@ def test_cost_tables(tmp_path: Path) -> None:
     assert seconds == sorted(seconds)
     for hardware in KNOWN.values():
         assert hardware.source.startswith(("computed", "measured"))
-        rates = [StepPace(hardware).tokens_per_s(count) for count in (1, hardware.max_num_seqs)]
+        rates = [decoded_per_s(hardware, count) for count in (1, hardware.max_num_seqs)]
         assert 0 < rates[0] < rates[1]
 
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from cli.plan_command import sized, sizes_object
-from cluster.checks.gpu_sizing import GPUS, sentence, size_up, sizing_row
+from cluster.checks.gpu_sizing import GPUS, sentence, size_up
 from cluster.settings.config import load
 from services.verifier.config import Dtype, TargetConfig
 from services.verifier.loading.load_model import shape_of
+from services.verifier.loading.memory import Shape
 from speculation.errors import ConfigurationError
 from tests.refusals import refuses
 
@@ -43,6 +44,19 @@ def make(tmp_path: Path) -> Make:
 
 def config_of(folder: Path) -> TargetConfig:
     return TargetConfig(model_path=str(folder), dtype="bfloat16", device="cuda", kv_cache_tokens=65536)
+
+
+def sizing_row(config: TargetConfig, shape: Shape, count: int, name: str) -> list[str]:
+    """One row of the table of plans: GPUs, memory of the fullest in GB, passes in ms; or why not."""
+    try:
+        found = size_up(replace(config, stages=count), shape, GPUS[name])
+    except ConfigurationError as error:
+        return [f"{count} x {name}", str(error).partition("; ")[2]]
+    numbers = (found.weights / 1e9, found.cache / 1e9, found.graphs / 1e9, found.free / 1e9)
+    times = (1e3 * found.step_s, 1e3 * found.many_s)
+    return [
+        f"{count} x {name}", *(f"{each:.1f}" for each in (*numbers, *times)), f"{1 / found.step_s:.0f}",
+    ]  # fmt: skip
 
 
 @pytest.mark.exhaustive

@@ -16,10 +16,8 @@ from services.drafter.heads.files.target_rows import read_target_rows
 from services.model_files.folder import tokenizer_digest
 from services.model_files.weights.files import save_blocks
 from services.model_files.weights.stored_blocks import quantized
-from speculation.errors import ConfigurationError
 from tests import head_checkpoints as made
 from tests.head_checkpoints import DRAFTED, HIDDEN, LAYERS, VOCABULARY, HeadCheckpoint, Tensors, numbers
-from tests.refusals import refuses
 from tests.tiny import make_tiny_model
 from training.head_writing import save_head
 
@@ -256,25 +254,18 @@ def test_a_draft_vocabulary_can_be_given(tmp_path: Path, target: Path) -> None:
     assert head.vocabulary.ids.tolist() == ids.tolist()
 
 
-@pytest.mark.parametrize("form", ["eagle", "speculators"])
-@pytest.mark.parametrize("name", ["eagle", "hass", "fspad", "alignment", "eagle3", "speculators"])
-def test_a_saved_head_is_the_same_head(tmp_path: Path, target: Path, name: str, form: Any) -> None:
+@pytest.mark.parametrize("name", ["eagle", "hass", "fspad", "alignment"])
+def test_a_saved_head_is_the_same_head(tmp_path: Path, target: Path, name: str) -> None:
     kinds = {
         "eagle": made.eagle,
         "hass": made.hass,
         "fspad": made.fspad,
         "alignment": lambda: made.fspad(sampler=False),
-        "eagle3": lambda: with_tensors(made.eagle3(fc_norm=True, norm_output=True, qkv_bias=True), **NORMS, **BIASES),
-        "speculators": made.speculators_eagle3,
     }
     head = load_head(kinds[name]().write(tmp_path / "from"), target)
     torch.nn.init.normal_(head.missing_state)
     training = {"tokenizer_sha256": tokenizer_digest(target), "steps": 3}
-    if form == "speculators" and head.config.family != "eagle3":
-        with refuses(ConfigurationError, field="form", value="speculators"):
-            save_head(head, tmp_path / "to", training, form=form)
-        return
-    save_head(head, tmp_path / "to", training, form=form, dtype=torch.float32)
+    save_head(head, tmp_path / "to", training, dtype=torch.float32)
     again = load_head(tmp_path / "to", target)
     assert again.config == head.config
     assert again.vocabulary.ids.tolist() == head.vocabulary.ids.tolist()

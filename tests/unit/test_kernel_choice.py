@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from cli.plan_report import print_plan
+from cli.plan_report import examined_here, print_examined
 from cluster.build import verifier_config
 from cluster.models.target import ResolvedModel
 from cluster.settings.config import load
@@ -202,7 +202,7 @@ def test_the_plan_says_what_was_chosen_and_why(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "1000")
     settings = load(flags=[f"model={tiny_model}", f"cache_dir={tmp_path}", "server.port=0"], environ={})
-    print_plan(settings)
+    print_examined(examined_here(settings))
     assert (
         "kernels: verifier.kernels: auto, verifier.weights: auto; the first start times what there is"
         in capsys.readouterr().out
@@ -212,7 +212,7 @@ def test_the_plan_says_what_was_chosen_and_why(
     found = Choice(linears="native", instructions="avx2", weights="as_stored", reason="fastest exact, of the test")
     assert config.kernels_dir is not None
     Kept(config.kernels_dir, about).write(asdict(found))
-    print_plan(settings)
+    print_examined(examined_here(settings))
     said = " ".join(capsys.readouterr().out.split())
     assert (
         "kernels: native avx2, weights as_stored (verifier.kernels: auto, verifier.weights: auto); fastest exact, of the test"

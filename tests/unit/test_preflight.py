@@ -113,7 +113,8 @@ def test_a_generation_config(model: Path, tmp_path: Path, capsys: pytest.Capture
     assert preflight.preflight(settings_of(model, tmp_path, "verifier.override_generation_config={num_beams: null}")) == ()
     assert preflight.preflight(settings_of(model, tmp_path, "verifier.generation_config=none")) == ()
     file.write_text(json.dumps({"do_sample": True, "temperature": 0.5, "suppress_tokens": [7], "eos_token_id": [0, 9999]}))
-    report.print_plan(settings_of(model, tmp_path, "verifier.override_generation_config={min_p: 0.25}"))
+    settings = settings_of(model, tmp_path, "verifier.override_generation_config={min_p: 0.25}")
+    report.print_examined(report.examined_here(settings))
     printed = " ".join(capsys.readouterr().out.split())
     assert "requests that leave it open get temperature 0.5, top_k 50, min_p 0.25" in printed
     assert "logits pass through suppress_tokens [7]" in printed

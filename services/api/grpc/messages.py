@@ -14,7 +14,9 @@ from services.api.messages import (
     ModelCard,
     RequestedSampling,
     TextChunk,
+    decoding_figures,
 )
+from services.links.codec.same_fields import SameFields
 from services.links.codec.verification import acceptance_rule, default_fields
 from speculation import limits
 from speculation.errors import InvalidArgument, PromptTooLong
@@ -22,6 +24,8 @@ from speculation.types import FinishReason, StructuredOutputs, TokenLogprobs
 
 _REASONS = {FinishReason.STOP: pb.FINISH_REASON_STOP, FinishReason.LENGTH: pb.FINISH_REASON_LENGTH}
 
+# What a client is not told of is left out.
+_MODEL = SameFields(ModelCard, pb.Model, by_hand=("defaults", "processors", "arithmetic", "chats", "calls_tools"))
 # Fields of RequestedSampling that are copied unchanged if set.
 _PLAIN_FIELDS = (
     "temperature",
@@ -165,7 +169,7 @@ def _encode_logprobs(entries: Sequence[TokenLogprobs]) -> list[pb.TokenLogprobs]
 
 
 def _encode_completion(event: Completion) -> pb.Complete:
-    stats, timing = event.stats, event.timing
+    timing = event.timing
     return pb.Complete(
         finish_reason=_REASONS[event.finish_reason],
         stop_string=event.stop if isinstance(event.stop, str) else None,
@@ -175,17 +179,7 @@ def _encode_completion(event: Completion) -> pb.Complete:
             completion_tokens=event.completion_tokens,
             cached_tokens=event.cached_tokens,
         ),
-        speculative_decoding=pb.SpeculationMetrics(
-            strategy=event.strategy,
-            mean_acceptance_length=stats.mean_acceptance_length,
-            draft_acceptance_rate=stats.draft_acceptance_rate,
-            num_spec_steps=stats.num_spec_steps,
-            num_draft_tokens=stats.num_draft_tokens,
-            num_accepted_draft_tokens=stats.num_accepted_draft_tokens,
-            acceptance_histogram=stats.acceptance_histogram,
-            accepted_by_source=stats.accepted_by_source,
-            switches=stats.switches,
-        ),
+        speculative_decoding=pb.SpeculationMetrics(**decoding_figures(event.strategy, event.stats)),
         timing=pb.Timing(
             queue_s=timing.queue_s,
             time_to_first_token_s=timing.time_to_first_token_s,
@@ -203,13 +197,8 @@ def encode_models(cards: Sequence[ModelCard]) -> pb.ListModelsResponse:
     """The message that lists the served models."""
     return pb.ListModelsResponse(
         models=[
-            pb.Model(
-                name=card.name,
-                max_model_len=card.max_model_len,
-                vocab_size=card.vocab_size,
-                strategies=card.strategies,
-                default_strategy=card.default_strategy,
-                bit_exact=card.bit_exact,
+            _MODEL.encode(
+                card,
                 defaults=pb.SamplingDefaults(**default_fields(card.defaults)),
                 processors=[pb.Processor(name=name, value=value) for name, value in card.processors],
             )

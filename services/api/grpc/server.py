@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import aclosing
-from typing import Any
 
 import grpc
 import grpc.aio
@@ -15,7 +14,7 @@ from grpc_reflection.v1alpha import reflection
 from outrider.v1 import generation_pb2 as pb
 from outrider.v1 import generation_pb2_grpc
 from services.access.gate import Gate, open_gate
-from services.api.config import PublicServerConfig, TlsFiles, public_files
+from services.api.config import PublicServerConfig, public_files
 from services.api.grpc.entrance import PublicEntrance, current_caller
 from services.api.grpc.messages import decode_request, encode_event, encode_models
 from services.api.messages import RouterPort
@@ -25,6 +24,7 @@ from services.links.channel import Options, bind, make_server
 from services.links.guarded_calls import Context
 from services.links.request_names import REQUEST_ID, request_id_of, traceparent_of
 from services.links.status import aborting
+from services.links.tls.mutual import renewed_credentials
 from speculation import limits
 from speculation.errors import DeadlineExceeded
 
@@ -159,7 +159,8 @@ async def serve_public(router: RouterPort, config: PublicServerConfig, gate: Gat
     health_pb2_grpc.add_HealthServicer_to_server(health_servicer, server)
     if config.reflection:
         reflection.enable_server_reflection((SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME), server)
-    port = bind(server, f"{config.host}:{config.port}", None if config.tls is None else _renewable(config.tls))
+    credentials = None if config.tls is None else renewed_credentials(public_files(config.tls))
+    port = bind(server, f"{config.host}:{config.port}", credentials)
     await server.start()
     return PublicServer(router, server, health_servicer, f"{config.host}:{port}", config)
 
@@ -171,18 +172,3 @@ def _limits_of_clients(config: PublicServerConfig) -> Options:
         ("grpc.max_connection_idle_ms", round(1000 * config.idle_timeout_s)),
         ("grpc.server_handshake_timeout_ms", 10_000),
     ]
-
-
-def _renewable(tls: TlsFiles) -> grpc.ServerCredentials:
-    """Credentials that new connections see anew when the files have changed; those that exist live on."""
-    kept = public_files(tls)
-
-    def configuration() -> Any:
-        (key, certificate), _ = kept.content()
-        return grpc.ssl_server_certificate_configuration([(key, certificate)])
-
-    def fetch() -> Any:
-        (key, certificate), changed = kept.content()
-        return grpc.ssl_server_certificate_configuration([(key, certificate)]) if changed else None
-
-    return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=False)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from services.access.gate import Gate
 from services.api.config import HttpConfig
@@ -15,6 +15,7 @@ from services.api.http.event_stream import PING_S, EventStream
 from services.api.http.json_body import read_body
 from services.api.http.openai.chat_answer import ChatAnswer
 from services.api.http.openai.chat_request import read_chat
+from services.api.http.openai.choice_record import AnswerInProgress
 from services.api.http.openai.completion_answer import CompletionAnswer
 from services.api.http.openai.completion_request import read_completion
 from services.api.http.openai.errors import Refused
@@ -22,35 +23,14 @@ from services.api.http.openai.generation import RunningChoices, expected, named,
 from services.api.http.openai.request import Asked
 from services.api.http.openai.token_requests import read_detokenize, read_tokenize
 from services.api.http.openai.usage import server_version
-from services.api.messages import Completion, ModelCard, RouterPort, TextChunk
-from services.api.readiness import Well
+from services.api.messages import ModelCard, RouterPort
+from services.api.readiness import LatelyReady, Well
 from speculation.errors import Internal, InvalidArgument, NotFound, OutriderError, Unavailable
 
 log = logging.getLogger(__name__)
 
 _Read = TypeVar("_Read")
 _OWNER = "outrider"
-# Seconds for which an answer to "are you ready?" holds: anyone may ask, and every answer asks a verifier.
-_READY_S = 1.0
-
-
-class AnswerForm(Protocol):
-    """Turns the events of a request's generations into JSON."""
-
-    def opening(self) -> list[dict[str, Any]]:
-        """The stream's first events."""
-
-    async def add(self, index: int, event: TextChunk | Completion) -> list[dict[str, Any]]:
-        """The stream's events that tell of a choice's event."""
-
-    def closing(self) -> dict[str, Any]:
-        """The stream's event with the usage."""
-
-    async def take(self, index: int, event: TextChunk | Completion) -> None:
-        """Gather a choice's event."""
-
-    async def whole(self) -> dict[str, Any]:
-        """The answer, from all that was gathered."""
 
 
 class Endpoints:
@@ -69,7 +49,7 @@ class Endpoints:
         self._config = config
         self._well = Well(router)
         self._started = int(time.time())
-        self._ready: tuple[float, bool] = (0.0, False)
+        self._ready = LatelyReady(self._well.ready)
         self.running: set[RunningChoices] = set()
 
     async def chat(self, call: HttpCall) -> None:
@@ -85,9 +65,7 @@ class Endpoints:
     async def _read(self, call: HttpCall, read: Callable[[dict[str, Any]], _Read]) -> _Read:
         return await read_body(call.receive, call.headers, self._config.arrives_s, read)
 
-    async def _generate(
-        self, call: HttpCall, asked: Asked, form: type[ChatAnswer] | type[CompletionAnswer], method: str
-    ) -> None:
+    async def _generate(self, call: HttpCall, asked: Asked, form: type[ChatAnswer | CompletionAnswer], method: str) -> None:
         if asked.request_id is not None and call.headers.get("x-request-id", asked.request_id) != asked.request_id:
             raise Refused("request_id", asked.request_id, "as the header x-request-id, or one of them unset")
         private = self._config.public.privacy.padding(asked.private)
@@ -109,7 +87,7 @@ class Endpoints:
             raise named(error, own_names(asked)) from error
 
     async def _told(
-        self, call: HttpCall, asked: Asked, running: RunningChoices, answer: AnswerForm, private: int | None
+        self, call: HttpCall, asked: Asked, running: RunningChoices, answer: AnswerInProgress, private: int | None
     ) -> None:
         """Send the answer. ``private``: bytes of which each of its events is a multiple; None: it is not private."""
         self.running.add(running)
@@ -125,14 +103,14 @@ class Endpoints:
         finally:
             self.running.discard(running)
 
-    async def _whole(self, call: HttpCall, running: RunningChoices, answer: AnswerForm) -> None:
+    async def _whole(self, call: HttpCall, running: RunningChoices, answer: AnswerInProgress) -> None:
         while not running.over:
             if (told := await running.next()) is not None:
-                await answer.take(*told)
+                answer.take(*told)
         await call.answer(await answer.whole())
 
     async def _streamed(
-        self, call: HttpCall, stream: EventStream, running: RunningChoices, answer: AnswerForm, *, usage: bool
+        self, call: HttpCall, stream: EventStream, running: RunningChoices, answer: AnswerInProgress, *, usage: bool
     ) -> None:
         # What fails before the first token is an HTTP status, unless that token takes long.
         told = await running.next(PING_S)
@@ -214,11 +192,7 @@ class Endpoints:
 
     async def ready(self, call: HttpCall) -> None:
         """GET /ready: a request would be answered."""
-        asked_at, ready = self._ready
-        if time.monotonic() - asked_at > _READY_S:
-            ready = await self._well.ready()
-            self._ready = time.monotonic(), ready
-        if not ready:
+        if not await self._ready():
             raise Unavailable("no verifier answers; try again")
         await call.answer({"status": "ok"})
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import time
 from collections.abc import Awaitable, Callable, Iterator
 
 import uvicorn
@@ -18,13 +17,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from services.api.http.arriving_requests import arriving_within
+from services.api.readiness import LatelyReady
 from services.api.sockets import bind_ops
 
 log = logging.getLogger(__name__)
 
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
-# Seconds for which an answer to whether the service is ready holds, however many ask here.
-_FRESH_S = 1.0
 _MOST_CONNECTIONS = 64
 # Seconds that a request may take to arrive, so that connections that say nothing do not keep supervisors out.
 _ARRIVES_S = 5.0
@@ -35,27 +33,6 @@ class _Server(uvicorn.Server):
     def capture_signals(self) -> Iterator[None]:
         """Signals end the process, not this server."""
         yield
-
-
-class _Readiness:
-    """The last answer to whether requests would be answered; asked again when it is old."""
-
-    def __init__(self, ask: Callable[[], Awaitable[bool]]) -> None:
-        self._ask = ask
-        self._answer = False
-        self._asked_at = -float("inf")
-        self._lock = asyncio.Lock()
-
-    async def __call__(self) -> bool:
-        async with self._lock:
-            if time.monotonic() - self._asked_at > _FRESH_S:
-                try:
-                    self._answer = await self._ask()
-                except Exception:
-                    log.exception("readiness could not be checked")
-                    self._answer = False
-                self._asked_at = time.monotonic()
-            return self._answer
 
 
 class OpsListener:
@@ -97,7 +74,7 @@ async def serve_ops(
     listening = bind_ops(host, port)
     # From now on connections wait for the server, which starts in a moment.
     listening.listen()
-    asked = _Readiness(ready)
+    asked = LatelyReady(ready)
 
     async def metrics(_: Request) -> Response:
         return Response(await asyncio.to_thread(exposition), media_type=TEXT)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from outrider.internal.v1 import drafting_pb2
 from services.links.codec.features import decode_features, encode_features
+from services.links.codec.same_fields import SameFields
 from services.links.codec.trees import check_size, decode_tree, encode_tree
 from speculation import limits
 from speculation.errors import InvalidArgument
@@ -25,22 +26,32 @@ from speculation.messages import (
 )
 from speculation.types import Observation, SamplingParams
 
+_OPEN = SameFields(OpenSession, drafting_pb2.OpenSession, renamed={"prediction": "prediction_token_ids"}, by_hand=("noise",))
+_STEP = SameFields(StepReport, drafting_pb2.StepReport, by_hand=("observation",))
+_CLOSE = SameFields(CloseSession, drafting_pb2.CloseSession)
+_FORGET = SameFields(ForgetTenant, drafting_pb2.ForgetTenant)
+_FORGOTTEN = SameFields(Forgotten, drafting_pb2.Forgotten)
+_NOISE = SameFields(DraftNoise, drafting_pb2.DraftNoise)
+_FAILURE = SameFields(DraftFailure, drafting_pb2.DraftFailure)
+_DRAFT = SameFields(Draft, drafting_pb2.Draft, by_hand=("tree", "drafting_s"))
+
 
 def encode_drafting_call(message: DraftingCall) -> drafting_pb2.DraftRequest:
     """Verifier to drafter."""
     match message:
         case OpenSession():
-            return drafting_pb2.DraftRequest(open=_encode_open(message))
+            noise = None if message.noise is None else _NOISE.encode(message.noise)
+            return drafting_pb2.DraftRequest(open=_OPEN.encode(message, noise=noise))
         case StepReport():
-            return drafting_pb2.DraftRequest(step=_encode_step(message))
+            observation = None if message.observation is None else _encode_observation(message.observation)
+            return drafting_pb2.DraftRequest(step=_STEP.encode(message, observation=observation))
         case CloseSession():
-            return drafting_pb2.DraftRequest(close=drafting_pb2.CloseSession(session_id=message.session_id))
+            return drafting_pb2.DraftRequest(close=_CLOSE.encode(message))
         case FeatureChunk():
             chunk = drafting_pb2.FeatureChunk(session_id=message.session_id, features=encode_features(message.features))
             return drafting_pb2.DraftRequest(features=chunk)
         case ForgetTenant():
-            forget = drafting_pb2.ForgetTenant(tenant=message.tenant, forget_id=message.forget_id)
-            return drafting_pb2.DraftRequest(forget=forget)
+            return drafting_pb2.DraftRequest(forget=_FORGET.encode(message))
 
 
 def decode_drafting_call(wire: drafting_pb2.DraftRequest, data: bytes | None = None) -> DraftingCall:
@@ -58,86 +69,33 @@ def decode_drafting_call(wire: drafting_pb2.DraftRequest, data: bytes | None = N
         case "step":
             return _decode_step(wire.step, data)
         case "close":
-            return CloseSession(session_id=wire.close.session_id)
+            return _CLOSE.decode(wire.close)
         case "forget":
-            return ForgetTenant(tenant=wire.forget.tenant, forget_id=wire.forget.forget_id)
+            return _FORGET.decode(wire.forget)
         case "features":
             return FeatureChunk(session_id=wire.features.session_id, features=decode_features(wire.features.features, data))
         case _:
             raise InvalidArgument("event", "unset", "open, step, close, features or forget")
 
 
-def _encode_open(message: OpenSession) -> drafting_pb2.OpenSession:
-    return drafting_pb2.OpenSession(
-        session_id=message.session_id,
-        tokens=message.tokens,
-        prompt_length=message.prompt_length,
-        sources=message.sources,
-        max_nodes=message.max_nodes,
-        temperature=message.temperature,
-        noise=None if message.noise is None else _encode_noise(message.noise),
-        sampled=message.sampled,
-        tenant=message.tenant,
-        traceparent=message.traceparent,
-        prediction_token_ids=message.prediction,
-    )
-
-
 def _decode_open(wire: drafting_pb2.OpenSession) -> OpenSession:
     check_size("open.tokens", len(wire.tokens), limits.MAX_SESSION_TOKENS)
     check_size("open.sources", len(wire.sources), limits.MAX_SOURCES)
     check_size("open.max_nodes", wire.max_nodes, limits.MAX_TREE_NODES)
-    return OpenSession(
-        session_id=wire.session_id,
-        tokens=tuple(wire.tokens),
-        prompt_length=wire.prompt_length,
-        sources=tuple(wire.sources),
-        max_nodes=wire.max_nodes,
-        temperature=wire.temperature,
-        noise=_decode_noise(wire.noise) if wire.HasField("noise") else None,
-        sampled=wire.sampled,
-        tenant=wire.tenant if wire.HasField("tenant") else None,
-        traceparent=wire.traceparent,
-        prediction=tuple(wire.prediction_token_ids),
-    )
-
-
-def _encode_noise(noise: DraftNoise) -> drafting_pb2.DraftNoise:
-    return drafting_pb2.DraftNoise(seed=noise.seed, top_k=noise.top_k, top_p=noise.top_p, min_p=noise.min_p)
+    return _OPEN.decode(wire, noise=_decode_noise(wire.noise) if wire.HasField("noise") else None)
 
 
 def _decode_noise(wire: drafting_pb2.DraftNoise) -> DraftNoise:
     # Refuses values outside their ranges.
-    cut = SamplingParams(seed=wire.seed, top_k=wire.top_k, top_p=wire.top_p, min_p=wire.min_p)
-    return DraftNoise(seed=cut.seed, top_k=cut.top_k, top_p=cut.top_p, min_p=cut.min_p)
-
-
-def _encode_step(message: StepReport) -> drafting_pb2.StepReport:
-    return drafting_pb2.StepReport(
-        session_id=message.session_id,
-        committed=message.committed,
-        length=message.length,
-        prefix_hash=message.prefix_hash,
-        accepted_path=message.accepted_path,
-        max_nodes=message.max_nodes,
-        min_probability=message.min_probability,
-        observation=None if message.observation is None else _encode_observation(message.observation),
-    )
+    SamplingParams(seed=wire.seed, top_k=wire.top_k, top_p=wire.top_p, min_p=wire.min_p)
+    return _NOISE.decode(wire)
 
 
 def _decode_step(wire: drafting_pb2.StepReport, data: bytes | None) -> StepReport:
     check_size("step.committed", len(wire.committed), limits.MAX_TREE_NODES + 1)
     check_size("step.max_nodes", wire.max_nodes, limits.MAX_TREE_NODES)
-    return StepReport(
-        session_id=wire.session_id,
-        committed=tuple(wire.committed),
-        length=wire.length,
-        prefix_hash=wire.prefix_hash,
-        accepted_path=tuple(wire.accepted_path),
-        max_nodes=wire.max_nodes,
-        min_probability=wire.min_probability,
-        observation=_decode_observation(wire.observation, data) if wire.HasField("observation") else None,
-    )
+    observation = _decode_observation(wire.observation, data) if wire.HasField("observation") else None
+    return _STEP.decode(wire, observation=observation)
 
 
 def _encode_observation(observation: Observation) -> drafting_pb2.Observation:
@@ -172,21 +130,10 @@ def _decode_top_ids(rows: Sequence[drafting_pb2.TopIds]) -> tuple[tuple[int, ...
 def encode_drafting_reply(message: DraftingReply) -> drafting_pb2.DraftResponse:
     """Drafter to verifier."""
     if isinstance(message, DraftFailure):
-        failure = drafting_pb2.DraftFailure(session_id=message.session_id, reason=message.reason, reopen=message.reopen)
-        return drafting_pb2.DraftResponse(failure=failure)
+        return drafting_pb2.DraftResponse(failure=_FAILURE.encode(message))
     if isinstance(message, Forgotten):
-        return drafting_pb2.DraftResponse(forgotten=drafting_pb2.Forgotten(forget_id=message.forget_id))
-    draft = drafting_pb2.Draft(
-        session_id=message.session_id,
-        base_length=message.base_length,
-        base_hash=message.base_hash,
-        assumed=message.assumed,
-        tree=encode_tree(message.tree),
-        drafting_s=message.drafting_s,
-        group=message.group,
-        more=message.more,
-        unready=message.unready,
-    )
+        return drafting_pb2.DraftResponse(forgotten=_FORGOTTEN.encode(message))
+    draft = _DRAFT.encode(message, tree=encode_tree(message.tree), drafting_s=message.drafting_s)
     return drafting_pb2.DraftResponse(draft=draft)
 
 
@@ -198,10 +145,9 @@ def decode_drafting_reply(wire: drafting_pb2.DraftResponse) -> DraftingReply:
     """
     match wire.WhichOneof("event"):
         case "failure":
-            failure = wire.failure
-            return DraftFailure(session_id=failure.session_id, reason=failure.reason, reopen=failure.reopen)
+            return _FAILURE.decode(wire.failure)
         case "forgotten":
-            return Forgotten(forget_id=wire.forgotten.forget_id)
+            return _FORGOTTEN.decode(wire.forgotten)
         case "draft":
             draft = wire.draft
             try:
@@ -210,17 +156,8 @@ def decode_drafting_reply(wire: drafting_pb2.DraftResponse) -> DraftingReply:
                 tree = decode_tree(draft.tree)
             except InvalidArgument as error:
                 return DraftFailure(session_id=draft.session_id, reason=f"malformed draft: {error}")
-            return Draft(
-                session_id=draft.session_id,
-                base_length=draft.base_length,
-                base_hash=draft.base_hash,
-                assumed=tuple(draft.assumed),
-                tree=tree,
-                # Only a statistic: an invalid value is no reason to drop the draft.
-                drafting_s=draft.drafting_s if 0 <= draft.drafting_s < math.inf else 0.0,
-                group=draft.group,
-                more=draft.more,
-                unready=draft.unready,
-            )
+            # Only a statistic: an invalid value is no reason to drop the draft.
+            drafting_s = draft.drafting_s if 0 <= draft.drafting_s < math.inf else 0.0
+            return _DRAFT.decode(draft, tree=tree, drafting_s=drafting_s)
         case _:
             raise InvalidArgument("event", "unset", "draft, failure or forgotten")

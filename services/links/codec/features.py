@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from outrider.internal.v1 import drafting_pb2
+from services.links.codec.same_fields import SameFields
 from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import InvalidArgument
@@ -13,18 +14,12 @@ from speculation.messages import DraftingCall, FeatureChunk, StepReport
 from speculation.types import Features
 
 NUMBER_BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+_FEATURES = SameFields(Features, drafting_pb2.Features, by_hand=("data",))
 
 
 def encode_features(features: Features) -> drafting_pb2.Features:
     """The message for hidden states."""
-    return drafting_pb2.Features(
-        data=features.data,
-        rows=features.rows,
-        width=features.width,
-        dtype=features.dtype,
-        start=features.start,
-        layers=features.layers,
-    )
+    return _FEATURES.encode(features, data=features.data)
 
 
 def decode_features(wire: drafting_pb2.Features, data: bytes | None = None) -> Features:
@@ -54,14 +49,7 @@ def decode_features(wire: drafting_pb2.Features, data: bytes | None = None) -> F
     expected = wire.rows * wire.width * NUMBER_BYTES[wire.dtype]
     if len(data) != expected:
         raise InvalidArgument("features.data", f"{len(data)} bytes", f"{expected}: {wire.rows} x {wire.width} numbers")
-    return Features(
-        data=data,
-        rows=wire.rows,
-        width=wire.width,
-        dtype=wire.dtype,
-        start=wire.start,
-        layers=tuple(wire.layers),
-    )
+    return _FEATURES.decode(wire, data=data)
 
 
 def features_of(call: DraftingCall) -> Features | None:

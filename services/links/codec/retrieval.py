@@ -6,10 +6,14 @@ from collections.abc import Sequence
 
 from outrider.internal.v1 import retrieval_pb2
 from services.links.codec.features import decode_features, encode_features
+from services.links.codec.same_fields import SameFields
 from services.links.codec.trees import check_size
 from speculation import limits
 from speculation.errors import InvalidArgument
 from speculation.messages import Continuation, RetrievalQuery, Retrieved
+
+_QUERY = SameFields(RetrievalQuery, retrieval_pb2.Query, by_hand=("state",))
+_CONTINUATION = SameFields(Continuation, retrieval_pb2.Continuation)
 
 
 def encode_queries(batch_id: int, queries: Sequence[RetrievalQuery]) -> retrieval_pb2.RetrieveRequest:
@@ -17,15 +21,7 @@ def encode_queries(batch_id: int, queries: Sequence[RetrievalQuery]) -> retrieva
     return retrieval_pb2.RetrieveRequest(
         batch_id=batch_id,
         queries=[
-            retrieval_pb2.Query(
-                suffix=query.suffix,
-                max_continuations=query.max_continuations,
-                max_length=query.max_length,
-                state=None if query.state is None else encode_features(query.state),
-                session_id=query.session_id,
-                traceparent=query.traceparent,
-            )
-            for query in queries
+            _QUERY.encode(query, state=None if query.state is None else encode_features(query.state)) for query in queries
         ],
     )
 
@@ -42,14 +38,7 @@ def decode_queries(wire: retrieval_pb2.RetrieveRequest) -> list[RetrievalQuery]:
         check_size("query.max_continuations", query.max_continuations, limits.MAX_CONTINUATIONS)
         check_size("query.max_length", query.max_length, limits.MAX_CONTINUATION)
     return [
-        RetrievalQuery(
-            suffix=tuple(query.suffix),
-            max_continuations=query.max_continuations,
-            max_length=query.max_length,
-            state=decode_features(query.state) if query.HasField("state") else None,
-            session_id=query.session_id,
-            traceparent=query.traceparent,
-        )
+        _QUERY.decode(query, state=decode_features(query.state) if query.HasField("state") else None)
         for query in wire.queries
     ]
 
@@ -59,12 +48,7 @@ def encode_answers(batch_id: int, answers: Sequence[Retrieved]) -> retrieval_pb2
     return retrieval_pb2.RetrieveResponse(
         batch_id=batch_id,
         answers=[
-            retrieval_pb2.Answer(
-                continuations=[
-                    retrieval_pb2.Continuation(tokens=hit.tokens, count=hit.count, match_length=hit.match_length)
-                    for hit in answer.continuations
-                ]
-            )
+            retrieval_pb2.Answer(continuations=[_CONTINUATION.encode(hit) for hit in answer.continuations])
             for answer in answers
         ],
         index_version=answers[0].index_version if answers else "",
@@ -85,10 +69,7 @@ def decode_answers(wire: retrieval_pb2.RetrieveResponse, expected: int) -> list[
             check_size("continuation.tokens", len(hit.tokens), limits.MAX_CONTINUATION)
     return [
         Retrieved(
-            continuations=tuple(
-                Continuation(tokens=tuple(hit.tokens), count=hit.count, match_length=hit.match_length)
-                for hit in answer.continuations
-            ),
+            continuations=tuple(_CONTINUATION.decode(hit) for hit in answer.continuations),
             index_version=wire.index_version,
         )
         for answer in wire.answers

@@ -19,19 +19,29 @@ def _kept(files: ComponentTls) -> RenewedFiles:
 
 
 def server_credentials(files: ComponentTls) -> grpc.ServerCredentials:
-    """Credentials of a server that asks for client certificates. Connections that exist outlive a change of the files."""
-    kept = _kept(files)
+    """Credentials of a server that asks for client certificates."""
+    return renewed_credentials(_kept(files), asks_clients=True)
 
-    def configuration() -> Any:
-        (key, certificate, ca), _ = kept.content()
-        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca)
+
+def renewed_credentials(kept: RenewedFiles, *, asks_clients: bool = False) -> grpc.ServerCredentials:
+    """Credentials that new connections see anew when the files have changed; those that exist live on.
+
+    Args:
+        kept: key and certificate chain, and where clients are asked for theirs, those of the authority.
+    """
+
+    def configuration(content: tuple[bytes, ...]) -> Any:
+        key, certificate, *ca = content
+        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca[0] if ca else None)
 
     def fetch() -> Any:
         # gRPC asks at every handshake; None: nothing new.
-        (key, certificate, ca), changed = kept.content()
-        return grpc.ssl_server_certificate_configuration([(key, certificate)], root_certificates=ca) if changed else None
+        content, changed = kept.content()
+        return configuration(content) if changed else None
 
-    return grpc.dynamic_ssl_server_credentials(configuration(), fetch, require_client_authentication=True)
+    return grpc.dynamic_ssl_server_credentials(
+        configuration(kept.content()[0]), fetch, require_client_authentication=asks_clients
+    )
 
 
 class CallerTls:

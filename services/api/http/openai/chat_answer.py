@@ -13,29 +13,26 @@ from services.api.http.openai.tool_calls import Delta, reader_for
 from services.api.messages import Completion, RouterPort, TextChunk
 
 
-class ChatAnswer:
-    """Implements ``AnswerForm``."""
+class ChatAnswer(AnswerInProgress):
+    """Implements ``AnswerInProgress``."""
 
     def __init__(self, asked: Asked, prepared: Prepared, router: RouterPort, name: str, created: int) -> None:
-        self._base = AnswerInProgress(
-            asked, prepared, name, created, prefix="chatcmpl", kind=("chat.completion", "chat.completion.chunk")
-        )
-        self._asked = asked
+        kind = ("chat.completion", "chat.completion.chunk")
+        super().__init__(asked, prepared, name, created, prefix="chatcmpl", kind=kind)
         self._speller = Speller(router, as_ids=asked.tokens_as_ids)
         self._readers = [reader_for(asked.tools) for _ in prepared.requests]
 
     def opening(self) -> list[dict[str, Any]]:
         """The events before any text: one for each choice says who speaks."""
-        events = [self._event(index, {"role": "assistant", "content": ""}, None) for index in range(len(self._base.records))]
-        if self._asked.return_token_ids:
-            events[0]["prompt_token_ids"] = list(self._base.prepared.prompts[0])
+        events = [self._event(index, {"role": "assistant", "content": ""}, None) for index in range(len(self.records))]
+        if self.asked.return_token_ids:
+            events[0]["prompt_token_ids"] = list(self.prepared.prompts[0])
         return events
 
     async def add(self, index: int, event: TextChunk | Completion) -> list[dict[str, Any]]:
-        """The events that tell of a generation's event."""
         told: list[dict[str, Any]] = []
         reader = self._readers[index]
-        for piece in self._base.pieces_of(index, event):
+        for piece in self.pieces_of(index, event):
             told += await self._tell(index, piece, reader.push(piece.text))
         if isinstance(event, Completion):
             told += await self._tell(index, Piece(text="", tokens=()), reader.finish())
@@ -44,49 +41,40 @@ class ChatAnswer:
 
     async def _tell(self, index: int, piece: Piece, deltas: list[Delta]) -> list[dict[str, Any]]:
         """The events of a piece; its tokens belong to the first one."""
-        if not deltas and not self._base.worth_telling(piece.tokens):
+        if not deltas and not self.worth_telling(piece.tokens):
             return []
         logprobs = None
-        if self._asked.top_logprobs is not None:
+        if self.asked.top_logprobs is not None:
             await self._speller.learn(piece.tokens)
             logprobs = chat_logprobs(piece.tokens, self._speller)
         first, *others = deltas or [Delta()]
         event = self._event(index, first.as_json(), logprobs)
-        event["choices"][0] |= self._base.ids_of(piece.tokens)
+        event["choices"][0] |= self.ids_of(piece.tokens)
         return [event, *(self._event(index, delta.as_json(), None) for delta in others)]
-
-    def closing(self) -> dict[str, Any]:
-        """The event with the usage of all choices."""
-        return self._base.closing()
 
     def _event(
         self, index: int, delta: dict[str, Any], logprobs: dict[str, Any] | None, end: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": None, **(end or {})}
-        return self._base.event(choice)
+        return self.event(choice)
 
     def _end(self, index: int) -> dict[str, Any]:
-        end = self._base.end_of(index)
+        end = self.end_of(index)
         called = self._readers[index].calls > 0 and end["finish_reason"] == "stop"
         return {**end, "finish_reason": "tool_calls"} if called else end
 
-    async def take(self, index: int, event: TextChunk | Completion) -> None:
-        """Gather an event for ``whole``."""
-        self._base.gather(index, event)
-
     async def whole(self) -> dict[str, Any]:
-        """The answer, once all choices have ended."""
-        answer = self._base.whole([await self._choice(index) for index in range(len(self._base.records))])
-        if self._asked.return_token_ids:
-            answer["prompt_token_ids"] = list(self._base.prepared.prompts[0])
+        answer = self.answer_of([await self._choice(index) for index in range(len(self.records))])
+        if self.asked.return_token_ids:
+            answer["prompt_token_ids"] = list(self.prepared.prompts[0])
         return answer
 
     async def _choice(self, index: int) -> dict[str, Any]:
-        pieces, reader = self._base.records[index].pieces, self._readers[index]
+        pieces, reader = self.records[index].pieces, self._readers[index]
         tokens = [token for piece in pieces for token in piece.tokens]
         deltas = [delta for piece in pieces for delta in reader.push(piece.text)] + reader.finish()
         logprobs = None
-        if self._asked.top_logprobs is not None:
+        if self.asked.top_logprobs is not None:
             await self._speller.learn(tokens)
             logprobs = chat_logprobs(tokens, self._speller)
         return {
@@ -94,7 +82,7 @@ class ChatAnswer:
             "message": _message(deltas),
             "logprobs": logprobs,
             **self._end(index),
-            **self._base.ids_of(tokens),
+            **self.ids_of(tokens),
         }
 
 

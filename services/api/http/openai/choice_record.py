@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,8 +32,8 @@ class ChoiceRecord:
     end: Completion | None = None
 
 
-class AnswerInProgress:
-    """What chat and text completions share.
+class AnswerInProgress(ABC):
+    """Turns the events of a request's generations into JSON: what chat and text completions share.
 
     Args:
         kind: what kind of object it is, as a whole and in each of its events; ``prefix`` begins its id.
@@ -58,6 +59,18 @@ class AnswerInProgress:
         """The model that answers."""
         return self.prepared.card
 
+    @abstractmethod
+    def opening(self) -> list[dict[str, Any]]:
+        """The stream's events before any text."""
+
+    @abstractmethod
+    async def add(self, index: int, event: TextChunk | Completion) -> list[dict[str, Any]]:
+        """The stream's events that tell of a choice's event."""
+
+    @abstractmethod
+    async def whole(self) -> dict[str, Any]:
+        """The answer that is not streamed, once all choices have ended."""
+
     def pieces_of(self, index: int, event: TextChunk | Completion) -> list[Piece]:
         """The pieces that an event completes."""
         record = self.records[index]
@@ -68,12 +81,12 @@ class AnswerInProgress:
         own = stop is not None and stop in self.asked.sampling.stop
         return record.text.finish(stop, include_stop=self.asked.include_stop and own)
 
-    def gather(self, index: int, event: TextChunk | Completion) -> None:
+    def take(self, index: int, event: TextChunk | Completion) -> None:
         """Keep an event of an answer that is not streamed."""
         self.records[index].pieces += self.pieces_of(index, event)
 
-    def whole(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        """The answer, once all choices have ended."""
+    def answer_of(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """The answer with its choices, all of which have ended."""
         return self._ended(self._kind, choices)
 
     def closing(self) -> dict[str, Any]:

@@ -14,63 +14,52 @@ from services.api.messages import Completion, RouterPort, TextChunk
 _KIND = "text_completion"
 
 
-class CompletionAnswer:
-    """Implements ``AnswerForm``."""
+class CompletionAnswer(AnswerInProgress):
+    """Implements ``AnswerInProgress``."""
 
     def __init__(self, asked: Asked, prepared: Prepared, router: RouterPort, name: str, created: int) -> None:
-        self._base = AnswerInProgress(asked, prepared, name, created, prefix="cmpl", kind=(_KIND, _KIND))
-        self._asked = asked
+        super().__init__(asked, prepared, name, created, prefix="cmpl", kind=(_KIND, _KIND))
         self._speller = Speller(router, as_ids=asked.tokens_as_ids)
 
     def opening(self) -> list[dict[str, Any]]:
         """The events before any text: what is echoed, and the prompts' token ids."""
-        if not self._asked.echo and not self._asked.return_token_ids:
+        if not self.asked.echo and not self.asked.return_token_ids:
             return []
         events = []
-        for index, record in enumerate(self._base.records):
-            text = self._base.prepared.echoed[record.prompt]
+        for index, record in enumerate(self.records):
+            text = self.prepared.echoed[record.prompt]
             events.append(self._event(index, {"text": text, **self._prompt_ids(index)}))
         return events
 
     async def add(self, index: int, event: TextChunk | Completion) -> list[dict[str, Any]]:
-        """The events that tell of a generation's event."""
         told: list[dict[str, Any]] = []
-        for piece in self._base.pieces_of(index, event):
-            if piece.text or self._base.worth_telling(piece.tokens):
+        for piece in self.pieces_of(index, event):
+            if piece.text or self.worth_telling(piece.tokens):
                 told.append(self._event(index, await self._said(piece.text, piece.tokens)))
         if isinstance(event, Completion):
-            told.append(self._event(index, {"text": "", **self._base.end_of(index)}))
+            told.append(self._event(index, {"text": "", **self.end_of(index)}))
         return told
 
-    def closing(self) -> dict[str, Any]:
-        """The event with the usage of all choices."""
-        return self._base.closing()
-
-    async def take(self, index: int, event: TextChunk | Completion) -> None:
-        """Gather an event for ``whole``."""
-        self._base.gather(index, event)
-
     async def whole(self) -> dict[str, Any]:
-        """The answer, once all choices have ended."""
         choices = []
-        for index, record in enumerate(self._base.records):
+        for index, record in enumerate(self.records):
             tokens = tuple(token for piece in record.pieces for token in piece.tokens)
-            text = self._base.prepared.echoed[record.prompt] + "".join(piece.text for piece in record.pieces)
+            text = self.prepared.echoed[record.prompt] + "".join(piece.text for piece in record.pieces)
             said = await self._said(text, tokens)
-            choices.append({"index": index, **said, **self._base.end_of(index), **self._prompt_ids(index)})
-        return self._base.whole(choices)
+            choices.append({"index": index, **said, **self.end_of(index), **self._prompt_ids(index)})
+        return self.answer_of(choices)
 
     def _event(self, index: int, said: dict[str, Any]) -> dict[str, Any]:
-        return self._base.event({"index": index, "logprobs": None, "finish_reason": None, **said})
+        return self.event({"index": index, "logprobs": None, "finish_reason": None, **said})
 
     def _prompt_ids(self, index: int) -> dict[str, Any]:
-        if not self._asked.return_token_ids:
+        if not self.asked.return_token_ids:
             return {}
-        return {"prompt_token_ids": list(self._base.prepared.prompts[self._base.records[index].prompt])}
+        return {"prompt_token_ids": list(self.prepared.prompts[self.records[index].prompt])}
 
     async def _said(self, text: str, tokens: tuple[TextToken, ...]) -> dict[str, Any]:
-        said: dict[str, Any] = {"text": text, "logprobs": None, **self._base.ids_of(tokens)}
-        if self._asked.top_logprobs is not None:
+        said: dict[str, Any] = {"text": text, "logprobs": None, **self.ids_of(tokens)}
+        if self.asked.top_logprobs is not None:
             await self._speller.learn(tokens)
             said["logprobs"] = completion_logprobs(tokens, self._speller)
         return said

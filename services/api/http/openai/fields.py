@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypeVar
 
 from services.api.http.openai.errors import Refused
 
-_MISSING = object()
+_Kind = TypeVar("_Kind")
 
 
 class Fields:
@@ -40,12 +40,15 @@ class Fields:
         """An error that names a field."""
         return Refused(self.name(key), value, allowed, code)
 
+    def _typed(self, key: str, kind: type[_Kind], what: str) -> _Kind | None:
+        value = self.take(key)
+        if value is not None and not isinstance(value, kind):
+            raise self.refuse(key, value, what, "invalid_type")
+        return value
+
     def truth(self, key: str) -> bool | None:
         """A field that is true or false."""
-        value = self.take(key)
-        if value is not None and not isinstance(value, bool):
-            raise self.refuse(key, value, "true or false", "invalid_type")
-        return value
+        return self._typed(key, bool, "true or false")
 
     def whole(self, key: str, low: int, high: int) -> int | None:
         """A field that is a whole number."""
@@ -74,12 +77,8 @@ class Fields:
 
     def text(self, key: str, most: int | None = None) -> str | None:
         """A field that is a text of at most ``most`` characters."""
-        value = self.take(key)
-        if value is None:
-            return None
-        if not isinstance(value, str):
-            raise self.refuse(key, value, "a text", "invalid_type")
-        if most is not None and len(value) > most:
+        value = self._typed(key, str, "a text")
+        if value is not None and most is not None and len(value) > most:
             raise self.refuse(key, f"{len(value)} characters", f"at most {most} characters")
         return value
 
@@ -92,10 +91,7 @@ class Fields:
 
     def listed(self, key: str) -> list[Any] | None:
         """A field that is a list."""
-        value = self.take(key)
-        if value is not None and not isinstance(value, list):
-            raise self.refuse(key, value, "a list", "invalid_type")
-        return value
+        return self._typed(key, list, "a list")
 
     def ids(self, key: str) -> tuple[int, ...] | None:
         """A field that is a list of token ids."""
@@ -104,10 +100,7 @@ class Fields:
 
     def mapping(self, key: str) -> dict[str, Any] | None:
         """A field that is an object, as it is."""
-        value = self.take(key)
-        if value is not None and not isinstance(value, dict):
-            raise self.refuse(key, value, "an object", "invalid_type")
-        return value
+        return self._typed(key, dict, "an object")
 
     def below(self, key: str) -> Fields | None:
         """The fields of an object within this one."""

@@ -63,28 +63,25 @@ def reader_for(tools: ToolUse | None) -> CallReader:
 
 
 class PlainText:
-    """All text is content."""
+    """Implements ``CallReader``: all text is content."""
 
     calls = 0
 
     def push(self, text: str) -> list[Delta]:
-        """As ``CallReader.push``."""
         return [Delta(text=text)] if text else []
 
     def finish(self) -> list[Delta]:
-        """As ``CallReader.finish``."""
         return []
 
 
 class NamedCall:
-    """All text is the arguments of one function."""
+    """Implements ``CallReader``: all text is the arguments of one function."""
 
     def __init__(self, name: str) -> None:
         self._name = name
         self.calls = 0
 
     def push(self, text: str) -> list[Delta]:
-        """As ``CallReader.push``."""
         if not text:
             return []
         if self.calls:
@@ -93,12 +90,14 @@ class NamedCall:
         return [Delta(text=text, call=0, id=call_id(), name=self._name)]
 
     def finish(self) -> list[Delta]:
-        """As ``CallReader.finish``."""
         return []
 
 
 class EnvelopedCalls:
-    """Calls lie between ``<tool_call>`` and ``</tool_call>``; all other text, and what is no valid call, is content."""
+    """Implements ``CallReader``: calls lie between ``<tool_call>`` and ``</tool_call>``.
+
+    All other text, and what is no valid call, is content.
+    """
 
     def __init__(self, tools: ToolUse) -> None:
         self._tools = tools
@@ -110,7 +109,6 @@ class EnvelopedCalls:
         self.calls = 0
 
     def push(self, text: str) -> list[Delta]:
-        """As ``CallReader.push``."""
         self._held += text
         found: list[Delta] = []
         while True:
@@ -127,7 +125,6 @@ class EnvelopedCalls:
         return found
 
     def finish(self) -> list[Delta]:
-        """As ``CallReader.finish``."""
         rest, self._held = self._held, ""
         if not self._inside:
             return self._content(rest)
@@ -156,7 +153,7 @@ class EnvelopedCalls:
 
 
 class ListedCalls:
-    """The text is a JSON list of calls; each is told as soon as it is complete."""
+    """Implements ``CallReader``: the text is a JSON list of calls; each is told as soon as it is complete."""
 
     def __init__(self, tools: ToolUse) -> None:
         self._tools = tools
@@ -164,7 +161,6 @@ class ListedCalls:
         self.calls = 0
 
     def push(self, text: str) -> list[Delta]:
-        """As ``CallReader.push``."""
         self._held += text
         found: list[Delta] = []
         while (start := self._held.find("{")) >= 0:
@@ -181,7 +177,6 @@ class ListedCalls:
         return found
 
     def finish(self) -> list[Delta]:
-        """As ``CallReader.finish``."""
         # Only an answer that was cut short has anything left.
         rest, self._held = self._held.strip(" \n\t[],"), ""
         return [Delta(text=rest)] if rest else []

@@ -8,7 +8,7 @@ from functools import cache
 from importlib import metadata
 from typing import Any
 
-from services.api.messages import Completion, ModelCard
+from services.api.messages import Completion, ModelCard, decoding_figures
 from speculation.types import SpeculationStats
 
 # The name of the source that drafts from a request's ``prediction``.
@@ -55,17 +55,7 @@ def metrics(ended: Sequence[Completion]) -> dict[str, Any]:
     for end in ended:
         _add(stats, end.stats)
     return {
-        "speculative_decoding": {
-            "strategy": ended[0].strategy,
-            "mean_acceptance_length": stats.mean_acceptance_length,
-            "draft_acceptance_rate": stats.draft_acceptance_rate,
-            "num_spec_steps": stats.num_spec_steps,
-            "num_draft_tokens": stats.num_draft_tokens,
-            "num_accepted_draft_tokens": stats.num_accepted_draft_tokens,
-            "acceptance_histogram": stats.acceptance_histogram,
-            "accepted_by_source": stats.accepted_by_source,
-            "switches": stats.switches,
-        },
+        "speculative_decoding": decoding_figures(ended[0].strategy, stats),
         "queue_s": max(end.timing.queue_s for end in ended),
         "time_to_first_token_s": min(end.timing.time_to_first_token_s for end in ended),
         "total_s": max(end.timing.total_s for end in ended),
