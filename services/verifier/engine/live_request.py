@@ -66,6 +66,9 @@ class Observes(NamedTuple):
     prompt: bool
 
 
+_NOTHING = Observes(0, (), prompt=False)
+
+
 class LiveRequest:
     """State of a request: committed tokens, computed tokens, drafts and undelivered events.
 
@@ -183,6 +186,8 @@ class LiveRequest:
     @property
     def observes(self) -> Observes:
         """What is wanted of its passes. If sources were left out, it is what the others want."""
+        if not self.mailboxes:
+            return _NOTHING
         plan, specs = self.message.plan, [SOURCES[name] for name in self.sources if name in SOURCES]
         if len(self.sources) == len(plan.sources):
             # The prompt's rows have no streams.
