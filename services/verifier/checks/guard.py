@@ -1,4 +1,4 @@
-"""Checks once, before the first request, that a loaded model is served as its own code computes it, and else refuses it.
+"""Checks before the first request that a loaded model is served as its own code computes it. Other models are refused.
 
 The reference is transformers' own pass over a whole sequence, with eager attention and without our pool. The same modules
 then compute the same tokens the way they will be served: a first prompt chunk, a second one after it, and a tree of two

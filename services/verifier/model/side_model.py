@@ -1,7 +1,7 @@
-"""A small causal language model over the target's own kernels, for whoever drafts with it.
+"""A draft model's causal language model, computed by the target's own kernels.
 
-Its rows need not be committed: each goes to a slot that is named, and sees the slots that are named, so a tree can grow over
-several passes and any of it be dropped. Nothing is chosen here.
+Its rows need not be committed. The caller names the slot of each row and the slots that it sees, so a tree can grow over
+several passes, and any part of it can be dropped. No token is chosen here.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Orders: what the verifier, which holds the last pipeline stage, tells every other stage, encoded as numbers.
+"""Orders to the other pipeline stages, encoded as numbers. The verifier gives them; it holds the last stage.
 
 One message precedes each pass, with everything opened, grown, kept and closed since the pass before.
 """

@@ -1,4 +1,4 @@
-"""A pipeline stage of a target that is not the last one: a process of its own, which follows the verifier's orders.
+"""The process of one pipeline stage of a target, other than the last. It follows the verifier's orders.
 
 python -m services.verifier.stages.process SPECIFICATION      (JSON; only the verifier starts it)
 """

@@ -1,4 +1,4 @@
-"""The pipeline stages before the last one, which is in the verifier's process, as one object."""
+"""The pipeline stages before the last one, as one object. The last one is in the verifier's process."""
 
 from __future__ import annotations
 
