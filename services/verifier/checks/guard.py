@@ -85,7 +85,7 @@ def check_slice(part: ModelSlice, stages: int = 1) -> None:
         part.pool.clear()
     if reason:
         raise ConfigurationError(f"{name} cannot be served: {reason}")
-    log.info("%s computes what its own eager attention does; seen in %.2f s", name, time.perf_counter() - start)
+    log.info("%s is served as its own eager attention computes it; checked in %.2f s", name, time.perf_counter() - start)
 
 
 def _name(model: PreTrainedModel) -> str:

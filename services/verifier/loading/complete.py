@@ -75,7 +75,7 @@ def refuse_unused(model: PreTrainedModel, names: Collection[str], folder: Path) 
             f"{type(model).__name__} has no place by its configuration: without them it would be another model"
         )
     if names:
-        log.info("not used: %s%s", min(names), _and_others(len(names)))
+        log.info("weights not used: %s%s", min(names), _and_others(len(names)))
 
 
 def refuse_nonsense(model: PreTrainedModel, folder: Path) -> None:

@@ -90,7 +90,7 @@ class Stage:
             hidden, kept = self._part.run(batch, *entering), self._part.hidden_states.handed_on(batch)
             made = Activations(self._exchange.ready(hidden), self._exchange.ready(kept))
         except TargetLost as error:
-            log.error("stage %d disagrees: %s", self._exchange.rank, error)
+            log.error("stage %d is out of step with the verifier: %s", self._exchange.rank, error)
             health = Health.DISAGREES
         except Internal:
             health = Health.FAILED
@@ -145,7 +145,7 @@ def main() -> None:
     try:
         serve(spec_from_json(sys.argv[1]))
     except TargetLost as error:
-        log.warning("stage ends: %s", error)
+        log.warning("the stage ends: %s", error)
         sys.exit(1)
 
 
