@@ -1,4 +1,4 @@
-"""What a machine may lack, or have wrong, for the service that the settings describe.
+"""Checks whether this machine has what the service needs.
 
 The checks change nothing but the cache of compiled kernels.
 """

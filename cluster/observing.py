@@ -1,4 +1,4 @@
-"""Decides where numbers and traces of the components go, and puts what counts and traces in front of them."""
+"""Chooses the sinks of metrics and traces, and wraps the components in their observers."""
 
 from __future__ import annotations
 

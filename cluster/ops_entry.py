@@ -1,4 +1,4 @@
-"""The ops listener of one router: from the moment in which its port is free, until the router has stopped."""
+"""The ops listener of one router. It opens as soon as its port is free, and closes when the router has stopped."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ class IndexStore:
                     found.append(Published(version=version, manifest=self.manifest(version), live=version == live))
                 except ConfigurationError as error:
                     # Deleted meanwhile, or damaged: the others are still listed.
-                    log.warning("left out: %s", error)
+                    log.warning("a version is left out: %s", error)
         return sorted(found, key=lambda each: not each.live)
 
     def live(self) -> str | None:

@@ -1,4 +1,4 @@
-"""The cost of a pass: measured at start, corrected while running (architecture: "the budget is measured")."""
+"""The cost of a pass: measured at start, corrected while running (docs/decisions.md, "What is measured, and how")."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The estimators that decisions learn by while running: a mean, a ratio, a slope, and recent durations.
 
-None of them reads a clock or holds text. docs/decisions.md lists who learns what by which of them.
+None of them reads a clock or holds text. docs/decisions.md lists where each is used.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who talks to whom. The load-bearing invariant: no tensor and nothing as long as the vocabulary crosses a service port.
+"""The ports between components. No tensor and nothing as long as the vocabulary crosses a service port.
 
 ::
 

@@ -1,4 +1,4 @@
-"""A rolling 64-bit hash of tokens: a draft names the prefix that it continues by it."""
+"""A rolling 64-bit hash of tokens. A draft names its prefix by this hash."""
 
 from __future__ import annotations
 

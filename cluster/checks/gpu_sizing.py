@@ -1,4 +1,4 @@
-"""What a model would take of GPUs, on paper: memory, and the time that reading it takes. Nothing here was measured by us.
+"""Estimates what a model needs of GPUs: memory, and the time to read it. Nothing here was measured by us.
 
 A pass cannot be faster than the memory gives the weights and the cached keys and values, nor than the matrix units multiply
 (the roofline). The layers are split over the GPUs as pipeline stages, which one pass goes through one after the other.

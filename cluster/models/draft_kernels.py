@@ -1,4 +1,4 @@
-"""Computes draft models by the target's kernels: connects what the drafter asks for with what the verifier has."""
+"""Computes draft models by the target's kernels: joins the drafter's port to the verifier's model."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def draft_models(settings: Settings, model: ResolvedModel) -> Mapping[str, Check
             if named is not None:
                 raise
             # Another model may have the same name; nobody asked for these weights.
-            log.warning("the weights that come along for %s are not used: %s", model.name, error)
+            log.warning("the drafter weights that come with Outrider for %s are not used: %s", model.name, error)
             continue
         if (other := found.get(checkpoint.source)) is not None:
             raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Ends what a router asked for once that router has died: Ray Serve goes on with a stream that nobody reads."""
+"""Ends the requests of a router that has died. Ray Serve would go on with streams that nobody reads."""
 
 from __future__ import annotations
 

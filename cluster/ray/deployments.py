@@ -67,7 +67,7 @@ def _telling_why(settings: Settings) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        log.error("cannot start", exc_info=not isinstance(error, OutriderError))
+        log.error("the component cannot start", exc_info=not isinstance(error, OutriderError))
         ours = translate(error) if isinstance(error, (OutriderError, RayError, DeploymentUnavailableError)) else None
         text = str(ours or error) or type(error).__name__
         kind = type(ours).__name__ if ours is not None else type(error).__name__

@@ -1,4 +1,4 @@
-"""Leaves Ray so that nothing of this process asks Ray for anything afterwards: such a question would connect it anew."""
+"""Disconnects this process from Ray for good. Any later call of Ray's API would connect it anew."""
 
 from __future__ import annotations
 

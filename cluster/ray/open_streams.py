@@ -1,4 +1,4 @@
-"""At which verifier each of this process's open streams is.
+"""Counts this process's open streams at each verifier.
 
 Ray Serve's own counts are of no use for that: they contain what is asked beside streams, and keep one too many for as long
 as nothing is sent to a verifier, if its answer to one call overtakes the end of another (seen with Ray 2.60).

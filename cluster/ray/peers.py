@@ -69,7 +69,7 @@ class Peers:
             self._known = await self._ask()
         except TimeoutError:
             # One that hangs delays the answers of all: go by what they said before.
-            log.info("not all replicas have answered")
+            log.info("some replicas did not answer")
         if not self._known:
             raise Unavailable("no replica answers")
         order = by_turns(self._known, self._own_rank())
@@ -88,7 +88,7 @@ class Peers:
             try:
                 best = await self._best()
             except Exception as error:
-                log.info("not all replicas have answered: %s", error)
+                log.info("some replicas did not answer: %s", error)
                 continue
             if best is not None and self.current not in (None, best) and not self._failed(best):
                 log.info("moving from %s to %s", self.current, best)

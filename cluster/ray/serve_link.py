@@ -183,11 +183,11 @@ async def tell_all(
     except TimeoutError:
         return f"not all of {total or 'the'} {name} replicas answered within {within_s:g} s"
     except (DeploymentUnavailableError, RayError) as error:
-        log.warning("no %s could be called to %s: %s", name, method, error)
+        log.warning("no %s replica could be reached for %s: %s", name, method, error)
         answers = []
     failed = [answer for answer in answers if isinstance(answer, BaseException)]
     for reason in failed:
-        log.warning("a %s did not %s: %s", name, method, reason)
+        log.warning("%s on a %s replica failed: %s", method, name, reason)
     total = max(total, len(answers), 1)
     missed = total - (len(answers) - len(failed))
     return f"{missed} of {total} {name} replicas did not answer" if missed else None

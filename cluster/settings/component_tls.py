@@ -1,4 +1,4 @@
-"""The files with which components prove to each other what they are (``cluster.tls``)."""
+"""The TLS files by which components recognise each other (``cluster.tls``)."""
 
 from __future__ import annotations
 

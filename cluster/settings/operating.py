@@ -1,4 +1,4 @@
-"""Settings of what those see who operate the service: numbers, traces, logs."""
+"""Settings for operators: metrics, traces, logs."""
 
 from __future__ import annotations
 

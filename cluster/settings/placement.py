@@ -1,4 +1,4 @@
-"""Settings of where and how often components run, and of how they know each other."""
+"""Settings of placement: where components run, how many replicas, and how they recognise each other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is said of an unknown setting: the known ones that may be meant, and those of its section."""
+"""The hint for an unknown setting: the known ones that may be meant, and those of its section."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a request is charged before its prompt has been tokenised, and what a key lets it ask for."""
+"""The tokens that a request is charged before its prompt is tokenised, and the requests that a key allows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A router in front of another one that hands everything on; what counts or traces requests changes what it looks at."""
+"""A router that hands everything on to another one. Subclasses that count or trace requests override what they observe."""
 
 from __future__ import annotations
 

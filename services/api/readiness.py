@@ -1,4 +1,4 @@
-"""Whether a router would answer requests, told in time even where the question hangs."""
+"""Whether a router would answer requests, known in time even if asking it hangs."""
 
 from __future__ import annotations
 

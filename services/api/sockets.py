@@ -1,4 +1,4 @@
-"""Where servers listen: the one place that resolves hosts and binds sockets. What is refused is told with its setting."""
+"""Where servers listen: the one place that resolves hosts and binds sockets. Errors name the setting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The blend: one tree of the likeliest paths from all sources (algorithms: merged tree under a budget).
+"""The blend: one tree of the likeliest paths from all sources.
 
 All sources are asked at every node, so one source may continue a path that another has begun. A heap holds the open
 candidates by the probability of their whole path. The likeliest becomes a node, and its own candidates join the heap. A

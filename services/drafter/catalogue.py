@@ -1,4 +1,4 @@
-"""Makes sources by name. What a source needs of a pass is told by ``speculation.sources``; where it is made, here."""
+"""Makes sources by name. ``speculation.sources`` says what each needs of a pass."""
 
 from __future__ import annotations
 

@@ -185,7 +185,7 @@ class DrafterService:
         try:
             joined = await self._thread.run(_if_still, session, prefix, join, expected_s=session.text_s)
         except Exception:
-            log.exception("%s and the text sources cannot draft together for %s", group, session.id)
+            log.exception("%s and the text sources cannot draft together for session %s", group, session.id)
             return tree
         return tree if joined is None else joined
 
@@ -275,7 +275,7 @@ class DrafterService:
         except Exception:
             if not session.models:
                 raise
-            log.exception("text sources draft nothing more for %s", session.id)
+            log.exception("text sources draft nothing more for session %s", session.id)
             session.text = None
             return None
         return session.draft(session.prefix, TEXT, tree, more=bool(session.models and session.prefix.max_nodes))

@@ -64,7 +64,7 @@ def encode_reply(reply: DraftingReply) -> drafting_pb2.DraftResponse:
     except (ValueError, TypeError):
         if isinstance(reply, Forgotten):
             raise
-        log.exception("a draft for %s cannot be sent", reply.session_id)
+        log.exception("a draft for session %s cannot be sent", reply.session_id)
         return encode_drafting_reply(_failure(reply.session_id))
 
 
@@ -171,7 +171,7 @@ class _Conversation:
         try:
             self._drafter.features(call)
         except Exception:
-            log.exception("hidden states of %s are lost", call.session_id)
+            log.exception("hidden states of session %s are lost", call.session_id)
 
     async def _answer(self, call: SessionCall, before: asyncio.Task[None] | None) -> None:
         if before is not None:
@@ -179,7 +179,7 @@ class _Conversation:
         try:
             reply = await self._reply(call)
         except Exception:
-            log.exception("drafting failed for %s", call.session_id)
+            log.exception("drafting failed for session %s", call.session_id)
             reply = _failure(call.session_id) if isinstance(call, OpenSession | StepReport) else None
         if reply is not None:
             await self.replies.put(reply)
@@ -215,7 +215,7 @@ class _Conversation:
             async for draft in self._drafter.further(session_id):
                 await self.replies.put(draft)
         except Exception:
-            log.exception("drafting further failed for %s", session_id)
+            log.exception("further drafts failed for session %s", session_id)
         if self._further.get(session_id) is asyncio.current_task():
             del self._further[session_id]
 

@@ -49,7 +49,7 @@ class OpenSessions:
         try:
             self._drafter.close(CloseSession(session_id=session_id))
         except Exception:
-            log.exception("closing %s failed", session_id)
+            log.exception("closing session %s failed", session_id)
 
     def close_silent(self) -> float:
         """Close the sessions that were silent for too long. Returns the seconds until the next one may be."""

@@ -1,7 +1,7 @@
-"""Keeps numbers in this process and tells them in Prometheus's text format.
+"""Keeps numbers in this process and writes them in Prometheus's text format.
 
-By hand: the client's own Counter and Histogram take half as long again and more per count, tell ``_created`` series besides
-unless the whole process is told otherwise, and have no bound on series and no counters that are read where they are kept.
+The client's own Counter and Histogram are not used. They take half as long again and more per count, and add ``_created``
+series unless the whole process turns them off. Their series have no bound, and they cannot read a component's own counters.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The port through which components report what they count. They know names and labels, and nothing of what becomes of them.
+"""The port through which components report numbers, by name and labels. The sinks are behind it.
 
-A component counts with a handle, or, where it keeps a number anyway, says how to read it (``Metrics.follow``): that costs
-nothing until somebody looks. Handles may be used from any thread, and never raise.
+A component counts with a handle. A number that it keeps anyway is read on demand (``Metrics.follow``), which costs nothing
+until then. Handles may be used from any thread, and never raise.
 """
 
 from __future__ import annotations

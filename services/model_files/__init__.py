@@ -1,1 +1,1 @@
-"""Reading a model's folder: weights, configurations, what they say of generation, GGUF. Nothing is computed here."""
+"""Reads a model's folder: weights, configurations, defaults of generation, GGUF. Nothing is computed here."""

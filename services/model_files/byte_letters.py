@@ -1,4 +1,4 @@
-"""The bytes of tokens: the letters in which vocabularies write them, and what a token adds to a text."""
+"""The bytes of tokens: the letters that stand for them in vocabularies, and the bytes that a token adds to a text."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Answers whose stream tells those who watch the line nothing but its length."""
+"""Private answers: who watches the connection learns nothing but their length."""

@@ -1,8 +1,8 @@
 """Sends private answers at an even pace: as many tokens in every event, and as much time between any two.
 
-How many tokens come at once, and how soon, tells how much was drafted right, and so what an answer is about, even where the
-connection is encrypted (arXiv 2411.01076). A private answer's events tell neither, nor does its report; and nothing is
-drafted for it from what others have said (``make_plan``), since its speed would tell that they have.
+Even on an encrypted connection, the number of tokens at once and the time between them show how much was drafted right,
+and so what an answer is about (arXiv 2411.01076). A private answer's events show neither, nor does its report. Nothing is
+drafted for it from other requests' texts (``make_plan``), since its speed would show that they had the same text.
 """
 
 from __future__ import annotations

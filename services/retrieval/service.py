@@ -86,7 +86,7 @@ class RetrievalService:
             raise Unavailable(f"no index is loaded: {self.refused or 'none is live yet'}")
         if log.isEnabledFor(logging.DEBUG):
             for query in queries:
-                log.debug("looked up for %s", log_name(query.session_id, query.traceparent))
+                log.debug("look-up for %s", log_name(query.session_id, query.traceparent))
         return index.look_up(queries)
 
     async def _follow(self, store: IndexStore) -> None:
@@ -128,7 +128,7 @@ class RetrievalService:
             return
         self._index, self.refused = index, None
         self.switches += 1
-        log.info("the index is version %s now", version)
+        log.info("the index in use is version %s now", version)
 
     def _load(self, store: IndexStore, version: str) -> Index:
         cache = self._cache(store)
@@ -167,5 +167,5 @@ class RetrievalService:
 
     def _note(self, why: str) -> None:
         if why != self.refused:
-            log.error("the index stays as it is: %s", why)
+            log.error("the index in use stays: %s", why)
         self.refused = why

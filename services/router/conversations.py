@@ -1,4 +1,4 @@
-"""A conversation and its options as a chat template reads them. What the template would not read is refused."""
+"""A conversation and its options as a chat template reads them. Options that the template would not read are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Carries a request on at another verifier, or at the same one once it is back, when the one that has it is lost."""
+"""Continues a request whose verifier is lost: at another one, or at the same one once it is back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where texts are tokenised: in a few threads, for callers that still wait, within a bound on what waits."""
+"""Tokenises texts in a few threads, with a bound on the waiting ones. Callers that have gone are skipped."""
 
 from __future__ import annotations
 

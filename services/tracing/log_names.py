@@ -1,4 +1,4 @@
-"""What requests and sessions are called in logs."""
+"""The names of requests and sessions in logs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""W3C Trace Context: from a ``traceparent`` to what a span is below, and back."""
+"""W3C Trace Context: from a ``traceparent`` to a span's parent, and back."""
 
 from __future__ import annotations
 

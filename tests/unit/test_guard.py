@@ -58,11 +58,11 @@ def test_a_model_that_is_right(tiny_model: Path, caplog: pytest.LogCaptureFixtur
     part = ModelSlice(config_of(tiny_model, dtype=dtype), 0)
     forwards = [dict(vars(module)) for module in part.model.modules()]
     check_slice(part)
-    assert "LlamaForCausalLM (model_type llama) computes what its own eager attention does; seen in" in caplog.text
+    assert "LlamaForCausalLM (model_type llama) is served as its own eager attention computes it; checked in" in caplog.text
     assert [dict(vars(module)) for module in part.model.modules()] == forwards
     assert part.model.config._attn_implementation == "outrider"
     with pytest.raises(KeyError):
-        part.pool.tiles_of("text")
+        part.pool.blocks_of("text")
 
 
 def test_a_layer_that_ignores_its_positions(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,7 @@
 """Writes an answer as server-sent events.
 
-The sizes of events tell how many tokens were drafted right, and so something about the text, even where the connection is
-encrypted (arXiv 2411.01076). As in OpenAI's API, events with text are filled up with a random ``obfuscation``, here to a
+Even on an encrypted connection, the sizes of events show how many drafted tokens were right, and so something about the
+text (arXiv 2411.01076). As in OpenAI's API, events with text are filled up with a random ``obfuscation``, here to a
 multiple of ``padding`` bytes. ``stream_interval`` hides the number of tokens as well.
 """
 

@@ -1,4 +1,4 @@
-"""Reads a request's body: JSON within limits on size, depth and time, without what different parsers read differently."""
+"""Reads a request's body: JSON within limits on size, depth and time. JSON that parsers read differently is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a draft source asks of its model."""
+"""The port between a draft source and its language model."""
 
 from __future__ import annotations
 

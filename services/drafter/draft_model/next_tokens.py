@@ -1,4 +1,4 @@
-"""What a draft model says may come next: the tokens that the target is likeliest to choose, or a token drawn from q.
+"""A draft model's proposals for the next token: those that the target is likeliest to choose, or one drawn from q.
 
 q is the draft model's distribution as the request's sampling parameters make it: softmax(logits / T) after top-k, top-p and
 min-p. With the request's own noise g, the target chooses the argmax of log p + g. So drafts are the greatest log q + g: the

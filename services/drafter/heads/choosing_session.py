@@ -1,4 +1,4 @@
-"""One request's text in a model that drafts from the target's states, and what is known of how its target chooses."""
+"""One request's session in a drafter of hidden states: its text, and how the target chooses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a drafter of hidden states proposes after each row: all work on numbers as many as the draft vocabulary."""
+"""The proposals of a drafter of hidden states after each row: all work on arrays as long as the draft vocabulary."""
 
 from __future__ import annotations
 

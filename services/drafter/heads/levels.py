@@ -1,4 +1,4 @@
-"""Trees of models that guess several tokens ahead at once, each whatever the ones before it are.
+"""Trees of models that guess several tokens ahead at once, each without knowing the ones before it.
 
 Level j (from 1) is a distribution of the j-th token to come. A path's probability is the product over its levels. That is no
 joint distribution: the second token is guessed without knowing the first. The target walks the tree, so this costs speed at

@@ -143,7 +143,7 @@ class ModelGroup:
                 self._told = True
             self._drop(message.session_id)
         except Exception:
-            log.exception("%s drafts nothing for %s", self.name, message.session_id)
+            log.exception("%s drafts nothing for session %s", self.name, message.session_id)
             self._drop(message.session_id)
 
     def _at(self, session_id: str, function: Callable[[SourceSession], None]) -> None:
@@ -152,7 +152,7 @@ class ModelGroup:
             if session is not None:
                 function(session)
         except Exception:
-            log.exception("%s drafts nothing more for %s", self.name, session_id)
+            log.exception("%s drafts nothing more for session %s", self.name, session_id)
             self._drop(session_id)
 
     def _drop(self, session_id: str) -> None:

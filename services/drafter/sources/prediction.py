@@ -1,7 +1,7 @@
 """Drafts what the user predicts: a text that the answer is expected to be, or to resemble (OpenAI's Predicted Outputs).
 
-The answer is followed through the prediction. Where it leaves it, it is looked for again by its last few tokens; until it is
-found, one replaced token is assumed.
+The answer is followed through the prediction. Where it leaves the prediction, its last few tokens are searched for there.
+Until they are found, one replaced token is assumed.
 """
 
 from __future__ import annotations

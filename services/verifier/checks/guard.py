@@ -1,4 +1,4 @@
-"""Checks once, before the first request, that a loaded model is served as its own code computes it, and else refuses it.
+"""Checks before the first request that a loaded model is served as its own code computes it. Other models are refused.
 
 The reference is transformers' own pass over a whole sequence, with eager attention and without our pool. The same modules
 then compute the same tokens the way they will be served: a first prompt chunk, a second one after it, and a tree of two
@@ -61,7 +61,7 @@ def check_slice(part: ModelSlice, stages: int = 1) -> None:
     """Compare what a slice of a model computes with what the model's own code does.
 
     Args:
-        part: just loaded, with no tiles of its pool in use.
+        part: just loaded, with no blocks of its pool in use.
         stages: the number of slices of the model.
 
     Raises:
@@ -85,7 +85,7 @@ def check_slice(part: ModelSlice, stages: int = 1) -> None:
         part.pool.clear()
     if reason:
         raise ConfigurationError(f"{name} cannot be served: {reason}", about=name)
-    log.info("%s computes what its own eager attention does; seen in %.2f s", name, time.perf_counter() - start)
+    log.info("%s is served as its own eager attention computes it; checked in %.2f s", name, time.perf_counter() - start)
 
 
 def _name(model: PreTrainedModel) -> str:

@@ -1,4 +1,4 @@
-"""Decodes one in so many answers a second time, without drafts, and compares: the law of losslessness, checked in service.
+"""Decodes one in so many answers a second time, without drafts, and compares: losslessness, checked in service.
 
 A check costs what its answer costs, so it runs while nothing else does, and is given up as soon as a request comes.
 """

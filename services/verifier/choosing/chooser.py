@@ -1,4 +1,4 @@
-"""Makes the target's choices where its logits are, for all requests of a pass at once, bit for bit as speculation/choose.py.
+"""Makes the target's choices on its logits' device, for a whole pass at once, bit for bit as speculation/choose.py.
 
 That file is the law. The batched part only finds the few tokens that can be chosen; among them, the law's own arithmetic and
 noise decide on the host. If rounding could make a difference, or a model brings its own processors, the law itself is asked.

@@ -1,4 +1,4 @@
-"""Chooses where the logits are: of a pass only ids come to the host.
+"""Chooses tokens on the logits' device, so that only ids come to the host.
 
 The noise has the same integers everywhere, but logarithms, and the sums that top-p is about, may differ in their last bits
 from device to device. So nothing is decided within the reach of rounding: a token wins if its lead exceeds what rounding can

@@ -1,4 +1,4 @@
-"""The rejection rule's coins and draws, computed where the logits are: of a row only some numbers come to the host.
+"""The rejection rule's coins and draws, computed on the logits' device. Only a few numbers of a row come to the host.
 
 ``speculation.rejection.DraftTrial`` is the law. What is found here is what it says however sums and logarithms are rounded.
 For the rest, ``None`` or ``NOT_CHOSEN``, it is asked itself, with the row's distribution on the host.

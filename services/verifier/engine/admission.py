@@ -122,7 +122,7 @@ class Admission:
             try:
                 opened = self._target.open(request.id, rows, prefix, sampling=sampling, spare=_HEADROOM * len(self.running))
             except Exception:
-                log.exception("no room could be made for %s", request.id)
+                log.exception("making room for request %s failed", request.id)
                 self._end(request, Internal("the request could not be admitted; the server's log says why"))
                 continue
             if not opened and self.running:
@@ -182,7 +182,7 @@ class Admission:
         try:
             return self._target.grow(request.id, request.rows_wanted)
         except Exception:
-            log.exception("no room could be made for %s", request.id)
+            log.exception("making room for request %s failed", request.id)
             self._end(request, Internal("the request could not go on; the server's log says why"))
             return True
 
@@ -230,7 +230,7 @@ class Admission:
         self._ended.append(request)
 
     def _preempt(self, request: LiveRequest, why: str) -> None:
-        log.info("%s is preempted after %d tokens: %s", request.id, len(request.tokens), why)
+        log.info("request %s is preempted after %d tokens: %s", request.id, len(request.tokens), why)
         self._stats.preemptions += 1
         self._target.close(request.id)
         request.computed = 0

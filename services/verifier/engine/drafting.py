@@ -49,7 +49,7 @@ class _Receiver:
         try:
             self.drafting.on_reply(self.origin, reply)
         except Exception:
-            log.exception("a reply of %s was dropped", self.origin.name)
+            log.exception("handling a reply of %s failed; it is dropped", self.origin.name)
 
     def on_connected(self) -> None:
         self.drafting.on_connected(self.origin)
@@ -353,7 +353,7 @@ class Drafting:
         if request is None or mailbox is None:
             return
         if isinstance(reply, DraftFailure):
-            log.warning("no draft of %s for %s: %s", origin.name, reply.session_id, reply.reason[:200])
+            log.warning("no draft of %s for request %s: %s", origin.name, reply.session_id, reply.reason[:200])
             if mailbox.failed(len(request.tokens), reopen=reply.reopen):
                 self._open(origin, request)
         else:
@@ -370,7 +370,7 @@ class Drafting:
         except MalformedTree as error:
             self._stats.drafts_malformed += 1
             mailbox.none_for(len(request.tokens))
-            log.warning("dropped a draft of %s for %s: %s", origin.name, draft.session_id, error)
+            log.warning("dropped a draft of %s for request %s: %s", origin.name, draft.session_id, error)
             return
         if (origin.name, draft.group) not in self._experience and len(self._experience) >= _GROUPS * len(self._origins):
             draft = replace(draft, group="")

@@ -4,7 +4,7 @@ Each tenant has a counter of the tokens that it was served, divided by its weigh
 the lowest counter. A tenant that is new, or comes back, starts at most ``CREDIT`` below the highest of those present, so
 that a burst after a pause is served at once, but no claims are saved up for hours. (Sheng et al., Fairness in Serving
 Large Language Models, arXiv 2401.00588, have such counters without a credit.) A running request gives way to a tenant
-whose counter is more than ``QUANTUM`` lower: where answers are long, slots become free too rarely to be fair with.
+whose counter is more than ``QUANTUM`` lower, since with long answers slots become free too rarely.
 """
 
 from __future__ import annotations

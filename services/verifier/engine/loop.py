@@ -315,7 +315,7 @@ class DecodingLoop:
         try:
             self._drafting.learn(parts, seconds, whole_s, self._budget.seconds(load_of(parts)))
         except Exception:
-            log.exception("what drafts cost was not learnt from a pass")
+            log.exception("learning the cost of drafts from a pass failed")
             return None
         return self._prices_of(load)
 
@@ -324,7 +324,7 @@ class DecodingLoop:
             return prices_of(load, self._budget)
         except Exception:
             # Asking for too many drafts costs speed, and nothing else.
-            log.exception("the cost of drafts is unknown")
+            log.exception("computing the cost of drafts failed")
             return None
 
     def _learn(self, parts: list[Part], seconds: float) -> None:
@@ -385,7 +385,7 @@ class DecodingLoop:
         """End one request with an error; the others go on."""
         known = isinstance(error, OutriderError)
         if not known:
-            log.error("%s (%s)", what, request.id, exc_info=error)
+            log.error("%s (request %s)", what, request.id, exc_info=error)
         request.fail(error if known else Internal(f"{what}; the server's log says why"))
         self._release(request)
 

@@ -1,4 +1,4 @@
-"""Tells the metrics port what the decoding loop does: what it counts anyway is read, what a step shows is observed."""
+"""Reports the decoding loop to the metrics port. The loop's counts are read on demand; steps are observed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A mailbox: one origin's drafts for one request, and the drafts that are still missing."""
+"""One origin's drafts for one request, and those still missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draft origins. One loop may have several."""
+"""Draft origins: the drafters of a decoding loop, each behind a link."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ class PassQueue:
             except TargetLost:
                 raise
             except Exception:
-                log.exception("a pass failed after another had")
+                log.exception("another pass failed as well")
 
     def drop(self) -> None:
         """Forget all passes under way: the target has lost them, or has not begun them."""
@@ -196,18 +196,18 @@ class PassQueue:
             self._longest_s = max(_FORGOTTEN * self._longest_s, now() - began)
             return work.result()
         self.hanging = True
-        log.error("a pass has not come back for %.1f s", deadline_s)
+        log.error("a pass has hung for %.1f s", deadline_s)
         self._hung()
         try:
             await asyncio.wait((work,), timeout=deadline_s)
             if not work.done():
                 self.lost = True
-                log.error("the pass has not come back for %.1f s: the target is given up", 2 * deadline_s)
+                log.error("the pass has hung for %.1f s: the target is given up", 2 * deadline_s)
                 await asyncio.wait((work,))
         finally:
             self.hanging = not work.done()
         self.lost = False
-        log.warning("the pass came back after %.1f s", now() - began)
+        log.warning("the hung pass returned after %.1f s", now() - began)
         if isinstance(error := work.exception(), TargetLost):
             raise error
         raise PassHung

@@ -107,7 +107,7 @@ def _choose(trees: list[TokenTree], budget: Budget, load: Load, decoding: Load) 
     try:
         return budget.choose(trees, load, decoding)
     except Exception:
-        log.exception("choosing nodes failed; the pass has no drafts")
+        log.exception("choosing nodes failed; this pass checks no drafts")
         return [EMPTY_TREE] * len(trees)
 
 
@@ -120,7 +120,7 @@ def _ends(trees: Mapping[LiveRequest, TokenTree], budget: Budget, decoding: Load
         prices = prices_of(decoding, budget)
         return {request.id: request.take_ends(tree, budget, prices) for request, tree in streaming.items()}
     except Exception:
-        log.exception("choosing rows for streams failed; the pass has none")
+        log.exception("choosing rows for streams failed; this pass has no streams")
         return {}
 
 

@@ -1,4 +1,4 @@
-"""Drafts that keep to a grammar: nodes that it forbids are dropped before the pass, and what it demands is drafted."""
+"""Keeps drafts to a grammar: forbidden nodes are dropped before the pass, and forced tokens are drafted."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What a request's grammar allows after its committed tokens, and after any path of drafted ones below them.
 
-The load-bearing rule: what is allowed is a function of the grammar, the committed tokens and the path alone. So a mask keeps
-the law of speculation/choose.py: whatever was drafted, the target chooses the tokens of constrained plain decoding.
+What is allowed is a function of the grammar, the committed tokens and the path alone. So masks keep answers lossless:
+whatever was drafted, the target chooses the tokens of constrained plain decoding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Weights whose products give a row the same result whatever the other rows are, wherever a model multiplies by them.
+"""Weights that models multiply by outside of linear layers: a row's product does not depend on the other rows.
 
 Most products are computed by layers, which can be replaced. Experts, routers and others multiply by parameters of their own,
 in classes that differ from model to model. What they call is always the same, though: ``functional.linear``, ``@``, ``bmm``,

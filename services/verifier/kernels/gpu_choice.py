@@ -121,7 +121,7 @@ def put(model: nn.Module, linears: str, device: torch.device, make: MakeLayer | 
         from services.verifier.kernels.triton.row_layers import use_row_kernels
 
         if left := use_row_kernels(model, make):
-            log.info("these layers stay torch's: %s", ", ".join(left))
+            log.info("layers that torch computes: %s", ", ".join(left))
         return
     for parent, layers in products(model):
         linear = [layer for layer in layers.values() if isinstance(layer, nn.Linear)]

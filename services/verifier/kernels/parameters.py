@@ -1,4 +1,4 @@
-"""Finds the parameters by which modules multiply themselves, and the modules whose products are not exact."""
+"""Finds the parameters that modules multiply by in their own code, and the modules whose products are not exact."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Lets kernels compute whole decoder layers, each tried on a layer before it takes its place.
 
-Whether a layer is of the kind that a kernel computes is not decided by its class, but tested: its parts have the usual
-names, and in a trial pass the kernel computes the same as the layer itself.
+A layer is judged by a test, not by its class. Its parts must have the usual names, and in a trial pass the kernel must
+compute the same as the layer itself.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def refuse_unused(model: PreTrainedModel, names: Collection[str], folder: Path) 
             about=folder,
         )
     if names:
-        log.info("not used: %s%s", min(names), _and_others(len(names)))
+        log.info("weights not used: %s%s", min(names), _and_others(len(names)))
 
 
 def refuse_nonsense(model: PreTrainedModel, folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Makes models without memory for their weights, in one thread: others may load models of their own meanwhile."""
+"""Builds models without memory for their weights. Other threads are not affected, and may load models meanwhile."""
 
 from __future__ import annotations
 

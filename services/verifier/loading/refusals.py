@@ -1,7 +1,7 @@
 """Refuses models by their configuration, with a reason, before a weight is read and without torch.
 
-``outrider plan`` checks ``config.json`` as it is in the folder; the verifier checks again what transformers makes of it,
-which includes all defaults. What shows only when a model computes is found while it is loaded.
+``outrider plan`` checks ``config.json`` as it is in the folder; the verifier checks transformers' reading of it
+again, with all defaults. Faults that show only in a pass are found while the model is loaded.
 """
 
 from __future__ import annotations

@@ -168,7 +168,7 @@ class ModelSlice:
             done, reason = 0, str(error)
         finally:
             self.pool.clear()
-        log.info("%d layers run in kernels of ours%s", done, f"; the others do not: {reason}" if reason else "")
+        log.info("%d whole layers run in our kernels%s", done, f"; the others do not: {reason}" if reason else "")
 
     @torch.inference_mode()
     def run(self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None = None) -> torch.Tensor:

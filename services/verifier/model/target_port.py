@@ -1,6 +1,6 @@
-"""What the decoding loop asks of a target. Both are in one process, so tensors and distributions may pass.
+"""The port between the decoding loop and its target. Both are in one process, so tensors and distributions may pass.
 
-The load-bearing rule: the loop hands over rows and gets choices. Logits stay where the target computes them.
+The loop hands over rows and gets choices. Logits stay where the target computes them.
 """
 
 from __future__ import annotations

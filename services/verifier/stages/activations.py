@@ -1,4 +1,4 @@
-"""What one pipeline stage hands to the next with a pass: a header that says how the pass went, then activations."""
+"""A pass on its way from one pipeline stage to the next: a header with its outcome, then activations."""
 
 from __future__ import annotations
 

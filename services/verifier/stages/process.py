@@ -1,4 +1,4 @@
-"""A pipeline stage of a target that is not the last one: a process of its own, which follows the verifier's orders.
+"""The process of one pipeline stage of a target, other than the last. It follows the verifier's orders.
 
 python -m services.verifier.stages.process SPECIFICATION      (JSON; only the verifier starts it)
 """
@@ -15,7 +15,7 @@ import torch
 
 from services.verifier.checks.guard import check_slice
 from services.verifier.config import TargetConfig
-from services.verifier.kv_cache.pool import TILE
+from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, Health, receive_activations, receive_beat, send_activations
@@ -64,9 +64,9 @@ class Stage:
         request = str(arguments[0])
         pool = self._part.pool
         if op is Op.OPEN:
-            shared, tiles = arguments[1], arguments[2:]
-            pool.assign(request, tiles, len(tiles) - shared)
-            self._lengths[request] = shared * TILE
+            shared, blocks = arguments[1], arguments[2:]
+            pool.assign(request, blocks, len(blocks) - shared)
+            self._lengths[request] = shared * BLOCK
         elif op is Op.GROW:
             pool.assign(request, arguments[1:], len(arguments) - 1)
         elif op is Op.KEEP:
@@ -90,7 +90,7 @@ class Stage:
             hidden, kept = self._part.run(batch, *entering), self._part.hidden_states.handed_on(batch)
             made = Activations(self._exchange.ready(hidden), self._exchange.ready(kept))
         except TargetLost as error:
-            log.error("stage %d disagrees: %s", self._exchange.rank, error)
+            log.error("stage %d is out of step with the verifier: %s", self._exchange.rank, error)
             health = Health.DISAGREES
         except Internal:
             health = Health.FAILED
@@ -145,7 +145,7 @@ def main() -> None:
     try:
         serve(spec_from_json(sys.argv[1]))
     except TargetLost as error:
-        log.warning("stage ends: %s", error)
+        log.warning("the stage ends: %s", error)
         sys.exit(1)
 
 

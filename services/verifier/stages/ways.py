@@ -1,7 +1,7 @@
 """How activations get from one stage to the next: by NCCL from GPU to GPU, or by gloo through the processors' memory.
 
-Orders and headers always go by gloo, beside them. NCCL has run nowhere yet (docs/gpus.md); all around it is tested with a
-group of gloo's in its place.
+Orders and headers always go by gloo, beside them. NCCL has run nowhere yet (docs/gpus.md); the code around it is tested
+with a gloo group in its place.
 """
 
 from __future__ import annotations

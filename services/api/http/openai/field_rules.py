@@ -1,5 +1,5 @@
-"""Fields of OpenAI's, vLLM's and llama-server's APIs that are not honoured here: which of their values ask for nothing, and
-what is said to the others. The honoured ones are read by ``chat_request`` and ``completion_request``."""
+"""Fields of OpenAI's, vLLM's and llama-server's APIs that are not honoured here: their harmless values, and the refusals of
+all others. The honoured ones are read by ``chat_request`` and ``completion_request``."""
 
 from __future__ import annotations
 

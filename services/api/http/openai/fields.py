@@ -1,4 +1,4 @@
-"""Takes the fields of a JSON object one by one, so that those that nobody has taken can be refused."""
+"""Takes the fields of a JSON object one by one. Those left over are refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From what is asked for to one request for each choice, run side by side."""
+"""Makes one request for each choice of a body, and runs them side by side."""
 
 from __future__ import annotations
 

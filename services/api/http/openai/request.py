@@ -1,4 +1,4 @@
-"""What a body asks for, once all of its fields have been read."""
+"""A body with all of its fields read."""
 
 from __future__ import annotations
 

@@ -127,7 +127,7 @@ def check_at(folder: Path, target: Path, trial: Check, *, asked_for: bool) -> Ca
     except ConfigurationError as error:
         if asked_for:
             raise
-        log.warning("%s; it came along with Outrider, and drafter.models: [] leaves it out", error)
+        log.warning("%s; it came with Outrider: drafter.models: [] leaves it out", error)
         return None
 
 

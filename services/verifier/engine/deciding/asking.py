@@ -1,4 +1,4 @@
-"""Decides how often an origin is asked for drafts: at every step where that pays (architecture, law 3). Uses no clock.
+"""Decides how often an origin is asked for drafts: at every step where that pays (docs/decisions.md, "Ask"). Uses no clock.
 
 A drafter on the target's own cores slows the passes down, whether or not its drafts are used. The cost of a draft is
 measured: passes with drafting under way are compared with those without. If a request's drafts bring less than that, its

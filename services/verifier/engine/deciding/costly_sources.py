@@ -1,4 +1,4 @@
-"""Decides which of its plan's costly sources draft for a request (architecture, law 3). Uses no clock.
+"""Decides which of its plan's costly sources draft for a request (docs/decisions.md). Uses no clock.
 
 A source is costly if a model runs for it, perhaps on the target's own cores, or if it reads hidden states or an index. It
 slows steps down, whether or not its drafts are accepted. Its gain is known exactly, since drafts change no text: the tokens

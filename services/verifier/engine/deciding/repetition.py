@@ -1,4 +1,4 @@
-"""Notices that a text begins to repeat itself, without a draft: the text itself shows what look-up would have predicted."""
+"""Notices that a text begins to repeat itself. It needs no draft: the text shows what prompt lookup would have predicted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Decides which rows of a pass have stream rows: those at which the accepted path is likely to end (architecture, law 3).
+"""Decides which rows of a pass have stream rows: those at which the accepted path is likely to end.
 
 Only the stream rows of the path's last row are of use. They are computed for a row if their expected gain, times the chance
 that the path ends there, is more than their cost.

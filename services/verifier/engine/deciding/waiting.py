@@ -1,4 +1,4 @@
-"""Decides how long a step waits for drafts: as long as that pays (architecture, law 3). Uses no clock and no asyncio.
+"""Decides how long a step waits for drafts: as long as that pays (docs/decisions.md, "Wait"). Uses no clock and no asyncio.
 
 A step that begins now yields ``tokens`` in ``pass_s`` seconds. A step that waits for a draft yields more tokens later, and
 delays the whole batch. The times of earlier drafts give the expected tokens and seconds of every deadline. The step takes

@@ -1,4 +1,4 @@
-"""Choices on a CPU with a native kernel, which leaves to its caller what it cannot decide; see choose.c."""
+"""Chooses tokens on a CPU by a native kernel (choose.c). What rounding could change is left to the caller."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the native kernel reads of a request; see choose.h."""
+"""A request as the native kernel reads it; mirrors choose.h."""
 
 from __future__ import annotations
 

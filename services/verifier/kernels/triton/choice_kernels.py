@@ -1,4 +1,4 @@
-"""Launches the kernels of choices: which token has the greatest logit of each row, and who wins it under the law's noise."""
+"""Launches the kernels that choose a token of each row: the greatest logit, or the winner under the noise."""
 
 from __future__ import annotations
 

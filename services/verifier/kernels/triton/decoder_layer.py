@@ -1,8 +1,8 @@
 """Whole decoder layers of the Llama kind by eight to ten kernels, with the bits of their modules; see ``whole_layers``.
 
-A norm with the residual before it, queries, keys and values, rotary embedding with the cache's write, attention (and the
-merge of segments, behind 512 positions), the output product, a norm with its residual, gate and up, down. Leaves of products
-are added by the kernels that read them; but with norms of heads, by a kernel of their own before these.
+The kernels in order: a norm with the residual before it; queries, keys and values; rotary embedding with the cache's write;
+attention; the merge of segments, behind 512 positions; the output product; a norm with its residual; gate and up; down.
+Leaves of products are added by the kernel that reads them. Where heads have norms, a kernel before these adds them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Puts the kernels of ``row_products`` into a transformers model.
 
-Which modules they replace is seen in what these compute, not in what they are called: each is tried on random rows.
+A module is replaced for what it computes, not for its name: each is tried on random rows.
 """
 
 from __future__ import annotations

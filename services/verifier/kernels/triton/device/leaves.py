@@ -1,4 +1,4 @@
-"""The numbers of a product whose leaves are not added yet: whoever reads them adds, so that no kernel does only that."""
+"""Products whose leaves are not added yet. The kernel that reads them adds them, so none is launched for that alone."""
 
 import triton
 import triton.language as tl

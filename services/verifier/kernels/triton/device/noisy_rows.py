@@ -1,4 +1,4 @@
-"""Choices: the first of the greatest numbers of each row, and the token that wins it under the law's Gumbel noise."""
+"""Chooses a token of each row: the first of the greatest logits, or the winner under the noise of speculation/choose.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between a layer's first product and its attention, one kernel: norms of heads, rotary embedding, the cache's write."""
+"""One kernel between a layer's first product and its attention: norms of heads, rotary embedding, the write to the cache."""
 
 import triton
 import triton.language as tl
