@@ -13,6 +13,7 @@ from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.deciding.asking import AskCost, Prices, gain_of_drafts, opening_pays
 from services.verifier.engine.deciding.costly_sources import CostlySources, costly
+from services.verifier.engine.deciding.draft_costs import DraftCosts
 from services.verifier.engine.deciding.waiting import Experience
 from services.verifier.engine.forgetting import Forgetting
 from services.verifier.engine.kept_features import KeptFeatures, pieces, rows_from
@@ -89,8 +90,7 @@ class Drafting:
         self._forgetting = forgetting
         self._vocab_size = vocab_size
         self._experience: dict[tuple[str, str], Experience] = {}
-        # Of requests that use costly sources, and of the others.
-        self._cost = {(origin.name, costly): AskCost() for origin in origins for costly in (False, True)}
+        self._cost = DraftCosts(self._origins)
         self._costly = CostlySources(stats.source_choices)
         self._timed = timed
         # Passes until a source that was given up is taken to have stopped computing.
@@ -172,7 +172,7 @@ class Drafting:
             for (name, group), each in self._experience.items()
             if name == origin.name and (group not in SOURCES or group in request.sources)
         ]
-        return opening_pays(gain_of_drafts(drafted, prices), self._cost[origin.name, False], prices)
+        return opening_pays(gain_of_drafts(drafted, prices), self._cost.of(origin.name, costly=False), prices)
 
     def _open(self, origin: Origin, request: LiveRequest, *, asks: bool = True) -> None:
         if self.quiet:
@@ -208,7 +208,7 @@ class Drafting:
                 continue
             # Where time does not count, each step waits for its own draft, so none may go without being asked for.
             free = prices is None or mailbox.asks(at)
-            cost = self._cost[origin.name, bool(request.used)]
+            cost = self._cost.of(origin.name, costly=bool(request.used))
             due = prices is None or self._due(cost, mailbox, wanted, prices, free=free, repeats=request.repetition.begins)
             report = request.report(mailbox, verdict, wanted, asks=due and free)
             if not mailbox.held.fits(report):
@@ -278,24 +278,15 @@ class Drafting:
         if math.isinf(expected_s) or any(part.rows.chain > 1 for part in parts):
             return
         self._costly.learn_pass([part.request for part in parts], whole_s, idle=self.quiet)
-        rows = sum(len(part.rows.tokens) for part in parts)
-        for origin, costly_busy in self.busy(parts).items():
-            for kind in (False, True):
-                # The other requests' drafts would make these look dearer.
-                if (not kind) not in costly_busy:
-                    cost, drafts = self._cost[origin, kind], len(costly_busy)
-                    cost.learn(requests=len(parts), rows=rows, drafts=drafts, seconds=seconds, expected_s=expected_s)
+        self._cost.learn(parts, seconds, expected_s)
 
-    def busy(self, parts: Sequence[Part]) -> dict[str, list[bool]]:
-        """The requests of a pass for which an origin had work meanwhile, by origin: whether each uses costly sources."""
-        batch = [part.request for part in parts]
-        return {origin: [bool(request.used) for request in batch if _busy(request, origin)] for origin in self._origins}
+    def busy(self, parts: Sequence[Part]) -> bool:
+        """Whether an origin had work for a request of the pass meanwhile."""
+        return any(self._cost.busy(parts).values())
 
     def slowed_s(self, parts: Sequence[Part]) -> float:
         """How much longer a pass took because drafts were made meanwhile, in seconds."""
-        return sum(
-            self._cost[origin, costly_busy].known_s for origin, each in self.busy(parts).items() for costly_busy in each
-        )
+        return self._cost.slowed_s(parts)
 
     def show(self, request: LiveRequest, features: Features) -> None:
         """Send hidden states of the prompt to the origins that use them."""
@@ -395,8 +386,3 @@ def _wants_features(origin: Origin, request: LiveRequest, *, prompt: bool = Fals
         return False
     specs = [SOURCES.get(name) for name in origin.serves(request.sources)]
     return any(spec is not None and spec.layers and (spec.prompt_features or not prompt) for spec in specs)
-
-
-def _busy(request: LiveRequest, origin: str) -> bool:
-    mailbox = request.mailboxes.get(origin)
-    return mailbox is not None and mailbox.busy(len(request.tokens))

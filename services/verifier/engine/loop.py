@@ -305,7 +305,7 @@ class DecodingLoop:
                 tokens=sum(yielded.values()),
                 seconds=whole_s,
                 plain_s=plain_s,
-                busy=any(self._drafting.busy(parts).values()),
+                busy=self._drafting.busy(parts),
                 repeats=any(request.repetition.begins for request in yielded),
             )
         self._drafting.quiet = not self._contest.drafting
