@@ -185,6 +185,7 @@ def _encode_completion(event: Completion) -> pb.Complete:
             acceptance_histogram=stats.acceptance_histogram,
             accepted_by_source=stats.accepted_by_source,
             switches=stats.switches,
+            seconds_saved=stats.seconds_saved,
         ),
         timing=pb.Timing(
             queue_s=timing.queue_s,

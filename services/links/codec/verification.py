@@ -184,6 +184,7 @@ def encode_generation_event(message: Progress | Finished) -> verification_pb2.Ve
         cached_tokens=message.cached_tokens,
         accepted_sources=message.accepted_sources,
         switches=message.switches,
+        saved_s=message.saved_s,
     )
     return verification_pb2.VerifyResponse(progress=progress)
 
@@ -208,6 +209,7 @@ def decode_generation_event(wire: verification_pb2.VerifyResponse) -> Progress |
                 cached_tokens=wire.progress.cached_tokens,
                 accepted_sources=tuple(wire.progress.accepted_sources),
                 switches=tuple(wire.progress.switches),
+                saved_s=wire.progress.saved_s,
                 logprobs=tuple(_decode_logprobs(entry) for entry in wire.progress.logprobs),
             )
         case _:

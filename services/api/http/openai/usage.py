@@ -65,6 +65,7 @@ def metrics(ended: Sequence[Completion]) -> dict[str, Any]:
             "acceptance_histogram": stats.acceptance_histogram,
             "accepted_by_source": stats.accepted_by_source,
             "switches": stats.switches,
+            "seconds_saved": stats.seconds_saved,
         },
         "queue_s": max(end.timing.queue_s for end in ended),
         "time_to_first_token_s": min(end.timing.time_to_first_token_s for end in ended),
@@ -84,6 +85,7 @@ def _add(total: SpeculationStats, one: SpeculationStats) -> None:
     for source, count in one.accepted_by_source.items():
         total.accepted_by_source[source] = total.accepted_by_source.get(source, 0) + count
     total.switches += one.switches
+    total.seconds_saved += one.seconds_saved
 
 
 @cache
