@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from cli import (
     train_commands,
     train_run_commands,
 )
+from cli.printed_answer import print_answer
 from cluster.process.terminal import end_with, stderr
 from cluster.settings.config import API_KEY_VARIABLE
 from speculation.errors import ConfigurationError, OutriderError
@@ -159,7 +159,7 @@ def generate(
     with _client(
         address, in_process, model, config, settings, verbose, prompt, options, _credentials(api_key, tls, tls_root)
     ) as client:
-        _print(client.stream(prompt, **options), as_json)
+        print_answer(client.stream(prompt, **options), as_json)
 
 
 @app.command()
@@ -196,7 +196,7 @@ def chat(
     with _client(
         address, in_process, model, config, settings, verbose, messages, options, _credentials(api_key, tls, tls_root)
     ) as client:
-        _print(client.stream(messages=messages, **options), as_json)
+        print_answer(client.stream(messages=messages, **options), as_json)
 
 
 @app.command()
@@ -334,45 +334,6 @@ def _options(**given: Any) -> Options:
     options: Options = {}
     options.update({name: value for name, value in given.items() if value is not None})  # type: ignore[typeddict-item]
     return options
-
-
-def _print(stream: outrider.Stream, as_json: bool) -> None:
-    with stream:
-        for chunk in stream:
-            if not as_json:
-                sys.stdout.write(chunk.text)
-                sys.stdout.flush()
-    if stream.result is None:
-        raise OutriderError("the server ended the stream without a result")
-    if as_json:
-        typer.echo(json.dumps(as_object(stream.result), ensure_ascii=False))
-        return
-    sys.stdout.write("\n")
-    result = stream.result
-    speculative = result.speculative_decoding
-    stderr().print(
-        f"[dim]{result.usage.completion_tokens} tokens, {result.timing.tokens_per_second:.1f} tok/s, "
-        f"{speculative.strategy}: {speculative.mean_acceptance_length:.2f} tokens per pass[/dim]"
-    )
-
-
-def as_object(result: outrider.Generation) -> dict[str, Any]:
-    """The JSON object that --json prints."""
-    import dataclasses
-
-    speculative = dataclasses.asdict(result.speculative_decoding)
-    return {
-        "text": result.text,
-        "prompt_token_ids": list(result.prompt_token_ids),
-        "token_ids": list(result.token_ids),
-        "finish_reason": result.finish_reason,
-        "stop": result.stop,
-        "usage": dataclasses.asdict(result.usage),
-        "metrics": {"speculative_decoding": speculative},
-        "timing": dataclasses.asdict(result.timing),
-        "seed": result.seed,
-        "model": result.model,
-    }
 
 
 def main() -> None:

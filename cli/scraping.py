@@ -55,12 +55,12 @@ class Reading:
         return self.sum(name) / max(1, self.series.get(name, 0))
 
     def since(self, earlier: Reading) -> Reading:
-        """What counters have grown by. A counter that has shrunk was started anew."""
+        """What numbers have grown by. A counter that has shrunk was started anew; a gauge may shrink."""
         grown = Reading(at=self.at - earlier.at, series=self.series)
         for name, values in self.values.items():
-            before = earlier.values.get(name, {})
+            before, gauge = earlier.values.get(name, {}), name in FAMILIES and FAMILIES[name].kind == "gauge"
             pairs = ((labels, value, before.get(labels, 0.0)) for labels, value in values.items())
-            grown.values[name] = {labels: value - old if value >= old else value for labels, value, old in pairs}
+            grown.values[name] = {labels: value - old if gauge or value >= old else value for labels, value, old in pairs}
         return grown
 
     def average(self, name: str) -> float | None:

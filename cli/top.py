@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 from rich.console import Console, Group
@@ -40,7 +41,10 @@ def show_top(urls: Sequence[str], *, interval_s: float, once: bool) -> None:
 def tables(before: Reading, now: Reading) -> Group:
     """Two readings as tables."""
     grown = now.since(before)
-    return Group(_overview(now, grown), _strategies(now, grown), _sources(now, grown))
+    parts = [_overview(now, grown), _strategies(now, grown), _sources(now, grown)]
+    if now.values.get(_SAVED):
+        parts.append(_loads(now, grown))
+    return Group(*parts)
 
 
 def _overview(now: Reading, grown: Reading) -> Table:
@@ -80,6 +84,7 @@ def _steps(now: Reading, grown: Reading) -> list[_Row]:
         ("rows, drafted tokens a step", *_both(now, grown, _rows_and_nodes, str)),
         ("time spent waiting for drafts", *_both(now, grown, waiting, _percent)),
         ("tau: tokens per drafted pass", *_both(now, grown, _tau, _number)),
+        ("saved by drafting, all answers", *_both(now, grown, _saved, _signed)),
         ("key-value cache in use", _percent(now.mean("kv_cache_usage_ratio")), ""),
         ("prompt tokens that were cached", *_both(now, grown, cached, _percent)),
     ]
@@ -97,14 +102,26 @@ def _troubles(now: Reading, grown: Reading) -> list[_Row]:
 
 def _strategies(now: Reading, grown: Reading) -> Table:
     table = Table(title="Strategies", title_justify="left")
-    for column in ("strategy", "drafted", "accepted", "accepted, now", "tau, now", "tau"):
+    for column in ("strategy", "drafted", "accepted", "accepted, now", "tau, now", "tau", "saved, now", "saved"):
         table.add_column(column, justify="left" if column == "strategy" else "right")
-    for name in _largest(now.by("spec_decode_num_draft_tokens_total", "strategy")):
+    # Those that draft nothing may wait for others' drafts: that is shown, too.
+    rest = now.by(_SAVED, "strategy")
+    for name in _largest(rest | now.by("spec_decode_num_draft_tokens_total", "strategy")):
         drafted, accepted = (now.sum(total, strategy=name) for total in _DRAFTED_ACCEPTED)
         lately = [grown.sum(total, strategy=name) for total in _DRAFTED_ACCEPTED]
         share = _said(_share(lately[1], lately[0]), _percent)
         taus = [_said(_tau(each, strategy=name), _number) for each in (grown, now)]
-        table.add_row(name, _count(drafted), _said(_share(accepted, drafted), _percent), share, *taus)
+        saved = [_said(_saved(each, strategy=name), _signed) for each in (grown, now)]
+        table.add_row(name, _count(drafted), _said(_share(accepted, drafted), _percent), share, *taus, *saved)
+    return table
+
+
+def _loads(now: Reading, grown: Reading) -> Table:
+    table = Table(title="Saved by drafting, by requests decoded at once", title_justify="left")
+    for column in ("requests", "now", "since the start"):
+        table.add_column(column, justify="left" if column == "requests" else "right")
+    for load in sorted(now.by(_SAVED, "requests"), key=lambda load: int(load.partition("-")[0])):
+        table.add_row(load, *_both(now, grown, partial(_saved, requests=load), _signed))
     return table
 
 
@@ -128,6 +145,7 @@ def _sources(now: Reading, grown: Reading) -> Table:
 
 _LOAD = ("num_requests_open", "num_requests_running", "num_requests_waiting")
 _DRAFTED_ACCEPTED = ("spec_decode_num_draft_tokens_total", "spec_decode_num_accepted_tokens_total")
+_SAVED = "spec_decode_seconds_saved"
 _BY_SOURCE = ("drafted_by_source_total", "accepted_by_source_total")
 _TROUBLES = (
     ("drafts missed", "drafts_missed_total"),
@@ -141,6 +159,10 @@ _TROUBLES = (
 def _tau(reading: Reading, **labels: str) -> float | None:
     drafts = reading.sum("spec_decode_num_drafts_total", **labels)
     return 1.0 + reading.sum("spec_decode_num_accepted_tokens_total", **labels) / drafts if drafts else None
+
+
+def _saved(reading: Reading, **labels: str) -> float | None:
+    return reading.sum(_SAVED, **labels) if reading.values.get(_SAVED) else None
 
 
 def _rows_and_nodes(reading: Reading) -> str | None:
@@ -177,6 +199,11 @@ def _number(value: float) -> str:
 
 def _percent(value: float) -> str:
     return f"{100 * value:.1f} %"
+
+
+def _signed(seconds: float) -> str:
+    """Seconds saved; below zero, those that drafting cost."""
+    return f"{seconds:+,.1f} s"
 
 
 def _time(seconds: float) -> str:

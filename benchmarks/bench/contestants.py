@@ -127,6 +127,7 @@ def answer_of(entry: dict[str, Any]) -> TimedAnswer:
         tokens=tuple(entry["tokens"]),
         arrivals=tuple((at, count) for at, count in entry["arrivals"]),
         histogram=tuple(entry.get("histogram", ())),
+        seconds_saved=entry.get("seconds_saved"),
     )
 
 

@@ -35,11 +35,13 @@ class TimedAnswer:
         tokens: token ids, including the end-of-sequence token.
         arrivals: (seconds since the request was sent, number of tokens that arrived then).
         histogram: ``histogram[a]`` is the number of steps that accepted ``a`` drafted tokens; empty if not reported.
+        seconds_saved: what the server says that drafting saved; None if not reported.
     """
 
     tokens: tuple[int, ...]
     arrivals: tuple[tuple[float, int], ...]
     histogram: tuple[int, ...] = ()
+    seconds_saved: float | None = None
 
     @property
     def total_s(self) -> float:

@@ -51,6 +51,7 @@ def _record(cells: Sequence[Cell], name: str, concurrency: int, base: str, peers
         "macro_tokens_per_second": measures.by_repeat(own if concurrency == 1 else (), measures.macro_speed).as_object(),
         "speed_up": speed_up,
         "tau": measures.tau(answers),
+        "seconds_saved": measures.seconds_saved(answers),
         "acceptance_per_position": measures.acceptance_per_position(answers),
         "latency": measures.latencies(answers),
         "loop": measures.loop_counts(own),

@@ -173,6 +173,8 @@ def _inside(results: Results, records: list[dict[str, Any]], concurrency: int) -
             (
                 record["contestant"],
                 number(record["tau"], ".2f"),
+                # Results that were written before have none.
+                number(record.get("seconds_saved"), "+.2f"),
                 number(loop["nodes_per_pass"]),
                 *(f"{shares[part]:.1%}" for part in ("draft", "rpc", "verify", "other", "idle")),
                 f"{loop['draft_ahead_hits']:.0%}",
@@ -183,7 +185,7 @@ def _inside(results: Results, records: list[dict[str, Any]], concurrency: int) -
     return Table(
         title=f"Inside Outrider, {_at_once(results, concurrency)}",
         columns=(
-            "strategy", "tau", "nodes/pass", "draft", "RPC", "verify", "other", "idle", "draft-ahead",
+            "strategy", "tau", "saved/answer", "nodes/pass", "draft", "RPC", "verify", "other", "idle", "draft-ahead",
             "acceptance at 1, 2, ...", "per source",
         ),
         rows=tuple(rows),

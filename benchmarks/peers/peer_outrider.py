@@ -127,7 +127,7 @@ class _InProcess:
             if isinstance(event, TextChunk):
                 yield event.token_ids, None
             elif isinstance(event, Completion):
-                yield (), {"histogram": event.stats.acceptance_histogram}
+                yield (), {"histogram": event.stats.acceptance_histogram, "seconds_saved": event.stats.seconds_saved}
 
 
 @asynccontextmanager
@@ -159,7 +159,8 @@ class _OnRay:
             async for chunk in stream:
                 yield chunk.token_ids, None
         assert stream.result is not None
-        yield (), {"histogram": list(stream.result.speculative_decoding.acceptance_histogram)}
+        told = stream.result.speculative_decoding
+        yield (), {"histogram": list(told.acceptance_histogram), "seconds_saved": told.seconds_saved}
 
 
 @asynccontextmanager

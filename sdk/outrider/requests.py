@@ -240,6 +240,7 @@ def join(chunks: Sequence[Chunk], end: pb.Complete) -> Generation:
             acceptance_histogram=tuple(spec.acceptance_histogram),
             accepted_by_source=dict(spec.accepted_by_source),
             switches=tuple(spec.switches),
+            seconds_saved=spec.seconds_saved,
         ),
         timing=Timing(
             queue_s=timing.queue_s,

@@ -213,7 +213,7 @@ def decoding_figures(strategy: str, stats: SpeculationStats) -> dict[str, Any]:
     """How an answer was decoded, by the names of vLLM's metrics."""
     names = (
         "mean_acceptance_length", "draft_acceptance_rate", "num_spec_steps", "num_draft_tokens", "num_accepted_draft_tokens",
-        "acceptance_histogram", "accepted_by_source", "switches",
+        "acceptance_histogram", "accepted_by_source", "switches", "seconds_saved",
     )  # fmt: skip
     return {"strategy": strategy} | {name: getattr(stats, name) for name in names}
 

@@ -61,7 +61,13 @@ class Answer:
         self._tokens += taken
         self._queue_s = progress.queue_s
         self._last_token = progress.token_ids[taken - 1]
-        self._stats.record(drafted=progress.num_drafted, accepted_sources=progress.accepted_sources[:taken], committed=taken)
+        self._stats.record(
+            drafted=progress.num_drafted,
+            accepted_sources=progress.accepted_sources[:taken],
+            committed=taken,
+            # Of the whole step, also where a stop string drops some of its tokens: what they alone saved is not known.
+            seconds_saved=progress.saved_s,
+        )
         self._stats.switches += progress.switches
         return TextChunk(
             text=text,

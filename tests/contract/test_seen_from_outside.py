@@ -29,7 +29,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 
 import outrider
-from cli.scraping import read
+from cli.scraping import Reading, _add, read
 from cli.top import show_top, tables
 from cluster.local_service import running_in_process
 from cluster.models.target import ResolvedModel
@@ -195,6 +195,30 @@ def test_top(server: Server, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert "recycling" in out.getvalue()
 
 
+def test_top_shows_what_drafting_saved_and_cost() -> None:
+    def reading(at: float, *saved: float) -> Reading:
+        loads = (("blend", "1"), ("blend", "16-31"), ("autoregressive", "16-31"))
+        samples = [
+            f'outrider_spec_decode_seconds_saved{{strategy="{strategy}",requests="{load}"}} {seconds}'
+            for (strategy, load), seconds in zip(loads, saved, strict=True)
+        ]
+        _add(found := Reading(at=at), "\n".join(["# TYPE outrider_spec_decode_seconds_saved gauge", *samples, ""]))
+        return found
+
+    now, before = reading(10.0, 8.0, -3.0, -1.0), reading(8.0, 7.5, -2.0, -0.25)
+    # What drafting costs shrinks the sum: nothing was started anew.
+    assert now.since(before).sum("spec_decode_seconds_saved") == pytest.approx(-1.25)
+    Console(file=(out := io.StringIO()), width=160).print(tables(before, now))
+    shown = [" ".join(line.replace("│", " ").split()) for line in out.getvalue().splitlines()]
+    assert "saved by drafting, all answers -1.2 s +4.0 s" in shown
+    assert "blend 0 - - - - -0.5 s +5.0 s" in shown
+    assert "autoregressive 0 - - - - -0.8 s -1.0 s" in shown
+    assert shown[-3:-1] == ["1 +0.5 s +8.0 s", "16-31 -1.8 s -4.0 s"]
+    # A service that measures nothing of it says nothing of it.
+    Console(file=(out := io.StringIO()), width=160).print(tables(Reading(at=1.0), Reading(at=2.0)))
+    assert "requests decoded at once" not in out.getvalue()
+
+
 def test_top_adds_up_what_rays_agents_say(tmp_path: Path) -> None:
     def text(worker: str, count: int) -> str:
         labels = f'WorkerId="{worker}",NodeAddress="10.0.0.1",outcome="stop",code="OK"'
@@ -204,8 +228,6 @@ def test_top_adds_up_what_rays_agents_say(tmp_path: Path) -> None:
             f"# TYPE ray_outrider_kv_cache_usage_ratio gauge\n{usage}\n"
             f'# TYPE ray_node_cpu gauge\nray_node_cpu{{WorkerId="{worker}"}} 7\n'
         )
-
-    from cli.scraping import Reading, _add
 
     now, before = Reading(at=10.0), Reading(at=8.0)
     for worker, count in (("a", 4), ("b", 5)):

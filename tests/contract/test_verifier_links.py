@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import replace
 
 import pytest
 
+from outrider.requests import join
+from services.api.grpc.messages import encode_event
+from services.api.http.openai.usage import metrics
 from services.links.in_process import InProcessDraftLink
+from services.router.answer import Answer
+from services.router.tokens import Detokenizer
 from services.verifier.engine.loop import DecodingLoop
 from speculation import limits
 from speculation.errors import OutriderError, Unavailable
@@ -18,6 +24,7 @@ from tests.fakes import VOCAB, RandomDrafter, ToyTarget, decoding, request
 from tests.grpc_verifier import GrpcVerifierLink, serve_verifier
 from tests.patience import PATIENCE_S, until
 from tests.ports import free_port
+from tests.simulated import PASS_S, SimulatedBudget
 from tests.verifier_links import in_process, over_grpc
 
 Observed = list[object]
@@ -44,6 +51,31 @@ class Toy:
             total_blocks=2,
             bit_exact=True,
         )
+
+
+class Noting(Toy):
+    """Notes what each step saved, before a link carries it."""
+
+    def __init__(self, loop: DecodingLoop) -> None:
+        super().__init__(loop)
+        self.saved: list[float] = []
+        self.generate = self._noted
+
+    async def _noted(self, wanted: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+        async with aclosing(self.loop.generate(wanted)) as steps:
+            async for event in steps:
+                if isinstance(event, Progress):
+                    self.saved.append(event.saved_s)
+                yield event
+
+
+class Mute:
+    """Of ``services.router.tokens.Backend``, what a ``Detokenizer`` needs: no token has a text."""
+
+    special_ids: frozenset[int] = frozenset()
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        return ""
 
 
 async def events(link: VerifierPort, wanted: GenerationRequest) -> Observed:
@@ -149,6 +181,30 @@ async def test_leaving_frees_everything(connect: Callable[..., object]) -> None:
         await anext(generation)
         await generation.aclose()
         await until(lambda: not (target.kept or drafter.sessions or loop.running))
+
+
+@pytest.mark.parametrize("connect", [in_process, over_grpc], ids=["in_process", "grpc"])
+async def test_what_the_steps_saved_is_what_the_answer_says(connect: Callable[..., object]) -> None:
+    wanted = request("r", [1, 2, 3], max_tokens=60, ignore_eos=True)
+    answer = Answer(wanted, "r", Detokenizer(Mute()), 0.0)  # type: ignore[arg-type]
+    saved, end = [], None
+    drafter = InProcessDraftLink(RandomDrafter(mood="good"))
+    async with decoding(ToyTarget(), drafter, budget=SimulatedBudget(PASS_S)) as loop:
+        verifier = Noting(loop)
+        async with connect(verifier) as link:  # type: ignore[attr-defined]
+            async for event in link.generate(wanted):
+                if isinstance(event, Progress):
+                    answer.add(event)
+                    saved.append(event.saved_s)
+                else:
+                    end = answer.complete(event.reason, "toy")
+    assert saved == verifier.saved
+    assert any(saved)
+    assert end is not None
+    assert end.stats.seconds_saved == sum(verifier.saved)
+    # As users get it, from the client and over HTTP.
+    assert join([], encode_event(end).complete).speculative_decoding.seconds_saved == sum(verifier.saved)
+    assert metrics([end])["speculative_decoding"]["seconds_saved"] == sum(verifier.saved)
 
 
 async def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:

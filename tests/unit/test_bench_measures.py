@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks.bench import measures
 from benchmarks.bench.compare import compare, verdict
+from benchmarks.bench.contestants import answer_of
 from benchmarks.bench.differences import check
 from benchmarks.bench.measure import ALL_TASKS, Measurements, Schedule, measure, requests_of
 from benchmarks.bench.measures import Spread
@@ -22,8 +23,9 @@ REQUESTS = [
 ]
 
 
-def answer(*arrivals: tuple[float, int], histogram: tuple[int, ...] = ()) -> TimedAnswer:
-    return TimedAnswer(tokens=tuple(range(sum(n for _, n in arrivals))), arrivals=arrivals, histogram=histogram)
+def answer(*arrivals: tuple[float, int], histogram: tuple[int, ...] = (), seconds_saved: float | None = None) -> TimedAnswer:
+    tokens = tuple(range(sum(n for _, n in arrivals)))
+    return TimedAnswer(tokens=tokens, arrivals=arrivals, histogram=histogram, seconds_saved=seconds_saved)
 
 
 def cell(name: str, seconds: float, tokens: int = 10, repeat: int = 0, task: str = "a", concurrency: int = 1) -> Cell:
@@ -50,6 +52,36 @@ def test_tau_counts_the_bonus_token() -> None:
     # Three passes that accept 0, 0 and 2 drafted tokens commit 1 + 1 + 3.
     assert measures.tau([answer((1, 5), histogram=(2, 0, 1))]) == pytest.approx(5 / 3)
     assert measures.tau([answer((1, 5))]) is None
+
+
+def test_seconds_saved_are_those_of_an_answer_on_average() -> None:
+    assert measures.seconds_saved([answer((1, 5), seconds_saved=0.5), answer((1, 5), seconds_saved=-0.25)]) == 0.125
+    assert measures.seconds_saved([answer((1, 5))]) is None
+    told = answer_of({"tokens": [1], "arrivals": [[0.5, 1]], "histogram": [1], "seconds_saved": -0.25})
+    assert told.seconds_saved == -0.25
+    assert answer_of({"tokens": [1], "arrivals": [[0.5, 1]]}).seconds_saved is None
+
+
+def test_the_report_shows_what_drafting_saved_an_answer() -> None:
+    loop = {
+        "times": {"steps": 1, "seconds": {}}, "nodes_by_source": {}, "accepted_by_source": {},
+        "drafts_used": 0, "drafts_ahead": 0, "drafting_s": 0.0,
+    }  # fmt: skip
+    outcome = LoadOutcome(answers=(answer((1.0, 2), seconds_saved=-0.25),), wall_s=1.0, loop=loop)
+    records = summarise([Cell(contestant="blend", task="a", concurrency=1, repeat=0, outcome=outcome)], "plain", [])
+    results = {
+        "settings": {"concurrency": [1], "requests": 1, "base": "plain", "strategies": ["plain", "blend"], "peers": []},
+        "contestants": {}, "summary": records, "lossless": {"checks": [], "differences": []},
+    }  # fmt: skip
+
+    def shown() -> str:
+        (inside,) = (table for table in all_tables(results) if table.title.startswith("Inside"))
+        return inside.rows[0][inside.columns.index("saved/answer")]
+
+    assert shown() == "-0.25"
+    # Results of an earlier version can still be shown.
+    del records[0]["seconds_saved"]
+    assert shown() == "–"
 
 
 def test_acceptance_per_position_is_the_share_of_passes_that_reach_it() -> None:

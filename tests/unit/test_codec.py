@@ -153,6 +153,7 @@ PROGRESS = Progress(
     num_drafted=3,
     accepted_sources=("a",),
     switches=("8: fspad left out",),
+    saved_s=-0.25,
     logprobs=(TokenLogprobs(token_id=1, logprob=-0.5, top_ids=(1, 3), top_logprobs=(-0.5, -1.5)),),
 )
 CARD = VerifierCard(
@@ -263,6 +264,15 @@ def test_the_time_a_draft_took_travels_and_nonsense_in_it_counts_as_none(sent: f
     reply = drafting.decode_drafting_reply(drafting_pb2.DraftResponse(draft=drafting_pb2.Draft(drafting_s=sent)))
     assert isinstance(reply, Draft)
     assert reply.drafting_s == read
+
+
+@pytest.mark.parametrize("saved_s", [0.125, -0.25, 0.0])
+def test_what_drafting_saved_or_cost_travels(saved_s: float) -> None:
+    """Measured, so no part of what makes two steps equal: ``test_there_and_back`` does not see it."""
+    wire = verification.encode_generation_event(replace(PROGRESS, saved_s=saved_s))
+    read = verification.decode_generation_event(type(wire).FromString(wire.SerializeToString()))
+    assert isinstance(read, Progress)
+    assert read.saved_s == saved_s
 
 
 FEATURES = Features(data=bytes(24), rows=2, width=6, dtype="bfloat16", start=5, layers=(3, 9, -1))

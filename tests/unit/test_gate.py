@@ -64,7 +64,7 @@ def completion(prompt: int, answer: int) -> Completion:
         seed=1,
         model="m",
         strategy="suffix",
-        stats=SpeculationStats(),
+        stats=SpeculationStats(seconds_saved=-0.1254),
         timing=Timing(queue_s=0, time_to_first_token_s=0, total_s=0),
     )
 
@@ -192,7 +192,10 @@ async def test_every_request_and_every_refused_caller_is_recorded_without_text(t
         "prompt_tokens": 3,
         "completion_tokens": 4,
         "strategy": "suffix",
+        "seconds_saved": -0.125,
     }
+    # What drafting saved is known at the end of an answer alone.
+    assert told[3]["seconds_saved"] is None
     assert "secret" not in (tmp_path / "audit").read_text()
 
 

@@ -38,6 +38,8 @@ from speculation.errors import (
 from speculation.messages import RetrievalQuery, Retrieved
 from speculation.types import EMPTY_TREE, FinishReason, SpeculationStats, TokenTree
 from tests.fakes import PLAIN, RandomDrafter, RandomRetriever, ToyTarget, collect, decoding, request
+from tests.simulated import PASS_S, SimulatedBudget, simulated
+from tests.simulated import decoding as simulated_decoding
 
 
 def told(sink: PrometheusSink) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
@@ -188,6 +190,35 @@ async def test_the_loop_counts_what_happened(mood: str) -> None:
     assert of(sink, "num_requests_running") == of(sink, "num_requests_waiting") == 0
     assert of(sink, "drafter_drafts_total", group="") > 0
     assert of(sink, "drafter_nodes_total", source="test") >= drafted
+
+
+@simulated
+async def test_what_was_saved_is_counted_by_strategy_and_load() -> None:
+    sink = PrometheusSink()
+    link = InProcessDraftLink(RandomDrafter(mood="good"))
+    async with simulated_decoding(ToyTarget(), link, budget=SimulatedBudget(PASS_S), metrics=sink) as loop:
+        drafted, plain = await asyncio.gather(
+            collect(loop, request("r.1", [1, 2, 3], max_tokens=120, ignore_eos=True)),
+            collect(loop, request("r.2", [1, 2, 3], PLAIN, max_tokens=30, ignore_eos=True)),
+        )
+        while of(sink, "iteration_tokens_sum") < 3 + 120 + 3 + 30:
+            await asyncio.sleep(0.01)
+    saved = {
+        strategy: sum(step.saved_s for step in steps)
+        for strategy, (_, _, steps) in (("test", drafted), ("autoregressive", plain))
+    }
+    counted = {labels: value for (name, labels), value in told(sink).items() if name == "spec_decode_seconds_saved"}
+    assert {dict(labels)["requests"] for labels in counted} == {"1", "2-3"}
+    for strategy, seconds in saved.items():
+        assert sum(value for labels, value in counted.items() if ("strategy", strategy) in labels) == pytest.approx(seconds)
+    assert saved["test"] > PASS_S
+
+
+@pytest.mark.parametrize(("requests", "band"), [(1, "1"), (2, "2-3"), (3, "2-3"), (4, "4-7"), (7, "4-7"), (64, "64-127")])
+def test_loads_are_counted_in_bands(requests: int, band: str) -> None:
+    from services.verifier.engine.loop_metrics import _band
+
+    assert _band(requests) == band
 
 
 # --- the router ---------------------------------------------------------------------------------------------------

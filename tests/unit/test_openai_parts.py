@@ -206,3 +206,8 @@ def test_an_answer_says_what_was_left_out_and_why() -> None:
         replace(completion(1, 2), stats=SpeculationStats(switches=[each])) for each in ("8: fspad left out", "40: recycling")
     ]
     assert metrics(ends)["speculative_decoding"]["switches"] == ["8: fspad left out", "40: recycling"]
+
+
+def test_what_was_saved_is_added_up_over_all_choices() -> None:
+    ends = [replace(completion(1, 2), stats=SpeculationStats(seconds_saved=seconds)) for seconds in (0.5, -0.75)]
+    assert metrics(ends)["speculative_decoding"]["seconds_saved"] == -0.25

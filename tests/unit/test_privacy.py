@@ -60,7 +60,9 @@ class Decoding(ScriptedRouter):
             shown = ends[-1]
             yield TextChunk(text="".join(words), token_ids=tuple(range(told, told + size)), text_ends=tuple(ends))
             told += size
-        stats = SpeculationStats(num_spec_steps=told // 2, num_draft_tokens=steps.randrange(200), num_committed_tokens=told)
+        stats = SpeculationStats(
+            num_spec_steps=told // 2, num_draft_tokens=steps.randrange(200), num_committed_tokens=told, seconds_saved=0.25
+        )
         yield Completion(
             request_id=request.request_id, finish_reason=FinishReason.LENGTH, stop=None, prompt_token_ids=(1,),
             completion_tokens=TOKENS, cached_tokens=steps.randrange(100), seed=1, model="scripted", strategy="auto",
@@ -159,6 +161,7 @@ def test_the_answer_is_the_same_and_its_report_says_nothing() -> None:
             assert parts == others, name
         assert [len(chunk.token_ids) for chunk in chunks] == [8] * (TOKENS // 8)
         assert (end.cached_tokens, end.stats.num_spec_steps) != (0, 0)
+        assert (end.stats.seconds_saved, private.stats.seconds_saved) == (0.25, 0.0)
         assert (private.cached_tokens, private.stats, private.timing.queue_s) == (0, SpeculationStats(), 0.0)
         assert (private.finish_reason, private.seed, private.completion_tokens) == (end.finish_reason, 1, TOKENS)
 

@@ -712,6 +712,7 @@ class SpeculationMetrics(_message.Message):
     ACCEPTANCE_HISTOGRAM_FIELD_NUMBER: _builtins.int
     ACCEPTED_BY_SOURCE_FIELD_NUMBER: _builtins.int
     SWITCHES_FIELD_NUMBER: _builtins.int
+    SECONDS_SAVED_FIELD_NUMBER: _builtins.int
     strategy: _builtins.str
     mean_acceptance_length: _builtins.float
     """Tokens per step, the target's own token included."""
@@ -720,6 +721,10 @@ class SpeculationMetrics(_message.Message):
     num_spec_steps: _builtins.int
     num_draft_tokens: _builtins.int
     num_accepted_draft_tokens: _builtins.int
+    seconds_saved: _builtins.float
+    """Seconds by which the answer came sooner than by plain decoding, in the same company; negative: later. Steps that also
+    computed prompts count for nothing. 0 where the server does not measure it, and of a private answer.
+    """
     @_builtins.property
     def acceptance_histogram(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Entry i: steps in which exactly i drafted tokens were accepted."""
@@ -744,10 +749,11 @@ class SpeculationMetrics(_message.Message):
         acceptance_histogram: _abc.Iterable[_builtins.int] | None = ...,
         accepted_by_source: _abc.Mapping[_builtins.str, _builtins.int] | None = ...,
         switches: _abc.Iterable[_builtins.str] | None = ...,
+        seconds_saved: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "accepted_by_source", b"accepted_by_source", "draft_acceptance_rate", b"draft_acceptance_rate", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_spec_steps", b"num_spec_steps", "strategy", b"strategy", "switches", b"switches"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["acceptance_histogram", b"acceptance_histogram", "accepted_by_source", b"accepted_by_source", "draft_acceptance_rate", b"draft_acceptance_rate", "mean_acceptance_length", b"mean_acceptance_length", "num_accepted_draft_tokens", b"num_accepted_draft_tokens", "num_draft_tokens", b"num_draft_tokens", "num_spec_steps", b"num_spec_steps", "seconds_saved", b"seconds_saved", "strategy", b"strategy", "switches", b"switches"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -44,8 +44,7 @@ _REQUEST = SameFields(
     by_hand=("sampling", "plan", "weight"),
 )
 _LOGPROBS = SameFields(TokenLogprobs, verification_pb2.TokenLogprobs)
-# Seconds saved are for those who drive an engine in their own process.
-_PROGRESS = SameFields(Progress, verification_pb2.Progress, by_hand=("logprobs", "saved_s"))
+_PROGRESS = SameFields(Progress, verification_pb2.Progress, by_hand=("logprobs",))
 _CARD = SameFields(VerifierCard, verification_pb2.DescribeResponse, by_hand=("defaults", "processors"))
 
 

@@ -17,6 +17,8 @@ class LoopMetrics:
     def __init__(self, metrics: Metrics, stats: LoopStats, requests: Admission) -> None:
         self._stats = stats
         self._waited_s = 0.0
+        # Seconds by strategy and load.
+        self._saved_s: dict[tuple[str, ...], float] = {}
         self._seconds = metrics.histogram("step_seconds")
         self._rows = metrics.histogram("step_rows")
         self._tokens = metrics.histogram("iteration_tokens")
@@ -41,6 +43,7 @@ class LoopMetrics:
         ):
             metrics.follow(name, partial(self._by_strategy, attribute))
         metrics.follow("spec_decode_num_accepted_tokens_per_pos_total", self._by_position)
+        metrics.follow("spec_decode_seconds_saved", self._saved_s.copy)
         metrics.follow("auto_choices_total", lambda: _by_reason(stats.source_choices))
         self._grammars = metrics.histogram("grammar_mask_seconds")
         metrics.follow("drafted_by_source_total", lambda: _labelled(stats.nodes_by_source))
@@ -72,6 +75,14 @@ class LoopMetrics:
         waited = self._stats.times.seconds.get("draft_wait", 0.0)
         self._wait.observe(waited - self._waited_s)
         self._waited_s = waited
+        self._count_saved([part for part in parts if part.verdict is not None])
+
+    def _count_saved(self, parts: Sequence[Part]) -> None:
+        """Count what a step saved the requests that got tokens."""
+        for part in parts:
+            if part.saved_s:
+                key = (part.request.message.plan.strategy, _band(len(parts)))
+                self._saved_s[key] = self._saved_s.get(key, 0.0) + part.saved_s
 
     def _total(self, attribute: str) -> Values:
         return {(): getattr(self._stats, attribute)}
@@ -86,6 +97,12 @@ class LoopMetrics:
             for name, counts in self._stats.by_strategy.copy().items()
             for position, count in enumerate(counts.accepted_at.copy())
         }
+
+
+def _band(requests: int) -> str:
+    """Loads that are counted together: 1, 2-3, 4-7, 8-15, ..."""
+    least = 1 << (requests.bit_length() - 1)
+    return "1" if least == 1 else f"{least}-{2 * least - 1}"
 
 
 def _by_reason(choices: dict[str, dict[str, int]]) -> Values:

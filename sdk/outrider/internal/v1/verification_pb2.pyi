@@ -350,12 +350,15 @@ class Progress(_message.Message):
     QUEUE_S_FIELD_NUMBER: _builtins.int
     CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     SWITCHES_FIELD_NUMBER: _builtins.int
+    SAVED_S_FIELD_NUMBER: _builtins.int
     num_drafted: _builtins.int
     """Nodes of the tree that was checked, probes not counted."""
     queue_s: _builtins.float
     """Seconds that the request waited before its first pass."""
     cached_tokens: _builtins.int
     """Tokens of the prompt that had been computed before."""
+    saved_s: _builtins.float
+    """Seconds by which the tokens came sooner than by plain decoding of the same requests; may be negative. 0: not known."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -378,10 +381,11 @@ class Progress(_message.Message):
         queue_s: _builtins.float = ...,
         cached_tokens: _builtins.int = ...,
         switches: _abc.Iterable[_builtins.str] | None = ...,
+        saved_s: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_sources", b"accepted_sources", "cached_tokens", b"cached_tokens", "logprobs", b"logprobs", "num_drafted", b"num_drafted", "queue_s", b"queue_s", "switches", b"switches", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accepted_sources", b"accepted_sources", "cached_tokens", b"cached_tokens", "logprobs", b"logprobs", "num_drafted", b"num_drafted", "queue_s", b"queue_s", "saved_s", b"saved_s", "switches", b"switches", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

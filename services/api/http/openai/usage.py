@@ -74,6 +74,7 @@ def _add(total: SpeculationStats, one: SpeculationStats) -> None:
     for source, count in one.accepted_by_source.items():
         total.accepted_by_source[source] = total.accepted_by_source.get(source, 0) + count
     total.switches += one.switches
+    total.seconds_saved += one.seconds_saved
 
 
 @cache
