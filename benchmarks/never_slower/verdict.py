@@ -26,11 +26,11 @@ FORMULAS = {
     "noise": "plain decoding is measured twice in a round, and d is the difference of the two over their mean; "
     "s = sqrt(mean of d^2 / 2) is how far one turn strays (at least the median of s over all cells of the topology); "
     "noise = 2 s sqrt(1.5 / repeats): twice the standard error of a mean of ratios",
-    "slower": f"ratio + noise < {LEAST}",
+    "slower": f"ratio + noise < {LEAST}; a noise above {MOST_NOISE} counts twice",
     "slowest second": "fewest tokens in one second, tenth by tenth, over plain decoding's mean second of the round; "
     "lowest of the repeats, and beside it plain decoding's own",
     "slow second": f"a second below {LEAST_SECOND}, and below plain decoding's own slowest ones by more than these differ "
-    "among themselves; not judged where kinds change, nor where plain decoding itself pauses",
+    "among themselves and than 2 s sqrt(1.5); not judged where kinds change, nor where plain decoding itself pauses",
     "unclear": f"a ratio below {LEAST} within its noise, or a noise above {MOST_NOISE}",
     "TTFT": "median time to first token of a strategy / plain decoding's",
     "goal": f"mean of all ratios at up to {GOAL_AT_ONCE} at once: at least {GOAL}",
@@ -127,6 +127,7 @@ def _judge_cell(
     ratios = tuple(_by_round(rounds, strategy, lambda turn: turn.speed))
     seconds = _by_round(rounds, strategy, slowest_second)
     plain_seconds = _by_round(rounds, PLAIN, slowest_second)
+    noise = 2 * stray * math.sqrt(1.5 / len(ratios)) if ratios else math.nan
     plain_ttft = statistics.fmean([turn.ttft_s for turn in plain] or [0.0])
     # A wrong token of plain decoding's own, in its second turn, is a wrong token of the cell.
     wrong = tuple(said for turn in (*own, *plain) for said in turn.wrong)
@@ -136,11 +137,11 @@ def _judge_cell(
         strategy=strategy,
         ratio=statistics.median(ratios) if ratios else math.nan,
         ratios=ratios,
-        noise=2 * stray * math.sqrt(1.5 / len(ratios)) if ratios else math.nan,
+        noise=noise,
         plain_speed=statistics.fmean([turn.speed for turn in plain] or [math.nan]),
         slowest_second=min(seconds, default=math.nan),
         plain_slowest_second=min(plain_seconds, default=math.nan),
-        second_bound=_second_bound(cell, plain_seconds),
+        second_bound=_second_bound(cell, plain_seconds, noise * math.sqrt(len(ratios))),
         ttft_ratio=statistics.fmean([turn.ttft_s for turn in own]) / plain_ttft if own and plain_ttft else math.nan,
         answers=sum(turn.answers for turn in own),
         wrong=wrong,
@@ -161,10 +162,12 @@ def _by_round(rounds: Sequence[Sequence[LoadTurn]], strategy: str, measure: Call
     return [value for value in values if not math.isnan(value)]
 
 
-def _second_bound(cell: GridCell, plain_seconds: Sequence[float]) -> float:
+def _second_bound(cell: GridCell, plain_seconds: Sequence[float], noise: float) -> float:
+    """``noise``: of one round's ratio, since one second of one turn is judged."""
     if cell.kind == CHANGING or len(plain_seconds) < 2 or statistics.median(plain_seconds) < _STEADY:
         return math.nan
-    return min(LEAST_SECOND, min(plain_seconds)) - (max(plain_seconds) - min(plain_seconds))
+    # Nan where there is no noise to judge by.
+    return min(LEAST_SECOND, min(plain_seconds)) - max(noise, max(plain_seconds) - min(plain_seconds))
 
 
 def _state(verdict: CellVerdict, errors: Sequence[str], exact: bool) -> str:
@@ -174,7 +177,7 @@ def _state(verdict: CellVerdict, errors: Sequence[str], exact: bool) -> str:
         return "NO: wrong token"
     if math.isnan(verdict.ratio):
         return "unclear: no token of plain decoding came in time"
-    if verdict.ratio + verdict.noise < LEAST:
+    if verdict.ratio + _needed(verdict.noise) < LEAST:
         return "NO: slower"
     # Comparisons with nan are False: seconds that are not judged are not slow.
     if verdict.slowest_second < verdict.second_bound:
@@ -182,6 +185,11 @@ def _state(verdict: CellVerdict, errors: Sequence[str], exact: bool) -> str:
     if math.isnan(verdict.noise) or verdict.noise > MOST_NOISE:
         return "unclear: noise"
     return "yes" if verdict.ratio >= LEAST else "unclear: within noise"
+
+
+def _needed(noise: float) -> float:
+    """How far below the limit a ratio must lie. A large noise is itself known from few turns only, and counts twice."""
+    return noise if noise <= MOST_NOISE else 2 * noise
 
 
 def _worst_first(verdict: CellVerdict) -> tuple[int, float]:
