@@ -46,6 +46,9 @@ class LoadTurn:
         turn: its place in the round; plain decoding has the first and the last.
         seconds: how long it was measured.
         tenths: tokens that arrived in every tenth of a second of them.
+        shared: so many of the tenths lie before it began a request that plain decoding never reached.
+        work_s: request-seconds that it took for the tokens that it and plain decoding's turns all have.
+        plain_work_s: the same of plain decoding, on average; in plain decoding's own turns, of its other one.
         ttft_s: median seconds from a request to its first token, 0 without any.
         answers: requests that were begun, all of which were compared with plain decoding's.
         wrong: where tokens differ from plain decoding's, one sentence each.
@@ -58,6 +61,9 @@ class LoadTurn:
     strategy: str
     seconds: float
     tenths: tuple[int, ...]
+    shared: int
+    work_s: float
+    plain_work_s: float
     ttft_s: float
     answers: int
     wrong: tuple[str, ...] = ()

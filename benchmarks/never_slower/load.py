@@ -22,13 +22,15 @@ class LoadAnswer:
 
     Attributes:
         finished: it has no more tokens than these.
-        ttft_s: seconds from the request to its first token; None: none came.
+        sent_s: when the request was sent, by ``time.perf_counter``.
+        arrivals: (seconds since then, tokens so far), one pair for each chunk.
     """
 
     request: LoadRequest
     tokens: list[int] = field(default_factory=list)
     finished: bool = False
-    ttft_s: float | None = None
+    sent_s: float = 0.0
+    arrivals: list[tuple[float, int]] = field(default_factory=list)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,11 +38,13 @@ class LoadRecord:
     """What came of a load.
 
     Attributes:
-        seconds: how long it was measured.
+        began_s: when it began to be measured, by ``time.perf_counter``; ``seconds``: how long it was.
         tenths: tokens that arrived in every tenth of a second of them.
-        answers: of all requests that were begun, also of those begun before it was measured.
+        answers: of all requests that were begun, in their order, also of those begun before it was measured.
     """
 
+    at_once: int
+    began_s: float
     seconds: float
     tenths: tuple[int, ...]
     answers: tuple[LoadAnswer, ...]
@@ -48,7 +52,7 @@ class LoadRecord:
     @property
     def ttft_s(self) -> float:
         """Median seconds from a request to its first token; 0: none came."""
-        return statistics.median([answer.ttft_s for answer in self.answers if answer.ttft_s is not None] or [0.0])
+        return statistics.median([answer.arrivals[0][0] for answer in self.answers if answer.arrivals] or [0.0])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -136,8 +140,15 @@ class _RunningLoad:
 
     def record(self) -> LoadRecord:
         # Copies: more may arrive while the workers are being cancelled.
-        answers = tuple(replace(answer, tokens=list(answer.tokens)) for answer in self._answers)
-        return LoadRecord(seconds=len(self._tenths) * TENTH_S, tenths=tuple(self._tenths), answers=answers)
+        return LoadRecord(
+            at_once=self._shape.at_once,
+            began_s=self._began_s or 0.0,
+            seconds=len(self._tenths) * TENTH_S,
+            tenths=tuple(self._tenths),
+            answers=tuple(
+                replace(answer, tokens=list(answer.tokens), arrivals=list(answer.arrivals)) for answer in self._answers
+            ),
+        )
 
     def _one_begun(self) -> None:
         self._waiting -= 1
@@ -164,14 +175,13 @@ async def _ask(
         "max_tokens": request.max_tokens,
         "ignore_generation_config": True,
     }
-    sent_s = time.perf_counter()
+    answer.sent_s = time.perf_counter()
     async with client.stream(token_ids=request.token_ids, **options) as stream:
         async for chunk in stream:
             if not chunk.token_ids:
                 continue
-            if answer.ttft_s is None:
-                answer.ttft_s = time.perf_counter() - sent_s
             answer.tokens += chunk.token_ids
+            answer.arrivals.append((time.perf_counter() - answer.sent_s, len(answer.tokens)))
             arrived(len(chunk.token_ids))
     answer.finished = True
 

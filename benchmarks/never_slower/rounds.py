@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -12,6 +13,7 @@ from benchmarks.never_slower.kinds import CHANGING
 from benchmarks.never_slower.load import LoadRecord, LoadShape, answer_all, keep_in_flight
 from benchmarks.never_slower.requests import RoundRequests
 from benchmarks.never_slower.same_answers import differences_from, longest_answers, unanswered
+from benchmarks.never_slower.same_work import common_tokens, request_seconds, shared_tenths
 
 # Kinds that a run with changing prompts sees.
 CHANGES = 3
@@ -77,7 +79,7 @@ async def measure_round(
     except outrider.OutriderError as error:
         for one in measured:
             one.error = one.error or f"plain decoding could not be asked for comparison: {error}"
-    return [_as_turn(cell, repeat, place, one) for place, one in enumerate(measured)]
+    return [_as_turn(cell, repeat, place, measured) for place in range(len(measured))]
 
 
 async def _take_turn(
@@ -116,8 +118,11 @@ async def _compare(client: outrider.AsyncClient, cell: GridCell, measured: Seque
             one.wrong = differences_from(reference, one.record.answers)
 
 
-def _as_turn(cell: GridCell, repeat: int, place: int, one: _Measured) -> LoadTurn:
-    record = one.record or LoadRecord(seconds=0.0, tenths=(), answers=())
+def _as_turn(cell: GridCell, repeat: int, place: int, measured: Sequence[_Measured]) -> LoadTurn:
+    one = measured[place]
+    record = one.record or LoadRecord(at_once=cell.at_once, began_s=0.0, seconds=0.0, tenths=(), answers=())
+    plain = [other.record for other in measured if other.strategy == PLAIN and other.record and other is not one]
+    tokens = common_tokens([record, *plain])
     return LoadTurn(
         cell=cell,
         repeat=repeat,
@@ -125,6 +130,9 @@ def _as_turn(cell: GridCell, repeat: int, place: int, one: _Measured) -> LoadTur
         strategy=one.strategy,
         seconds=record.seconds,
         tenths=record.tenths,
+        shared=shared_tenths(record, plain),
+        work_s=request_seconds(record, tokens),
+        plain_work_s=statistics.fmean([request_seconds(other, tokens) for other in plain] or [0.0]),
         ttft_s=record.ttft_s,
         answers=len(record.answers),
         wrong=tuple(one.wrong),

@@ -22,13 +22,15 @@ _STEADY = 0.5
 _TENTHS = 10
 
 FORMULAS = {
-    "ratio": "tokens per second of a strategy / mean of plain decoding's two turns of the same round; median of the repeats",
+    "ratio": "request-seconds of plain decoding / those of a strategy for the same tokens of the same requests: each request counts "
+    "from when it was sent (the first ones, which all come at once, from their first token) to the last token that the strategy "
+    "and both turns of plain decoding have of it; median of the repeats",
     "noise": "plain decoding is measured twice in a round, and d is the difference of the two over their mean; "
     "s = sqrt(mean of d^2 / 2) is how far one turn strays (at least the median of s over all cells of the topology); "
     "noise = 2 s sqrt(1.5 / repeats): twice the standard error of a mean of ratios",
     "slower": f"ratio + noise < {LEAST}; a noise above {MOST_NOISE} counts twice",
     "slowest second": "fewest tokens in one second, tenth by tenth, over plain decoding's mean second of the round; "
-    "lowest of the repeats, and beside it plain decoding's own",
+    "up to the first prompt that plain decoding never reached; lowest of the repeats, and beside it plain decoding's own",
     "slow second": f"a second below {LEAST_SECOND}, and below plain decoding's own slowest ones by more than these differ "
     "among themselves and than 2 s sqrt(1.5); not judged where kinds change, nor where plain decoding itself pauses",
     "unclear": f"a ratio below {LEAST} within its noise, or a noise above {MOST_NOISE}",
@@ -105,17 +107,18 @@ def plain_stray(rounds: Sequence[Sequence[LoadTurn]]) -> float:
     """Standard deviation of one turn's speed over its mean, from plain decoding's equal turns; nan: there are none."""
     squares = []
     for turns in rounds:
-        speeds = [turn.speed for turn in turns if turn.strategy == PLAIN and not turn.error]
-        if len(speeds) == 2 and any(speeds):
-            squares.append(2 * ((speeds[0] - speeds[1]) / sum(speeds)) ** 2)
+        pairs = [(turn.work_s, turn.plain_work_s) for turn in turns if turn.strategy == PLAIN and not turn.error]
+        if len(pairs) == 2 and any(pairs[0]):
+            # Of the two turns, the first one's record holds both times.
+            squares.append(2 * ((pairs[0][0] - pairs[0][1]) / sum(pairs[0])) ** 2)
     return math.sqrt(statistics.fmean(squares)) if squares else math.nan
 
 
 def slowest_second(turn: LoadTurn) -> float:
-    """Fewest tokens in any second that begins with a tenth; nan: the turn is shorter."""
-    if len(turn.tenths) < _TENTHS:
+    """Fewest tokens in any second that begins with a tenth; nan: what is shared with plain is shorter."""
+    if turn.shared < _TENTHS:
         return math.nan
-    sums = [0, *accumulate(turn.tenths)]
+    sums = [0, *accumulate(turn.tenths[: turn.shared])]
     return float(min(later - earlier for earlier, later in zip(sums, sums[_TENTHS:], strict=False)))
 
 
@@ -124,9 +127,9 @@ def _judge_cell(
 ) -> CellVerdict:
     own = [turn for turns in rounds for turn in turns if turn.strategy == strategy]
     plain = [turn for turns in rounds for turn in turns if turn.strategy == PLAIN]
-    ratios = tuple(_by_round(rounds, strategy, lambda turn: turn.speed))
-    seconds = _by_round(rounds, strategy, slowest_second)
-    plain_seconds = _by_round(rounds, PLAIN, slowest_second)
+    ratios = tuple(_by_round(rounds, strategy, _ratio))
+    seconds = _by_round(rounds, strategy, _second)
+    plain_seconds = _by_round(rounds, PLAIN, _second)
     noise = 2 * stray * math.sqrt(1.5 / len(ratios)) if ratios else math.nan
     plain_ttft = statistics.fmean([turn.ttft_s for turn in plain] or [0.0])
     # A wrong token of plain decoding's own, in its second turn, is a wrong token of the cell.
@@ -150,16 +153,27 @@ def _judge_cell(
     return replace(verdict, state=_state(verdict, errors, exact))
 
 
-def _by_round(rounds: Sequence[Sequence[LoadTurn]], strategy: str, measure: Callable[[LoadTurn], float]) -> list[float]:
-    """``measure`` of every turn of the strategy, over the speed of plain decoding in the same round."""
+def _by_round(
+    rounds: Sequence[Sequence[LoadTurn]], strategy: str, measure: Callable[[LoadTurn, float], float]
+) -> list[float]:
+    """``measure`` of every turn of the strategy, given the turn and plain decoding's mean speed in the same round."""
     values = []
     for turns in rounds:
         speeds = [turn.speed for turn in turns if turn.strategy == PLAIN and not turn.error]
         if not any(speeds):
             continue
         mean = statistics.fmean(speeds)
-        values += [measure(turn) / mean for turn in turns if turn.strategy == strategy and not turn.error]
+        values += [measure(turn, mean) for turn in turns if turn.strategy == strategy and not turn.error]
     return [value for value in values if not math.isnan(value)]
+
+
+def _ratio(turn: LoadTurn, plain_speed: float) -> float:
+    # A strategy that has none of plain decoding's tokens has no time for them either.
+    return turn.plain_work_s / turn.work_s if turn.work_s and turn.plain_work_s else turn.speed / plain_speed
+
+
+def _second(turn: LoadTurn, plain_speed: float) -> float:
+    return slowest_second(turn) / plain_speed
 
 
 def _second_bound(cell: GridCell, plain_seconds: Sequence[float], noise: float) -> float:

@@ -13,11 +13,12 @@ from benchmarks.bench.records import Prompt
 from benchmarks.never_slower.builtin_prompts import builtin_prompt
 from benchmarks.never_slower.cells import LONG, PLAIN, SHORT, GridCell, LoadTurn, grid
 from benchmarks.never_slower.kinds import CHANGING, MIXED, PLAIN_KINDS, KindOrder, PromptPool, kind_of
-from benchmarks.never_slower.load import LoadAnswer
+from benchmarks.never_slower.load import LoadAnswer, LoadRecord
 from benchmarks.never_slower.record_file import FORMAT, KIND, check_same, read_record, turns_of, write_record
 from benchmarks.never_slower.requests import LoadRequest, RequestLimits, RoundRequests
 from benchmarks.never_slower.rounds import RoundPlan
 from benchmarks.never_slower.same_answers import differences_from, longest_answers, unanswered
+from benchmarks.never_slower.same_work import common_tokens, request_seconds, shared_tenths
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError
 from tests.tiny import make_tiny_tokenizer
@@ -149,9 +150,44 @@ def test_plain_decoding_is_asked_for_what_only_others_have_answered() -> None:
     assert missing == {"a": 3, "c": 9}
 
 
+def timed(name: str, sent_s: float, *arrivals: tuple[float, int]) -> LoadAnswer:
+    request = LoadRequest(name=name, token_ids=(1,), seed=5, max_tokens=9)
+    count = arrivals[-1][1] if arrivals else 0
+    return LoadAnswer(request=request, tokens=[1] * count, sent_s=sent_s, arrivals=list(arrivals))
+
+
+def loaded(*answers: LoadAnswer) -> LoadRecord:
+    return LoadRecord(at_once=1, began_s=10.0, seconds=3.0, tenths=(1,) * 30, answers=answers)
+
+
+def test_turns_are_compared_by_the_tokens_that_both_have() -> None:
+    plain = loaded(timed("a", 9.0, (1.0, 1), (1.4, 2), (1.8, 3)), timed("b", 10.8, (0.5, 1), (1.0, 2)))
+    fast = loaded(timed("a", 9.0, (1.0, 2), (1.2, 3)), timed("b", 10.2, (0.5, 2), (0.7, 4)), timed("long", 10.9))
+    tokens = common_tokens([fast, plain])
+    assert tokens == {"a": 3, "b": 2}
+    # The first request counts from its first token, the next one from when it was sent.
+    assert request_seconds(plain, tokens) == pytest.approx(0.8 + 1.0)
+    assert request_seconds(fast, tokens) == pytest.approx(0.2 + 0.5)
+    # The long prompt that only the faster one reached is not held against it.
+    assert shared_tenths(fast, [plain]) == 9
+    assert shared_tenths(plain, [plain]) == 30
+    assert common_tokens([loaded(), plain]) == {}
+
+
 def test_a_record_is_read_as_it_was_written_and_not_mixed_with_another(tmp_path: Path) -> None:
     turn = LoadTurn(
-        cell=CELL, repeat=0, turn=1, strategy="auto", seconds=0.2, tenths=(3, 4), ttft_s=0.1, answers=2, wrong=("x",)
+        cell=CELL,
+        repeat=0,
+        turn=1,
+        strategy="auto",
+        seconds=0.2,
+        tenths=(3, 4),
+        shared=2,
+        work_s=0.3,
+        plain_work_s=0.4,
+        ttft_s=0.1,
+        answers=2,
+        wrong=("x",),
     )
     record = {
         "kind": KIND, "format": FORMAT, "turns": [turn.as_object()], "environment": {"commit": "a", "cores": 2},

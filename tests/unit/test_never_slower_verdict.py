@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import replace
 from random import Random
 
@@ -16,12 +15,27 @@ from benchmarks.never_slower.verdict import NeverSlowerVerdict, judge, plain_str
 CELL = GridCell(on="process", at_once=8, kind="open", temperature=0.0, length="short")
 
 
-def turn(strategy: str, place: int, speed: float, cell: GridCell = CELL, repeat: int = 0, seconds: int = 6) -> LoadTurn:
-    """A turn with ``speed`` tokens per second, evenly."""
-    return LoadTurn(
-        cell=cell, repeat=repeat, turn=place, strategy=strategy, seconds=float(seconds),
-        tenths=(round(speed / 10),) * (10 * seconds), ttft_s=0.2, answers=9,
-    )  # fmt: skip
+def a_round(*speeds: tuple[str, float], cell: GridCell = CELL, repeat: int = 0, seconds: int = 6) -> list[LoadTurn]:
+    """A round of contestants that make so many tokens per second, evenly."""
+    turns = []
+    for place, (name, speed) in enumerate(speeds):
+        plain = [other for at, (base, other) in enumerate(speeds) if base == PLAIN and at != place]
+        turns.append(
+            LoadTurn(
+                cell=cell,
+                repeat=repeat,
+                turn=place,
+                strategy=name,
+                seconds=float(seconds),
+                tenths=(round(speed / 10),) * (10 * seconds),
+                shared=10 * seconds,
+                work_s=1000 / speed if speed else 0.0,
+                plain_work_s=sum(1000 / other for other in plain if other) / len(plain),
+                ttft_s=0.2,
+                answers=9,
+            )
+        )
+    return turns
 
 
 def rounds(
@@ -30,9 +44,16 @@ def rounds(
     """Whole rounds in which the strategy makes ``ratio`` of plain decoding, and every turn strays."""
     dice = Random(f"{seed}/{cell}")
     return [
-        turn(name, place, 10000 * speed * dice.gauss(1, stray), cell, repeat)
+        one
         for repeat in range(repeats)
-        for place, (name, speed) in enumerate(((PLAIN, 1.0), (strategy, ratio), (PLAIN, 1.0)))
+        for one in a_round(
+            *(
+                (name, 10000 * speed * dice.gauss(1, stray))
+                for name, speed in ((PLAIN, 1.0), (strategy, ratio), (PLAIN, 1.0))
+            ),
+            cell=cell,
+            repeat=repeat,
+        )
     ]
 
 
@@ -101,13 +122,11 @@ def test_seconds_are_not_judged_where_kinds_change_or_plain_decoding_halts() -> 
 
 
 def test_what_lies_within_the_noise_is_unclear() -> None:
-    apart: Sequence[tuple[str, float]] = ((PLAIN, 11000), ("auto", 9700), (PLAIN, 9000))
-    noisy = judge([turn(name, place, speed, repeat=n) for n in range(3) for place, (name, speed) in enumerate(apart)])
+    noisy = judge([one for n in range(3) for one in a_round((PLAIN, 11000), ("auto", 9700), (PLAIN, 9000), repeat=n)])
     assert noisy.word == "unclear"
     assert noisy.cells[0].state == "unclear: noise"
     # Two equal turns differ by 3 %, and the ratio is 0.97: nobody can tell.
-    speeds: Sequence[tuple[str, float]] = ((PLAIN, 10150), ("auto", 9700), (PLAIN, 9850))
-    near = judge([turn(name, place, speed, repeat=n) for n in range(3) for place, (name, speed) in enumerate(speeds)])
+    near = judge([one for n in range(3) for one in a_round((PLAIN, 10150), ("auto", 9700), (PLAIN, 9850), repeat=n)])
     assert near.cells[0].noise == pytest.approx(2 * 0.03 / math.sqrt(2) * math.sqrt(0.5), rel=0.01)
     assert near.cells[0].state == "unclear: within noise"
 
@@ -138,11 +157,16 @@ def test_failures_and_silence_are_told() -> None:
     turns = rounds(1.2)
     failed = judge([*turns[:-2], replace(turns[-2], tenths=(), seconds=0.0, error="the verifier is gone"), turns[-1]])
     assert (failed.word, failed.cells[0].state) == ("no", "failed: the verifier is gone")
-    silent = judge([replace(one, tenths=(0,) * 60) for one in turns])
+    silent = judge([replace(one, tenths=(0,) * 60, work_s=0.0, plain_work_s=0.0) for one in turns])
     assert silent.word == "unclear"
     assert math.isnan(silent.cells[0].ratio)
     assert judge([]) == NeverSlowerVerdict(cells=(), means={})
     assert verdict_line(judge([])) == "Never slower: unclear: nothing was measured."
+
+
+def test_a_strategy_without_a_token_is_slower() -> None:
+    turns = [one for n in range(3) for one in a_round((PLAIN, 1000), ("auto", 0), (PLAIN, 1000), repeat=n)]
+    assert judge(turns).cells[0].state == "NO: slower"
 
 
 def test_the_goal_counts_cells_of_up_to_eight_at_once() -> None:
@@ -154,7 +178,9 @@ def test_the_goal_counts_cells_of_up_to_eight_at_once() -> None:
 
 
 def test_every_second_is_looked_at_tenth_by_tenth() -> None:
-    one = turn(PLAIN, 0, 100)
+    one = a_round((PLAIN, 100), (PLAIN, 100))[0]
     assert slowest_second(one) == 100
     assert slowest_second(replace(one, tenths=(10,) * 13 + (0,) * 10 + (10,) * 37)) == 0
-    assert math.isnan(slowest_second(replace(one, tenths=(10,) * 9)))
+    # What comes of prompts that plain decoding never reached says nothing.
+    assert slowest_second(replace(one, tenths=(10,) * 30 + (0,) * 30, shared=30)) == 100
+    assert math.isnan(slowest_second(replace(one, shared=9)))
