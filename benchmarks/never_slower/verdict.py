@@ -22,9 +22,9 @@ _STEADY = 0.5
 _TENTHS = 10
 
 FORMULAS = {
-    "ratio": "request-seconds of plain decoding / those of a strategy for the same tokens of the same requests: each request counts "
-    "from when it was sent (the first ones, which all come at once, from their first token) to the last token that the strategy "
-    "and both turns of plain decoding have of it; median of the repeats",
+    "ratio": "request-seconds of plain decoding / those of a strategy for the same tokens; a request counts "
+    "from when it was sent (the first ones, which all come at once, from their first token) to the last token that the "
+    "strategy and both turns of plain decoding have of it; median of the repeats",
     "noise": "plain decoding is measured twice in a round, and d is the difference of the two over their mean; "
     "s = sqrt(mean of d^2 / 2) is how far one turn strays (at least the median of s over all cells of the topology); "
     "noise = 2 s sqrt(1.5 / repeats): twice the standard error of a mean of ratios",
