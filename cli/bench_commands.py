@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 from datetime import datetime
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from benchmarks.bench.measures import FORMULAS
+from cli.bench_options import check_new_folder, check_own_ray, make_folder, read_names, read_numbers
 from cli.fleet_commands import autoscale, fleet
+from cli.never_slower_command import EPILOG, never_slower
 from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError, InvalidArgument
 
@@ -29,6 +30,7 @@ _FORMULAS = "\n\n".join(("What is measured:", *(f"{name}: {formula}." for name, 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 for command in (autoscale, fleet):
     app.command()(command)
+app.command(epilog=EPILOG)(never_slower)
 
 
 @app.callback(epilog=_FORMULAS)
@@ -88,15 +90,15 @@ def bench(
     except InvalidArgument as error:
         raise ConfigurationError(field=f"--{error.field}", value=error.value, allowed=error.allowed) from error
     schedule = Schedule(
-        concurrency=_numbers("--concurrency", concurrency),
+        concurrency=read_numbers("--concurrency", concurrency),
         repeats=repeats,
         max_tokens=max_tokens,
         temperature=temperature,
     )
     loaded = _settings(config, settings, model)
     lineup = LineupConfig(
-        strategies=_served(loaded) if strategies is None else _names(strategies),
-        peers=() if peers == "none" else _names(peers),
+        strategies=_served(loaded) if strategies is None else read_names(strategies),
+        peers=() if peers == "none" else read_names(peers),
         on_ray=on == "ray",
         timeout_s=timeout,
         assistant=assistant,
@@ -149,7 +151,7 @@ def replay(
     # There is no target, so neither models nor hidden states.
     here = StrategyConfig(retrieval=loaded.retrieval.index is not None)
     usable = tuple(name for name in served(here) if STRATEGIES[name])
-    names = _names(strategies) if strategies is not None else usable
+    names = read_names(strategies) if strategies is not None else usable
     check_names(names, ())
     if missing := sorted(set(names) - set(usable)):
         raise ConfigurationError(
@@ -157,7 +159,7 @@ def replay(
         )
     recorded = read_traces(traces)
     drafter = drafter_config(loaded, ResolvedModel(name=loaded.model, path=Path(loaded.model)))
-    grid = [(name, budget) for name in names for budget in _numbers("--budgets", budgets, most=512)]
+    grid = [(name, budget) for name in names for budget in read_numbers("--budgets", budgets, most=512)]
     results = {}
     for name, budget in track(grid, "Replaying", console=stderr(), transient=True):
         sources = sources_of(name, here)
@@ -186,12 +188,12 @@ def _run(
     check_names(lineup_config.strategies, lineup_config.peers)
     prompts = tuple(read_prompts(source, per_task))
     if lineup_config.on_ray:
-        _check_ray(settings)
-    _check_new(folder)
+        check_own_ray(settings)
+    check_new_folder(folder)
     console = stdout()
     resolved, lineup_config = _models(settings, lineup_config, console)
     settings = _with_room(settings, max(schedule.concurrency))
-    _make(folder)
+    make_folder(folder)
     lineup = Lineup(lineup_config, settings, resolved, folder / "logs")
     config = BenchConfig(source=source, prompts=prompts, schedule=schedule, seed=seed)
     bench = Bench(config, lineup, settings, resolved, console)
@@ -262,27 +264,6 @@ def _settings(config: Path | None, flags: list[str] | None, model: str | None) -
     return load(config, [*(flags or []), *([f"model={model}"] if model else [])])
 
 
-def _check_new(folder: Path) -> None:
-    if folder.exists():
-        raise ConfigurationError("it exists; name a new folder, so that no result is lost", field="--out", value=folder)
-
-
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True)
-    except OSError as error:
-        raise ConfigurationError(f"{error.strerror}", field="--out", value=folder) from error
-
-
-def _check_ray(settings: Settings) -> None:
-    if "RAY_ADDRESS" in os.environ:
-        raise ConfigurationError(
-            "--on ray starts a Ray of its own, but RAY_ADDRESS names a running one: unset RAY_ADDRESS", about="--on"
-        )
-    if settings.verifier.replicas != 1:
-        raise ConfigurationError("outrider bench measures one", field="verifier.replicas", value=settings.verifier.replicas)
-
-
 def _with_room(settings: Settings, at_once: int) -> Settings:
     """Settings that allow this many requests in one batch."""
     verifier = settings.verifier.model_copy(update={"max_num_seqs": max(at_once, settings.verifier.max_num_seqs)})
@@ -297,17 +278,6 @@ def _served(settings: Settings) -> tuple[str, ...]:
 
     model = ResolvedModel(name=settings.model, path=model_folder(settings) or Path(settings.model))
     return served(router_config(settings, model).strategy)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(name.strip() for name in text.split(","))
-
-
-def _numbers(option: str, text: str, most: int = 1024) -> tuple[int, ...]:
-    numbers = tuple(int(part) if part.strip().isdecimal() else 0 for part in text.split(","))
-    if not all(1 <= number <= most for number in numbers) or len(set(numbers)) < len(numbers):
-        raise ConfigurationError(field=option, value=text, allowed=f"different numbers from 1 to {most}, comma-separated")
-    return numbers
 
 
 def _peer_python(entry: str) -> tuple[str, Path]:

@@ -16,6 +16,7 @@ from benchmarks.bench.records import ContestantFailed, Request, TimedAnswer
 from benchmarks.bench.results import read_results
 from benchmarks.replay.replay import read_traces, replay
 from cli import bench_commands
+from cli.bench_options import check_new_folder, read_numbers
 from services.drafter.config import DrafterConfig
 from services.router.tokens import Tokens
 from speculation.errors import ConfigurationError
@@ -114,8 +115,8 @@ def test_unknown_names(strategies: tuple[str, ...], peers: tuple[str, ...], refu
 @pytest.mark.parametrize("text", ["0", "a", "1,1", "", "1,,2", "-3", "2000"])
 def test_bad_numbers(text: str) -> None:
     with refuses(ConfigurationError, field="--concurrency"):
-        bench_commands._numbers("--concurrency", text)
-    assert bench_commands._numbers("--concurrency", "1, 4,16") == (1, 4, 16)
+        read_numbers("--concurrency", text)
+    assert read_numbers("--concurrency", "1, 4,16") == (1, 4, 16)
 
 
 def test_what_is_not_installed_says_how_to_install_it(tmp_path: Path) -> None:
@@ -138,7 +139,7 @@ def test_the_help_names_every_peer() -> None:
 
 def test_an_output_folder_that_exists_is_left_alone(tmp_path: Path) -> None:
     with refuses(ConfigurationError, field="--out"):
-        bench_commands._check_new(tmp_path)
+        check_new_folder(tmp_path)
 
 
 def test_results_that_are_none(tmp_path: Path) -> None:
