@@ -12,6 +12,7 @@ import typer
 
 from benchmarks.bench.measures import FORMULAS
 from cli.fleet_commands import autoscale, fleet
+from cli.host_command import EPILOG, host
 from cluster.process.terminal import stderr, stdout
 from speculation.errors import ConfigurationError, InvalidArgument
 
@@ -29,6 +30,7 @@ _FORMULAS = "\n\n".join(("What is measured:", *(f"{name}: {formula}." for name, 
 app = typer.Typer(invoke_without_command=True, no_args_is_help=False)
 for command in (autoscale, fleet):
     app.command()(command)
+app.command(epilog=EPILOG)(host)
 
 
 @app.callback(epilog=_FORMULAS)

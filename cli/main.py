@@ -16,7 +16,6 @@ from cli import (
     bench_commands,
     canary_command,
     disco_command,
-    host_command,
     index_commands,
     operator_commands,
     plan_command,
@@ -62,7 +61,6 @@ def main_options(
 
 
 bench_commands.app.command()(stopping_command.stopping)
-bench_commands.app.command(epilog=host_command.EPILOG)(host_command.host)
 app.add_typer(bench_commands.app, name="bench")
 app.add_typer(index_commands.app, name="index")
 for command in (*train_run_commands.COMMANDS, tau_command.tau, disco_command.disco, canary_command.canary):

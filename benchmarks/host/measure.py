@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import psutil
 
 from benchmarks.host.loads import HostLoad
-from benchmarks.host.null_target import PassMark, NullTarget
+from benchmarks.host.null_target import NullTarget, PassMark
 from benchmarks.host.parts import Profiled
 from benchmarks.host.scripted_text import scripted_text
 from services.drafter.config import DrafterConfig
