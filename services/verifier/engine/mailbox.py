@@ -53,7 +53,9 @@ class Prefixes:
         Empty if the tree starts at the end of ``tokens``; None if it does not continue a prefix of ``tokens``.
         """
         end = draft.base_length + len(draft.assumed)
-        if end > len(tokens) or not self.known(draft) or tuple(tokens[draft.base_length : end]) != draft.assumed:
+        if end > len(tokens) or not self.known(draft):
+            return None
+        if draft.assumed and tuple(tokens[draft.base_length : end]) != draft.assumed:
             return None
         return tuple(tokens[end:])
 
@@ -114,6 +116,8 @@ class Mailbox:
         self._worth: dict[str, Worth] = {}
         self._none_for = -1
         self._reopened_for = -1
+        # What ``find`` found, and for how many tokens; None: anew.
+        self._found: tuple[int, list[ReadyDraft]] | None = None
 
     def opened(self, length: int, now: float, *, asks: bool = True) -> None:
         """Note that a session was opened with ``length`` tokens, and whether a first draft was asked for."""
@@ -190,6 +194,7 @@ class Mailbox:
                     if not left:
                         each.learn(0.0, late=True)
         self._kept.append(_Kept(draft=draft, asked=asked_at is not None and not draft.unready, at=now))
+        self._found = None
 
     def _asked_for(self, draft: Draft) -> int | None:
         """The length of the prefix for which the draft was asked; None if it was not.
@@ -237,6 +242,7 @@ class Mailbox:
         for group in groups:
             self._worth.pop(group, None)
         self._kept = deque((kept for kept in self._kept if kept.draft.group not in groups), maxlen=_KEPT)
+        self._found = None
         self.start_over()
 
     def missing(self, tokens: Sequence[int]) -> dict[str, float]:
@@ -252,13 +258,25 @@ class Mailbox:
         return self._worth.get(group) or self._experience(group).worth
 
     def find(self, tokens: Sequence[int]) -> list[ReadyDraft]:
-        """The newest usable draft of every group: one that starts after exactly ``tokens``, else the rest of a late one."""
+        """The newest usable draft of every group: one that starts after exactly ``tokens``, else the rest of a late one.
+
+        Args:
+            tokens: all committed tokens, of which there are only ever more.
+        """
+        # A step asks several times.
+        if self._found is None or self._found[0] != len(tokens):
+            self._found = (len(tokens), self._find(tokens))
+        return self._found[1]
+
+    def _find(self, tokens: Sequence[int]) -> list[ReadyDraft]:
         exact: dict[str, ReadyDraft] = {}
         late: dict[str, ReadyDraft] = {}
         for kept in reversed(self._kept):
             draft, group = kept.draft, kept.draft.group
+            if group in exact:
+                continue
             since = self._prefixes.since(draft, tokens)
-            if since is None or group in (late if since else exact):
+            if since is None or (since and group in late):
                 continue
             if not since:
                 exact[group] = ReadyDraft(draft=draft, tree=draft.tree, late=False, asked=kept.asked, at=kept.at)
@@ -291,6 +309,7 @@ class Mailbox:
         """Drop the oldest drafts while their prefix is no longer remembered."""
         while self._kept and not self._prefixes.known(self._kept[0].draft):
             self._kept.popleft()
+            self._found = None
 
 
 def _remainder(tree: TokenTree, since: Sequence[int]) -> TokenTree | None:
