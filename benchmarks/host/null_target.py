@@ -14,7 +14,7 @@ from services.verifier.attention.calls import Call
 from services.verifier.attention.fixed import rounded_up
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.walks import Walk
-from services.verifier.kernels.triton.pass_meta import describe
+from services.verifier.kernels.triton.pass_describer import PassDescriber
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.kv_cache.tiles import TileAllocator
 from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamRows
@@ -75,6 +75,7 @@ class NullTarget:
         self._texts = texts
         call = Call(entry=0, heads=4, kv_heads=1, key_size=16, value_size=16, scale=0.25)
         self._pool = KVPool([call], rows=rows, dtype=torch.bfloat16, device=torch.device("cpu"), ones=False)
+        self._describer = PassDescriber(self._pool)
         self._tiles = TileAllocator(self._pool.total_tiles)
         self._chooser = _ScriptedChooser(self.eos_token_ids)
         self._computed: dict[str, list[int]] = {}
@@ -121,8 +122,7 @@ class NullTarget:
         start = time.perf_counter()
         self._pool.settle()
         rows = sum(len(each.tokens) for each in batch)
-        tables = [self._pool.tiles_of(each.session_id) for each in batch]
-        describe(batch, tables, self._pool.padding_tile, rounded_up(rows), _BLOCK_ROWS)
+        self._describer.describe(batch, rounded_up(rows), _BLOCK_ROWS)
         laid_out = time.perf_counter()
         self.layout_s += laid_out - start
         # As from a GPU for greedy requests: the ids of all rows come as one list.

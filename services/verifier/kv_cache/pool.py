@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -33,6 +34,8 @@ class KVPool:
         self._ones = ones
         self._make(-(-rows // TILE))
         self._tiles: dict[str, list[int]] = {}
+        # The same for compiled code.
+        self._tables: dict[str, array[int]] = {}
         self._unclean: list[int] = []
         # Of each slot (tile * TILE + place in it) that is to get another one's row: that slot. Both as before any move.
         self._moves: dict[int, int] = {}
@@ -67,6 +70,7 @@ class KVPool:
     def assign(self, owner: str, tiles: Sequence[int], fresh: int) -> None:
         """Append ``tiles`` to those of ``owner``; the last ``fresh`` ones hold none of its tokens yet."""
         self._tiles.setdefault(owner, []).extend(tiles)
+        self._tables.setdefault(owner, array("i")).extend(tiles)
         self._unclean += tiles[len(tiles) - fresh :]
 
     def move(self, owner: str, sources: Sequence[int], start: int) -> None:
@@ -108,16 +112,22 @@ class KVPool:
     def clear(self) -> None:
         """Take all tiles from all owners."""
         self._tiles.clear()
+        self._tables.clear()
         self._unclean = []
         self._moves = {}
 
     def forget(self, owner: str) -> None:
         """Take all tiles from ``owner``, which may have none."""
         self._tiles.pop(owner, None)
+        self._tables.pop(owner, None)
 
     def tiles_of(self, owner: str) -> list[int]:
         """``owner``'s tiles, in the order of its positions."""
         return self._tiles[owner]
+
+    def table_of(self, owner: str) -> array[int]:
+        """``tiles_of`` as int32."""
+        return self._tables[owner]
 
 
 def _slot(tiles: Sequence[int], position: int) -> int:
