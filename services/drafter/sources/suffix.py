@@ -170,26 +170,25 @@ class SuffixSession:
         states = [state for state, _ in place]
         followers: list[list[tuple[int, int, int]] | None] = [None, None]
         seen: set[int] = set()
-        found = 0
+        found, enough = 0, self._config.max_endings
         # The longest n-grams have no counted follower.
         for length in range(min(max(place[0][1], place[1][1]), self._config.depth - 1), 0, -1):
-            size = bisect_right(_LENGTHS, length) - 1
-            for whose, automaton in enumerate(memories):
+            for whose in (0, 1):
                 if length > place[whose][1]:
                     continue
-                state = automaton.shortened(states[whose], length)
-                known = followers[whose]
+                automaton, state = memories[whose], states[whose]
                 # Suffixes of one state have the same followers.
-                if known is None or state != states[whose]:
-                    states[whose] = state
-                    known = followers[whose] = automaton.followers(state)
+                if followers[whose] is None or automaton.shorter(state) >= length:
+                    states[whose] = state = automaton.shortened(state, length)
+                    followers[whose] = known = automaton.followers(state)
                     for token, count, total in known:
                         if token not in seen:
                             seen.add(token)
                             share = bisect_right(_SHARES, count / total) - 1
+                            size = bisect_right(_LENGTHS, length) - 1
                             yield token, _KINDS[whose][size][bisect_right(_COUNTS, count) - 1][share]
-                found += bool(known)
-            if found >= self._config.max_endings:
+                found += bool(followers[whose])
+            if found >= enough:
                 return
 
     def observe(self, report: StepReport) -> None:

@@ -135,6 +135,10 @@ class Automaton:
             state = link[state]
         return state
 
+    def shorter(self, state: int) -> int:
+        """Tokens of the longest suffix of ``state``'s n-grams that is of another state."""
+        return self._length[self._link[state]] if state else -1
+
     def followers(self, state: int) -> list[tuple[int, int, int]]:
         """What followed, the most frequent first, of equals the earliest: token, its count, count of all followers."""
         target = self._target[state]
