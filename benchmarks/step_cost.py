@@ -46,7 +46,7 @@ def ours(target: TransformersTarget, context: int) -> Pass:
         tree = rows <= MAX_NODES
         parents = tuple(range(-1, rows - 2)) if tree else ()
         logits = rows if tree else 1
-        target.begin([Rows(session_id="cost", context=context, tokens=(1,) * rows, parents=parents, logits=logits)])
+        target.begin([Rows(request_id="cost", context=context, tokens=(1,) * rows, parents=parents, logits=logits)])
         # On a GPU logits stay where they are, as in decoding.
         target.end_pass()
 

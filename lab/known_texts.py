@@ -50,7 +50,7 @@ def read_states(target: TransformersTarget, trace: Trace, layers: Sequence[int])
     try:
         for begin in range(0, len(tokens), _CHUNK):
             chunk = tokens[begin : begin + _CHUNK]
-            target.forward([Rows(session_id=_SESSION, context=begin, tokens=chunk, logits=0, layers=tuple(layers))])
+            target.forward([Rows(request_id=_SESSION, context=begin, tokens=chunk, logits=0, layers=tuple(layers))])
             data = target.features(_SESSION, range(len(chunk)))
             parts.append(np.frombuffer(data.data, np.float16).reshape(data.rows, len(layers), -1))
             target.keep(_SESSION, begin, range(len(chunk)))
@@ -124,12 +124,12 @@ def tree_states(
             begin = step.length - 1
             for first in range(done, begin, _CHUNK):
                 chunk = tokens[first : min(begin, first + _CHUNK)]
-                target.forward([Rows(session_id=_SESSION, context=first, tokens=chunk, logits=0)])
+                target.forward([Rows(request_id=_SESSION, context=first, tokens=chunk, logits=0)])
                 target.keep(_SESSION, first, range(len(chunk)))
             done = begin
             rows = (tokens[begin], *step.tree.tokens)
             target.forward(
-                [Rows(session_id=_SESSION, context=begin, tokens=rows, parents=step.tree.parents, logits=1, layers=(layer,))]
+                [Rows(request_id=_SESSION, context=begin, tokens=rows, parents=step.tree.parents, logits=1, layers=(layer,))]
             )
             data = target.features(_SESSION, range(len(rows)))
             found.append(torch.frombuffer(bytearray(data.data), dtype=torch.float16).view(len(rows), -1).float())

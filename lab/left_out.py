@@ -6,9 +6,9 @@ Three services in this process answer the same prompts by turns, greedily: witho
 them. An answer costs what the process uses meanwhile: target, drafters and everything around them, on all threads. Answers
 are compared in pairs, by prompt and turn; `again` shows what is noise. The budget decides for each request whether the
 model drafts for it; answers of which it is left out stand in a line of their own, and so do those in which it drafts. With
-streams in the target's pass, `late` bounds their share of the passes' work: late rows, by the layers that they go through,
-over all rows. Run it on one core (taskset -c 0), so that threads that wait do not count. Ends with code 1 if two answers
-differ.
+streams in the target's pass, `stream_rows` over `rows` bounds their share of the passes' work: a stream row counts as the
+share of the layers that it goes through. Run it on one core (taskset -c 0), so that threads that wait do not count. Ends
+with code 1 if two answers differ.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class AnswerCost:
     Attributes:
         cpu_s: seconds of the processor, all threads together; ``wall_s``: of the clock; ``waited_s``: for drafts.
         used: a costly source drafted for it, at least at first.
-        rows, late, observed: of its passes, as in ``LoopStats``.
+        rows, stream_rows, observed: of its passes, as in ``LoopStats``.
     """
 
     tokens: tuple[int, ...]
@@ -56,7 +56,7 @@ class AnswerCost:
     passes: int
     used: bool
     rows: int
-    late: float
+    stream_rows: float
     observed: int
 
 
@@ -140,7 +140,7 @@ class ComparedService:
             passes=round(more["passes"]),
             used=more["used"] > 0,
             rows=round(more["rows"]),
-            late=more["late"],
+            stream_rows=more["stream_rows"],
             observed=round(more["observed"]),
         )
 
@@ -152,7 +152,7 @@ class ComparedService:
             "passes": stats.times.steps,
             "used": sum(used),
             "rows": stats.rows,
-            "late": stats.late_rows,
+            "stream_rows": stats.stream_rows,
             "observed": stats.rows_observed,
         }
 
@@ -196,11 +196,12 @@ def show(answers: dict[str, list[AnswerCost]]) -> None:
         for what, ratio in compare(answers[name], answers[WITHOUT]).items():
             print(f"{name}: {what}: {ratio}")
     for name, several in answers.items():
-        rows, late = sum(each.rows for each in several), sum(each.late for each in several)
+        rows, stream_rows = sum(each.rows for each in several), sum(each.stream_rows for each in several)
         print(
-            f"{name}: {sum(each.passes for each in several)} passes, {rows} rows, late: {late:.1f} ({late / rows:.2%}) in "
-            f"{sum(each.late > 0 for each in several)} answers, states of {sum(each.observed for each in several)} rows "
-            f"kept; waited {sum(each.waited_s for each in several):.2f} s of {sum(each.wall_s for each in several):.1f} s"
+            f"{name}: {sum(each.passes for each in several)} passes, {rows} rows, stream rows: {stream_rows:.1f} "
+            f"({stream_rows / rows:.2%}) in {sum(each.stream_rows > 0 for each in several)} answers, "
+            f"states of {sum(each.observed for each in several)} rows kept; waited "
+            f"{sum(each.waited_s for each in several):.2f} s of {sum(each.wall_s for each in several):.1f} s"
         )
 
 

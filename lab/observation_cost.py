@@ -99,9 +99,9 @@ def read_from(instant: _InstantRouter | _InstantVerifier, observed: Any, request
 
 def loop_steps(metrics: LoopMetrics | None) -> Answer:
     """Steps of a decoding loop with one request and no draft, counted by ``metrics``."""
-    session = cast(LiveRequest, SimpleNamespace(grammar=None))
-    rows = Rows(session_id="x", context=9, tokens=(1,), logits=1)
-    parts = [Part(session=session, rows=rows, verdict=Verdict(accepted_path=(), committed=(1,), length=10))]
+    request = cast(LiveRequest, SimpleNamespace(grammar=None))
+    rows = Rows(request_id="x", context=9, tokens=(1,), logits=1)
+    parts = [Part(request=request, rows=rows, verdict=Verdict(accepted_path=(), committed=(1,), length=10))]
 
     async def answer(events: int) -> None:
         for _ in range(events):

@@ -94,7 +94,7 @@ def outcomes(cases: list[Case], kernels: Library | None = None, **rows: object) 
             made.open(str(at), sampling, case.text)
         batch = [
             Rows(
-                session_id=str(at),
+                request_id=str(at),
                 context=len(case.text) - 1,
                 tokens=(case.text[-1], *case.tree),
                 parents=case.parents,

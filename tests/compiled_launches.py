@@ -59,7 +59,7 @@ def launched(kind: str) -> list[Launch]:
         noted.clear()
         for rows in ROWS:
             for context in CONTEXTS:
-                batch = [Rows(session_id="one", context=context, tokens=(1,) * rows, logits=1)]
+                batch = [Rows(request_id="one", context=context, tokens=(1,) * rows, logits=1)]
                 laid_out = TritonPass(pool, PassShape.of(batch, call.share, rows))
                 laid_out.fill(batch)
                 turns = torch.ones(1, rows, call.key_size, dtype=torch.bfloat16)

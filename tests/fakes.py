@@ -20,7 +20,7 @@ from services.verifier.choosing.chooser import Chooser
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.loop import DecodingLoop
 from services.verifier.engine.origins import Origin
-from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamRows
+from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
 from speculation.budget import Budget, FixedBudget
 from speculation.errors import TargetLost, Unavailable
 from speculation.messages import (
@@ -80,39 +80,39 @@ class ToyTarget:
         self.choosing_s = 0.0
 
     def open(
-        self, session_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
+        self, request_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
     ) -> bool:
-        if len(self.kept) >= self.rooms or not self._fits(session_id, rows + spare):
+        if len(self.kept) >= self.rooms or not self._fits(request_id, rows + spare):
             return False
-        self.kept[session_id] = []
-        self.granted[session_id] = rows
-        self._chooser.open(session_id, sampling)
+        self.kept[request_id] = []
+        self.granted[request_id] = rows
+        self._chooser.open(request_id, sampling)
         return True
 
-    def computed(self, session_id: str) -> int:
+    def computed(self, request_id: str) -> int:
         return 0
 
-    def grow(self, session_id: str, rows: int) -> bool:
-        if not self._fits(session_id, rows):
+    def grow(self, request_id: str, rows: int) -> bool:
+        if not self._fits(request_id, rows):
             return False
-        self.granted[session_id] = max(rows, self.granted[session_id])
+        self.granted[request_id] = max(rows, self.granted[request_id])
         return True
 
-    def _fits(self, session_id: str, rows: int) -> bool:
-        return sum(self.granted.values()) - self.granted.get(session_id, 0) + rows <= self.rows
+    def _fits(self, request_id: str, rows: int) -> bool:
+        return sum(self.granted.values()) - self.granted.get(request_id, 0) + rows <= self.rows
 
-    def close(self, session_id: str) -> None:
-        self.kept.pop(session_id, None)
-        assert not any(rows.session_id == session_id for batch in self.under_way for rows in batch), "closed in mid-pass"
-        self._last.pop(session_id, None)
-        self.granted.pop(session_id, None)
-        self._chooser.close(session_id)
+    def close(self, request_id: str) -> None:
+        self.kept.pop(request_id, None)
+        assert not any(rows.request_id == request_id for batch in self.under_way for rows in batch), "closed in mid-pass"
+        self._last.pop(request_id, None)
+        self.granted.pop(request_id, None)
+        self._chooser.close(request_id)
 
     def begin(self, batch: Sequence[Rows]) -> None:
         self.threads.add(threading.current_thread().name)
-        busy = {rows.session_id for other in self.under_way for rows in other}
-        assert not busy & {rows.session_id for rows in batch}, "a session is in two passes"
-        assert all(self.granted[rows.session_id] >= rows.context + len(rows.tokens) for rows in batch), "beyond its room"
+        busy = {rows.request_id for other in self.under_way for rows in other}
+        assert not busy & {rows.request_id for rows in batch}, "a request is in two passes"
+        assert all(self.granted[rows.request_id] >= rows.context + len(rows.tokens) for rows in batch), "beyond its room"
         self.under_way.append(batch)
         self.most_under_way = max(self.most_under_way, len(self.under_way))
 
@@ -129,9 +129,9 @@ class ToyTarget:
         return self._chooser.outcomes(batch, torch.cat([self._forward(rows) for rows in batch]))
 
     def _forward(self, rows: Rows) -> torch.Tensor:
-        context = self.kept[rows.session_id]
+        context = self.kept[rows.request_id]
         assert len(context) == rows.context, "the loop and the cache disagree on the length"
-        self._last[rows.session_id] = rows
+        self._last[rows.request_id] = rows
         seen: list[list[int]] = []
         for index, token in enumerate(rows.tokens):
             if index < rows.chain:
@@ -153,27 +153,27 @@ class ToyTarget:
     def check_layers(self, layers: Sequence[int]) -> None:
         pass
 
-    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+    def streams(self, layers: Sequence[int]) -> StreamSpec | None:
         return None
 
     def fetch_features(self, asked: Mapping[str, Sequence[int]]) -> None:
         pass
 
-    def features(self, session_id: str, rows: Sequence[int]) -> Features:
-        """Two numbers per row and layer: the row's token, and the number of the session's rows in the pass."""
-        last = self._last[session_id]
+    def features(self, request_id: str, rows: Sequence[int]) -> Features:
+        """Two numbers per row and layer: the row's token, and the number of the request's rows in the pass."""
+        last = self._last[request_id]
         layers = last.layers or (-1,)
         numbers = [number for row in rows for number in (last.tokens[row], len(last.tokens)) * len(layers)]
         data = struct.pack(f"<{len(numbers)}e", *numbers)
         start = last.context + rows[0]
         return Features(data=data, rows=len(rows), width=2 * len(layers), dtype="float16", start=start, layers=layers)
 
-    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
+    def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         self.threads.add(threading.current_thread().name)
-        tokens = self._last[session_id].tokens
+        tokens = self._last[request_id].tokens
         kept = [tokens[row] for row in rows]
-        self.kept[session_id] = self.kept[session_id][:context] + kept
-        self._chooser.commit(session_id, context, kept)
+        self.kept[request_id] = self.kept[request_id][:context] + kept
+        self._chooser.commit(request_id, context, kept)
 
     def beat(self) -> None:
         self.beats += 1

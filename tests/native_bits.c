@@ -100,14 +100,14 @@ static void layers(void) {
     outrider_layer(&layer, &pass, &attention, &room, 0, ROWS_AT_ONCE, in, out);
     printf("layer %016llx\n", (unsigned long long)hash(out, ROWS_AT_ONCE * HIDDEN));
     enum { LATE = 3 };
-    const struct adapters late = {
+    const struct adapters streams = {
         .query_key_value = {random_linear(HIDDEN, PANEL), random_linear(PANEL, JOINT)},
         .attention_out = {random_linear(HEADS * SIZE, PANEL), random_linear(PANEL, HIDDEN)},
         .mlp_down = {random_linear(INTERMEDIATE, PANEL), random_linear(PANEL, HIDDEN)},
         .rows = LATE, .inner = many(LATE * PANEL),
     };
-    outrider_layer(&layer, &pass, &attention, &room, &late, ROWS_AT_ONCE, in, out);
-    printf("late rows %016llx\n", (unsigned long long)hash(out, ROWS_AT_ONCE * HIDDEN));
+    outrider_layer(&layer, &pass, &attention, &room, &streams, ROWS_AT_ONCE, in, out);
+    printf("stream rows %016llx\n", (unsigned long long)hash(out, ROWS_AT_ONCE * HIDDEN));
 }
 
 static void choices(void) {

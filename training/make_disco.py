@@ -216,12 +216,12 @@ def _target_pass_s(config: TargetConfig, tokens: tuple[int, ...]) -> float:
         target.open("cost", len(tokens) + 1)
         for begin in range(0, len(tokens), 256):
             part = tokens[begin : begin + 256]
-            target.forward([Rows(session_id="cost", context=begin, tokens=part, logits=0)])
+            target.forward([Rows(request_id="cost", context=begin, tokens=part, logits=0)])
             target.keep("cost", begin, range(len(part)))
         times: list[float] = []
         for _ in range(_TIMED):
             start = time.perf_counter()
-            target.forward([Rows(session_id="cost", context=len(tokens), tokens=(1,), logits=1)])
+            target.forward([Rows(request_id="cost", context=len(tokens), tokens=(1,), logits=1)])
             times.append(time.perf_counter() - start)
         return statistics.median(times[1:])
     finally:

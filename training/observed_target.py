@@ -31,16 +31,16 @@ class ObservedTarget(TransformersTarget):
         self._observed: dict[str, list[Features]] = {}
         super().__init__(config)
 
-    def features(self, session_id: str, rows: Sequence[int]) -> Features:
-        found = super().features(session_id, rows)
+    def features(self, request_id: str, rows: Sequence[int]) -> Features:
+        found = super().features(request_id, rows)
         self.observed_rows += found.rows
-        self._observed.setdefault(session_id, []).append(found)
+        self._observed.setdefault(request_id, []).append(found)
         return found
 
-    def take(self, session_id: str, rows: int, width: int) -> tuple[NDArray[np.float16], NDArray[np.bool_]]:
+    def take(self, request_id: str, rows: int, width: int) -> tuple[NDArray[np.float16], NDArray[np.bool_]]:
         """A request's states, [rows, width], and which of them are known, [rows]. They are kept no longer."""
         states, known = np.zeros((rows, width), dtype=np.float16), np.zeros(rows, dtype=np.bool_)
-        for each in self._observed.pop(session_id, ()):
+        for each in self._observed.pop(request_id, ()):
             end = min(rows, each.start + each.rows)
             states[each.start : end] = _as_float16(each)[: end - each.start]
             known[each.start : end] = True

@@ -96,7 +96,7 @@ class BareModel:
         return laid_out
 
     def _trial(self) -> Running:
-        running = Running(self._laid_out([Rows(session_id="0", context=0, tokens=(1, 2, 3), logits=1)]), self._calls)
+        running = Running(self._laid_out([Rows(request_id="0", context=0, tokens=(1, 2, 3), logits=1)]), self._calls)
         self._run(running)
         return running
 

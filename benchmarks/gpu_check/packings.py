@@ -12,7 +12,7 @@ from services.verifier.model.target_port import Rows
 def rows_of(name: str, context: int, tokens: Sequence[int], parents: Sequence[int] = ()) -> Rows:
     """A request's rows, all of which are chosen after."""
     chosen = len(parents) + 1 if parents else len(tokens)
-    return Rows(session_id=name, context=context, tokens=tuple(tokens), parents=tuple(parents), logits=chosen)
+    return Rows(request_id=name, context=context, tokens=tuple(tokens), parents=tuple(parents), logits=chosen)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,7 +17,7 @@ from services.verifier.choosing.walks import Walk
 from services.verifier.kernels.triton.pass_describer import PassDescriber
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.kv_cache.tiles import TileAllocator
-from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamRows
+from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
 from speculation.types import Features
 
 # Rows of a request that read keys and values together: of a model with four query heads per key-value head.
@@ -85,37 +85,37 @@ class NullTarget:
         self._passes = self._tokens = self._nodes = 0
 
     def open(
-        self, session_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
+        self, request_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
     ) -> bool:
         given = Prefix(tokens=()) if prefix is None else prefix
-        shared = self._tiles.open(session_id, rows, given.tokens, given.tenant, spare=-(-spare // TILE), salt=given.salt)
+        shared = self._tiles.open(request_id, rows, given.tokens, given.tenant, spare=-(-spare // TILE), salt=given.salt)
         if shared is None:
             return False
-        tiles = self._tiles.tiles_of(session_id)
-        self._pool.assign(session_id, tiles, len(tiles) - shared)
-        self._computed[session_id] = list(given.tokens[: shared * TILE])
-        self._chooser.open(session_id, sampling, given.tokens)
+        tiles = self._tiles.tiles_of(request_id)
+        self._pool.assign(request_id, tiles, len(tiles) - shared)
+        self._computed[request_id] = list(given.tokens[: shared * TILE])
+        self._chooser.open(request_id, sampling, given.tokens)
         return True
 
-    def grow(self, session_id: str, rows: int) -> bool:
-        taken = self._tiles.grow(session_id, rows)
+    def grow(self, request_id: str, rows: int) -> bool:
+        taken = self._tiles.grow(request_id, rows)
         if taken:
-            self._pool.assign(session_id, taken, len(taken))
+            self._pool.assign(request_id, taken, len(taken))
         return taken is not None
 
-    def computed(self, session_id: str) -> int:
-        return len(self._computed.get(session_id, ()))
+    def computed(self, request_id: str) -> int:
+        return len(self._computed.get(request_id, ()))
 
-    def close(self, session_id: str) -> None:
-        self._tiles.release(session_id)
-        self._pool.forget(session_id)
-        self._computed.pop(session_id, None)
-        self._rows.pop(session_id, None)
-        self._chooser.close(session_id)
+    def close(self, request_id: str) -> None:
+        self._tiles.release(request_id)
+        self._pool.forget(request_id)
+        self._computed.pop(request_id, None)
+        self._rows.pop(request_id, None)
+        self._chooser.close(request_id)
 
     def begin(self, batch: Sequence[Rows]) -> None:
         self._under_way.append(batch)
-        self._rows.update((rows.session_id, rows) for rows in batch)
+        self._rows.update((rows.request_id, rows) for rows in batch)
 
     def finish(self) -> list[Outcome]:
         batch = self._under_way.popleft()
@@ -130,7 +130,7 @@ class NullTarget:
             choice
             for each in batch
             if each.logits
-            for choice in choices_of(self._texts[each.session_id], each.context, each.chain, each.parents)
+            for choice in choices_of(self._texts[each.request_id], each.context, each.chain, each.parents)
         ]
         said = time.perf_counter()
         try:
@@ -156,24 +156,24 @@ class NullTarget:
     def check_layers(self, layers: Sequence[int]) -> None:
         """It has hidden states of none, and is asked for none."""
 
-    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+    def streams(self, layers: Sequence[int]) -> StreamSpec | None:
         return None
 
     def fetch_features(self, asked: Mapping[str, Sequence[int]]) -> None:
         """It has none."""
 
-    def features(self, session_id: str, rows: Sequence[int]) -> Features:
+    def features(self, request_id: str, rows: Sequence[int]) -> Features:
         raise NotImplementedError
 
-    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
-        self._pool.move(session_id, [context + row for row in rows], context)
-        computed = self._rows[session_id].tokens
+    def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
+        self._pool.move(request_id, [context + row for row in rows], context)
+        computed = self._rows[request_id].tokens
         kept = [computed[row] for row in rows]
-        self._chooser.commit(session_id, context, kept)
+        self._chooser.commit(request_id, context, kept)
         self._tokens += len(kept)
-        own = self._computed[session_id]
+        own = self._computed[request_id]
         own += kept
-        self._tiles.seal(session_id, own)
+        self._tiles.seal(request_id, own)
 
     def forget(self, tenant: str) -> None:
         self._tiles.forget(tenant)

@@ -230,7 +230,7 @@ class _Answer:
         for begin in range(0, len(prompt), _CHUNK):
             chunk = prompt[begin : begin + _CHUNK]
             last = begin + len(chunk) == len(prompt)
-            self._target.begin([Rows(session_id=_SESSION, context=begin, tokens=chunk, logits=int(last))])
+            self._target.begin([Rows(request_id=_SESSION, context=begin, tokens=chunk, logits=int(last))])
             outcome = self._target.finish()[0]
             self._target.keep(_SESSION, begin, range(len(chunk)))
         if outcome.error is not None:
@@ -241,7 +241,7 @@ class _Answer:
         """Let the target check a draft, and commit. Returns how many tokens it accepted, and whether the answer ended."""
         context = len(self._tokens) - 1
         tokens = (self._tokens[-1], *tree.tokens)
-        rows = Rows(session_id=_SESSION, context=context, tokens=tokens, parents=tree.parents, logits=len(tokens))
+        rows = Rows(request_id=_SESSION, context=context, tokens=tokens, parents=tree.parents, logits=len(tokens))
         self._target.begin([rows])
         outcome = self._target.finish()[0]
         if outcome.error is not None:

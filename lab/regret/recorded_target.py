@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from lab.regret.recorded_answers import RecordedAnswer
-from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling, StreamRows
+from services.verifier.model.target_port import NOT_CHOSEN, Outcome, Prefix, Rows, Sampling, StreamSpec
 from speculation.errors import InvalidArgument
 from speculation.types import Features
 
@@ -57,18 +57,18 @@ class RecordedTarget:
         self._batch: Sequence[Rows] = ()
 
     def open(
-        self, session_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
+        self, request_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
     ) -> bool:
         if prefix is None or sampling is None:
             raise ValueError("without a prompt and its temperature, the recording is unknown")
         prompt = tuple(prefix.tokens[: sampling.prompt_length])
-        self._said[session_id] = self._answers[prompt, sampling.params.temperature]
+        self._said[request_id] = self._answers[prompt, sampling.params.temperature]
         return True
 
-    def computed(self, session_id: str) -> int:
+    def computed(self, request_id: str) -> int:
         return 0
 
-    def grow(self, session_id: str, rows: int) -> bool:
+    def grow(self, request_id: str, rows: int) -> bool:
         return True
 
     def begin(self, batch: Sequence[Rows]) -> None:
@@ -81,7 +81,7 @@ class RecordedTarget:
     def _outcome(self, rows: Rows) -> Outcome:
         if not rows.logits:
             return Outcome()
-        said = self._said[rows.session_id]
+        said = self._said[rows.request_id]
         # Of each row: its path from the chain's last token, and whether that is what was recorded.
         paths: list[tuple[int, ...]] = [()]
         right = [True]
@@ -107,20 +107,20 @@ class RecordedTarget:
         if layers:
             raise InvalidArgument("layers", tuple(layers), "none: a recording has no hidden states")
 
-    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+    def streams(self, layers: Sequence[int]) -> StreamSpec | None:
         return None
 
     def fetch_features(self, asked: Mapping[str, Sequence[int]]) -> None:
         pass
 
-    def features(self, session_id: str, rows: Sequence[int]) -> Features:
+    def features(self, request_id: str, rows: Sequence[int]) -> Features:
         raise NotImplementedError("a recording has no hidden states")
 
-    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
+    def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         pass
 
-    def close(self, session_id: str) -> None:
-        self._said.pop(session_id, None)
+    def close(self, request_id: str) -> None:
+        self._said.pop(request_id, None)
 
     def forget(self, tenant: str) -> None:
         pass

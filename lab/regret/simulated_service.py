@@ -129,7 +129,7 @@ class _MachineWorker(SimulatedWorker):
             parts: list[Part] = arguments[1]
             busy = self._drafter.drafting | self.told
             self.told = set()
-            share = sum(part.session.id in busy for part in parts) / len(parts)
+            share = sum(part.request.id in busy for part in parts) / len(parts)
             # Prompts are the same for all strategies: they take no longer than a token.
             seconds = self._machine.seconds(sum(max(1, part.rows.logits) for part in parts))
             self.took_s = seconds * (1 + self._machine.slower * share) * (1 + self._numbers.gauss(0, _NOISE))

@@ -13,7 +13,7 @@ from lab.left_out import AGAIN, WITH, WITHOUT, AnswerCost, CostRatio, compare, m
 pytestmark = pytest.mark.exhaustive
 
 ANSWER = AnswerCost(
-    tokens=(1, 2), cpu_s=1.0, wall_s=2.0, waited_s=0.0, passes=10, used=False, rows=20, late=0.0, observed=0
+    tokens=(1, 2), cpu_s=1.0, wall_s=2.0, waited_s=0.0, passes=10, used=False, rows=20, stream_rows=0.0, observed=0
 )  # fmt: skip
 
 

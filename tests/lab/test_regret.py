@@ -50,7 +50,7 @@ def test_a_target_says_the_recording_and_below_other_drafts_nothing() -> None:
     target, other = opened(elsewhere), (said.output_ids[3] + 1) % VOCAB
     # After three tokens of the answer: its next one, then another; and one that it does not say.
     rows = Rows(
-        session_id="s",
+        request_id="s",
         context=len(said.prompt_ids) + 2,
         tokens=(*said.output_ids[2:5], other),
         parents=(-1, 0, -1),

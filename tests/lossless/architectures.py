@@ -220,7 +220,7 @@ def bits(target: TransformersTarget) -> bool:
     target.forward([_rows("other", 0, text[:70])])
     # Right nodes at 1, 3 and 4.
     tree = Rows(
-        session_id="tree", context=60, tokens=(text[60], 5, text[61], 6, *text[62:64]), parents=(-1, -1, 0, 1, 3), logits=6
+        request_id="tree", context=60, tokens=(text[60], 5, text[61], 6, *text[62:64]), parents=(-1, -1, 0, 1, 3), logits=6
     )
     beside, checked = target.forward([_rows("other", 70, text[70:81]), tree])
     for name in ("alone", "chunk", "tree", "other"):
@@ -231,7 +231,7 @@ def bits(target: TransformersTarget) -> bool:
 
 
 def _rows(name: str, context: int, tokens: tuple[int, ...]) -> Rows:
-    return Rows(session_id=name, context=context, tokens=tokens, logits=len(tokens))
+    return Rows(request_id=name, context=context, tokens=tokens, logits=len(tokens))
 
 
 def stages(config: TargetConfig, target: TransformersTarget) -> str:
@@ -268,7 +268,7 @@ def hidden_states(target: TransformersTarget, model: PreTrainedModel) -> str:
     except InvalidArgument as error:
         layers, reason = (-1,), str(error)
     assert target.open("hidden", 48)
-    target.forward([Rows(session_id="hidden", context=0, tokens=text, logits=1, layers=layers)])
+    target.forward([Rows(request_id="hidden", context=0, tokens=text, logits=1, layers=layers)])
     features = target.features("hidden", range(len(text)))
     target.close("hidden")
     ours = torch.frombuffer(bytearray(features.data), dtype=torch.float16).reshape(len(text), len(layers), -1).float()

@@ -51,24 +51,24 @@ def test_logits(served: tuple[TransformersTarget, list[int], torch.Tensor]) -> N
     target, text, reference = served
     for name in ("whole", "alone", "other"):
         assert target.open(name, 200)
-    whole = target.forward([Rows(session_id="whole", context=0, tokens=tuple(text), logits=LENGTH)])[0]
+    whole = target.forward([Rows(request_id="whole", context=0, tokens=tuple(text), logits=LENGTH)])[0]
     # Rows of unscaled scores have large ones.
     assert torch.allclose(whole, reference, atol=5e-4)
     assert torch.equal(whole.argmax(-1), reference.argmax(-1))
-    alone = [target.forward([Rows(session_id="alone", context=i, tokens=(text[i],), logits=1)])[0] for i in range(LENGTH)]
+    alone = [target.forward([Rows(request_id="alone", context=i, tokens=(text[i],), logits=1)])[0] for i in range(LENGTH)]
     assert torch.equal(torch.cat(alone), whole)
-    target.forward([Rows(session_id="other", context=0, tokens=tuple(text[:70]), logits=0)])
+    target.forward([Rows(request_id="other", context=0, tokens=tuple(text[:70]), logits=0)])
     for start in (10, 60, 125):
         # The true continuation is nodes 1, 3 and 5, wrong ones strewn in; another request shares the pass.
         nodes = (text[start], 5, text[start + 1], 7, text[start + 2], 9, text[start + 3])
-        tree = Rows(session_id="alone", context=start, tokens=nodes, parents=(-1, -1, 0, 1, 3, 3), logits=7)
-        beside = Rows(session_id="other", context=70, tokens=tuple(text[70:75]), logits=5)
+        tree = Rows(request_id="alone", context=start, tokens=nodes, parents=(-1, -1, 0, 1, 3, 3), logits=7)
+        beside = Rows(request_id="other", context=70, tokens=tuple(text[70:75]), logits=5)
         found, others = target.forward([tree, beside])
         assert torch.equal(found[[0, 2, 4, 6]], whole[start : start + 4]), start
         assert torch.equal(others, whole[70:75])
         target.keep("alone", start, [0, 2, 4])
-        kept = Rows(session_id="alone", context=start + 3, tokens=tuple(text[start + 3 : start + 8]), logits=5)
+        kept = Rows(request_id="alone", context=start + 3, tokens=tuple(text[start + 3 : start + 8]), logits=5)
         assert torch.equal(target.forward([kept])[0], whole[start + 3 : start + 8])
-        target.forward([Rows(session_id="alone", context=start, tokens=tuple(text[start : start + 10]), logits=0)])
+        target.forward([Rows(request_id="alone", context=start, tokens=tuple(text[start : start + 10]), logits=0)])
     for name in ("whole", "alone", "other"):
         target.close(name)

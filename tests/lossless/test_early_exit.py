@@ -14,11 +14,11 @@ from cluster.models.drafters import read_stream_weights
 from services.drafter.heads.streams.files import load_streams
 from services.verifier.kernels.native.layer_kernel import LowRank
 from services.verifier.model.early_exit import EarlyExit, Pruning
-from services.verifier.model.stream_rows import LateRows
+from services.verifier.model.stream_rows import StreamRows
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
-from tests.lossless.test_late_rows import IN_PASS, WAYS, batches, computed, computed_by, config_of, made, plain
+from tests.lossless.test_stream_rows import IN_PASS, WAYS, batches, computed, computed_by, config_of, made, plain
 from tests.tiny import make_tiny_model
 from tests.trained_heads import make_streams
 from tests.unit.test_streams import LAYERS, STREAMS, TEXT, TOP, Bare
@@ -92,7 +92,7 @@ def test_rows_behind_unlikely_edges_have_no_streams(
             assert target.open("a", 64)
             ends = tuple(len(chain) + end for end in range(-1, 7))
             rows = Rows(
-                session_id="a", context=0, tokens=(*chain, *tokens), parents=parents, logits=8, layers=IN_PASS, ends=ends
+                request_id="a", context=0, tokens=(*chain, *tokens), parents=parents, logits=8, layers=IN_PASS, ends=ends
             )  # fmt: skip
             target.forward([rows])
         assert torch.equal(made(pruning, "a", ends[0]), made(whole, "a", ends[0])), "the root hangs on no edge"
@@ -105,10 +105,10 @@ def test_rows_behind_unlikely_edges_have_no_streams(
 
 
 def test_all_rows_may_be_pruned(model: Path, folder: Path) -> None:
-    """No row enters late then, and the pass goes on as it began."""
+    """No stream row enters then, and the pass goes on as it began."""
     weights = read_stream_weights(folder, model, 0.99)
     target, bare = TransformersTarget(config_of(model), None, weights), TransformersTarget(config_of(model))
-    tree = Rows(session_id="a", context=0, tokens=(*TEXT[:4], 9, 8), parents=(-1, 0), logits=3, ends=(4, 5))
+    tree = Rows(request_id="a", context=0, tokens=(*TEXT[:4], 9, 8), parents=(-1, 0), logits=3, ends=(4, 5))
     logits = []
     for served in (target, bare):
         assert served.open("a", 64)
@@ -127,4 +127,4 @@ def test_an_exit_for_other_states_is_refused(model: Path, folder: Path) -> None:
     wide = Pruning(adapter=LowRank(down=torch.zeros(2, 32), up=torch.zeros(32, 2)), below=0.1)
     loaded = Bare(model).model
     with pytest.raises(ConfigurationError, match=r"its early exit is for states of \(32, 32\), the target's have 64"):
-        LateRows(loaded, LAYERS, replace(weights, pruning=wide), torch.device("cpu"))
+        StreamRows(loaded, LAYERS, replace(weights, pruning=wide), torch.device("cpu"))

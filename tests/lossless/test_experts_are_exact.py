@@ -117,7 +117,7 @@ def random_model(kind: str, settings: dict[str, Any]) -> Any:
 
 
 def chunk(name: str, context: int, tokens: list[int], logits: int) -> Rows:
-    return Rows(session_id=name, context=context, tokens=tuple(tokens), logits=logits)
+    return Rows(request_id=name, context=context, tokens=tuple(tokens), logits=logits)
 
 
 def served(folder: Path, kernels: Kernels, **settings: Any) -> TransformersTarget:
@@ -146,7 +146,7 @@ def same_bits(target: TransformersTarget) -> torch.Tensor:
     target.forward([chunk("tree", 0, text[:at], 0)])
     # The true continuation, with others before, between and behind.
     tokens = (text[at], 7, text[at + 1], 9, text[at + 2], 11, 12)
-    tree = Rows(session_id="tree", context=at, tokens=tokens, parents=(-1, -1, 0, 1, 3, 4), logits=7)
+    tree = Rows(request_id="tree", context=at, tokens=tokens, parents=(-1, -1, 0, 1, 3, 4), logits=7)
     made, _ = target.forward([tree, chunk("other", 20, text[:5], 5)])
     assert torch.equal(made[[0, 2, 4]], alone[at : at + 3])
     return alone

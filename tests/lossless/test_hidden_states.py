@@ -116,7 +116,7 @@ def config_of(folder: Path, **settings: Any) -> TargetConfig:
 
 
 def chunk(name: str, start: int, tokens: Sequence[int], layers: tuple[int, ...] = (), logits: int = 0) -> Rows:
-    return Rows(session_id=name, context=start, tokens=tuple(tokens), logits=logits, layers=layers)
+    return Rows(request_id=name, context=start, tokens=tuple(tokens), logits=logits, layers=layers)
 
 
 def numbers(features: Features) -> torch.Tensor:
@@ -151,7 +151,7 @@ def test_prompt_chunks_nodes_and_accepted_paths(served: Served) -> None:
     # The right nodes are 1, 2 and 4.
     nodes = (7, text[42], text[43], 9, text[44])
     tree = Rows(
-        session_id="asking", context=41, tokens=(text[41], *nodes), parents=(-1, -1, 1, 0, 2), logits=6, layers=ASKED
+        request_id="asking", context=41, tokens=(text[41], *nodes), parents=(-1, -1, 1, 0, 2), logits=6, layers=ASKED
     )
     target.forward([tree, chunk("other", 0, text[:50], (), logits=1)])
     check(target.features("asking", [0, 2, 3, 5]), expected, 41)

@@ -118,8 +118,8 @@ def test_orders_survive_the_way() -> None:
     orders.grow("b", [9])
     orders.keep("b", 3, [0, 2])
     batch = (
-        Rows(session_id="b", context=3, tokens=(1, 2, 3), parents=(-1, 0), logits=2),
-        Rows(session_id="a", context=64, tokens=(8,), logits=1, layers=(2, -1)),
+        Rows(request_id="b", context=3, tokens=(1, 2, 3), parents=(-1, 0), logits=2),
+        Rows(request_id="a", context=64, tokens=(8,), logits=1, layers=(2, -1)),
     )
     orders.run(batch)
     orders.close("b")
@@ -128,7 +128,7 @@ def test_orders_survive_the_way() -> None:
     read = list(read_orders(orders.take().tolist()))
     assert [op for op, _, _ in read] == [Op.OPEN, Op.OPEN, Op.GROW, Op.KEEP, Op.PASS, Op.CLOSE, Op.BEAT]
     assert [arguments for _, arguments, _ in read] == [(0, 1, 4, 5), (1, 0, 7), (1, 9), (1, 3, 0, 2), (), (1,), ()]
-    assert [(rows.session_id, rows.context, rows.tokens, rows.parents, rows.layers) for rows in read[4][2]] == [
+    assert [(rows.request_id, rows.context, rows.tokens, rows.parents, rows.layers) for rows in read[4][2]] == [
         ("1", 3, (1, 2, 3), (-1, 0), ()),
         ("0", 64, (8,), (), (2, -1)),
     ]
@@ -147,17 +147,17 @@ def passes(target: TransformersTarget) -> torch.Tensor:
     made = []
     assert target.open("a", 200)
     assert target.open("b", 200)
-    target.begin([Rows(session_id="a", context=0, tokens=tuple(range(5, 75)), logits=1)])
-    target.begin([Rows(session_id="b", context=0, tokens=tuple(range(90, 30, -1)), logits=1)])
+    target.begin([Rows(request_id="a", context=0, tokens=tuple(range(5, 75)), logits=1)])
+    target.begin([Rows(request_id="b", context=0, tokens=tuple(range(90, 30, -1)), logits=1)])
     made += [target.end_pass(), target.end_pass()]
     target.keep("a", 0, range(70))
     target.keep("b", 0, range(60))
-    tree = Rows(session_id="a", context=70, tokens=(9, 1, 2, 3, 4), parents=(-1, -1, 1, 2), logits=5)
-    longer = Rows(session_id="b", context=60, tokens=(3, 8, *range(1, 8)), parents=(-1, -1, *range(1, 7)), logits=9)
+    tree = Rows(request_id="a", context=70, tokens=(9, 1, 2, 3, 4), parents=(-1, -1, 1, 2), logits=5)
+    longer = Rows(request_id="b", context=60, tokens=(3, 8, *range(1, 8)), parents=(-1, -1, *range(1, 7)), logits=9)
     made += target.forward([tree, longer])
     target.keep("a", 70, [0, 2, 3])
     target.keep("b", 60, [0, *range(2, 8)])
-    made += target.forward([Rows(session_id=name, context=at, tokens=(6,), logits=1) for name, at in (("a", 73), ("b", 67))])
+    made += target.forward([Rows(request_id=name, context=at, tokens=(6,), logits=1) for name, at in (("a", 73), ("b", 67))])
     target.close("a")
     target.close("b")
     return torch.cat(made)
@@ -183,10 +183,10 @@ def test_the_same_bits_from_more_stages(model: Path, whole: torch.Tensor, stages
 @pytest.mark.exhaustive
 def test_stages_that_disagree_on_a_length_stop(split: TransformersTarget, whole: torch.Tensor) -> None:
     split.open("a", 100)
-    split.forward([Rows(session_id="a", context=0, tokens=(1, 2, 3), logits=1)])
+    split.forward([Rows(request_id="a", context=0, tokens=(1, 2, 3), logits=1)])
     split.keep("a", 0, [0, 1])
     with pytest.raises(TargetLost, match="disagree"):
-        split.forward([Rows(session_id="a", context=3, tokens=(4,), logits=1)])
+        split.forward([Rows(request_id="a", context=3, tokens=(4,), logits=1)])
     split.recover()
     assert torch.equal(passes(split), whole)
 
@@ -197,7 +197,7 @@ def test_a_pass_that_fails_in_a_stage_fails_alone(split: TransformersTarget, who
 
     split.open("a", 100)
     with pytest.raises(Internal, match="its log says why"):
-        split.forward([Rows(session_id="a", context=0, tokens=(10**6,), logits=1)])
+        split.forward([Rows(request_id="a", context=0, tokens=(10**6,), logits=1)])
     split.close("a")
     assert torch.equal(passes(split), whole)
 
@@ -218,10 +218,10 @@ def test_a_stage_that_hangs_is_lost_after_the_pass_timeout(
     try:
         started = [process for process in stage_processes() if process not in others]
         assert target.open("a", 100)
-        target.forward([Rows(session_id="a", context=0, tokens=(1, 2, 3), logits=1)])
+        target.forward([Rows(request_id="a", context=0, tokens=(1, 2, 3), logits=1)])
         target.keep("a", 0, [0, 1, 2])
         os.kill(started[frozen].pid, signal.SIGSTOP)
-        target.begin([Rows(session_id="a", context=3, tokens=(4,), logits=1)])
+        target.begin([Rows(request_id="a", context=3, tokens=(4,), logits=1)])
         start = time.monotonic()
         with pytest.raises(TargetLost, match=r"stage 1 has not answered for 2 s \(pass_timeout_s\)"):
             target.finish()

@@ -76,20 +76,20 @@ def test_two_processes_say_what_one_does_and_faults_are_noticed(model: Path, tar
     assert torch.equal(passes(target), whole)
     # Hidden states of an earlier stage's layer travel the same way.
     assert target.open("a", 100)
-    target.forward([Rows(session_id="a", context=0, tokens=(1, 2, 3), logits=1, layers=(0, 1))])
+    target.forward([Rows(request_id="a", context=0, tokens=(1, 2, 3), logits=1, layers=(0, 1))])
     assert target.features("a", [0, 1, 2]).rows == 3
     # A pass that fails there fails alone.
     target.close("a")
     assert target.open("a", 100)
     with pytest.raises(Internal, match="its log says why"):
-        target.forward([Rows(session_id="a", context=0, tokens=(10**6,), logits=1)])
+        target.forward([Rows(request_id="a", context=0, tokens=(10**6,), logits=1)])
     target.close("a")
     # One that disagrees.
     assert target.open("a", 100)
-    target.forward([Rows(session_id="a", context=0, tokens=(1, 2, 3), logits=1)])
+    target.forward([Rows(request_id="a", context=0, tokens=(1, 2, 3), logits=1)])
     target.keep("a", 0, [0, 1])
     with pytest.raises(TargetLost, match="disagree"):
-        target.forward([Rows(session_id="a", context=3, tokens=(4,), logits=1)])
+        target.forward([Rows(request_id="a", context=3, tokens=(4,), logits=1)])
     target.recover()
     assert torch.equal(passes(target), whole)
     # One that hangs, and one that is gone.
@@ -99,7 +99,7 @@ def test_two_processes_say_what_one_does_and_faults_are_noticed(model: Path, tar
     ):
         assert target.open("a", 100)
         os.kill(children()[-1].pid, fault)
-        target.begin([Rows(session_id="a", context=0, tokens=(4,), logits=1)])
+        target.begin([Rows(request_id="a", context=0, tokens=(4,), logits=1)])
         with pytest.raises(TargetLost, match=said):
             target.finish()
         target.recover()
@@ -112,7 +112,7 @@ def test_activations_that_never_come_are_given_up(target: TransformersTarget, mo
     group = group_of(target)
     monkeypatch.setattr(exchange.Exchange, "receive_activation", _taken_away(exchange.Exchange.receive_activation))
     assert target.open("a", 100)
-    target.begin([Rows(session_id="a", context=0, tokens=(4,), logits=1)])
+    target.begin([Rows(request_id="a", context=0, tokens=(4,), logits=1)])
     with pytest.raises(TargetLost, match="stage 0 has not answered for 3 s"):
         target.finish()
     assert group.aborted

@@ -88,7 +88,7 @@ def seen(tree: TokenTree, rule: TokenRule) -> list[Distribution]:
     for node, parent in enumerate(tree.parents):
         paths.append((*paths[parent + 1], tree.tokens[node]))
     logits = torch.tensor(np.log([target(path) for path in paths]), dtype=torch.float32)
-    rows = Rows(session_id="r", context=0, tokens=(0, *tree.tokens), parents=tree.parents, logits=len(paths), tried=tree)
+    rows = Rows(request_id="r", context=0, tokens=(0, *tree.tokens), parents=tree.parents, logits=len(paths), tried=tree)
     (outcome,) = made.outcomes([rows], logits)
     assert outcome.distribution is not None
     return [outcome.distribution(row) for row in range(len(paths))]

@@ -70,7 +70,7 @@ def alone(target: TransformersTarget, text: list[int]) -> torch.Tensor:
 
 
 def chunk(name: str, context: int, tokens: list[int], logits: int = 1) -> Rows:
-    return Rows(session_id=name, context=context, tokens=tuple(tokens), logits=logits)
+    return Rows(request_id=name, context=context, tokens=tuple(tokens), logits=logits)
 
 
 @pytest.mark.examples(3)
@@ -85,7 +85,7 @@ def test_features_are_what_the_output_layer_reads(tiny_model: Path, target: Tran
     head = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).get_output_embeddings()
     for name in ("plain", "tree"):
         assert target.open(name, 40)
-    tree = Rows(session_id="tree", context=0, tokens=tuple(text[:9]), parents=(-1, 0, -1, 2), logits=5, layers=(-1,))
+    tree = Rows(request_id="tree", context=0, tokens=tuple(text[:9]), parents=(-1, 0, -1, 2), logits=5, layers=(-1,))
     _, logits = target.forward([chunk("plain", 0, text[20:27], 3), tree])
     wanted = [4, 7, 8]
     features = target.features("tree", wanted)
@@ -140,7 +140,7 @@ def test_any_tree_at_any_border(target: TransformersTarget, text: list[int], alo
     while position < LENGTH - 5:
         tokens, parents, path = tree_around(text, position + 1, source, target.vocab_size)
         rows = Rows(
-            session_id="tree",
+            request_id="tree",
             context=position,
             tokens=(text[position], *tokens),
             parents=tuple(parents),
@@ -175,7 +175,7 @@ def test_trees_of_several_requests_in_one_pass(target: TransformersTarget, text:
         paths.append([node for node in path if node < MAX_NODES])
         batch.append(
             Rows(
-                session_id=name,
+                request_id=name,
                 context=start,
                 tokens=(text[start], *tokens),
                 parents=tuple(parents),
@@ -193,7 +193,7 @@ def test_trees_of_several_requests_in_one_pass(target: TransformersTarget, text:
 
 def test_a_tree_that_is_too_large_is_refused(target: TransformersTarget) -> None:
     assert target.open("a", 200)
-    rows = Rows(session_id="a", context=0, tokens=(1,) * (MAX_NODES + 2), parents=(-1,) * (MAX_NODES + 1), logits=1)
+    rows = Rows(request_id="a", context=0, tokens=(1,) * (MAX_NODES + 2), parents=(-1,) * (MAX_NODES + 1), logits=1)
     with pytest.raises(ValueError, match="at most 128"):
         target.forward([rows])
     target.close("a")
@@ -242,7 +242,7 @@ def test_far_into_a_long_text(tmp_path: Path, kernels: Kernels) -> None:
     for start in (600, 1500, 2046, 2990):
         tokens, parents, path = tree_around(text, start + 1, source, target.vocab_size)
         rows = Rows(
-            session_id="chunked",
+            request_id="chunked",
             context=start,
             tokens=(text[start], *tokens),
             parents=tuple(parents),
@@ -279,7 +279,7 @@ def test_sliding_window(tmp_path: Path, kernels: Kernels) -> None:
     for start in (60, 125, 140):
         tokens, parents, path = tree_around(text, start + 1, source, 300)
         nodes = (text[start], *tokens)
-        rows = Rows(session_id="a", context=start, tokens=nodes, parents=tuple(parents), logits=len(nodes))
+        rows = Rows(request_id="a", context=start, tokens=nodes, parents=tuple(parents), logits=len(nodes))
         checked = target.forward([rows])[0][[0, *(node + 1 for node in path)]]
         assert torch.equal(checked, logits[start : start + 5]), start
         target.forward([chunk("a", start, text[start : start + 10], 0)])

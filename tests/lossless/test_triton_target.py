@@ -49,7 +49,7 @@ def target(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Transfor
 
 def rows(name: str, context: int, tokens: list[int], parents: tuple[int, ...] = ()) -> Rows:
     chosen = 1 + len(parents) if parents else len(tokens)
-    return Rows(session_id=name, context=context, tokens=tuple(tokens), parents=parents, logits=chosen)
+    return Rows(request_id=name, context=context, tokens=tuple(tokens), parents=parents, logits=chosen)
 
 
 @pytest.mark.examples(2)
@@ -181,7 +181,7 @@ def test_where_triton_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     # Blocks of rows are those of the call with most queries a key.
     calls = [a_call(), replace(a_call(share=16), entry=1)]
     wide = on_gpu.pool_and_buckets(calls, 64, torch.float32, cpu)[1]
-    batch = [Rows(session_id="a", context=0, tokens=(1, 2), logits=1)]
+    batch = [Rows(request_id="a", context=0, tokens=(1, 2), logits=1)]
     shape = None if wide is None else wide.bucket(batch)
     assert shape is not None and shape.block_rows == 4
     monkeypatch.setattr(TritonPass, "attend", lambda *_: 1 / 0)

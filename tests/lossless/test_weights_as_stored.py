@@ -34,9 +34,9 @@ def logits(model: Path, **settings: str) -> tuple[torch.Tensor, TransformersTarg
         TargetConfig(model_path=str(model), kv_cache_tokens=512, **settings)  # type: ignore[arg-type]
     )
     target.open("a", 200)
-    made = target.forward([Rows(session_id="a", context=0, tokens=TEXT, logits=len(TEXT))])[0]
+    made = target.forward([Rows(request_id="a", context=0, tokens=TEXT, logits=len(TEXT))])[0]
     target.keep("a", 0, range(len(TEXT)))
-    tree = Rows(session_id="a", context=len(TEXT), tokens=(7, 8, 9, 10, 11), parents=(-1, 0, -1, 2), logits=5)
+    tree = Rows(request_id="a", context=len(TEXT), tokens=(7, 8, 9, 10, 11), parents=(-1, 0, -1, 2), logits=5)
     return torch.cat([made, target.forward([tree])[0]]), target
 
 

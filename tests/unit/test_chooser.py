@@ -155,7 +155,7 @@ def test_counts_follow_what_is_kept(kernels: Library | None) -> None:
         made = Chooser(EOS, model, kernels)
         made.open("a", Sampling(params=params, prompt_length=20), prompt[:5])
         for start, end in ((5, 9), (9, 19)):
-            rows = Rows(session_id="a", context=start, tokens=prompt[start:end], logits=0)
+            rows = Rows(request_id="a", context=start, tokens=prompt[start:end], logits=0)
             assert made.outcomes([rows], torch.empty(0, 50))[0].choices == ()
             made.commit("a", start, rows.tokens)
         text = list(prompt)
@@ -163,7 +163,7 @@ def test_counts_follow_what_is_kept(kernels: Library | None) -> None:
             nodes = (source.randrange(9), source.randrange(9))
             logits = random_logits(source, 3, 50)
             case = Case(params, prompt, tuple(text[20:]), nodes, (-1, 0), logits, model)
-            rows = Rows(session_id="a", context=len(text) - 1, tokens=(text[-1], *nodes), parents=(-1, 0), logits=3)
+            rows = Rows(request_id="a", context=len(text) - 1, tokens=(text[-1], *nodes), parents=(-1, 0), logits=3)
             outcome = made.outcomes([rows], logits)[0]
             assert outcome.choices[0] == case.choice(0), step
             accepted = nodes[: source.randrange(3)]

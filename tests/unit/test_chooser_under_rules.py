@@ -90,7 +90,7 @@ def test_a_rule_that_fails_fails_its_request_alone(temperature: float) -> None:
     logits = torch.randn(3, 37, generator=torch.Generator().manual_seed(1))
     for name, rule in (("a", AnyRule(1, 37, 0.5)), ("b", _Nowhere()), ("c", None)):
         made.open(name, Sampling(params=params, prompt_length=1, rule=rule))
-    batch = [Rows(session_id=name, context=0, tokens=(1,), logits=1) for name in "abc"]
+    batch = [Rows(request_id=name, context=0, tokens=(1,), logits=1) for name in "abc"]
     first, second, third = made.outcomes(batch, logits)
     assert isinstance(second.error, Internal)
     assert second.choices == (NOT_CHOSEN,)

@@ -199,7 +199,7 @@ class Service:
         drafter, numbers = TextAndModel(world), random.Random(1)
 
         def pass_s() -> float:
-            live = max(1, len(loop._requests.live))
+            live = max(1, len(loop._requests.running))
             share = min(1.0, len(drafter.models) / live)
             return PASS_S * (1 + world.slower * share) * (1 + numbers.gauss(0, 0.05))
 

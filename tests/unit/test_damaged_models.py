@@ -54,7 +54,7 @@ def outcome(model: Path, cache: Path, what: str) -> str | None:
     except BaseException as error:
         raise AssertionError(f"{what}: {type(error).__name__}: {error}") from error
     assert target.open("a", 64)
-    served = target.forward([Rows(session_id="a", context=0, tokens=TEXT, logits=len(TEXT))])[0]
+    served = target.forward([Rows(request_id="a", context=0, tokens=TEXT, logits=len(TEXT))])[0]
     try:
         reference = theirs(model)
     except Exception as error:

@@ -62,10 +62,10 @@ class Served:
         return fuse_layers(self.model.get_decoder(), lambda: self.run([FIRST])[1], self.calls)
 
 
-FIRST = Rows(session_id="one", context=0, tokens=(3, 1, 4), logits=1)
+FIRST = Rows(request_id="one", context=0, tokens=(3, 1, 4), logits=1)
 TREE = [
-    Rows(session_id="two", context=0, tokens=(8, 9), logits=1),
-    Rows(session_id="one", context=0, tokens=(3, 1, 4, 5), parents=(-1, -1), logits=3),
+    Rows(request_id="two", context=0, tokens=(8, 9), logits=1),
+    Rows(request_id="one", context=0, tokens=(3, 1, 4, 5), parents=(-1, -1), logits=3),
 ]
 
 TAKEN: dict[str, tuple[str, torch.dtype, dict[str, Any]]] = {

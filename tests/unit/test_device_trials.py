@@ -73,7 +73,7 @@ def passed(batch: Sequence[tuple[Case, TokenTree]]) -> list[Outcome]:
         made.open(str(at), Sampling(params=case.params, prompt_length=len(case.prompt), rule=case.rule), case.text)
         rows.append(
             Rows(
-                session_id=str(at), context=len(case.text) - 1, tokens=(case.text[-1], *tree.tokens), parents=tree.parents,
+                request_id=str(at), context=len(case.text) - 1, tokens=(case.text[-1], *tree.tokens), parents=tree.parents,
                 logits=1 + len(tree), tried=tree,
             )
         )  # fmt: skip
@@ -144,8 +144,8 @@ def verified(case: Case, tree: TokenTree, outcome: Outcome) -> tuple[Verdict, in
         asked.append(row)
         return distribution(row)
 
-    session = SimpleNamespace(request=SimpleNamespace(sampling=case.params), tokens=case.text, stop_rule=ENDLESS)
-    return verify(cast(LiveRequest, session), tree, replace(outcome, distribution=counted)), len(asked)
+    request = SimpleNamespace(message=SimpleNamespace(sampling=case.params), tokens=case.text, stop_rule=ENDLESS)
+    return verify(cast(LiveRequest, request), tree, replace(outcome, distribution=counted)), len(asked)
 
 
 @pytest.mark.usefixtures("elsewhere")

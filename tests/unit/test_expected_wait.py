@@ -148,11 +148,11 @@ def test_who_is_ahead_follows_tenants_weights_and_priorities() -> None:
     queue.ended(first)
     for number in range(4):
         queue.append(live("a", number))
-    assert queue.ahead(live("a").request, ()) == 4
-    assert queue.ahead(live("a", priority=-1).request, ()) == 0
+    assert queue.ahead(live("a").message, ()) == 4
+    assert queue.ahead(live("a", priority=-1).message, ()) == 0
     # A new tenant takes turns with the other, from a credit that is larger than all that waits; a heavy one twice as often.
     queue._served["b"] = queue._served["a"]
     for number in range(4):
         queue.append(live("b", number, weight=2.0))
-    assert queue.ahead(live("b", weight=2.0).request, ()) == 4 + 3
-    assert queue.ahead(live("new").request, ()) == 0
+    assert queue.ahead(live("b", weight=2.0).message, ()) == 4 + 3
+    assert queue.ahead(live("new").message, ()) == 0

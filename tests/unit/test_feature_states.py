@@ -56,7 +56,7 @@ def test_states_that_never_come_and_states_that_come_late(config: HeadConfig) ->
     masked = draft(own, session, some)
     same(masked, fresh(own, tokens[:19], blank))
     assert masked != fresh(own, tokens[:19], known(range(18), config=config))
-    # They come after all, some of them with the next step: exactly the late rows are computed once more.
+    # They come after all, some of them with the next step: exactly the rows that came late are computed once more.
     passes = counted(own)
     some.add(states(range(2, 6), config))
     some.add(states(range(13, 14), config))

@@ -89,14 +89,14 @@ def test_other_dtypes_are_close_to_float32(tiny_model: Path, dtype: str) -> None
             TargetConfig(model_path=str(tiny_model), kv_cache_tokens=512, dtype=name)  # type: ignore[arg-type]
         )
         target.open("a", 100)
-        made.append(target.forward([Rows(session_id="a", context=0, tokens=text, logits=60)])[0])
+        made.append(target.forward([Rows(request_id="a", context=0, tokens=text, logits=60)])[0])
     error = (made[0] - made[1]).std() / made[0].std()
     assert 0 < error < 0.1
     if dtype == "int8":
         # One token after the other, and all at once: the same bits, as in float32.
         target.open("b", 100)
         for at, token in enumerate(text[:20]):
-            alone = target.forward([Rows(session_id="b", context=at, tokens=(token,), logits=1)])[0]
+            alone = target.forward([Rows(request_id="b", context=at, tokens=(token,), logits=1)])[0]
             assert torch.equal(alone[0], made[1][at])
 
 

@@ -221,6 +221,6 @@ def test_attention_by_torch_on_a_cpu(tmp_path: Path) -> None:
         target = TransformersTarget(config)
         assert target.exact and (wanted == "auto" or target._part._kernel is None)
         assert target.open("one", 20)
-        made += target.forward([Rows(session_id="one", context=0, tokens=tuple(range(9)), logits=9)])
+        made += target.forward([Rows(request_id="one", context=0, tokens=tuple(range(9)), logits=9)])
         target.shutdown()
     assert torch.allclose(*made, atol=1e-4)

@@ -45,11 +45,11 @@ def test_every_pass_that_the_settings_allow_has_a_bucket(kind: str) -> None:
         for name in "abc"[: source.randint(1, LARGEST.requests)]:
             rows = source.randint(1, most)
             context = source.randint(0, LARGEST.positions - rows)
-            batch.append(Rows(session_id=name, context=context, tokens=(0,) * rows, logits=1))
+            batch.append(Rows(request_id=name, context=context, tokens=(0,) * rows, logits=1))
         seen.add(buckets.bucket(batch))
     assert seen <= allowed
     # Larger passes have none.
-    long = Rows(session_id="a", context=10 * LARGEST.positions, tokens=(0,) * 5, logits=1)
+    long = Rows(request_id="a", context=10 * LARGEST.positions, tokens=(0,) * 5, logits=1)
     assert buckets.bucket([long]) not in allowed
     # And not many more are captured than passes can be.
     assert kind == "torch" or len(allowed) <= 2 * len(steps(LARGEST.rows)) * len(steps(3))
@@ -94,13 +94,13 @@ def test_a_pass_takes_the_graph_that_keeps_the_fewest_layers_more() -> None:
     made = graphs(kind)
     made.capture(Largest(rows=4, requests=1, positions=9), {(), (1, 7)})
     assert kind.made == [4, 4, 2, 2, 1, 1], "the largest first"
-    rows = Rows(session_id="a", context=0, tokens=(5, 6), logits=1)
+    rows = Rows(request_id="a", context=0, tokens=(5, 6), logits=1)
     for asked, kept in (((), set()), ((7,), {1, 7}), ((1, 7), {1, 7})):
         found = made.run([rows], None, asked)
         assert found is not None
         assert found.rows.flatten().tolist() == [10, 12] and set(found.seen) == kept
     assert made.run([rows], None, (3,)) is None
-    assert made.run([Rows(session_id="a", context=0, tokens=(5, 6, 7), logits=1)], None) is None
+    assert made.run([Rows(request_id="a", context=0, tokens=(5, 6, 7), logits=1)], None) is None
     assert kind.made == [4, 4, 2, 2, 1, 1], "nothing is captured while requests wait"
 
 
@@ -156,7 +156,7 @@ def test_what_cannot_be_captured_is_launched(
     monkeypatch.setattr(made, "_record", fails)
     assert made.capture(Largest(rows=2, requests=1, positions=9), {()}) == 0
     assert f"cannot be captured, so each takes longer: {type(failure).__name__}: {failure}" in caplog.text
-    found = made.run([Rows(session_id="a", context=0, tokens=(5, 6), logits=1)], None)
+    found = made.run([Rows(request_id="a", context=0, tokens=(5, 6), logits=1)], None)
     assert found is not None and found.rows.flatten().tolist() == [10, 12]
 
 
@@ -165,7 +165,7 @@ def test_what_graphs_keep_lies_in_one_place() -> None:
     made.capture(Largest(rows=4, requests=1, positions=9), {(7,)})
     places = set()
     for tokens in ((1, 2, 3, 4), (5, 6), (8,)):
-        found = made.run([Rows(session_id="a", context=0, tokens=tokens, logits=1)], None, (7,))
+        found = made.run([Rows(request_id="a", context=0, tokens=tokens, logits=1)], None, (7,))
         assert found is not None
         assert found.seen[7].flatten().tolist() == [token + 7 for token in tokens]
         places.add(found.seen[7].data_ptr())

@@ -133,8 +133,8 @@ def test_tokens_that_the_pass_has_found_are_not_looked_for(monkeypatch: pytest.M
     made = Chooser()
     for name, own in params.items():
         made.open(name, Sampling(params=own, prompt_length=1), [1])
-    batch = [Rows(session_id="greedy", context=1, tokens=(4, int(logits[0].argmax()), 9), parents=(-1, 0), logits=3)]
-    batch += [Rows(session_id=name, context=1, tokens=(4,), logits=1) for name in ("drawn", "spoilt", "penalised")]
+    batch = [Rows(request_id="greedy", context=1, tokens=(4, int(logits[0].argmax()), 9), parents=(-1, 0), logits=3)]
+    batch += [Rows(request_id=name, context=1, tokens=(4,), logits=1) for name in ("drawn", "spoilt", "penalised")]
     plain = made.outcomes(batch, logits)
     asked: list[int] = []
 
@@ -169,15 +169,15 @@ def choices(target: TransformersTarget) -> Iterator[Any]:
     chain = [source.randrange(target.vocab_size) for _ in range(40)]
     # Only the last row of a prompt is chosen after, and none of one that goes on.
     yield made(
-        Rows(session_id="a", context=0, tokens=tuple(chain), logits=1),
-        Rows(session_id="b", context=0, tokens=tuple(chain[:9]), logits=0),
+        Rows(request_id="a", context=0, tokens=tuple(chain), logits=1),
+        Rows(request_id="b", context=0, tokens=tuple(chain[:9]), logits=0),
     )
     trees = [
-        Rows(session_id=name, context=at, tokens=(5, *range(6)), parents=(-1, -1, 0, 1, 2, 0), logits=7)
+        Rows(request_id=name, context=at, tokens=(5, *range(6)), parents=(-1, -1, 0, 1, 2, 0), logits=7)
         for name, at in (("a", 40), ("b", 9))
     ]
     yield made(*trees)
-    yield made(Rows(session_id="a", context=40, tokens=tuple(chain) * 8, logits=1))
+    yield made(Rows(request_id="a", context=40, tokens=tuple(chain) * 8, logits=1))
 
 
 @pytest.mark.usefixtures("ours")

@@ -372,16 +372,16 @@ async def test_what_cannot_be_admitted_fails_alone() -> None:
     class Cramped(ToyTarget):
         def open(
             self,
-            session_id: str,
+            request_id: str,
             rows: int,
             prefix: Prefix | None = None,
             *,
             sampling: Sampling | None = None,
             spare: int = 0,
         ) -> bool:
-            if session_id == "cursed":
+            if request_id == "cursed":
                 raise RuntimeError("planted failure")
-            return super().open(session_id, rows, prefix, sampling=sampling, spare=spare)
+            return super().open(request_id, rows, prefix, sampling=sampling, spare=spare)
 
     async with decoding(Cramped(), InProcessDraftLink(RandomDrafter())) as loop:
         good = asyncio.create_task(collect(loop, request("good", [1], max_tokens=50, ignore_eos=True)))

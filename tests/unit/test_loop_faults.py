@@ -199,10 +199,10 @@ async def test_what_cannot_be_committed_fails_alone(monkeypatch: pytest.MonkeyPa
 
 async def test_what_cannot_grow_fails_alone() -> None:
     class Cramped(ToyTarget):
-        def grow(self, session_id: str, rows: int) -> bool:
-            if session_id == "cursed":
+        def grow(self, request_id: str, rows: int) -> bool:
+            if request_id == "cursed":
                 raise RuntimeError("planted failure")
-            return super().grow(session_id, rows)
+            return super().grow(request_id, rows)
 
     target = Cramped()
     async with decoding(target, InProcessDraftLink(RandomDrafter())) as loop:

@@ -395,5 +395,5 @@ def test_a_step_pays_microseconds() -> None:
 def _part(tree: TokenTree) -> Part:
     from services.verifier.model.target_port import Rows
 
-    rows = Rows(session_id="s", context=9, tokens=(1, *tree.tokens), parents=tree.parents, logits=1 + len(tree))
-    return Part(session=SimpleNamespace(grammar=None), rows=rows, tree=tree)  # type: ignore[arg-type]
+    rows = Rows(request_id="s", context=9, tokens=(1, *tree.tokens), parents=tree.parents, logits=1 + len(tree))
+    return Part(request=SimpleNamespace(grammar=None), rows=rows, tree=tree)  # type: ignore[arg-type]

@@ -194,7 +194,7 @@ def test_attention_is_the_same_bits_on_every_instruction_set(kind: str, value_si
     torch.manual_seed(4)
     query, key, value = torch.randn(4, rows + 6, 32), torch.randn(2, rows + 6, 32), torch.randn(2, rows + 6, value_size)
     parents = (-1, -1, 0, 2, 1, 4)
-    batch = [Rows(session_id="a", context=0, tokens=(0,) * (rows + 6), parents=parents, logits=1)]
+    batch = [Rows(request_id="a", context=0, tokens=(0,) * (rows + 6), parents=parents, logits=1)]
     results = []
     for kernels in (*all_here(), None):
         pool = KVPool([call], rows=256, dtype=torch.float32, device=torch.device("cpu"))

@@ -27,7 +27,7 @@ def a_request(draw: Random, number: int) -> Rows:
     parents = () if kind == 1 else a_tree(draw, draw.choice((1, 3, 4, 16, 17, 40, 127, 128)))
     context = draw.choice((0, 1, 15, 16, 48, 60, 63, 64, 65, 500, 1023))
     tokens = tuple(draw.randrange(1000) for _ in range(chain + len(parents)))
-    return Rows(session_id=f"r{number}", context=context, tokens=tokens, parents=parents, logits=1 + len(parents))
+    return Rows(request_id=f"r{number}", context=context, tokens=tokens, parents=parents, logits=1 + len(parents))
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -52,7 +52,7 @@ def test_a_tree_that_is_too_large_is_left_to_the_reference() -> None:
     kernels = library()
     if kernels is None:
         pytest.skip("there is no C compiler")
-    large = Rows(session_id="r", context=3, tokens=(1,) * 130, parents=tuple(range(-1, 128)), logits=130)
+    large = Rows(request_id="r", context=3, tokens=(1,) * 130, parents=tuple(range(-1, 128)), logits=130)
     assert PassMetaKernel(kernels).describe([large], [array("i", range(4))], 9, 130, 4) is None
 
 
@@ -60,6 +60,6 @@ def test_rows_beyond_a_requests_tiles_are_refused() -> None:
     kernels = library()
     if kernels is None:
         pytest.skip("there is no C compiler")
-    rows = Rows(session_id="r", context=64, tokens=(1,), logits=1)
+    rows = Rows(request_id="r", context=64, tokens=(1,), logits=1)
     with pytest.raises(IndexError, match="owns 1 tiles"):
         PassMetaKernel(kernels).describe([rows], [array("i", [7])], 9, 1, 4)

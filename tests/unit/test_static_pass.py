@@ -20,13 +20,13 @@ def passes(target: TransformersTarget) -> list[torch.Tensor]:
     made = []
     for name in "ab":
         assert target.open(name, 400)
-    made += target.forward([Rows(session_id="a", context=0, tokens=tuple(range(5, 66)), logits=61)])
-    made += target.forward([Rows(session_id="b", context=0, tokens=tuple(range(90, 70, -1)), logits=20)])
-    tree = Rows(session_id="a", context=61, tokens=(9, 1, 2, 3, 4, 8), parents=(-1, -1, 1, 2, 3), logits=6)
-    made += target.forward([tree, Rows(session_id="b", context=20, tokens=(3, 4, 5), parents=(-1, -1), logits=3)])
+    made += target.forward([Rows(request_id="a", context=0, tokens=tuple(range(5, 66)), logits=61)])
+    made += target.forward([Rows(request_id="b", context=0, tokens=tuple(range(90, 70, -1)), logits=20)])
+    tree = Rows(request_id="a", context=61, tokens=(9, 1, 2, 3, 4, 8), parents=(-1, -1, 1, 2, 3), logits=6)
+    made += target.forward([tree, Rows(request_id="b", context=20, tokens=(3, 4, 5), parents=(-1, -1), logits=3)])
     target.keep("a", 61, [0, 2, 3, 4])
-    made += target.forward([Rows(session_id="a", context=65, tokens=(6,), logits=1)])
-    made += target.forward([Rows(session_id="a", context=66, tokens=(7,) * 300, logits=1)])
+    made += target.forward([Rows(request_id="a", context=65, tokens=(6,), logits=1)])
+    made += target.forward([Rows(request_id="a", context=66, tokens=(7,) * 300, logits=1)])
     return made
 
 
@@ -64,8 +64,8 @@ def test_the_same_logits(tmp_path: Path, kind: str) -> None:
     for target in (static, ordinary):
         target.keep("a", 66, range(300))
         # Beside a request that asks for none.
-        beside = Rows(session_id="b", context=20, tokens=(5,), logits=1)
-        made = target.forward([beside, Rows(session_id="a", context=366, tokens=(8, 9), logits=1, layers=(0, -1))])[1]
+        beside = Rows(request_id="b", context=20, tokens=(5,), logits=1)
+        made = target.forward([beside, Rows(request_id="a", context=366, tokens=(8, 9), logits=1, layers=(0, -1))])[1]
         states.append((made, target.features("a", [0, 1])))
     (mine, seen), (other, expected) = states
     assert torch.allclose(mine, other, atol=2e-3)

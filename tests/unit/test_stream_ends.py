@@ -11,7 +11,7 @@ import pytest
 from services.links.in_process import InProcessDraftLink
 from services.verifier.engine.deciding.asking import Pace, Prices
 from services.verifier.engine.deciding.stream_ends import MOST_ENDS, choose_ends, likely_ends
-from services.verifier.model.target_port import Rows, StreamRows
+from services.verifier.model.target_port import Rows, StreamSpec
 from speculation.tree import ROOT
 from speculation.types import EMPTY_TREE, Plan, TokenTree
 from tests.fakes import PLAIN, RandomDrafter, ToyTarget, collect, request
@@ -20,7 +20,7 @@ from tests.simulated import decoding, simulated
 # 0 and 3 hang on the root, 1 and 2 on 0.
 TREE = TokenTree(tokens=(1, 2, 3, 4), parents=(-1, 0, 0, -1), sources=("s",) * 4)
 CHANCES = [0.6, 0.3, 0.2, 0.1]
-STREAMS = StreamRows(rows=4, share=0.2, most_rows=128)
+STREAMS = StreamSpec(rows=4, share=0.2, most_rows=128)
 # A row is cheap beside a pass.
 CHEAP = Prices(pass_s=0.030, row_s=0.001, requests=1)
 
@@ -32,7 +32,7 @@ class Streaming(ToyTarget):
         super().__init__()
         self.ends: list[tuple[int, ...]] = []
 
-    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+    def streams(self, layers: Sequence[int]) -> StreamSpec | None:
         return STREAMS if 30 in layers else None
 
     def begin(self, batch: Sequence[Rows]) -> None:
@@ -41,7 +41,7 @@ class Streaming(ToyTarget):
             self.ends.append(rows.ends)
             assert all(len(rows.tokens) - rows.logits <= end < len(rows.tokens) for end in rows.ends)
             most = rows.context + len(rows.tokens) + STREAMS.rows * len(rows.ends)
-            assert self.granted[rows.session_id] >= most, "streams beyond the request's room"
+            assert self.granted[rows.request_id] >= most, "streams beyond the request's room"
 
 
 async def passes(plan: Plan) -> tuple[Streaming, list[int]]:
@@ -95,7 +95,7 @@ def test_streams_must_be_worth_their_rows() -> None:
 
 def test_beside_two_steps_they_save_a_reading_of_their_layers() -> None:
     # 6 of 30 ms, of which 0.8 ms for one end are worth a chance of 0.13.
-    both = StreamRows(rows=4, share=0.2, most_rows=128, two_steps=True)
+    both = StreamSpec(rows=4, share=0.2, most_rows=128, two_steps=True)
     assert choose_ends(TREE, CHANCES, both, 1.0, CHEAP) == (ROOT, 1, 2)
     dear = Prices(pass_s=0.030, row_s=0.002, requests=1)
     assert choose_ends(TREE, CHANCES, both, 1.0, dear) == (ROOT, 1)
@@ -112,5 +112,5 @@ def test_where_time_does_not_count_there_are_as_many_as_may_be() -> None:
 
 @pytest.mark.parametrize(("most", "count"), [(4, 0), (8, 1), (12, 2)])
 def test_tree_and_streams_stay_within_a_request_s_rows(most: int, count: int) -> None:
-    streams = StreamRows(rows=4, share=0.2, most_rows=most)
+    streams = StreamSpec(rows=4, share=0.2, most_rows=most)
     assert len(choose_ends(TREE, CHANCES, streams, 1.0, None)) == count

@@ -106,7 +106,7 @@ class Text:
 
 
 def rows_of(name: str, context: int, count: int, parents: Sequence[int] = ()) -> Rows:
-    return Rows(session_id=name, context=context, tokens=(0,) * count, parents=tuple(parents), logits=1)
+    return Rows(request_id=name, context=context, tokens=(0,) * count, parents=tuple(parents), logits=1)
 
 
 def bushy(depth: int, source: random.Random, others: int) -> tuple[list[int], list[int]]:

@@ -74,7 +74,7 @@ def _trial(calls: Sequence[Call], dtype: torch.dtype, device: torch.device) -> s
     kinds = {(call.kv_heads, call.share, call.key_size, call.value_size): replace(call, entry=0) for call in calls}
     try:
         for call, rows in itertools.product(kinds.values(), _TRIAL_ROWS):
-            batch = [Rows(session_id="trial", context=0, tokens=(0,) * rows, parents=(-1, 0), logits=3)]
+            batch = [Rows(request_id="trial", context=0, tokens=(0,) * rows, parents=(-1, 0), logits=3)]
             pool = KVPool([call], rows=1, dtype=dtype, device=device, ones=False)
             pool.assign("trial", [0], 0)
             query, key, value = (

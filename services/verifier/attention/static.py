@@ -74,7 +74,7 @@ class StaticPass:
         for request in batch:
             begin, end = len(gathered) * TILE, request.context + request.chain
             count = request.context + len(request.tokens)
-            owned = self._pool.tiles_of(request.session_id)[: (count - 1) // TILE + 1]
+            owned = self._pool.tiles_of(request.request_id)[: (count - 1) // TILE + 1]
             gathered += owned
             slot_positions[begin : begin + end] = torch.arange(end)
             first = len(tokens)

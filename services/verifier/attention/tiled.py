@@ -19,9 +19,9 @@ _ROW_MULTIPLE = 8
 class TiledPass:
     """Implements ``Pass`` by stacked tiles; see ``tiled_layout.lay_out`` for the arguments."""
 
-    def __init__(self, pool: KVPool, batch: Sequence[Rows], padding: int, late: Sequence[int] | None = None) -> None:
+    def __init__(self, pool: KVPool, batch: Sequence[Rows], padding: int, stream_rows: Sequence[int] | None = None) -> None:
         self._pool = pool
-        self._layout: Layout = lay_out(pool, batch, padding, late)
+        self._layout: Layout = lay_out(pool, batch, padding, stream_rows)
         # Masks, which the first layer computes for all: by bucket, query heads per key-value head, window and chunk.
         self._masks: dict[tuple[int, int, int | None, int | None], torch.Tensor] = {}
 

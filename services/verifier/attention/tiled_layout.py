@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from services.verifier.attention.stream_layout import late_last
+from services.verifier.attention.stream_layout import streams_last
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.model.target_port import Rows
 from speculation.tree import ROOT
@@ -102,18 +102,18 @@ class _Group:
     slot_positions: NDArray[np.int64]
 
 
-def lay_out(pool: KVPool, batch: Sequence[Rows], padding: int, late: Sequence[int] | None = None) -> Layout:
+def lay_out(pool: KVPool, batch: Sequence[Rows], padding: int, stream_rows: Sequence[int] | None = None) -> Layout:
     """Lay out ``batch``, followed by ``padding`` rows that belong to no request.
 
     Args:
-        late: of each entry, how many of its rows, the last ones, are late ones: they come behind all others.
+        stream_rows: of each entry, the number of its stream rows, its last rows: they are put behind all others.
     """
     positions: list[int] = []
     tiles: list[int] = []
     offsets: list[int] = []
     groups: list[_Group] = []
     for rows in batch:
-        owned = pool.tiles_of(rows.session_id)
+        owned = pool.tiles_of(rows.request_id)
         own_positions = _positions(rows)
         groups += _groups(rows, own_positions, owned, len(positions))
         slots = range(rows.context, rows.context + len(rows.tokens))
@@ -129,7 +129,7 @@ def lay_out(pool: KVPool, batch: Sequence[Rows], padding: int, late: Sequence[in
         buckets=buckets,
         source=torch.tensor(source, device=device),
     )
-    return layout if late is None else _reordered(layout, late_last(batch, padding, late))
+    return layout if stream_rows is None else _reordered(layout, streams_last(batch, padding, stream_rows))
 
 
 def _reordered(layout: Layout, order: Sequence[int]) -> Layout:

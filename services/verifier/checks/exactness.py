@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 
 from services.verifier.kernels.cpu_choice import Choice
-from services.verifier.model.stream_rows import LateRows
+from services.verifier.model.stream_rows import StreamRows
 from services.verifier.model.target_port import Rows
 
 
@@ -22,15 +22,15 @@ class _Target(Protocol):
     def kernels(self) -> Choice: ...
 
     @property
-    def late(self) -> LateRows | None: ...
+    def stream_rows(self) -> StreamRows | None: ...
 
-    def open(self, session_id: str, rows: int) -> bool: ...
+    def open(self, request_id: str, rows: int) -> bool: ...
 
-    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None: ...
+    def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None: ...
 
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]: ...
 
-    def close(self, session_id: str) -> None: ...
+    def close(self, request_id: str) -> None: ...
 
 
 _ROWS = 12
@@ -46,14 +46,14 @@ def is_exact(target: _Target) -> bool:
         """Logits of the last request's rows, [rows, vocabulary]. Keeps the chains of all requests."""
         made = target.forward(batch)[-1]
         for rows in batch:
-            target.keep(rows.session_id, rows.context, range(rows.chain))
+            target.keep(rows.request_id, rows.context, range(rows.chain))
         return made
 
     def rows(name: str, start: int, end: int, logits: int) -> Rows:
-        return Rows(session_id=name, context=start, tokens=text[start:end], logits=logits)
+        return Rows(request_id=name, context=start, tokens=text[start:end], logits=logits)
 
     names = ("alone", "beside", "other")
-    room = 2 * _ROWS + (0 if target.late is None else 2 * target.late.streams)
+    room = 2 * _ROWS + (0 if target.stream_rows is None else 2 * target.stream_rows.streams)
     for name in names[:2]:
         target.open(name, room)
     crowd = _MANY if _takes_many(target) and target.open("other", _MANY + room) else _FEW
@@ -65,8 +65,8 @@ def is_exact(target: _Target) -> bool:
         beside = [computed(rows("beside", 0, 4, 4))]
         beside += [computed(rows("other", 0, crowd, 1), rows("beside", 4, 9, 5))]
         nodes, parents = (text[9], 1, text[10], 2, text[11]), (-1, -1, 0, 1)
-        ends = () if target.late is None else (0, len(nodes) - 1)
-        tree = Rows(session_id="beside", context=9, tokens=nodes, parents=parents, logits=len(nodes), ends=ends)
+        ends = () if target.stream_rows is None else (0, len(nodes) - 1)
+        tree = Rows(request_id="beside", context=9, tokens=nodes, parents=parents, logits=len(nodes), ends=ends)
         beside += [computed(rows("other", crowd, crowd + 5, 1), tree)[[0, 2, 4]]]
     finally:
         for name in names:

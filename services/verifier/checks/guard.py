@@ -168,14 +168,14 @@ def _serve(part: ModelSlice, given: torch.Tensor) -> list[tuple[_Part, torch.Ten
     results: list[tuple[_Part, torch.Tensor]] = []
     for one in passes:
         batch, inputs = [], []
-        for piece, session, nodes in one:
+        for piece, request, nodes in one:
             own = given[piece.sequence, list(piece.positions)]
             if nodes:
                 own = torch.cat([own, torch.stack([given[place] for place in branches])])
             context = piece.positions[0]
             # Later slices get hidden states and ignore token ids.
             tokens = tuple(own.tolist()) if part.is_first else (0,) * len(own)
-            batch.append(Rows(session_id=session, context=context, tokens=tokens, parents=nodes, logits=len(own)))
+            batch.append(Rows(request_id=request, context=context, tokens=tokens, parents=nodes, logits=len(own)))
             inputs.append(own)
         made = part.run(batch, None if part.is_first else torch.cat(inputs)).float()
         for (piece, _, nodes), rows in zip(one, torch.split(made, [len(rows.tokens) for rows in batch]), strict=True):

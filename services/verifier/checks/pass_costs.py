@@ -149,11 +149,11 @@ def measure(target: TransformersTarget, plan: _Plan) -> CostTable:
 def _chain(name: str, context: int, rows: int) -> Rows:
     """A chain of nodes; more than a tree may have are a prompt's."""
     nodes = rows - 1 if rows <= MAX_NODES + 1 else 0
-    return Rows(session_id=name, context=context, tokens=(0,) * rows, parents=tuple(range(-1, nodes - 1)), logits=1 + nodes)
+    return Rows(request_id=name, context=context, tokens=(0,) * rows, parents=tuple(range(-1, nodes - 1)), logits=1 + nodes)
 
 
 def _pretend(target: TransformersTarget, name: str, context: int) -> None:
-    """Mark ``context`` tokens of the session as computed in every stage, without computing them."""
+    """Mark ``context`` tokens of the request as computed in every stage, without computing them."""
     target.keep(name, 0, range(context))
 
 

@@ -55,7 +55,7 @@ class Chooser:
         # Rows are copied here before they are changed. Allocating this anew for every level would cost more than all else.
         self._copy = torch.empty(0, 0)
 
-    def open(self, session_id: str, sampling: Sampling | None, tokens: Sequence[int] = ()) -> None:
+    def open(self, request_id: str, sampling: Sampling | None, tokens: Sequence[int] = ()) -> None:
         """Start to choose for a request.
 
         Args:
@@ -64,20 +64,20 @@ class Chooser:
         """
         request = RequestState(sampling or _GREEDY, self._eos_token_ids, self._model)
         request.advance(0, tokens)
-        self._requests[session_id] = request
+        self._requests[request_id] = request
 
-    def follows(self, session_id: str) -> bool:
+    def follows(self, request_id: str) -> bool:
         """Whether a request's choices depend on its committed tokens, as with penalties."""
-        return self._requests[session_id].follows
+        return self._requests[request_id].follows
 
-    def commit(self, session_id: str, position: int, tokens: Sequence[int]) -> None:
+    def commit(self, request_id: str, position: int, tokens: Sequence[int]) -> None:
         """Note the tokens committed from ``position`` on."""
-        if (request := self._requests.get(session_id)) is not None:
+        if (request := self._requests.get(request_id)) is not None:
             request.advance(position, tokens)
 
-    def close(self, session_id: str) -> None:
+    def close(self, request_id: str) -> None:
         """Forget a request."""
-        self._requests.pop(session_id, None)
+        self._requests.pop(request_id, None)
 
     def clear(self) -> None:
         """Forget all requests."""
@@ -101,7 +101,7 @@ class Chooser:
                 raise ValueError(
                     f"choices after {rows.logits} rows: after the chain and all {len(rows.parents)} nodes, or none"
                 )
-            request = self._requests[rows.session_id]
+            request = self._requests[rows.request_id]
             request.advance(rows.context, rows.tokens[: rows.chain])
             walks.append(Walk(rows, request, end, [NOT_CHOSEN] * rows.logits))
             end += rows.logits

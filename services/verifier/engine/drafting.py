@@ -123,97 +123,97 @@ class Drafting:
 
     # --- calls to the origins -----------------------------------------------------------------------------------
 
-    def open(self, live: LiveRequest, prices: Prices | None) -> None:
+    def open(self, request: LiveRequest, prices: Prices | None) -> None:
         """Open a session at every origin that drafts for the request.
 
         Args:
             prices: with this request in the batch; None where time does not count.
         """
         if prices is not None:
-            self._costly.begin(live, prices.requests, now())
+            self._costly.begin(request, prices.requests, now())
         for origin in self._origins.values():
-            if origin.serves(live.sources):
-                self._open(origin, live, asks=prices is None or self._asks_at_once(origin, live, prices))
+            if origin.serves(request.sources):
+                self._open(origin, request, asks=prices is None or self._asks_at_once(origin, request, prices))
 
-    def _asks_at_once(self, origin: Origin, live: LiveRequest, prices: Prices) -> bool:
+    def _asks_at_once(self, origin: Origin, request: LiveRequest, prices: Prices) -> bool:
         """Whether to ask for a draft before anything is known of the request's text."""
-        if live.used or live.request.prediction:
+        if request.used or request.message.prediction:
             return True
         drafted = [
             (each.worth, each.typical_s)
             for (name, group), each in self._experience.items()
-            if name == origin.name and (group not in SOURCES or group in live.sources)
+            if name == origin.name and (group not in SOURCES or group in request.sources)
         ]
         return opening_pays(gain_of_drafts(drafted, prices), self._cost[origin.name, False], prices)
 
-    def _open(self, origin: Origin, live: LiveRequest, *, asks: bool = True) -> None:
+    def _open(self, origin: Origin, request: LiveRequest, *, asks: bool = True) -> None:
         def experience(group: str) -> Experience:
             return self.experience_of(origin.name, group)
 
-        if origin.name not in live.mailboxes:
-            live.mailboxes[origin.name] = Mailbox(live.prefixes, experience)
-        origin.link.open(live.opening(origin.serves(live.sources), trusted=origin.trusted, asks=asks))
-        live.mailboxes[origin.name].opened(len(live.tokens), now(), asks=asks)
-        if _wants_features(origin, live):
-            self._send_features(origin, live, self._features.of(live.id))
+        if origin.name not in request.mailboxes:
+            request.mailboxes[origin.name] = Mailbox(request.prefixes, experience)
+        origin.link.open(request.opening(origin.serves(request.sources), trusted=origin.trusted, asks=asks))
+        request.mailboxes[origin.name].opened(len(request.tokens), now(), asks=asks)
+        if _wants_features(origin, request):
+            self._send_features(origin, request, self._features.of(request.id))
 
-    def report(self, live: LiveRequest, verdict: Verdict, wanted: Wanted, prices: Prices | None) -> None:
+    def report(self, request: LiveRequest, verdict: Verdict, wanted: Wanted, prices: Prices | None) -> None:
         """Report a step's verdict to the request's origins, at once or together with later ones.
 
-        It must be committed to ``live`` already.
+        It must be committed to ``request`` already.
         """
         features = None
         if verdict.observation is not None and verdict.observation.features is not None:
-            features = self._keep(live, verdict.observation.features)
+            features = self._keep(request, verdict.observation.features)
             verdict = replace(verdict, observation=replace(verdict.observation, features=None))
-        at, reopened = now(), self._leave_out(live)
-        for origin, mailbox in self._of(live):
+        at, reopened = now(), self._leave_out(request)
+        for origin, mailbox in self._of(request):
             if mailbox.given_up or origin.name in reopened:
                 continue
             # Where time does not count, each step waits for its own draft, so none may go without being asked for.
             free = prices is None or mailbox.asks(at)
-            cost = self._cost[origin.name, bool(live.used)]
-            due = prices is None or self._due(cost, mailbox, wanted, prices, free=free, repeats=live.repetition.begins)
-            report = live.report(mailbox, verdict, wanted, asks=due and free)
+            cost = self._cost[origin.name, bool(request.used)]
+            due = prices is None or self._due(cost, mailbox, wanted, prices, free=free, repeats=request.repetition.begins)
+            report = request.report(mailbox, verdict, wanted, asks=due and free)
             if not mailbox.held.fits(report):
-                self._send_held(origin, live, mailbox)
-            mailbox.held.add(report, features if _wants_features(origin, live) else None)
+                self._send_held(origin, request, mailbox)
+            mailbox.held.add(report, features if _wants_features(origin, request) else None)
             if report.max_nodes:
                 mailbox.asked(report.length, at)
             # A window learns from its probes pass by pass.
             if due or (verdict.observation is not None and verdict.observation.probe_ids):
-                self._send_held(origin, live, mailbox)
+                self._send_held(origin, request, mailbox)
 
-    def rate(self, live: LiveRequest, verdict: Verdict) -> None:
+    def rate(self, request: LiveRequest, verdict: Verdict) -> None:
         """Learn what a request's sources brought to a step, before it is committed."""
-        self._costly.learn_step(live, verdict.committed, len(verdict.accepted_path))
+        self._costly.learn_step(request, verdict.committed, len(verdict.accepted_path))
 
-    def _leave_out(self, live: LiveRequest) -> set[str]:
+    def _leave_out(self, request: LiveRequest) -> set[str]:
         """Give up costly sources that do not pay. Returns the origins whose sessions with the others were opened anew."""
-        before = live.sources
-        gone = self._costly.given_up(live, len(self._requests.live)) if self._timed else ()
+        before = request.sources
+        gone = self._costly.given_up(request, len(self._requests.running)) if self._timed else ()
         reopened = set()
         self._settling = _SETTLING if gone else self._settling
-        for origin, mailbox in self._of(live) if gone else ():
-            if origin.serves(before) == origin.serves(live.sources):
+        for origin, mailbox in self._of(request) if gone else ():
+            if origin.serves(before) == origin.serves(request.sources):
                 continue
-            if origin.serves(live.sources):
+            if origin.serves(request.sources):
                 mailbox.leave_out(gone)
-                self._open(origin, live)
+                self._open(origin, request)
                 reopened.add(origin.name)
             else:
-                del live.mailboxes[origin.name]
-                origin.link.close(CloseSession(session_id=live.id))
+                del request.mailboxes[origin.name]
+                origin.link.close(CloseSession(session_id=request.id))
         return reopened
 
     def _due(self, cost: AskCost, mailbox: Mailbox, wanted: Wanted, prices: Prices, *, free: bool, repeats: bool) -> bool:
         turn, gain = self._passes // self._depth, mailbox.gain(prices)
         return mailbox.pace.due(gain, cost, prices, turn=turn, wanted=wanted.nodes > 0, free=free, repeats=repeats)
 
-    def _send_held(self, origin: Origin, live: LiveRequest, mailbox: Mailbox) -> None:
+    def _send_held(self, origin: Origin, request: LiveRequest, mailbox: Mailbox) -> None:
         features, report = mailbox.held.take()
-        mailbox.told(len(live.tokens))
-        self._send_features(origin, live, features)
+        mailbox.told(len(request.tokens))
+        self._send_features(origin, request, features)
         origin.link.step(report)
 
     def learn(self, parts: Sequence[Part], seconds: float, whole_s: float, expected_s: float) -> None:
@@ -229,48 +229,48 @@ class Drafting:
             return
         if math.isinf(expected_s) or any(part.rows.chain > 1 for part in parts):
             return
-        batch = [part.session for part in parts]
+        batch = [part.request for part in parts]
         self._costly.learn_pass(batch, whole_s)
         rows = sum(len(part.rows.tokens) for part in parts)
         for origin in self._origins:
-            busy = [bool(live.used) for live in batch if _busy(live, origin)]
+            busy = [bool(request.used) for request in batch if _busy(request, origin)]
             for costly in (False, True):
                 # The other requests' drafts would make these look dearer.
                 if (not costly) not in busy:
                     cost = self._cost[origin, costly]
                     cost.learn(requests=len(parts), rows=rows, drafts=len(busy), seconds=seconds, expected_s=expected_s)
 
-    def show(self, live: LiveRequest, features: Features) -> None:
+    def show(self, request: LiveRequest, features: Features) -> None:
         """Send hidden states of the prompt to the origins that use them."""
-        kept = self._keep(live, features)
+        kept = self._keep(request, features)
         if kept is not None:
-            for origin, mailbox in self._of(live):
-                if not mailbox.given_up and _wants_features(origin, live, prompt=True):
-                    self._send_features(origin, live, [kept])
+            for origin, mailbox in self._of(request):
+                if not mailbox.given_up and _wants_features(origin, request, prompt=True):
+                    self._send_features(origin, request, [kept])
 
-    def close(self, live: LiveRequest) -> None:
+    def close(self, request: LiveRequest) -> None:
         """Close the request's sessions at its origins."""
-        self._costly.end(live)
-        self._features.drop(live.id)
-        for origin, mailbox in self._of(live):
+        self._costly.end(request)
+        self._features.drop(request.id)
+        for origin, mailbox in self._of(request):
             if mailbox.held and not mailbox.given_up:
-                self._send_held(origin, live, mailbox)
-            origin.link.close(CloseSession(session_id=live.id))
+                self._send_held(origin, request, mailbox)
+            origin.link.close(CloseSession(session_id=request.id))
 
-    def _keep(self, live: LiveRequest, features: Features) -> Features | None:
+    def _keep(self, request: LiveRequest, features: Features) -> Features | None:
         """Keep the rows not reported yet, and return them. A preempted request computes its prefix twice."""
-        new = rows_from(features, live.observed)
+        new = rows_from(features, request.observed)
         if new is not None:
-            live.observed = new.start + new.rows
-            self._features.add(live.id, new)
+            request.observed = new.start + new.rows
+            self._features.add(request.id, new)
         return new
 
-    def _send_features(self, origin: Origin, live: LiveRequest, features: Iterable[Features]) -> None:
+    def _send_features(self, origin: Origin, request: LiveRequest, features: Iterable[Features]) -> None:
         for piece in pieces(features, limits.MAX_FEATURE_BYTES):
-            origin.link.features(FeatureChunk(session_id=live.id, features=piece))
+            origin.link.features(FeatureChunk(session_id=request.id, features=piece))
 
-    def _of(self, live: LiveRequest) -> list[tuple[Origin, Mailbox]]:
-        return [(self._origins[name], mailbox) for name, mailbox in live.mailboxes.items()]
+    def _of(self, request: LiveRequest) -> list[tuple[Origin, Mailbox]]:
+        return [(self._origins[name], mailbox) for name, mailbox in request.mailboxes.items()]
 
     def connected(self, origin: str) -> bool:
         """Whether the origin's link is connected."""
@@ -290,55 +290,55 @@ class Drafting:
         if isinstance(reply, Forgotten):
             self._forgetting.answered(reply.forget_id)
             return
-        live = self._requests.find(reply.session_id)
-        mailbox = None if live is None else live.mailboxes.get(origin.name)
-        if live is None or mailbox is None:
+        request = self._requests.find(reply.session_id)
+        mailbox = None if request is None else request.mailboxes.get(origin.name)
+        if request is None or mailbox is None:
             return
         if isinstance(reply, DraftFailure):
             log.warning("no draft of %s for %s: %s", origin.name, reply.session_id, reply.reason[:200])
-            if mailbox.failed(len(live.tokens), reopen=reply.reopen):
-                self._open(origin, live)
+            if mailbox.failed(len(request.tokens), reopen=reply.reopen):
+                self._open(origin, request)
         else:
-            self._take(origin, live, mailbox, reply)
+            self._take(origin, request, mailbox, reply)
         self.came.set()
 
-    def _take(self, origin: Origin, live: LiveRequest, mailbox: Mailbox, draft: Draft) -> None:
-        if draft.group in live.request.plan.sources and draft.group not in live.sources:
+    def _take(self, origin: Origin, request: LiveRequest, mailbox: Mailbox, draft: Draft) -> None:
+        if draft.group in request.message.plan.sources and draft.group not in request.sources:
             # Of a model that was given up meanwhile.
             return
         try:
-            sources = origin.serves(live.request.plan.sources)
+            sources = origin.serves(request.message.plan.sources)
             validate(draft.tree, vocab_size=self._vocab_size, max_nodes=limits.MAX_TREE_NODES, sources=sources)
         except MalformedTree as error:
             self._stats.drafts_malformed += 1
-            mailbox.none_for(len(live.tokens))
+            mailbox.none_for(len(request.tokens))
             log.warning("dropped a draft of %s for %s: %s", origin.name, draft.session_id, error)
             return
         if (origin.name, draft.group) not in self._experience and len(self._experience) >= _GROUPS * len(self._origins):
             draft = replace(draft, group="")
-        if not draft.unready and (live.in_pass or len(live.tokens) > draft.base_length + len(draft.assumed)):
+        if not draft.unready and (request.in_pass or len(request.tokens) > draft.base_length + len(draft.assumed)):
             self._stats.drafts_late += 1
-        mailbox.add(draft, live.tokens, live.most_credited, now())
+        mailbox.add(draft, request.tokens, request.most_credited, now())
 
     def on_connected(self, origin: Origin) -> None:
         """Open sessions for all admitted requests at an origin that has just connected."""
         self._forgetting.connected(origin.name)
-        for live in self._requests.admitted():
-            if origin.serves(live.sources):
-                if origin.name in live.mailboxes:
-                    live.mailboxes[origin.name].start_over()
-                self._open(origin, live)
+        for request in self._requests.admitted():
+            if origin.serves(request.sources):
+                if origin.name in request.mailboxes:
+                    request.mailboxes[origin.name].start_over()
+                self._open(origin, request)
 
 
-def _wants_features(origin: Origin, live: LiveRequest, *, prompt: bool = False) -> bool:
+def _wants_features(origin: Origin, request: LiveRequest, *, prompt: bool = False) -> bool:
     """Whether any of the request's sources at ``origin`` uses hidden states, or with ``prompt`` those of the prompt."""
-    plan = live.request.plan
+    plan = request.message.plan
     if not plan.observe_layers or (prompt and not plan.observe_prompt):
         return False
-    specs = [SOURCES.get(name) for name in origin.serves(live.sources)]
+    specs = [SOURCES.get(name) for name in origin.serves(request.sources)]
     return any(spec is not None and spec.layers and (spec.prompt_features or not prompt) for spec in specs)
 
 
-def _busy(live: LiveRequest, origin: str) -> bool:
-    mailbox = live.mailboxes.get(origin)
-    return mailbox is not None and mailbox.busy(len(live.tokens))
+def _busy(request: LiveRequest, origin: str) -> bool:
+    mailbox = request.mailboxes.get(origin)
+    return mailbox is not None and mailbox.busy(len(request.tokens))

@@ -59,86 +59,86 @@ class FairQueue:
         """The first request of each tenant; the one whose turn it is comes first."""
         return [self._lines[tenant][0] for tenant in sorted(self._lines, key=lambda tenant: self._served[tenant])]
 
-    def append(self, live: LiveRequest) -> None:
+    def append(self, request: LiveRequest) -> None:
         """Add a request to its tenant's line, behind those of the same priority."""
-        tenant = live.request.tenant
+        tenant = request.message.tenant
         self._served[tenant] = self._counter(tenant)
         self._served.move_to_end(tenant)
-        self._insert(live, lambda other: other.request.priority <= live.request.priority)
+        self._insert(request, lambda other: other.message.priority <= request.message.priority)
         self._drop_old()
 
-    def appendleft(self, live: LiveRequest) -> None:
+    def appendleft(self, request: LiveRequest) -> None:
         """Put a preempted request into its tenant's line, before those of the same priority."""
-        self._served.setdefault(live.request.tenant, self._most - CREDIT)
-        self._insert(live, lambda other: other.request.priority < live.request.priority)
+        self._served.setdefault(request.message.tenant, self._most - CREDIT)
+        self._insert(request, lambda other: other.message.priority < request.message.priority)
 
-    def _insert(self, live: LiveRequest, before: Callable[[LiveRequest], bool]) -> None:
+    def _insert(self, request: LiveRequest, before: Callable[[LiveRequest], bool]) -> None:
         """Put a request behind those of its line that go ``before`` it."""
-        line = self._lines.setdefault(live.request.tenant, deque())
-        line.insert(sum(map(before, line)), live)
+        line = self._lines.setdefault(request.message.tenant, deque())
+        line.insert(sum(map(before, line)), request)
 
     def popleft(self) -> LiveRequest:
         """Take the request whose turn it is."""
-        live = self.heads[0]
-        self.remove(live)
-        return live
+        request = self.heads[0]
+        self.remove(request)
+        return request
 
-    def remove(self, live: LiveRequest) -> None:
+    def remove(self, request: LiveRequest) -> None:
         """Take a request out of the queue.
 
         Raises:
             ValueError: it is not in the queue.
         """
-        tenant = live.request.tenant
+        tenant = request.message.tenant
         if tenant not in self._lines:
             raise ValueError("not in the queue")
-        self._lines[tenant].remove(live)
+        self._lines[tenant].remove(request)
         if not self._lines[tenant]:
             del self._lines[tenant]
 
-    def __contains__(self, live: object) -> bool:
-        return isinstance(live, LiveRequest) and live in self._lines.get(live.request.tenant, ())
+    def __contains__(self, request: object) -> bool:
+        return isinstance(request, LiveRequest) and request in self._lines.get(request.message.tenant, ())
 
-    def begun(self, live: LiveRequest) -> None:
+    def begun(self, request: LiveRequest) -> None:
         """Count what is computed of an admitted request from now on. What it found in the cache was not computed for it."""
-        self._most = max(self._most, self._served[live.request.tenant])
-        before = self._counted.get(live.id) or _Counted(live.request.tenant, live.computed, 0)
-        self._counted[live.id] = before._replace(tokens=max(before.tokens, live.computed))
+        self._most = max(self._most, self._served[request.message.tenant])
+        before = self._counted.get(request.id) or _Counted(request.message.tenant, request.computed, 0)
+        self._counted[request.id] = before._replace(tokens=max(before.tokens, request.computed))
 
     def count(self, running: Iterable[LiveRequest]) -> None:
         """Count what was computed since the last call. What is computed again after a preemption does not count."""
-        for live in running:
-            before = self._counted[live.id]
-            if live.computed > before.tokens:
-                self._served[before.tenant] += (live.computed - before.tokens) / live.request.weight
-                self._counted[live.id] = before._replace(tokens=live.computed)
+        for request in running:
+            before = self._counted[request.id]
+            if request.computed > before.tokens:
+                self._served[before.tenant] += (request.computed - before.tokens) / request.message.weight
+                self._counted[request.id] = before._replace(tokens=request.computed)
 
     def debtor(self, running: Iterable[LiveRequest]) -> LiveRequest | None:
         """The running request that should give way to the one whose turn it is; None: all may stay.
 
         Of the tenant that was served most, the last in ``running``.
         """
-        before = self._served[self.heads[0].request.tenant]
-        owing = [live for live in running if self._served[live.request.tenant] > before + QUANTUM]
-        return max(reversed(owing), key=lambda live: self._served[live.request.tenant], default=None)
+        before = self._served[self.heads[0].message.tenant]
+        owing = [request for request in running if self._served[request.message.tenant] > before + QUANTUM]
+        return max(reversed(owing), key=lambda request: self._served[request.message.tenant], default=None)
 
-    def ended(self, live: LiveRequest) -> None:
+    def ended(self, request: LiveRequest) -> None:
         """Forget what was counted of a request that runs no more."""
-        counted = self._counted.pop(live.id, None)
+        counted = self._counted.pop(request.id, None)
         if counted is not None:
             tokens = counted.tokens - counted.began
             self._usual += (_NEWEST if self._usual else 1.0) * (tokens - self._usual)
 
-    def ahead(self, request: GenerationRequest, running: Iterable[LiveRequest]) -> int:
+    def ahead(self, message: GenerationRequest, running: Iterable[LiveRequest]) -> int:
         """How many of those that wait would be admitted before a new request, if all become as long as usual."""
-        owed = self._owed(request.tenant, running)
-        lines = {tenant: [live.request for live in line] for tenant, line in self._lines.items()}
-        lines[request.tenant] = [own for own in lines.get(request.tenant, ()) if own.priority <= request.priority]
+        owed = self._owed(message.tenant, running)
+        lines = {tenant: [each.message for each in line] for tenant, line in self._lines.items()}
+        lines[message.tenant] = [own for own in lines.get(message.tenant, ()) if own.priority <= message.priority]
         weights = {tenant: deque(each.weight for each in line) for tenant, line in lines.items()}
         turns = [(owed[tenant], number, tenant) for number, tenant in enumerate(weights)]
         heapify(turns)
         ahead = 0
-        while weights[tenant := turns[0][2]] or tenant != request.tenant:
+        while weights[tenant := turns[0][2]] or tenant != message.tenant:
             counter, number, _ = turns[0]
             if not weights[tenant]:
                 heappop(turns)
@@ -151,16 +151,16 @@ class FairQueue:
         """The counters of all who wait, and of ``tenant``, once those that run have become as long as usual."""
         owed = {name: self._served[name] for name in self._lines}
         owed.setdefault(tenant, self._counter(tenant))
-        for live in running:
-            counted = self._counted[live.id]
+        for request in running:
+            counted = self._counted[request.id]
             if counted.tenant in owed:
                 rest = self._usual - (counted.tokens - counted.began)
-                owed[counted.tenant] += max(0.0, rest) / live.request.weight
+                owed[counted.tenant] += max(0.0, rest) / request.message.weight
         return owed
 
-    def owes(self, live: LiveRequest, tenant: _Tenant) -> bool:
+    def owes(self, request: LiveRequest, tenant: _Tenant) -> bool:
         """Whether a running request would give way to one of ``tenant``."""
-        return self._served[live.request.tenant] > self._counter(tenant) + QUANTUM
+        return self._served[request.message.tenant] > self._counter(tenant) + QUANTUM
 
     def _counter(self, tenant: _Tenant) -> float:
         """The counter of a tenant, if a request of it comes now."""
@@ -169,13 +169,13 @@ class FairQueue:
 
     def longest(self) -> LiveRequest | None:
         """The newest request, never admitted, of the tenant with the most waiting ones for its weight; None: no such one."""
-        lines = ([live for live in line if not live.admitted] for line in self._lines.values())
+        lines = ([request for request in line if not request.admitted] for line in self._lines.values())
         newest = [line[-1] for line in lines if line]
-        return max(newest, key=lambda live: self.burden(live.request), default=None)
+        return max(newest, key=lambda request: self.burden(request.message), default=None)
 
-    def burden(self, request: GenerationRequest, more: int = 0) -> float:
+    def burden(self, message: GenerationRequest, more: int = 0) -> float:
         """How many requests of its tenant wait, and ``more``, for its weight."""
-        return (len(self._lines.get(request.tenant, ())) + more) / request.weight
+        return (len(self._lines.get(message.tenant, ())) + more) / message.weight
 
     def _present(self) -> set[_Tenant]:
         return {*self._lines, *(counted.tenant for counted in self._counted.values())}

@@ -56,10 +56,10 @@ class Faults:
         self._failures += 1
         await self._abandon()
         unknown = Internal("the decoding step failed; the server's log says why")
-        for live in list(self._requests.live.values()):
-            live.fail(error if isinstance(error, OutriderError) else unknown)
-            self._target.close(live.id)
-            self._forget(live)
+        for request in list(self._requests.running.values()):
+            request.fail(error if isinstance(error, OutriderError) else unknown)
+            self._target.close(request.id)
+            self._forget(request)
 
     async def recover(self, lost: TargetLost) -> None:
         """End the running requests and rebuild the target; if that keeps failing, end the waiting ones as well."""
@@ -84,7 +84,7 @@ class Faults:
 
     def hung(self) -> None:
         """End all requests, running and waiting, because a pass hangs."""
-        self._held += self._requests.live
+        self._held += self._requests.running
         self.lose(Unavailable("a pass of the target hangs; try another verifier"), waiting=True)
 
     async def returned(self) -> None:
@@ -99,13 +99,13 @@ class Faults:
         Args:
             waiting: end the waiting requests as well.
         """
-        for live in list(self._requests.live.values()):
-            live.fail(error)
-            self._forget(live)
+        for request in list(self._requests.running.values()):
+            request.fail(error)
+            self._forget(request)
         while waiting and self._requests.waiting:
-            live = self._requests.waiting.popleft()
-            live.fail(error)
-            self._forget(live)
+            request = self._requests.waiting.popleft()
+            request.fail(error)
+            self._forget(request)
 
     async def _abandon(self) -> None:
         try:

@@ -23,30 +23,30 @@ class KeptFeatures:
         self._kept: OrderedDict[int, tuple[str, Features]] = OrderedDict()
         self._of: dict[str, dict[int, None]] = {}
 
-    def add(self, session_id: str, features: Features) -> None:
+    def add(self, request_id: str, features: Features) -> None:
         """Keep hidden states of a request."""
         self._count += 1
-        self._kept[self._count] = (session_id, features)
-        self._of.setdefault(session_id, {})[self._count] = None
+        self._kept[self._count] = (request_id, features)
+        self._of.setdefault(request_id, {})[self._count] = None
         self._bytes += len(features.data)
         while self._bytes > self._max_bytes:
             self._remove(next(iter(self._kept)))
 
-    def of(self, session_id: str) -> list[Features]:
+    def of(self, request_id: str) -> list[Features]:
         """A request's hidden states that are still kept, ordered by position."""
-        return sorted((self._kept[number][1] for number in self._of.get(session_id, ())), key=lambda each: each.start)
+        return sorted((self._kept[number][1] for number in self._of.get(request_id, ())), key=lambda each: each.start)
 
-    def drop(self, session_id: str) -> None:
+    def drop(self, request_id: str) -> None:
         """Drop a request's hidden states. Unknown ids are ignored."""
-        for number in list(self._of.get(session_id, ())):
+        for number in list(self._of.get(request_id, ())):
             self._remove(number)
 
     def _remove(self, number: int) -> None:
-        session_id, features = self._kept.pop(number)
+        request_id, features = self._kept.pop(number)
         self._bytes -= len(features.data)
-        del self._of[session_id][number]
-        if not self._of[session_id]:
-            del self._of[session_id]
+        del self._of[request_id][number]
+        if not self._of[request_id]:
+            del self._of[request_id]
 
 
 def pieces(features: Iterable[Features], most_bytes: int) -> Iterator[Features]:

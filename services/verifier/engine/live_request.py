@@ -16,7 +16,7 @@ from services.verifier.engine.deciding.stream_ends import EXPLORE_EVERY, MOST_EN
 from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
 from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState
-from services.verifier.model.target_port import StreamRows, Target, TokenRule
+from services.verifier.model.target_port import StreamSpec, Target, TokenRule
 from speculation.acceptance import StopRule, stop_token_ids
 from speculation.budget import Budget, Wanted
 from speculation.errors import InvalidArgument
@@ -33,29 +33,29 @@ _FEWEST = 4
 _STREAMING = "streaming"
 
 
-def check_request(request: GenerationRequest, target: Target) -> None:
+def check_request(message: GenerationRequest, target: Target) -> None:
     """Check a request against the target's limits.
 
     Raises:
         InvalidArgument: no prompt, a token id outside the vocabulary, or a layer that does not exist; names the field.
         PromptTooLong: the prompt leaves no room for an answer.
     """
-    prompt, vocab = request.prompt, target.vocab_size
+    prompt, vocab = message.prompt, target.vocab_size
     if not prompt:
         raise InvalidArgument("prompt", "empty", "at least one token")
     room_behind(len(prompt), target.max_model_len)
     for name, ids in (
         ("prompt_token_ids", prompt),
-        ("committed_token_ids", request.committed),
-        ("stop_token_ids", request.sampling.stop_token_ids),
-        ("logit_bias", request.sampling.logit_bias),
-        ("allowed_token_ids", request.sampling.allowed_token_ids),
-        ("bad_words", [token for word in request.sampling.bad_words for token in word]),
+        ("committed_token_ids", message.committed),
+        ("stop_token_ids", message.sampling.stop_token_ids),
+        ("logit_bias", message.sampling.logit_bias),
+        ("allowed_token_ids", message.sampling.allowed_token_ids),
+        ("bad_words", [token for word in message.sampling.bad_words for token in word]),
     ):
         for token in ids:
             if not 0 <= token < vocab:
                 raise InvalidArgument(name, token, f"token ids below {vocab}")
-    target.check_layers(request.plan.observe_layers)
+    target.check_layers(message.plan.observe_layers)
 
 
 class Observes(NamedTuple):
@@ -70,6 +70,7 @@ class LiveRequest:
     """State of a request: committed tokens, computed tokens, drafts and undelivered events.
 
     Attributes:
+        message: the request as it came.
         tenant: the tenant that shares its cached prefixes; changed by ``forget_tenant``.
         grammar: of the answer, with what is committed of it; None: it may be anything.
         rule: bars tokens: the grammar, and the request's allowed tokens and bad words; None: all may be chosen.
@@ -94,25 +95,25 @@ class LiveRequest:
 
     def __init__(
         self,
-        request: GenerationRequest,
+        message: GenerationRequest,
         eos_token_ids: frozenset[int],
         *,
         vocab_size: int,
         max_model_len: int,
         max_nodes: int,
         grammar: GrammarState | None = None,
-        streams: StreamRows | None = None,
+        streams: StreamSpec | None = None,
     ) -> None:
-        self.request = request
+        self.message = message
         self.grammar = grammar
         self._streams = streams
         self.without_streams = 0
-        self.tenant = request.tenant
-        self.tokens = [*request.prompt, *request.committed]
+        self.tenant = message.tenant
+        self.tokens = [*message.prompt, *message.committed]
         self.computed = 0
         self.prefixes = Prefixes(self.tokens)
         self.repetition = Repetition(self.tokens)
-        self.sources = request.plan.sources if request.plan.speculates else ()
+        self.sources = message.plan.sources if message.plan.speculates else ()
         self.used: dict[str, Use] = {}
         self._switches: list[str] = []
         self.mailboxes: dict[str, Mailbox] = {}
@@ -126,21 +127,21 @@ class LiveRequest:
         self.submitted_at = 0.0
         self.queue_s = 0.0
         self.cached = 0
-        self.max_nodes = min(max_nodes, request.plan.max_nodes)
+        self.max_nodes = min(max_nodes, message.plan.max_nodes)
         # Nodes that the budget chose in each of the last drafted steps. A draft chosen whole counts as ``max_nodes``.
         self._chosen: deque[int] = deque([self.max_nodes], maxlen=_REMEMBERED)
-        self._room = longest_answer(request.sampling.max_tokens, room=room_behind(len(request.prompt), max_model_len))
-        self._stop_ids = stop_token_ids(request.sampling, eos_token_ids)
-        self._words = word_rule(request.sampling, vocab_size, self._stop_ids, grammar)
+        self._room = longest_answer(message.sampling.max_tokens, room=room_behind(len(message.prompt), max_model_len))
+        self._stop_ids = stop_token_ids(message.sampling, eos_token_ids)
+        self._words = word_rule(message.sampling, vocab_size, self._stop_ids, grammar)
         if self._words is not None:
-            self._words.commit(request.committed)
+            self._words.commit(message.committed)
         self.rule: TokenRule | None = self._words or grammar
         self._unsent: list[Progress | Finished] = []
 
     @property
     def id(self) -> str:
         """The request's id, which is also the id of its sessions at drafters."""
-        return self.request.request_id
+        return self.message.request_id
 
     def forget_tenant(self) -> None:
         """Move the request to a tenant of its own, so that nothing it leaves in caches from now on is shared."""
@@ -149,7 +150,7 @@ class LiveRequest:
     @property
     def generated(self) -> int:
         """Tokens of the answer so far."""
-        return len(self.tokens) - len(self.request.prompt)
+        return len(self.tokens) - len(self.message.prompt)
 
     @property
     def stop_rule(self) -> StopRule:
@@ -159,7 +160,7 @@ class LiveRequest:
     @property
     def complete(self) -> FinishReason | None:
         """The finish reason if an earlier verifier has already committed the whole answer, else None."""
-        committed = list(self.request.committed)
+        committed = list(self.message.committed)
         rule = StopRule(stop_token_ids=self._stop_ids, generated=0, room=self._room)
         return rule.after(committed) if committed else None
 
@@ -169,7 +170,7 @@ class LiveRequest:
         return self.computed == len(self.tokens) - 1
 
     @property
-    def streams(self) -> StreamRows | None:
+    def streams(self) -> StreamSpec | None:
         """The streams that its rows may have in a pass; None: none, or nothing drafts from them."""
         return self._streams if _STREAMING in self.sources else None
 
@@ -182,7 +183,7 @@ class LiveRequest:
     @property
     def observes(self) -> Observes:
         """What is wanted of its passes. If sources were left out, it is what the others want."""
-        plan, specs = self.request.plan, [SOURCES[name] for name in self.sources if name in SOURCES]
+        plan, specs = self.message.plan, [SOURCES[name] for name in self.sources if name in SOURCES]
         if len(self.sources) == len(plan.sources):
             # The prompt's rows have no streams.
             others = self.streams is None or len(plan.observe_layers) > self.streams.rows
@@ -258,7 +259,7 @@ class LiveRequest:
         # The last token of the answer needs no row: nothing is chosen after it.
         max_depth = self._room - self.generated - 1
         trees = [found.tree for found in self.ready().values() if len(found.tree)]
-        if self.request.plan.acceptance == "rejection":
+        if self.message.plan.acceptance == "rejection":
             # Pruning sampled tokens by their values would bias rejection sampling; dropping a whole tree for its size does
             # not. A tree's tokens must come from one draft distribution, so trees are not merged: the first one is taken.
             # Where the answer's grammar demands a token, all of q lies elsewhere or on it: a plain draft does better.
@@ -325,7 +326,7 @@ class LiveRequest:
             trusted: whether the drafter may know the noise of the request's choices.
             asks: whether to ask for a first draft.
         """
-        sampling, rejection = self.request.sampling, self.request.plan.acceptance == "rejection"
+        sampling, rejection = self.message.sampling, self.message.plan.acceptance == "rejection"
         noise = None
         # Under rejection, a drafter that knows the noise could make its drafts be accepted more often than they should.
         if trusted and sampling.temperature and not rejection:
@@ -333,16 +334,16 @@ class LiveRequest:
         return OpenSession(
             session_id=self.id,
             tokens=tuple(self.tokens),
-            prompt_length=len(self.request.prompt),
+            prompt_length=len(self.message.prompt),
             sources=sources,
             max_nodes=self.max_nodes if asks else 0,
             temperature=sampling.temperature,
             noise=noise,
             sampled=rejection and sampling.temperature > 0,
             # What is learnt from it would be shared with requests of another salt.
-            tenant=self.tenant if not self.request.cache_salt else None,
-            traceparent=self.request.traceparent,
-            prediction=self.request.prediction,
+            tenant=self.tenant if not self.message.cache_salt else None,
+            traceparent=self.message.traceparent,
+            prediction=self.message.prediction,
         )
 
     def report(self, mailbox: Mailbox, verdict: Verdict, wanted: Wanted, *, asks: bool) -> StepReport:

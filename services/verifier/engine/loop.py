@@ -120,26 +120,26 @@ class DecodingLoop:
     @property
     def running(self) -> int:
         """Requests being decoded."""
-        return len(self._requests.live)
+        return len(self._requests.running)
 
     @property
     def waiting(self) -> int:
         """Requests in the waiting queue."""
         return len(self._requests.waiting)
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
+    async def generate(self, message: GenerationRequest) -> AsyncGenerator[Progress | Finished, None]:
         """Decode one request; see ``VerifierPort.generate``."""
-        live = self._submit(request, await self._open_grammar(request))
+        request = self._submit(message, await self._open_grammar(message))
         try:
             while True:
-                event = await live.events.get()
+                event = await request.events.get()
                 if isinstance(event, BaseException):
                     raise event
                 yield event
                 if isinstance(event, Finished):
                     return
         finally:
-            live.closed = True
+            request.closed = True
             self._wake.set()
 
     async def forget(self, tenant: str) -> None:
@@ -150,46 +150,46 @@ class DecodingLoop:
         """
         if not self.alive:
             raise Unavailable("the verifier is not running")
-        for live in (*self._requests.live.values(), *self._requests.waiting):
-            if live.tenant == tenant:
-                live.forget_tenant()
+        for request in (*self._requests.running.values(), *self._requests.waiting):
+            if request.tenant == tenant:
+                request.forget_tenant()
         self._wake.set()
         await self._forgetting.forget(tenant)
 
-    async def _open_grammar(self, request: GenerationRequest) -> GrammarState | None:
-        if request.sampling.structured_outputs is None:
+    async def _open_grammar(self, message: GenerationRequest) -> GrammarState | None:
+        if message.sampling.structured_outputs is None:
             return None
         if self._grammars is None:
             raise InvalidArgument("structured_outputs", "set", "unset: nothing here compiles grammars")
-        self._check(request)
-        return await self._grammars.open(request.sampling, request.committed)
+        self._check(message)
+        return await self._grammars.open(message.sampling, message.committed)
 
-    def _check(self, request: GenerationRequest) -> None:
+    def _check(self, message: GenerationRequest) -> None:
         # Requests are accepted while the target is being rebuilt, and wait.
         if not self.alive or self._passes.hanging:
             raise NotBegun("the verifier is not running")
-        check_request(request, self._target)
-        self._drafting.check(request.plan)
-        self._requests.check(request)
+        check_request(message, self._target)
+        self._drafting.check(message.plan)
+        self._requests.check(message)
 
-    def _submit(self, request: GenerationRequest, grammar: GrammarState | None) -> LiveRequest:
-        self._check(request)
-        live = LiveRequest(
-            request,
+    def _submit(self, message: GenerationRequest, grammar: GrammarState | None) -> LiveRequest:
+        self._check(message)
+        request = LiveRequest(
+            message,
             self._target.eos_token_ids,
             vocab_size=self._target.vocab_size,
             max_model_len=self._target.max_model_len,
             max_nodes=self._budget.max_nodes,
             grammar=grammar,
-            streams=self._target.streams(request.plan.observe_layers),
+            streams=self._target.streams(message.plan.observe_layers),
         )
-        if (reason := live.complete) is not None:
-            live.finish(reason)
-            live.flush()
-            return live
-        self._requests.join(live)
+        if (reason := request.complete) is not None:
+            request.finish(reason)
+            request.flush()
+            return request
+        self._requests.join(request)
         self._wake.set()
-        return live
+        return request
 
     # --- the loop -----------------------------------------------------------------------------------------------
 
@@ -205,11 +205,11 @@ class DecodingLoop:
                 await self._faults.failed(error)
 
     async def _step(self) -> None:
-        for live in self._requests.left():
-            self._release(live)
+        for request in self._requests.left():
+            self._release(request)
         self._forgetting.between_passes()
-        for live in self._requests.admit():
-            self._drafting.open(live, self._prices_of(load_to_come(self._requests.live.values())))
+        for request in self._requests.admit():
+            self._drafting.open(request, self._prices_of(load_to_come(self._requests.running.values())))
         while not self._passes.full and await self._begin_pass():
             pass
         if len(self._passes):
@@ -217,7 +217,7 @@ class DecodingLoop:
             self._faults.succeeded()
             return
         self._stream()
-        if self._requests.live or self._requests.waiting:
+        if self._requests.running or self._requests.waiting:
             await asyncio.sleep(0)
             return
         await self._idle()
@@ -238,8 +238,8 @@ class DecodingLoop:
 
     async def _begin_pass(self) -> bool:
         """Steps 2 and 3 for one pipeline stage's share of the requests. Returns whether a pass was begun."""
-        share = -(-len(self._requests.live) // self._target.depth)
-        idle = [live for live in self._requests.live.values() if not live.in_pass]
+        share = -(-len(self._requests.running) // self._target.depth)
+        idle = [request for request in self._requests.running.values() if not request.in_pass]
         batch = self._requests.make_room(idle[:share], wait=len(self._passes) > 0)
         if not batch:
             return False
@@ -251,10 +251,10 @@ class DecodingLoop:
                 # Missing drafts cost speed, and nothing else.
                 log.exception("waiting for drafts failed")
         with times.measure("schedule"):
-            everybody = decoding_load(self._requests.live.values())
+            everybody = decoding_load(self._requests.running.values())
             parts, failed = plan_parts(batch, self._budget, self.config.max_batched_tokens, everybody)
-        for live, error in failed:
-            self._fail(live, error, "its pass could not be planned")
+        for request, error in failed:
+            self._fail(request, error, "its pass could not be planned")
         if parts:
             await self._passes.begin(parts)
         return bool(parts)
@@ -267,7 +267,7 @@ class DecodingLoop:
         seconds, whole_s, self._pass_ended = ended - began, ended - self._pass_ended, ended
         times = self.stats.times
         with times.measure("deliver"):
-            load = decoding_load(self._requests.live.values())
+            load = decoding_load(self._requests.running.values())
             prices = self._prices(parts, seconds, whole_s, load)
             self._learn(parts, took)
             wanted = self._budget.wanted(load)
@@ -275,7 +275,7 @@ class DecodingLoop:
                 try:
                     self._deliver(part, wanted, prices)
                 except Exception as error:
-                    self._fail(part.session, error, "the result of its pass could not be delivered")
+                    self._fail(part.request, error, "the result of its pass could not be delivered")
         times.steps += 1
         self._metrics.step(parts, seconds)
 
@@ -305,38 +305,38 @@ class DecodingLoop:
         self._budget.learn(load_of(parts), seconds, outcomes)
 
     def _deliver(self, part: Part, wanted: Wanted, prices: Prices | None) -> None:
-        live, verdict = part.session, part.verdict
-        self.stats.count_rows(part.rows, part.late)
+        request, verdict = part.request, part.verdict
+        self.stats.count_rows(part.rows, part.stream_rows)
         if part.error is not None:
-            self._fail(live, part.error, "verification failed")
+            self._fail(request, part.error, "verification failed")
             return
-        live.computed += part.rows.chain
+        request.computed += part.rows.chain
         if part.prompt_features is not None:
-            self._drafting.show(live, part.prompt_features)
+            self._drafting.show(request, part.prompt_features)
         if verdict is None:
             return
-        live.computed += len(verdict.accepted_path)
-        self.stats.count_tree(part.tree, verdict.accepted_path, live.request.plan.strategy)
-        self._draft_wait.learn(live, verdict)
-        self._drafting.rate(live, verdict)
-        live.commit(verdict.committed)
-        live.say(
+        request.computed += len(verdict.accepted_path)
+        self.stats.count_tree(part.tree, verdict.accepted_path, request.message.plan.strategy)
+        self._draft_wait.learn(request, verdict)
+        self._drafting.rate(request, verdict)
+        request.commit(verdict.committed)
+        request.say(
             Progress(
                 token_ids=verdict.committed,
-                queue_s=live.queue_s,
-                cached_tokens=live.cached,
+                queue_s=request.queue_s,
+                cached_tokens=request.cached,
                 num_drafted=len(part.tree) - len(part.tree.probes),
                 accepted_sources=tuple(part.tree.sources[node] for node in verdict.accepted_path),
                 logprobs=verdict.logprobs,
-                switches=live.take_switches(),
+                switches=request.take_switches(),
             )
         )
-        self._told.append(live)
+        self._told.append(request)
         if verdict.finish_reason is not None:
-            live.finish(verdict.finish_reason)
-            self._release(live)
+            request.finish(verdict.finish_reason)
+            self._release(request)
         else:
-            self._drafting.report(live, verdict, wanted, prices)
+            self._drafting.report(request, verdict, wanted, prices)
 
     def _hung(self) -> None:
         self._stream()
@@ -344,24 +344,24 @@ class DecodingLoop:
 
     def _stream(self) -> None:
         """Deliver the events queued in the last passes."""
-        for live in self._told:
-            live.flush()
+        for request in self._told:
+            request.flush()
         self._told.clear()
 
-    def _fail(self, live: LiveRequest, error: Exception, what: str) -> None:
+    def _fail(self, request: LiveRequest, error: Exception, what: str) -> None:
         """End one request with an error; the others go on."""
         known = isinstance(error, OutriderError)
         if not known:
-            log.error("%s (%s)", what, live.id, exc_info=error)
-        live.fail(error if known else Internal(f"{what}; the server's log says why"))
-        self._release(live)
+            log.error("%s (%s)", what, request.id, exc_info=error)
+        request.fail(error if known else Internal(f"{what}; the server's log says why"))
+        self._release(request)
 
-    def _release(self, live: LiveRequest) -> None:
-        self._target.close(live.id)
-        self._forget(live)
+    def _release(self, request: LiveRequest) -> None:
+        self._target.close(request.id)
+        self._forget(request)
 
-    def _forget(self, live: LiveRequest) -> None:
-        self._requests.forget(live)
-        self._drafting.close(live)
-        if live.tenant is not None and live.tenant != live.request.tenant:
-            self._forgetting.tell(live.tenant)
+    def _forget(self, request: LiveRequest) -> None:
+        self._requests.forget(request)
+        self._drafting.close(request)
+        if request.tenant is not None and request.tenant != request.message.tenant:
+            self._forgetting.tell(request.tenant)

@@ -22,7 +22,7 @@ class LoopMetrics:
         self._tokens = metrics.histogram("iteration_tokens")
         self._nodes = metrics.histogram("budget_nodes")
         self._wait = metrics.histogram("draft_wait_seconds")
-        metrics.follow("num_requests_running", lambda: {(): len(requests.live)})
+        metrics.follow("num_requests_running", lambda: {(): len(requests.running)})
         metrics.follow("num_requests_waiting", lambda: {(): len(requests.waiting)})
         for name, attribute in (
             ("prefix_cache_queries_total", "prompt_tokens"),
@@ -63,7 +63,7 @@ class LoopMetrics:
                 decoding += 1
             if part.verdict is not None:
                 committed += len(part.verdict.committed)
-        if held := [part.session.grammar for part in parts if part.session.grammar is not None]:
+        if held := [part.request.grammar for part in parts if part.request.grammar is not None]:
             self._grammars.observe(sum(grammar.take_seconds() for grammar in held))
         self._seconds.observe(seconds, ("mixed" if decoding else "prompt") if prompt else "decode")
         self._rows.observe(rows)

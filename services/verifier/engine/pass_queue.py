@@ -218,4 +218,4 @@ class PassQueue:
 
 def _mark(parts: list[Part], *, in_pass: bool) -> None:
     for part in parts:
-        part.session.in_pass = in_pass
+        part.request.in_pass = in_pass

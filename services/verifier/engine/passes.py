@@ -23,16 +23,16 @@ class Part:
     """A request's part of one pass.
 
     Attributes:
-        late: the rows of its streams, by the share of the layers that they go through.
+        stream_rows: as in ``LoopStats``.
         verdict: None if the pass does not reach the end of the prompt, or failed.
         prompt_features: hidden states of the prompt's rows, where the plan asks for them.
         error: why verification failed; None if it did not.
     """
 
-    session: LiveRequest
+    request: LiveRequest
     rows: Rows
     tree: TokenTree = EMPTY_TREE
-    late: float = 0.0
+    stream_rows: float = 0.0
     verdict: Verdict | None = None
     prompt_features: Features | None = None
     error: Exception | None = None
@@ -42,7 +42,7 @@ Failed = tuple[LiveRequest, Exception]
 
 
 def plan_parts(
-    sessions: Iterable[LiveRequest], budget: Budget, prompt_rows: int, everybody: Load
+    requests: Iterable[LiveRequest], budget: Budget, prompt_rows: int, everybody: Load
 ) -> tuple[list[Part], list[Failed]]:
     """Choose the rows of every request for the coming pass. Returns the parts, and the requests whose tree failed.
 
@@ -50,51 +50,51 @@ def plan_parts(
         prompt_rows: most prompt rows over all requests; a request that gets none is left for the next pass.
         everybody: the load of all decoding requests, in this pass or another one: all are slowed down by its prompt rows.
     """
-    sessions = list(sessions)
-    farthest = max((session.computed for session in sessions if len(session.tokens) - session.computed > 1), default=0)
+    requests = list(requests)
+    farthest = max((request.computed for request in requests if len(request.tokens) - request.computed > 1), default=0)
     prompt_rows = budget.prompt_rows(everybody, prompt_rows, farthest)
     chains: list[tuple[LiveRequest, int]] = []
-    for session in sessions:
-        pending = len(session.tokens) - session.computed
+    for request in requests:
+        pending = len(request.tokens) - request.computed
         chain = min(pending, prompt_rows) if pending > 1 else 1
         if chain == 0:
             continue
         if pending > 1:
             prompt_rows -= chain
-        chains.append((session, chain))
+        chains.append((request, chain))
     load = Load(
         rows=sum(chain for _, chain in chains),
         requests=len(chains),
-        keys=sum(session.computed for session, _ in chains),
-        row_keys=sum(session.computed * chain for session, chain in chains),
+        keys=sum(request.computed for request, _ in chains),
+        row_keys=sum(request.computed * chain for request, chain in chains),
     )
-    verified = [session for session, chain in chains if _verified(session, chain)]
-    keys = [session.computed for session in verified]
+    verified = [request for request, chain in chains if _verified(request, chain)]
+    keys = [request.computed for request in verified]
     decoding = Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
     trees, failed = _trees(verified, budget)
     chosen = dict(zip(trees, _choose(list(trees.values()), budget, load, decoding), strict=True))
-    for session in verified:
-        if session.id in chosen:
-            session.note_choice(len(trees[session.id]), len(chosen[session.id]))
-    ends = _ends({live: chosen[live.id] for live in verified if live.id in chosen}, budget, decoding)
-    lost = {session.id for session, _ in failed}
+    for request in verified:
+        if request.id in chosen:
+            request.note_choice(len(trees[request.id]), len(chosen[request.id]))
+    ends = _ends({request: chosen[request.id] for request in verified if request.id in chosen}, budget, decoding)
+    lost = {request.id for request, _ in failed}
     parts = [
-        _part(session, chain, chosen.get(session.id, EMPTY_TREE), ends.get(session.id, ()))
-        for session, chain in chains
-        if session.id not in lost
+        _part(request, chain, chosen.get(request.id, EMPTY_TREE), ends.get(request.id, ()))
+        for request, chain in chains
+        if request.id not in lost
     ]
     return parts, failed
 
 
-def _trees(sessions: Iterable[LiveRequest], budget: Budget) -> tuple[dict[str, TokenTree], list[Failed]]:
+def _trees(requests: Iterable[LiveRequest], budget: Budget) -> tuple[dict[str, TokenTree], list[Failed]]:
     """Every request's tree, by request id. An error in one does not affect the others."""
     trees: dict[str, TokenTree] = {}
     failed: list[Failed] = []
-    for session in sessions:
+    for request in requests:
         try:
-            trees[session.id] = session.take_tree(budget.probabilities)
+            trees[request.id] = request.take_tree(budget.probabilities)
         except Exception as error:
-            failed.append((session, error))
+            failed.append((request, error))
     return trees, failed
 
 
@@ -108,56 +108,56 @@ def _choose(trees: list[TokenTree], budget: Budget, load: Load, decoding: Load) 
 
 def _ends(trees: Mapping[LiveRequest, TokenTree], budget: Budget, decoding: Load) -> dict[str, tuple[int, ...]]:
     """Which rows of requests have streams, by request id. Errors cost speed, and nothing else."""
-    streaming = {live: tree for live, tree in trees.items() if live.streams is not None}
+    streaming = {request: tree for request, tree in trees.items() if request.streams is not None}
     if not streaming:
         return {}
     try:
         prices = prices_of(decoding, budget)
-        return {live.id: live.take_ends(tree, budget, prices) for live, tree in streaming.items()}
+        return {request.id: request.take_ends(tree, budget, prices) for request, tree in streaming.items()}
     except Exception:
         log.exception("choosing rows for streams failed; the pass has none")
         return {}
 
 
-def decoding_load(sessions: Iterable[LiveRequest]) -> Load:
+def decoding_load(requests: Iterable[LiveRequest]) -> Load:
     """The load of the requests with only the pending token left to compute, without drafts."""
-    keys = [session.computed for session in sessions if len(session.tokens) - session.computed == 1]
+    keys = [request.computed for request in requests if len(request.tokens) - request.computed == 1]
     return Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
 
 
-def load_to_come(sessions: Iterable[LiveRequest]) -> Load:
+def load_to_come(requests: Iterable[LiveRequest]) -> Load:
     """The load once all these requests decode, without drafts."""
-    keys = [len(session.tokens) for session in sessions]
+    keys = [len(request.tokens) for request in requests]
     return Load(rows=len(keys), requests=len(keys), keys=sum(keys), row_keys=sum(keys))
 
 
-def _verified(session: LiveRequest, chain: int) -> bool:
+def _verified(request: LiveRequest, chain: int) -> bool:
     """Whether a pass over ``chain`` rows reaches the pending token and so yields a new one."""
-    return session.computed + chain == len(session.tokens)
+    return request.computed + chain == len(request.tokens)
 
 
-def _part(session: LiveRequest, chain: int, tree: TokenTree, ends: tuple[int, ...]) -> Part:
-    end, plan = session.computed + chain, session.request.plan
-    wants = session.observes
+def _part(request: LiveRequest, chain: int, tree: TokenTree, ends: tuple[int, ...]) -> Part:
+    end, plan = request.computed + chain, request.message.plan
+    wants = request.observes
     rows = Rows(
-        session_id=session.id,
-        context=session.computed,
-        tokens=(*session.tokens[session.computed : end], *tree.tokens),
+        request_id=request.id,
+        context=request.computed,
+        tokens=(*request.tokens[request.computed : end], *tree.tokens),
         parents=tree.parents,
-        logits=1 + len(tree) if _verified(session, chain) else 0,
+        logits=1 + len(tree) if _verified(request, chain) else 0,
         top_k=wants.top_k,
         tried=tree if plan.acceptance == "rejection" else None,
-        layers=wants.layers if wants.prompt or _verified(session, chain) else (),
+        layers=wants.layers if wants.prompt or _verified(request, chain) else (),
         ends=tuple(chain + end for end in ends),
     )
-    late = 0.0 if session.streams is None else len(ends) * session.streams.rows * session.streams.share
-    return Part(session=session, rows=rows, tree=tree, late=late)
+    stream_rows = 0.0 if request.streams is None else len(ends) * request.streams.rows * request.streams.share
+    return Part(request=request, rows=rows, tree=tree, stream_rows=stream_rows)
 
 
 def load_of(parts: Sequence[Part]) -> Load:
     """The load of a pass over ``parts``, tree nodes and streams included."""
     return Load(
-        rows=sum(len(part.rows.tokens) for part in parts) + round(sum(part.late for part in parts)),
+        rows=sum(len(part.rows.tokens) for part in parts) + round(sum(part.stream_rows for part in parts)),
         requests=len(parts),
         keys=sum(part.rows.context for part in parts),
         row_keys=sum(part.rows.context * len(part.rows.tokens) for part in parts),
@@ -178,12 +178,12 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
             continue
         try:
             with times.measure("choose"):
-                part.verdict = verify(part.session, part.tree, outcome)
+                part.verdict = verify(part.request, part.tree, outcome)
             rows += [part.rows.chain + node for node in part.verdict.accepted_path]
         except Exception as error:
             part.error = error
     observed = {
-        part.session.id: rows[0 if part.session.observes.prompt else _first_chosen(part) :]
+        part.request.id: rows[0 if part.request.observes.prompt else _first_chosen(part) :]
         for part, rows in zip(parts, kept, strict=True)
         if part.rows.layers and part.error is None
     }
@@ -199,7 +199,7 @@ def finish_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
             part.error = error
             continue
         with times.measure("keep"):
-            target.keep(part.session.id, part.rows.context, rows)
+            target.keep(part.request.id, part.rows.context, rows)
 
 
 def whole_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
@@ -212,10 +212,10 @@ def whole_pass(target: Target, parts: list[Part], times: StepTimes) -> None:
 def _observe(target: Target, part: Part, rows: Sequence[int]) -> None:
     """Take the hidden states of the kept rows: those that tokens were chosen from, and the prompt's rows before them."""
     chosen = _first_chosen(part)
-    if part.session.observes.prompt and chosen:
-        part.prompt_features = target.features(part.session.id, rows[:chosen])
+    if part.request.observes.prompt and chosen:
+        part.prompt_features = target.features(part.request.id, rows[:chosen])
     if part.verdict is not None:
-        part.verdict = with_features(part.verdict, target.features(part.session.id, rows[chosen:]))
+        part.verdict = with_features(part.verdict, target.features(part.request.id, rows[chosen:]))
 
 
 def _first_chosen(part: Part) -> int:

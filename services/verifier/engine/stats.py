@@ -80,7 +80,7 @@ class LoopStats:
             ``probes_by_source``: nodes that were computed but not candidates for acceptance.
         source_choices: decisions whether a costly source drafts for a request, by source and reason.
         rows: rows of all passes, without stream rows.
-        late_rows: stream rows, each counted as the share of the layers that it goes through.
+        stream_rows: stream rows, each counted as the share of the layers that it goes through.
         rows_observed: rows whose hidden states were kept.
     """
 
@@ -101,7 +101,7 @@ class LoopStats:
     probes_by_source: dict[str, int] = field(default_factory=dict)
     source_choices: dict[str, dict[str, int]] = field(default_factory=dict)
     rows: int = 0
-    late_rows: float = 0.0
+    stream_rows: float = 0.0
     rows_observed: int = 0
 
     def count_draft(self, draft: Draft | None) -> None:
@@ -113,10 +113,10 @@ class LoopStats:
         self.drafts_ahead += bool(draft.assumed)
         self.drafting_s += draft.drafting_s
 
-    def count_rows(self, rows: Rows, late: float) -> None:
-        """Count a request's rows of one pass. Its stream rows are ``late``, counted as in ``late_rows``."""
+    def count_rows(self, rows: Rows, stream_rows: float) -> None:
+        """Count a request's rows of one pass; ``stream_rows`` as in the attribute."""
         self.rows += len(rows.tokens)
-        self.late_rows += late
+        self.stream_rows += stream_rows
         self.rows_observed += len(rows.tokens) if rows.layers else 0
 
     def count_tree(self, tree: TokenTree, accepted_path: Sequence[int], strategy: str) -> None:

@@ -15,8 +15,8 @@ from speculation.tree import ROOT
 from speculation.types import Features, Observation, TokenLogprobs, TokenTree, Verdict
 
 
-def verify(session: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
-    """Decide which tokens ``session`` commits.
+def verify(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
+    """Decide which tokens ``request`` commits.
 
     Args:
         outcome: the target's results after the pending token (row 0) and after each node of ``tree``.
@@ -24,11 +24,11 @@ def verify(session: LiveRequest, tree: TokenTree, outcome: Outcome) -> Verdict:
     Raises:
         Exception: the target's own error, if it chose nothing after a row on the accepted path.
     """
-    accepted = _accept(session, tree, outcome)
+    accepted = _accept(request, tree, outcome)
     return Verdict(
         accepted_path=accepted.path,
         committed=accepted.tokens,
-        length=len(session.tokens) + len(accepted.tokens),
+        length=len(request.tokens) + len(accepted.tokens),
         finish_reason=accepted.finish_reason,
         logprobs=_logprobs(accepted, outcome),
         observation=_observe(tree, outcome),
@@ -56,7 +56,7 @@ class KnownTrial(rejection.DraftTrial):
         return super().draw() if token == NOT_CHOSEN else token
 
 
-def _accept(session: LiveRequest, tree: TokenTree, outcome: Outcome) -> Accepted:
+def _accept(request: LiveRequest, tree: TokenTree, outcome: Outcome) -> Accepted:
     def choose_at(node: int) -> int:
         choice = outcome.choices[node + 1]
         if choice == NOT_CHOSEN:
@@ -64,15 +64,15 @@ def _accept(session: LiveRequest, tree: TokenTree, outcome: Outcome) -> Accepted
         return choice
 
     if outcome.distribution is None:
-        return acceptance.walk(tree, choose_at, session.stop_rule)
+        return acceptance.walk(tree, choose_at, request.stop_rule)
     distribution = outcome.distribution
-    randomness = rejection.SeededRandomness(session.request.sampling.seed)
+    randomness = rejection.SeededRandomness(request.message.sampling.seed)
 
     def trial_at(node: int, siblings: list[int], position: int) -> rejection.DraftTrial:
         known = outcome.tried[node + 1] if outcome.tried else None
         return KnownTrial(known, tree, siblings, partial(distribution, node + 1), randomness, position)
 
-    return rejection.accept(tree, trial_at, len(session.tokens), session.stop_rule)
+    return rejection.accept(tree, trial_at, len(request.tokens), request.stop_rule)
 
 
 def _logprobs(accepted: Accepted, outcome: Outcome) -> tuple[TokenLogprobs, ...]:

@@ -18,8 +18,8 @@ from transformers import PreTrainedModel
 
 from services.verifier.attention.calls import MAX_NODES
 from services.verifier.model.graphs import Keep
-from services.verifier.model.stream_rows import LateRows
-from services.verifier.model.target_port import Rows, StreamRows
+from services.verifier.model.stream_rows import StreamRows
+from services.verifier.model.target_port import Rows, StreamSpec
 from services.verifier.model.to_device import to_device
 from speculation.errors import InvalidArgument
 from speculation.types import Features
@@ -53,7 +53,7 @@ class HiddenStates:
         head: the output layer, if it is in this stage.
 
     Attributes:
-        late: computes streams, which count as further layers of the row that they belong to; None: there are none.
+        stream_rows: computes streams, which count as further layers of the row that they belong to; None: there are none.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class HiddenStates:
         self._layers = layers
         self._total = total
         self._head = head
-        self.late: LateRows | None = None
+        self.stream_rows: StreamRows | None = None
         self._modules: dict[int, nn.Module] = dict(zip(layers, _layers_of(model, len(layers)), strict=False))
         # Of the last pass: by layer, [rows asked for, hidden size]; by request, where its rows begin among them; and what is
         # on the host.
@@ -108,12 +108,13 @@ class HiddenStates:
                 allowed = f"from -{self._total} to {self._total - 1}: the model has {self._total} layers"
                 raise InvalidArgument("observe_layers", layer, allowed)
 
-    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+    def streams(self, layers: Sequence[int]) -> StreamSpec | None:
         """See ``Target.streams``."""
-        if self.late is None or not any(self._is_stream(layer) for layer in layers):
+        own = self.stream_rows
+        if own is None or not any(self._is_stream(layer) for layer in layers):
             return None
-        two_steps = self.late.first - 1 in [_number(layer, self._total) for layer in layers]
-        return StreamRows(rows=self.late.streams, share=self.late.share, most_rows=MAX_NODES, two_steps=two_steps)
+        two_steps = own.first - 1 in [_number(layer, self._total) for layer in layers]
+        return StreamSpec(rows=own.streams, share=own.share, most_rows=MAX_NODES, two_steps=two_steps)
 
     @contextmanager
     def kept(self, batch: Sequence[Rows], needed: int, earlier: torch.Tensor | None = None) -> Iterator[list[int]]:
@@ -222,15 +223,15 @@ class HiddenStates:
             for own, rows in some:
                 places = {row: place for place, row in enumerate(rows)}
                 part = own_numbers[begin : begin + len(rows)]
-                self._fetched[own.session_id] = _Fetched(places=places, numbers=part, dtype=states.dtype)
+                self._fetched[own.request_id] = _Fetched(places=places, numbers=part, dtype=states.dtype)
                 begin += len(rows)
 
     def features(self, own: Rows, rows: Sequence[int]) -> Features:
         """The hidden states kept for ``own``, one request's part of the last pass; see ``Target.features`` and ``fetch``."""
-        found = self._fetched.get(own.session_id)
+        found = self._fetched.get(own.request_id)
         if found is None or not found.places.keys() >= set(rows):
             self.fetch([(own, rows)])
-            found = self._fetched[own.session_id]
+            found = self._fetched[own.request_id]
         return Features(
             data=found.numbers[[found.places[row] for row in rows]].astype("<i2").tobytes(),
             rows=len(rows),
@@ -242,7 +243,7 @@ class HiddenStates:
 
     def _states(self, asked: Sequence[tuple[Rows, Sequence[int]]], layers: Sequence[int]) -> torch.Tensor:
         """[rows, layers * hidden size] of requests that ask for the same layers, in the type in which they travel."""
-        places = [self._starts[own.session_id] + row for own, rows in asked for row in rows]
+        places = [self._starts[own.request_id] + row for own, rows in asked for row in rows]
         at = to_device(places, self._device, torch.int64)
         states = torch.cat([self._of_layer(asked, at, layer) for layer in layers], dim=-1)
         if states.dtype != torch.bfloat16:
@@ -252,14 +253,14 @@ class HiddenStates:
 
     def _of_layer(self, asked: Sequence[tuple[Rows, Sequence[int]]], at: torch.Tensor, layer: int) -> torch.Tensor:
         """[rows, hidden size]."""
-        late = self.late
-        if late is None or not self._is_stream(layer):
+        stream_rows = self.stream_rows
+        if stream_rows is None or not self._is_stream(layer):
             return self._kept[_number(layer, self._total)][at]
-        rows = [(own.session_id, row) for own, some in asked for row in some]
-        return torch.stack([late.states(name, row)[layer - self._total] for name, row in rows])
+        rows = [(own.request_id, row) for own, some in asked for row in some]
+        return torch.stack([stream_rows.states(name, row)[layer - self._total] for name, row in rows])
 
     def _is_stream(self, layer: int) -> bool:
-        return self.late is not None and self._total <= layer < self._total + self.late.streams
+        return self.stream_rows is not None and self._total <= layer < self._total + self.stream_rows.streams
 
     def _numbers(self, batch: Sequence[Rows], among: range) -> list[int]:
         """The layers ``among`` these that a request asks for, ascending."""
@@ -271,7 +272,7 @@ class HiddenStates:
         begin = 0
         for rows in batch:
             if rows.layers:
-                self._starts[rows.session_id] = len(asked)
+                self._starts[rows.request_id] = len(asked)
                 asked += range(begin, begin + len(rows.tokens))
             begin += len(rows.tokens)
         return asked

@@ -42,7 +42,7 @@ from services.verifier.loading.load_model import load_layers, load_whole, split_
 from services.verifier.loading.memory import arithmetic_dtype
 from services.verifier.model.graphs import Graphs, Keep, Made
 from services.verifier.model.hidden_states import HiddenStates
-from services.verifier.model.stream_rows import LateRows, StreamWeights
+from services.verifier.model.stream_rows import StreamRows, StreamWeights
 from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import on_the_way, to_device
 from services.verifier.stages.ways import device_of_stage
@@ -110,7 +110,7 @@ class ModelSlice:
         if self._kernel is not None or (self._triton is not None and self.choice.linears in ("triton", "cublaslt")):
             self._fuse()
         if streams is not None:
-            self.hidden_states.late = LateRows(self.model, shares[-1].stop, streams, self.device)
+            self.hidden_states.stream_rows = StreamRows(self.model, shares[-1].stop, streams, self.device)
         if self.device.type == "cuda" and self.dtype != torch.float32:
             self._graphs = self._captured(config)
 
@@ -142,7 +142,7 @@ class ModelSlice:
         self.pool.assign(owner, [0], 1)
         tokens = tuple(range(1, _TRIAL_ROWS + 1))
         entering = torch.tensor(tokens) if self.is_first else torch.randn(_TRIAL_ROWS, self.hidden_size, dtype=self.dtype)
-        batch = [Rows(session_id=owner, context=0, tokens=tokens, logits=1)]
+        batch = [Rows(request_id=owner, context=0, tokens=tokens, logits=1)]
 
         def trial_pass() -> Running:
             running = Running(self._lay_out(batch, 0), self._calls)
@@ -215,7 +215,7 @@ class ModelSlice:
     def _replay(
         self, batch: Sequence[Rows], hidden: torch.Tensor | None, earlier: torch.Tensor | None
     ) -> torch.Tensor | None:
-        """The pass by a captured graph; None if no graph holds it, as none holds late rows."""
+        """The pass by a captured graph; None if no graph holds it, as none holds stream rows."""
         if self._graphs is None or any(rows.ends for rows in batch):
             return None
         made = self._graphs.run(batch, hidden, self.hidden_states.asked_of(batch))
@@ -272,11 +272,11 @@ class ModelSlice:
         return made
 
     def _streams_within(self, batch: Sequence[Rows], main: int, running: Running) -> AbstractContextManager[None]:
-        late = self.hidden_states.late
-        if late is None:
+        stream_rows = self.hidden_states.stream_rows
+        if stream_rows is None:
             return nullcontext()
         padding = main - sum(len(rows.tokens) for rows in batch)
-        return late.within(batch, main, running, lambda extended, counts: self._lay_out(extended, padding, counts))
+        return stream_rows.within(batch, main, running, lambda extended, counts: self._lay_out(extended, padding, counts))
 
     def _inputs(self, module: nn.Module, laid_out: attention.Pass, entering: torch.Tensor) -> dict[str, Any]:
         name = "input_ids" if self.is_first else "inputs_embeds"
@@ -307,15 +307,15 @@ class ModelSlice:
         log.info("captured %d passes in %.1f s", count, time.perf_counter() - start)
         return graphs
 
-    def _lay_out(self, batch: Sequence[Rows], padding: int, late: Sequence[int] | None = None) -> attention.Pass:
+    def _lay_out(self, batch: Sequence[Rows], padding: int, stream_rows: Sequence[int] | None = None) -> attention.Pass:
         largest = max(len(rows.parents) for rows in batch)
         if largest > MAX_NODES:
             raise ValueError(f"a tree of {largest} nodes: at most {MAX_NODES}")
         if self._triton is not None:
-            return self._triton.launched(batch, padding, late)
+            return self._triton.launched(batch, padding, stream_rows)
         if self._kernel is not None:
-            return native_attention.lay_out(self._kernel, self.pool, batch, padding, late)
-        return TiledPass(self.pool, batch, padding, late)
+            return native_attention.lay_out(self._kernel, self.pool, batch, padding, stream_rows)
+        return TiledPass(self.pool, batch, padding, stream_rows)
 
 
 def _rows_chosen(batch: Sequence[Rows]) -> list[int]:

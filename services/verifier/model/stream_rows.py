@@ -1,9 +1,9 @@
-"""Rows that enter late: they begin at one of the target's last layers, with given states, in the pass of all other rows.
+"""Stream rows: they enter the pass of all other rows at one of the target's last layers, with given states.
 
 A row's streams (Bhendawade et al., 2402.11131, section 3.1.1) begin as the state that the row has there, plus a trained
 embedding each. They are computed by the same weights, with low-rank adapters of their own; they attend as branches of the
 tree (``attention.stream_layout``), are never accepted, and leave no keys behind: what follows overwrites theirs. No bit of
-any other row changes: a row's numbers do not depend on what else its pass holds, and adapters act on late rows alone.
+any other row changes: a row's numbers do not depend on what else its pass holds, and adapters act on stream rows alone.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from services.verifier.attention.calls import Pass, Running
-from services.verifier.attention.stream_layout import with_late
+from services.verifier.attention.stream_layout import with_streams
 from services.verifier.kernels.native.layer_kernel import FusedLayer, LowRank
 from services.verifier.model.early_exit import EarlyExit, Pruning
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError
 
-# Lays out a pass whose entries end in so many late rows each.
+# Lays out a pass whose entries end in so many stream rows each.
 LayOut = Callable[[Sequence[Rows], Sequence[int]], Pass]
 _Hook = torch.utils.hooks.RemovableHandle
 _Turns = tuple[torch.Tensor, torch.Tensor]
@@ -50,11 +50,11 @@ class StreamWeights:
 
 @dataclass(kw_only=True, slots=True)
 class _Under:
-    """A pass with late rows under way.
+    """A pass with stream rows under way.
 
     Attributes:
         main: number of its other rows, padding included.
-        turns: the rotations of all rows, once late ones have entered.
+        turns: the rotations of all rows, once the stream rows have entered.
     """
 
     batch: Sequence[Rows]
@@ -65,8 +65,8 @@ class _Under:
     hooks: list[_Hook] = field(default_factory=list)
 
 
-class LateRows:
-    """Late rows of passes through the last pipeline stage.
+class StreamRows:
+    """Stream rows of passes through the last pipeline stage.
 
     Args:
         model: the stage's.
@@ -77,7 +77,7 @@ class LateRows:
         first: the layer at which they enter; ``share``: of all layers that they go through.
 
     Raises:
-        ConfigurationError: the streams are not for this model, or its layers cannot take late rows; says why.
+        ConfigurationError: the streams are not for this model, or its layers cannot take stream rows; says why.
     """
 
     def __init__(self, model: PreTrainedModel, total: int, weights: StreamWeights, device: torch.device) -> None:
@@ -93,7 +93,7 @@ class LateRows:
             )
         for part in ("norm", "rotary_emb"):
             if not isinstance(getattr(self._decoder, part, None), nn.Module):
-                raise self._refused(f"{type(model).__name__} has no {part}, so that no row can enter late")
+                raise self._refused(f"{type(model).__name__} has no {part}, so that no stream row can enter")
         if "dynamic" in str(getattr(self._decoder.rotary_emb, "rope_type", "")):
             raise self._refused("the rotations of all rows change with the longest text in a pass")
         dtype = next(self._decoder.norm.parameters()).dtype
@@ -107,13 +107,13 @@ class LateRows:
         for layer, adapters in zip(self._layers, self._adapters, strict=True):
             if isinstance(layer.forward, FusedLayer):
                 layer.forward.adapt(adapters)
-        # Of the last pass: where the streams of (request, row) begin among its late rows, and what the output layer reads.
+        # Of the last pass: where the streams of (request, row) begin among its stream rows, and what the output layer reads.
         self._begins: dict[tuple[str, int], int] = {}
         self._made = self._embeddings[:0]
 
-    def states(self, session_id: str, row: int) -> torch.Tensor:
+    def states(self, request_id: str, row: int) -> torch.Tensor:
         """[streams, hidden size], what the output layer reads of a row's streams in the last pass; zeros: it had none."""
-        begin = self._begins.get((session_id, row))
+        begin = self._begins.get((request_id, row))
         return torch.zeros_like(self._embeddings) if begin is None else self._made[begin : begin + self.streams]
 
     @contextmanager
@@ -152,8 +152,8 @@ class LateRows:
         ends = self._note(batch)
         if not ends:
             return given, named
-        late = [len(rows.ends) * self.streams for rows in batch]
-        laid_out = under.lay_out([with_late(rows, self.streams) for rows in batch], late)
+        counts = [len(rows.ends) * self.streams for rows in batch]
+        laid_out = under.lay_out([with_streams(rows, self.streams) for rows in batch], counts)
         begun = hidden[0, ends][:, None] + self._embeddings
         rows = torch.cat((hidden, begun.view(1, -1, self._hidden_size)), dim=1)
         own = named.get("position_embeddings")
@@ -173,7 +173,7 @@ class LateRows:
         begin = 0
         for rows in batch:
             for end in rows.ends:
-                self._begins[rows.session_id, end] = len(ends) * self.streams
+                self._begins[rows.request_id, end] = len(ends) * self.streams
                 ends.append(begin + end)
             begin += len(rows.tokens)
         return ends
@@ -213,6 +213,6 @@ class LateRows:
 def _add(
     adapter: LowRank, main: int, module: nn.Module, given: tuple[torch.Tensor, ...], made: torch.Tensor
 ) -> torch.Tensor:
-    late = given[0][..., main:, :]
-    added = nn.functional.linear(nn.functional.linear(late, adapter.down), adapter.up)
+    stream_rows = given[0][..., main:, :]
+    added = nn.functional.linear(nn.functional.linear(stream_rows, adapter.down), adapter.up)
     return torch.cat((made[..., :main, :], made[..., main:, :] + added), dim=-2)

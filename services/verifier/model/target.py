@@ -24,8 +24,8 @@ from services.verifier.kv_cache.tiles import TileAllocator
 from services.verifier.loading.load_model import check_files, check_memory, read_config, split_layers
 from services.verifier.model.gpu_here import no_gpu, without_kernels
 from services.verifier.model.slice import ModelSlice
-from services.verifier.model.stream_rows import LateRows, StreamWeights
-from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamRows
+from services.verifier.model.stream_rows import StreamRows, StreamWeights
+from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
 from services.verifier.stages.upstream import Launch, earlier_stages
 from services.verifier.stages.ways import device_of_stage
 from speculation.errors import ConfigurationError
@@ -78,7 +78,7 @@ class TransformersTarget:
         self._launch = launch
         self._streams = streams
         self._under_way: deque[Sequence[Rows]] = deque()
-        # Of each session that shares its prefix: the tokens computed and kept. Of each session: its rows in the last pass.
+        # Of each request that shares its prefix: the tokens computed and kept. Of each request: its rows in the last pass.
         self._tokens: dict[str, list[int]] = {}
         self._rows: dict[str, Rows] = {}
         self._build()
@@ -124,9 +124,9 @@ class TransformersTarget:
         return self._part.choice
 
     @property
-    def late(self) -> LateRows | None:
+    def stream_rows(self) -> StreamRows | None:
         """Computes streams in the target's passes; None: there are none."""
-        return self._part.hidden_states.late
+        return self._part.hidden_states.stream_rows
 
     @property
     def pool(self) -> KVPool:
@@ -134,59 +134,59 @@ class TransformersTarget:
         return self._part.pool
 
     def open(
-        self, session_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
+        self, request_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
     ) -> bool:
         given = Prefix(tokens=()) if prefix is None else prefix
         tenant = None if prefix is None or not self._config.enable_prefix_caching else prefix.tenant
-        shared = self.tiles.open(session_id, rows, given.tokens, tenant, spare=-(-spare // TILE), salt=given.salt)
+        shared = self.tiles.open(request_id, rows, given.tokens, tenant, spare=-(-spare // TILE), salt=given.salt)
         if shared is None:
             return False
-        tiles = self.tiles.tiles_of(session_id)
-        self.pool.assign(session_id, tiles, len(tiles) - shared)
-        self._earlier.open(session_id, shared, tiles)
+        tiles = self.tiles.tiles_of(request_id)
+        self.pool.assign(request_id, tiles, len(tiles) - shared)
+        self._earlier.open(request_id, shared, tiles)
         if tenant is not None:
-            self._tokens[session_id] = list(given.tokens[: shared * TILE])
-        self._chooser.open(session_id, sampling, given.tokens)
+            self._tokens[request_id] = list(given.tokens[: shared * TILE])
+        self._chooser.open(request_id, sampling, given.tokens)
         return True
 
-    def grow(self, session_id: str, rows: int) -> bool:
-        taken = self.tiles.grow(session_id, rows)
+    def grow(self, request_id: str, rows: int) -> bool:
+        taken = self.tiles.grow(request_id, rows)
         if taken:
-            self.pool.assign(session_id, taken, len(taken))
-            self._earlier.grow(session_id, taken)
+            self.pool.assign(request_id, taken, len(taken))
+            self._earlier.grow(request_id, taken)
         return taken is not None
 
-    def computed(self, session_id: str) -> int:
-        return len(self._tokens.get(session_id, ()))
+    def computed(self, request_id: str) -> int:
+        return len(self._tokens.get(request_id, ()))
 
-    def close(self, session_id: str) -> None:
-        self.tiles.release(session_id)
-        self.pool.forget(session_id)
-        self._tokens.pop(session_id, None)
-        self._rows.pop(session_id, None)
-        self._chooser.close(session_id)
-        self._earlier.close(session_id)
+    def close(self, request_id: str) -> None:
+        self.tiles.release(request_id)
+        self.pool.forget(request_id)
+        self._tokens.pop(request_id, None)
+        self._rows.pop(request_id, None)
+        self._chooser.close(request_id)
+        self._earlier.close(request_id)
 
     def forget(self, tenant: str) -> None:
         self.tiles.forget(tenant)
 
-    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
-        self.pool.move(session_id, [context + row for row in rows], context)
-        self._earlier.keep(session_id, context, rows)
-        tokens = self._tokens.get(session_id)
-        if tokens is None and not self._chooser.follows(session_id):
+    def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
+        self.pool.move(request_id, [context + row for row in rows], context)
+        self._earlier.keep(request_id, context, rows)
+        tokens = self._tokens.get(request_id)
+        if tokens is None and not self._chooser.follows(request_id):
             return
-        computed = self._rows[session_id].tokens
+        computed = self._rows[request_id].tokens
         kept = [computed[row] for row in rows]
-        self._chooser.commit(session_id, context, kept)
+        self._chooser.commit(request_id, context, kept)
         if tokens is not None:
             tokens += kept
-            self.tiles.seal(session_id, tokens)
+            self.tiles.seal(request_id, tokens)
 
     def begin(self, batch: Sequence[Rows]) -> None:
         self._earlier.begin(batch)
         self._under_way.append(batch)
-        self._rows.update((rows.session_id, rows) for rows in batch)
+        self._rows.update((rows.request_id, rows) for rows in batch)
 
     def finish(self) -> list[Outcome]:
         batch = self._under_way[0]
@@ -205,14 +205,14 @@ class TransformersTarget:
     def check_layers(self, layers: Sequence[int]) -> None:
         self._part.hidden_states.check(layers)
 
-    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+    def streams(self, layers: Sequence[int]) -> StreamSpec | None:
         return self._part.hidden_states.streams(layers)
 
     def fetch_features(self, asked: Mapping[str, Sequence[int]]) -> None:
-        self._part.hidden_states.fetch([(self._rows[session_id], rows) for session_id, rows in asked.items()])
+        self._part.hidden_states.fetch([(self._rows[request_id], rows) for request_id, rows in asked.items()])
 
-    def features(self, session_id: str, rows: Sequence[int]) -> Features:
-        return self._part.hidden_states.features(self._rows[session_id], rows)
+    def features(self, request_id: str, rows: Sequence[int]) -> Features:
+        return self._part.hidden_states.features(self._rows[request_id], rows)
 
     def forward(self, batch: Sequence[Rows]) -> list[torch.Tensor]:
         """A whole pass. Returns the logits of each entry: [``logits``, vocabulary], float32, on the CPU."""

@@ -31,7 +31,7 @@ class Rows:
         ends: those of the last ``logits`` rows, as indices into ``tokens``, that have streams in this pass.
     """
 
-    session_id: str
+    request_id: str
     context: int
     tokens: tuple[int, ...]
     parents: tuple[int, ...] = ()
@@ -48,7 +48,7 @@ class Rows:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class StreamRows:
+class StreamSpec:
     """The streams that a row may have in a pass.
 
     Attributes:
@@ -173,21 +173,21 @@ class Target(Protocol):
         """Seconds of the last ``finish`` that went into choosing."""
 
     def open(
-        self, session_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
+        self, request_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
     ) -> bool:
         """Make room for ``rows`` rows; False if there is not enough now to leave ``spare`` rows for others.
 
         Without a prefix nothing is shared. Without ``sampling`` the likeliest token is chosen.
         """
 
-    def computed(self, session_id: str) -> int:
-        """How many of the session's first tokens the KV cache already holds; 0 if the session shares nothing."""
+    def computed(self, request_id: str) -> int:
+        """How many of the request's first tokens the KV cache already holds; 0 if it shares nothing."""
 
-    def grow(self, session_id: str, rows: int) -> bool:
+    def grow(self, request_id: str, rows: int) -> bool:
         """Make room for ``rows`` rows in all; False if there is none now."""
 
     def begin(self, batch: Sequence[Rows]) -> None:
-        """Start a pass. A session may be in one pass at a time."""
+        """Start a pass. A request may be in one pass at a time."""
 
     def finish(self) -> list[Outcome]:
         """End the oldest pass. Returns the result of each entry.
@@ -203,25 +203,25 @@ class Target(Protocol):
             InvalidArgument: those of a layer are not; names it and what is allowed.
         """
 
-    def streams(self, layers: Sequence[int]) -> StreamRows | None:
+    def streams(self, layers: Sequence[int]) -> StreamSpec | None:
         """The streams among ``Rows.layers``; None: there are none among them."""
 
     def fetch_features(self, asked: Mapping[str, Sequence[int]]) -> None:
-        """Say, by session, for which rows of the pass just finished ``features`` will be called: one wait for them all."""
+        """Say, by request, for which rows of the pass just finished ``features`` will be called: one wait for them all."""
 
-    def features(self, session_id: str, rows: Sequence[int]) -> Features:
-        """Hidden states of ``Rows.layers``, concatenated, from the session's pass just finished.
+    def features(self, request_id: str, rows: Sequence[int]) -> Features:
+        """Hidden states of ``Rows.layers``, concatenated, from the request's pass just finished.
 
         Args:
-            rows: indices into the session's tokens in that pass, at consecutive positions: in its chain, then along an
+            rows: indices into the request's tokens in that pass, at consecutive positions: in its chain, then along an
                 accepted path.
         """
 
-    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
-        """Commit ``rows`` of the session's pass just finished (ascending indices into its tokens) after ``context``."""
+    def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
+        """Commit ``rows`` of the request's pass just finished (ascending indices into its tokens) after ``context``."""
 
-    def close(self, session_id: str) -> None:
-        """Free what the session holds. It must not be in a pass."""
+    def close(self, request_id: str) -> None:
+        """Free what the request holds. It must not be in a pass."""
 
     def forget(self, tenant: str) -> None:
         """Stop sharing what has been computed for a tenant."""
@@ -234,7 +234,7 @@ class Target(Protocol):
         """
 
     def recover(self) -> None:
-        """Rebuild the target after ``TargetLost``, without any session."""
+        """Rebuild the target after ``TargetLost``, without any request."""
 
     def shutdown(self) -> None:
         """Release everything outside this process."""

@@ -27,30 +27,30 @@ class Op(IntEnum):
 
 
 class Orders:
-    """Collects orders as numbers. Sessions are numbered too, since an id is text of any length."""
+    """Collects orders as numbers. Requests are numbered too, since an id is text of any length."""
 
     def __init__(self) -> None:
         self.numbers: list[int] = []
-        self._sessions: dict[str, int] = {}
+        self._requests: dict[str, int] = {}
         self._next = 0
 
-    def open(self, session_id: str, shared: int, tiles: Sequence[int]) -> None:
-        """Open a session; its first ``shared`` tiles already hold its tokens."""
-        self._sessions[session_id] = self._next
+    def open(self, request_id: str, shared: int, tiles: Sequence[int]) -> None:
+        """Open a request; its first ``shared`` tiles already hold its tokens."""
+        self._requests[request_id] = self._next
         self.numbers += (Op.OPEN, self._next, shared, len(tiles), *tiles)
         self._next += 1
 
-    def grow(self, session_id: str, tiles: Sequence[int]) -> None:
-        """Give a session more tiles."""
-        self.numbers += (Op.GROW, self._sessions[session_id], len(tiles), *tiles)
+    def grow(self, request_id: str, tiles: Sequence[int]) -> None:
+        """Give a request more tiles."""
+        self.numbers += (Op.GROW, self._requests[request_id], len(tiles), *tiles)
 
-    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
+    def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         """As ``Target.keep``."""
-        self.numbers += (Op.KEEP, self._sessions[session_id], context, len(rows), *rows)
+        self.numbers += (Op.KEEP, self._requests[request_id], context, len(rows), *rows)
 
-    def close(self, session_id: str) -> None:
-        """Close a session; unknown ones are fine."""
-        number = self._sessions.pop(session_id, None)
+    def close(self, request_id: str) -> None:
+        """Close a request; unknown ones are fine."""
+        number = self._requests.pop(request_id, None)
         if number is not None:
             self.numbers += (Op.CLOSE, number)
 
@@ -58,7 +58,7 @@ class Orders:
         """Run a pass."""
         self.numbers += (Op.PASS, len(batch))
         for rows in batch:
-            self.numbers += (self._sessions[rows.session_id], rows.context)
+            self.numbers += (self._requests[rows.request_id], rows.context)
             self.numbers += (len(rows.tokens), len(rows.parents), len(rows.layers))
             self.numbers += (*rows.tokens, *rows.parents, *rows.layers)
 
@@ -76,7 +76,7 @@ Order = tuple[Op, tuple[int, ...], tuple[Rows, ...]]
 
 
 def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
-    """Decode orders: (kind, its arguments, the rows of a pass). Sessions are named by their numbers.
+    """Decode orders: (kind, its arguments, the rows of a pass). Requests are named by their numbers.
 
     Raises:
         ValueError: the numbers are no orders.
@@ -94,10 +94,10 @@ def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
         if op is Op.PASS:
             batch = []
             for _ in range(some(1)[0]):
-                session, context, tokens, parents, layers = some(5)
+                request, context, tokens, parents, layers = some(5)
                 batch.append(
                     Rows(
-                        session_id=str(session),
+                        request_id=str(request),
                         context=context,
                         tokens=some(tokens),
                         parents=some(parents),
@@ -107,10 +107,10 @@ def read_orders(numbers: Iterable[int]) -> Iterator[Order]:
                 )
             yield op, (), tuple(batch)
         elif op in (Op.OPEN, Op.KEEP):
-            session, number, count = some(3)
-            yield op, (session, number, *some(count)), ()
+            request, number, count = some(3)
+            yield op, (request, number, *some(count)), ()
         elif op is Op.GROW:
-            session, count = some(2)
-            yield op, (session, *some(count)), ()
+            request, count = some(2)
+            yield op, (request, *some(count)), ()
         else:
             yield op, some(1 if op is Op.CLOSE else 0), ()

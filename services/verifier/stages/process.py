@@ -61,21 +61,21 @@ class Stage:
                 receive_beat(self._exchange)
             send_activations(self._exchange, Health.FINE, Activations())
             return
-        session = str(arguments[0])
+        request = str(arguments[0])
         pool = self._part.pool
         if op is Op.OPEN:
             shared, tiles = arguments[1], arguments[2:]
-            pool.assign(session, tiles, len(tiles) - shared)
-            self._lengths[session] = shared * TILE
+            pool.assign(request, tiles, len(tiles) - shared)
+            self._lengths[request] = shared * TILE
         elif op is Op.GROW:
-            pool.assign(session, arguments[1:], len(arguments) - 1)
+            pool.assign(request, arguments[1:], len(arguments) - 1)
         elif op is Op.KEEP:
             context, rows = arguments[1], arguments[2:]
-            pool.move(session, [context + row for row in rows], context)
-            self._lengths[session] = context + len(rows)
+            pool.move(request, [context + row for row in rows], context)
+            self._lengths[request] = context + len(rows)
         else:
-            pool.forget(session)
-            self._lengths.pop(session, None)
+            pool.forget(request)
+            self._lengths.pop(request, None)
 
     def _pass(self, batch: tuple[Rows, ...]) -> None:
         """Run one pass; in any case the next stage is told how it went."""
@@ -85,8 +85,8 @@ class Stage:
             if not self._part.is_first:
                 entering = receive_activations(self._exchange, self._part, batch)
             for rows in batch:
-                if self._lengths.get(rows.session_id) != rows.context:
-                    raise TargetLost(f"{self._lengths.get(rows.session_id)} tokens committed here, {rows.context} there")
+                if self._lengths.get(rows.request_id) != rows.context:
+                    raise TargetLost(f"{self._lengths.get(rows.request_id)} tokens committed here, {rows.context} there")
             hidden, kept = self._part.run(batch, *entering), self._part.hidden_states.handed_on(batch)
             made = Activations(self._exchange.ready(hidden), self._exchange.ready(kept))
         except TargetLost as error:

@@ -53,7 +53,7 @@ Launch = Callable[[StageSpec], StageHandle]
 
 
 class EarlierStages(Protocol):
-    """The pipeline stages before the last one, as the last one sees them; sessions and rows as in ``Target``."""
+    """The pipeline stages before the last one, as the last one sees them; requests and rows as in ``Target``."""
 
     def claim(self, device: torch.device) -> None:
         """Claim the last stage's GPU, before it is loaded there.
@@ -75,20 +75,20 @@ class EarlierStages(Protocol):
         """
         ...
 
-    def open(self, session_id: str, shared: int, tiles: Sequence[int]) -> None:
-        """Open a session; its first ``shared`` tiles already hold its tokens."""
+    def open(self, request_id: str, shared: int, tiles: Sequence[int]) -> None:
+        """Open a request; its first ``shared`` tiles already hold its tokens."""
         ...
 
-    def grow(self, session_id: str, tiles: Sequence[int]) -> None:
-        """Give a session more tiles."""
+    def grow(self, request_id: str, tiles: Sequence[int]) -> None:
+        """Give a request more tiles."""
         ...
 
-    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
+    def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         """As ``Target.keep``."""
         ...
 
-    def close(self, session_id: str) -> None:
-        """Close a session; unknown ones are fine."""
+    def close(self, request_id: str) -> None:
+        """Close a request; unknown ones are fine."""
         ...
 
     def begin(self, batch: Sequence[Rows]) -> None:
@@ -124,13 +124,13 @@ class NoStages:
 
     def join(self, device: torch.device) -> None: ...
 
-    def open(self, session_id: str, shared: int, tiles: Sequence[int]) -> None: ...
+    def open(self, request_id: str, shared: int, tiles: Sequence[int]) -> None: ...
 
-    def grow(self, session_id: str, tiles: Sequence[int]) -> None: ...
+    def grow(self, request_id: str, tiles: Sequence[int]) -> None: ...
 
-    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None: ...
+    def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None: ...
 
-    def close(self, session_id: str) -> None: ...
+    def close(self, request_id: str) -> None: ...
 
     def begin(self, batch: Sequence[Rows]) -> None: ...
 
@@ -173,17 +173,17 @@ class Upstream:
     def join(self, device: torch.device) -> None:
         self._exchange = self._meeting.join(self._size, lambda stage: self._stages[stage].alive(), self._timeout_s, device)
 
-    def open(self, session_id: str, shared: int, tiles: Sequence[int]) -> None:
-        self._orders.open(session_id, shared, tiles)
+    def open(self, request_id: str, shared: int, tiles: Sequence[int]) -> None:
+        self._orders.open(request_id, shared, tiles)
 
-    def grow(self, session_id: str, tiles: Sequence[int]) -> None:
-        self._orders.grow(session_id, tiles)
+    def grow(self, request_id: str, tiles: Sequence[int]) -> None:
+        self._orders.grow(request_id, tiles)
 
-    def keep(self, session_id: str, context: int, rows: Sequence[int]) -> None:
-        self._orders.keep(session_id, context, rows)
+    def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
+        self._orders.keep(request_id, context, rows)
 
-    def close(self, session_id: str) -> None:
-        self._orders.close(session_id)
+    def close(self, request_id: str) -> None:
+        self._orders.close(request_id)
 
     def begin(self, batch: Sequence[Rows]) -> None:
         self._orders.run(batch)

@@ -41,8 +41,8 @@ _MOST_SLOWER, _KNOWN = 4.0, 3.0
 _Kind = tuple[bool, int]
 
 
-def _kind(live: LiveRequest) -> _Kind:
-    return live.request.sampling.temperature > 0, len(live.request.prompt).bit_length()
+def _kind(request: LiveRequest) -> _Kind:
+    return request.message.sampling.temperature > 0, len(request.message.prompt).bit_length()
 
 
 class Record:
@@ -135,23 +135,23 @@ class CostlySources:
         self._choices = choices
         self._records: dict[str, Record] = {}
 
-    def begin(self, live: LiveRequest, requests: int, now: float) -> None:
+    def begin(self, request: LiveRequest, requests: int, now: float) -> None:
         """Choose the sources of a request that begins.
 
         Args:
             requests: decoded at once, this one included.
             now: seconds.
         """
-        for name in costly(live.request.plan):
+        for name in costly(request.message.plan):
             record = self._records.setdefault(name, Record())
-            tried = any(use.trial for use in live.used.values())
-            use = record.decide(_kind(live), requests, now, may_try=not tried)
+            tried = any(use.trial for use in request.used.values())
+            use = record.decide(_kind(request), requests, now, may_try=not tried)
             if use is None:
-                self._leave_out(live, name, requests, "too_costly")
+                self._leave_out(request, name, requests, "too_costly")
             else:
                 self._count(name, "trial" if use.trial else "pays")
                 record.trials += use.trial
-                live.used[name] = use
+                request.used[name] = use
 
     def learn_pass(self, batch: Sequence[LiveRequest], seconds: float) -> None:
         """Learn the cost of sources from a pass without prompts.
@@ -160,49 +160,49 @@ class CostlySources:
             seconds: from the end of the pass before to its end.
         """
         for name, record in self._records.items():
-            units = sum(name in live.used for live in batch)
+            units = sum(name in request.used for request in batch)
             mean_s = record.cost.without_s(len(batch)) or seconds
             record.cost.learn(requests=len(batch), units=units, seconds=seconds, pass_s=mean_s)
 
-    def learn_step(self, live: LiveRequest, committed: Sequence[int], accepted: int) -> None:
+    def learn_step(self, request: LiveRequest, committed: Sequence[int], accepted: int) -> None:
         """Learn the gain of a request's sources from a step, before it is committed.
 
         Args:
             committed: the step's tokens; the first ``accepted`` of them had been drafted.
         """
-        for name, use in live.used.items():
+        for name, use in request.used.items():
             reached = 0
             if accepted:
-                others = (each.tree for (_, group), each in live.ready().items() if group != name)
+                others = (each.tree for (_, group), each in request.ready().items() if group != name)
                 reached = max((reach(tree, committed[:accepted], name) for tree in others), default=0)
             use.steps += 1
             use.brought.learn(accepted - reached, len(committed) - (accepted - reached))
             model = SOURCES[name].kind == "model"
-            use.drafts = sum(box.received[name] if model else box.received.total() for box in live.mailboxes.values())
+            use.drafts = sum(box.received[name] if model else box.received.total() for box in request.mailboxes.values())
 
-    def given_up(self, live: LiveRequest, requests: int) -> tuple[str, ...]:
+    def given_up(self, request: LiveRequest, requests: int) -> tuple[str, ...]:
         """Give up the request's hopeless sources. Returns their names."""
-        kind = _kind(live)
-        gone = [name for name, use in live.used.items() if self._records[name].hopeless(use, kind, requests)]
+        kind = _kind(request)
+        gone = [name for name, use in request.used.items() if self._records[name].hopeless(use, kind, requests)]
         for name in gone:
-            self._records[name].ended(live.used.pop(name), kind)
-            self._leave_out(live, name, requests, "given_up")
+            self._records[name].ended(request.used.pop(name), kind)
+            self._leave_out(request, name, requests, "given_up")
         return tuple(gone)
 
-    def end(self, live: LiveRequest) -> None:
+    def end(self, request: LiveRequest) -> None:
         """Learn from a request that has ended."""
-        for name, use in live.used.items():
-            self._records[name].ended(use, _kind(live))
-        live.used.clear()
+        for name, use in request.used.items():
+            self._records[name].ended(use, _kind(request))
+        request.used.clear()
 
     def _count(self, name: str, reason: str) -> None:
         reasons = self._choices.setdefault(name, {})
         reasons[reason] = reasons.get(reason, 0) + 1
 
-    def _leave_out(self, live: LiveRequest, name: str, requests: int, reason: str) -> None:
+    def _leave_out(self, request: LiveRequest, name: str, requests: int, reason: str) -> None:
         self._count(name, reason)
-        live.sources = tuple(each for each in live.sources if each != name)
-        live.note_switch(f"without {name}: {self._records[name].why(_kind(live), requests)}")
+        request.sources = tuple(each for each in request.sources if each != name)
+        request.note_switch(f"without {name}: {self._records[name].why(_kind(request), requests)}")
 
 
 def costly(plan: Plan) -> tuple[str, ...]:

@@ -46,23 +46,23 @@ class DraftWait:
             load: the decoding requests of ``batch``, without drafts.
             meanwhile: called before the wait, if there is one.
         """
-        drafted = [live for live in batch if live.decoding and not live.undrafted]
+        drafted = [request for request in batch if request.decoding and not request.undrafted]
         pays = self._budget.wanted(load).nodes > 0
         missing = self._missing(drafted, load) if pays else {}
         tokens, pass_s = _tokens(batch), self._budget.seconds(load)
-        others = any(live.undrafted for live in batch)
+        others = any(request.undrafted for request in batch)
         longest = self._waiting.seconds(list(missing.values()), tokens, pass_s, delays_others=others)
         if longest > 0:
             meanwhile()
             self._rate = tokens / pass_s
             began = now()
-            for live in drafted:
-                live.waited_since = None if others else (began, live.expected())
+            for request in drafted:
+                request.waited_since = None if others else (began, request.expected())
             still = await self._wait(batch, drafted, load, began + longest)
             self._waiting.waited(now() - began, wasted=still.keys() == missing.keys())
-        for live in drafted:
+        for request in drafted:
             # Where drafting does not pay, an absent draft does not count as missed.
-            ready = sorted(live.ready().values(), key=lambda found: found.late)
+            ready = sorted(request.ready().values(), key=lambda found: found.late)
             if pays or any(not found.late for found in ready):
                 self._stats.count_draft(ready[0].draft if ready else None)
 
@@ -71,7 +71,7 @@ class DraftWait:
     ) -> dict[_Group, Missing]:
         """Wait until every draft is there, the deadline passes, or the rest is not worth it. Returns the missing ones."""
         pass_s = self._budget.seconds(load)
-        while missing := self._missing([live for live in drafted if not live.closed], load):
+        while missing := self._missing([request for request in drafted if not request.closed], load):
             left = deadline - now()
             if left <= 0:
                 self._stats.deadline_misses += 1
@@ -90,13 +90,13 @@ class DraftWait:
                 return rest
         return missing
 
-    def learn(self, live: LiveRequest, verdict: Verdict) -> None:
+    def learn(self, request: LiveRequest, verdict: Verdict) -> None:
         """Credit the wait with the tokens it gained. Called after verification, before ``verdict`` is committed."""
-        since, live.waited_since = live.waited_since, None
+        since, request.waited_since = request.waited_since, None
         if since is None or not self._rate:
             return
         began, expected = since
-        came = (found for found in live.ready().values() if not found.late and found.at >= began)
+        came = (found for found in request.ready().values() if not found.late and found.at >= began)
         brought = max((follow(found.tree, verdict.committed) for found in came), default=0)
         gained = min(brought, len(verdict.accepted_path)) - expected
         if gained > 0:
@@ -105,11 +105,11 @@ class DraftWait:
     def _missing(self, drafted: Iterable[LiveRequest], load: Load) -> dict[_Group, Missing]:
         """Drafts that may still arrive, by origin and group."""
         asked: dict[_Group, list[tuple[float, float]]] = {}
-        for live in drafted:
-            for origin, mailbox in live.mailboxes.items():
-                groups = mailbox.missing(live.tokens) if self._drafting.connected(origin) else {}
+        for request in drafted:
+            for origin, mailbox in request.mailboxes.items():
+                groups = mailbox.missing(request.tokens) if self._drafting.connected(origin) else {}
                 for group, at in groups.items():
-                    gain = mailbox.worth(group).of(late=False) - live.expected()
+                    gain = mailbox.worth(group).of(late=False) - request.expected()
                     # With drafts sent ahead, the remainder of an earlier one may be just as good: gain may be zero.
                     asked.setdefault((origin, group), []).append((at, max(0.0 if mailbox.ahead else _LEAST, gain)))
         found: dict[_Group, Missing] = {}
@@ -125,4 +125,4 @@ class DraftWait:
 
 def _tokens(batch: Iterable[LiveRequest]) -> float:
     """Expected tokens of a pass that begins now: one per request, and the accepted tokens of the drafts at hand."""
-    return sum(1.0 + live.expected() for live in batch)
+    return sum(1.0 + request.expected() for request in batch)

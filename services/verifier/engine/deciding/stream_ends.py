@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from services.verifier.engine.deciding.asking import Prices
-from services.verifier.model.target_port import StreamRows
+from services.verifier.model.target_port import StreamSpec
 from speculation.tree import ROOT
 from speculation.types import TokenTree
 
@@ -32,7 +32,7 @@ def likely_ends(tree: TokenTree, chances: Sequence[float]) -> list[tuple[int, fl
 
 
 def choose_ends(
-    tree: TokenTree, chances: Sequence[float], streams: StreamRows, tokens: float, prices: Prices | None
+    tree: TokenTree, chances: Sequence[float], streams: StreamSpec, tokens: float, prices: Prices | None
 ) -> tuple[int, ...]:
     """The nodes, and ``ROOT``, that have streams in the coming pass.
 

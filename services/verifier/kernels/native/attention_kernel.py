@@ -10,7 +10,7 @@ from itertools import groupby, pairwise
 import torch
 
 from services.verifier.attention.calls import Call
-from services.verifier.attention.stream_layout import late_last
+from services.verifier.attention.stream_layout import streams_last
 from services.verifier.kernels.native.library import Library
 from services.verifier.kv_cache.pool import TILE, KVPool
 from services.verifier.model.target_port import Rows
@@ -70,7 +70,7 @@ class NativePass:
 
     Attributes:
         positions: [rows], int64, the position of each row in its own request.
-        late: how many of the rows, the last ones, are late ones; see ``stream_rows``.
+        stream_rows: number of the stream rows, the last rows of all.
         held: tensors that ``layout`` points to.
     """
 
@@ -78,7 +78,7 @@ class NativePass:
     pool: KVPool
     positions: torch.Tensor
     layout: _Layout
-    late: int = 0
+    stream_rows: int = 0
     held: list[torch.Tensor] = field(default_factory=list)
     _rooms: dict[tuple[int, ...], list[torch.Tensor]] = field(default_factory=dict)
 
@@ -132,21 +132,21 @@ def _rows_whole(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def lay_out(
-    kernel: Kernel, pool: KVPool, batch: Sequence[Rows], padding: int, late: Sequence[int] | None = None
+    kernel: Kernel, pool: KVPool, batch: Sequence[Rows], padding: int, stream_rows: Sequence[int] | None = None
 ) -> NativePass:
     """Lay out ``batch``, followed by ``padding`` rows that belong to no request.
 
     Args:
-        late: of each entry, how many of its rows, the last ones, are late ones: they come behind all others.
+        stream_rows: of each entry, the number of its stream rows, its last rows: they are put behind all others.
     """
     tables = _Tables()
     for rows in batch:
-        tables.add(rows, pool.tiles_of(rows.session_id))
+        tables.add(rows, pool.tiles_of(rows.request_id))
     for _ in range(padding):
-        tables.add(Rows(session_id="", context=0, tokens=(0,), logits=0), [pool.padding_tile])
-    if late is not None:
-        tables.reorder(late_last(batch, padding, late))
-    return _laid_out(kernel, pool, tables, sum(late or ()))
+        tables.add(Rows(request_id="", context=0, tokens=(0,), logits=0), [pool.padding_tile])
+    if stream_rows is not None:
+        tables.reorder(streams_last(batch, padding, stream_rows))
+    return _laid_out(kernel, pool, tables, sum(stream_rows or ()))
 
 
 def lay_out_placed(kernel: Kernel, pool: KVPool, batch: Sequence[PlacedRows]) -> NativePass:
@@ -157,7 +157,7 @@ def lay_out_placed(kernel: Kernel, pool: KVPool, batch: Sequence[PlacedRows]) ->
     return _laid_out(kernel, pool, tables, 0)
 
 
-def _laid_out(kernel: Kernel, pool: KVPool, tables: _Tables, late: int) -> NativePass:
+def _laid_out(kernel: Kernel, pool: KVPool, tables: _Tables, stream_rows: int) -> NativePass:
     block_rows = tables.block_rows(max(1, _BLOCK_QUERIES // max(call.share for call in pool.calls)))
     slots = (max(tables.own_slot) // TILE + 1) * TILE
     most = max(b - a for a, b in pairwise(block_rows))
@@ -173,7 +173,7 @@ def _laid_out(kernel: Kernel, pool: KVPool, tables: _Tables, late: int) -> Nativ
     arrays.append(torch.empty(threads * per_thread))
     integers = (len(tables.position), len(block_rows) - 1, slots, per_thread, threads)
     layout = _Layout(*integers, *[array.data_ptr() for array in arrays])
-    return NativePass(kernel=kernel, pool=pool, positions=arrays[3], layout=layout, late=late, held=arrays)
+    return NativePass(kernel=kernel, pool=pool, positions=arrays[3], layout=layout, stream_rows=stream_rows, held=arrays)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,7 +213,7 @@ class _Tables:
         """Add the rows of one request."""
         count, end = len(rows.tokens), rows.context + rows.chain
         if rows.context + count > len(owned) * TILE:
-            raise IndexError(f"{rows.session_id} owns {len(owned)} tiles: not enough for {rows.context + count} rows")
+            raise IndexError(f"{rows.request_id} owns {len(owned)} tiles: not enough for {rows.context + count} rows")
         self._request += [self._requests] * count
         self._requests += 1
         self.row_tiles += [len(self.tiles)] * count

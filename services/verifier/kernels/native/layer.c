@@ -112,24 +112,24 @@ static void multiply_parts(const struct parts *parts, int64_t rows, const float 
 }
 
 /* Add an adapter's product to the last rows of `out`, of `out_row` columns. */
-static void adapt(const struct adapter *adapter, const struct adapters *late, int64_t rows, const float *in, float *out,
+static void adapt(const struct adapter *adapter, const struct adapters *streams, int64_t rows, const float *in, float *out,
                   int64_t out_row) {
-    const int64_t first = rows - late->rows;
+    const int64_t first = rows - streams->rows;
     float *changed = out + first * out_row;
-    outrider_linear(&adapter->down, late->rows, in + first * adapter->down.inputs, 0, late->inner, adapter->up.inputs);
-    outrider_linear(&adapter->up, late->rows, late->inner, changed, changed, out_row);
+    outrider_linear(&adapter->down, streams->rows, in + first * adapter->down.inputs, 0, streams->inner, adapter->up.inputs);
+    outrider_linear(&adapter->up, streams->rows, streams->inner, changed, changed, out_row);
 }
 
 /* in and out: [rows, hidden]; `attention` lacks what this layer makes itself: query, key, value, their strides and out.
- * `late` may be none. */
+ * `streams` may be none. */
 void outrider_layer(const struct decoder_layer *layer, const struct layout *pass, const struct layer *attention,
-                    const struct room *room, const struct adapters *late, int64_t rows, const float *in, float *out) {
+                    const struct room *room, const struct adapters *streams, int64_t rows, const float *in, float *out) {
     const struct parts *parts = &layer->query_key_value;
     const int64_t size = layer->size, hidden = layer->hidden;
     struct layer attending = *attention;
     normalise_rows(&layer->before_attention, rows, hidden, in, room->normed);
     multiply_parts(parts, rows, room->normed, room->query_key_value);
-    if (late) adapt(&late->query_key_value, late, rows, room->normed, room->query_key_value, parts->width);
+    if (streams) adapt(&streams->query_key_value, streams, rows, room->normed, room->query_key_value, parts->width);
     place_heads(layer, rows, room);
     attending.query = room->query_key_value;
     attending.key = attending.query + parts->at[1];
@@ -139,10 +139,10 @@ void outrider_layer(const struct decoder_layer *layer, const struct layout *pass
     attending.out = room->attended;
     outrider_attend(pass, &attending);
     outrider_linear(&layer->attention_out, rows, room->attended, in, out, hidden);
-    if (late) adapt(&late->attention_out, late, rows, room->attended, out, hidden);
+    if (streams) adapt(&streams->attention_out, streams, rows, room->attended, out, hidden);
     normalise_rows(&layer->before_mlp, rows, hidden, out, room->normed);
     multiply_parts(&layer->gate_up, rows, room->normed, room->gate_up);
     activate(layer, rows, room);
     outrider_linear(&layer->down, rows, room->active, out, out, hidden);
-    if (late) adapt(&late->mlp_down, late, rows, room->active, out, hidden);
+    if (streams) adapt(&streams->mlp_down, streams, rows, room->active, out, hidden);
 }

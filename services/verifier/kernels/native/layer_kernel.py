@@ -116,7 +116,7 @@ class FusedLayer:
         self._adapters: _Adapters | None = None
 
     def adapt(self, adapters: Mapping[str, LowRank]) -> None:
-        """Add adapters to the products of late rows, by the names of the layer's linear parts."""
+        """Add adapters to the products of stream rows, by the names of the layer's linear parts."""
         hidden, width, query, _, intermediate = self._widths
         at = self._layer.query_key_value.at
         places = {"self_attn.q_proj": at[0], "self_attn.v_proj": at[2]}
@@ -163,13 +163,13 @@ class FusedLayer:
         pointers = _Room(cosine.data_ptr(), sine.data_ptr(), *[buffer.data_ptr() for buffer in room])
         attention: AttentionLayer = laid_out.layer(self._attention)
         layer, by = self._layer, ctypes.byref
-        late = None
-        if laid_out.late:
-            late = self._adapters
-            assert late is not None
-            late.rows, late.inner = laid_out.late, laid_out.room((self._rank,))[0].data_ptr()
+        adapters = None
+        if laid_out.stream_rows:
+            adapters = self._adapters
+            assert adapters is not None
+            adapters.rows, adapters.inner = laid_out.stream_rows, laid_out.room((self._rank,))[0].data_ptr()
         self._call(
-            by(layer), by(laid_out.layout), by(attention), by(pointers), None if late is None else by(late),
+            by(layer), by(laid_out.layout), by(attention), by(pointers), None if adapters is None else by(adapters),
             ctypes.c_int64(rows), ctypes.c_void_p(given.data_ptr()), ctypes.c_void_p(made.data_ptr()),
         )  # fmt: skip
         return made

@@ -51,7 +51,7 @@ class PassMetaKernel:
             nodes, count = len(request.parents), len(request.tokens)
             address, owned = table.buffer_info()
             if request.context + count > owned * TILE:
-                raise IndexError(f"{request.session_id} owns {owned} tiles: not enough for {request.context + count} rows")
+                raise IndexError(f"{request.request_id} owns {owned} tiles: not enough for {request.context + count} rows")
             entries.extend((address, request.context, count - nodes, nodes))
             if nodes:
                 parents.extend(request.parents)

@@ -23,7 +23,7 @@ _PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 
 
 class RowDecoderLayer:
-    """A layer's ``forward``. Passes that are not laid out for our kernels, or have late rows, run the layer's own.
+    """A layer's ``forward``. Passes that are not laid out for our kernels, or have stream rows, run the layer's own.
 
     Args:
         after: the norm that reads what the layer makes; None: it is not known, or not ours.

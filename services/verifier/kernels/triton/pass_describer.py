@@ -26,7 +26,7 @@ class PassDescriber:
         """As ``pass_meta.describe``, of the pool's tiles."""
         numbers = self._numbers(batch, rows, block_rows)
         if numbers is None:
-            tables = [self._pool.tiles_of(request.session_id) for request in batch]
+            tables = [self._pool.tiles_of(request.request_id) for request in batch]
             return describe(batch, tables, self._pool.padding_tile, rows, block_rows)
         tokens: list[int] = []
         for request in batch:
@@ -37,5 +37,5 @@ class PassDescriber:
     def _numbers(self, batch: Sequence[Rows], rows: int, block_rows: int) -> NDArray[np.int32] | None:
         if self._kernel is None:
             return None
-        tables = [self._pool.table_of(request.session_id) for request in batch]
+        tables = [self._pool.table_of(request.request_id) for request in batch]
         return self._kernel.describe(batch, tables, self._pool.padding_tile, rows, block_rows)

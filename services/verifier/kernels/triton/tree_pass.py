@@ -11,7 +11,7 @@ import triton
 
 from services.verifier.attention.calls import Call, Pass
 from services.verifier.attention.fixed import MOST_ROWS, Largest, rounded_up, steps
-from services.verifier.attention.stream_layout import late_last
+from services.verifier.attention.stream_layout import streams_last
 from services.verifier.kernels.triton.device.rotate_write import rotate_write
 from services.verifier.kernels.triton.device.tree_attend import attend, merge
 from services.verifier.kernels.triton.device.write_rows import write_rows
@@ -127,12 +127,12 @@ class TritonBuckets:
         made.reserve()
         return made
 
-    def launched(self, batch: Sequence[Rows], padding: int, late: Sequence[int] | None = None) -> Pass:
-        """A pass of any size, for once; ``late`` as in ``stream_layout.late_last``."""
+    def launched(self, batch: Sequence[Rows], padding: int, stream_rows: Sequence[int] | None = None) -> Pass:
+        """A pass of any size, for once; ``stream_rows`` as in ``stream_layout.streams_last``."""
         rows = sum(len(request.tokens) for request in batch) + padding
         made = TritonPass(self._pool, PassShape.of(batch, self._share, rows), self._scratch)
         made.fill(batch)
-        return made if late is None else LateTritonPass(made, late_last(batch, padding, late))
+        return made if stream_rows is None else StreamTritonPass(made, streams_last(batch, padding, stream_rows))
 
 
 class Scratch:
@@ -267,8 +267,8 @@ class TritonPass:
         return own[:count], own[apart : apart + count], own[2 * apart : size]
 
 
-class LateTritonPass:
-    """Implements ``Pass``: one whose late rows come behind all others, padding included, and not behind their tree.
+class StreamTritonPass:
+    """Implements ``Pass``: one whose stream rows come behind all others, padding included, and not behind their tree.
 
     Args:
         inner: the pass in the order of its requests.

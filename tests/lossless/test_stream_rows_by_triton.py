@@ -1,4 +1,4 @@
-"""Late rows in passes of our GPU kernels, through Triton's interpreter: no bit of another row changes, and they are right."""
+"""Stream rows in passes of our GPU kernels, through Triton's interpreter: no bit of another row changes, and they are right."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def rows_of(target: TransformersTarget, with_streams: bool) -> list[torch.Tensor
     ends = ((4,), (0, 2)) if with_streams else ((), ())
     for name in "ab":
         target.open(name, 160)
-    target.forward([Rows(session_id="a", context=0, tokens=tuple(range(3, 17)), logits=0)])
+    target.forward([Rows(request_id="a", context=0, tokens=tuple(range(3, 17)), logits=0)])
     target.keep("a", 0, range(14))
     batch = [
-        Rows(session_id="b", context=0, tokens=(5, 6, 7, 8, 9), logits=1, layers=IN_PASS, ends=ends[0]),
-        Rows(session_id="a", context=14, tokens=(9, 3, 4, 1), parents=(-1, 0, -1), logits=4, layers=IN_PASS, ends=ends[1]),
+        Rows(request_id="b", context=0, tokens=(5, 6, 7, 8, 9), logits=1, layers=IN_PASS, ends=ends[0]),
+        Rows(request_id="a", context=14, tokens=(9, 3, 4, 1), parents=(-1, 0, -1), logits=4, layers=IN_PASS, ends=ends[1]),
     ]
     found = target.forward(batch)
     states = [state for name, own in zip("ba", ends, strict=True) for state in map(streams_of(target, name), own)]
@@ -52,13 +52,13 @@ def rows_of(target: TransformersTarget, with_streams: bool) -> list[torch.Tensor
 
 
 def streams_of(target: TransformersTarget, name: str) -> Callable[[int], torch.Tensor]:
-    late = target.late
-    assert late is not None
-    return lambda row: late.states(name, row).clone()
+    stream_rows = target.stream_rows
+    assert stream_rows is not None
+    return lambda row: stream_rows.states(name, row).clone()
 
 
 @pytest.mark.exhaustive
-def test_late_rows_change_no_bit_and_are_those_of_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stream_rows_change_no_bit_and_are_those_of_a_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = make_tiny_model(tmp_path / "target", hidden_size=32, num_attention_heads=2, num_key_value_heads=1)
     weights = read_stream_weights(make_streams(model, tmp_path / "streams", layers=1, streams=2), model)
     config = TargetConfig(model_path=str(model), kv_cache_tokens=512, max_model_len=256, threads=1)
@@ -77,11 +77,11 @@ def test_late_rows_change_no_bit_and_are_those_of_a_cpu(tmp_path: Path, monkeypa
         assert all(map(torch.equal, found[:2], plain))
         for mine, other in zip(found, rows_of(on_cpu, True), strict=True):
             assert torch.allclose(mine, other, atol=1e-3)
-        # A late row among the others' places: a planted fault.
-        monkeypatch.setattr(triton_pass, "late_last", lambda *given: right(*given)[::-1])
+        # A stream row among the others' places: a planted fault.
+        monkeypatch.setattr(triton_pass, "streams_last", lambda *given: right(*given)[::-1])
         wrong = rows_of(target, True)
         assert not all(map(torch.equal, wrong[:2], plain))
     on_cpu.shutdown()
 
 
-right = triton_pass.late_last
+right = triton_pass.streams_last

@@ -1,4 +1,4 @@
-"""Late rows change no bit of any other row, leave nothing behind, and are what the paper's formulas say."""
+"""Stream rows change no bit of any other row, leave nothing behind, and are what the paper's formulas say."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
 from services.verifier.kv_cache.pool import TILE
 from services.verifier.model import slice as model_slice
-from services.verifier.model.stream_rows import LateRows
+from services.verifier.model.stream_rows import StreamRows
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.errors import ConfigurationError, InvalidArgument
@@ -33,7 +33,7 @@ from tests.tiny import make_tiny_model
 from tests.trained_heads import make_streams
 from tests.unit.test_streams import LAYERS, STREAMS, TEXT, TOP, Bare, expected
 
-pytestmark = pytest.mark.xdist_group("late rows")
+pytestmark = pytest.mark.xdist_group("stream rows")
 
 IN_PASS = tuple(range(LAYERS, LAYERS + STREAMS))
 
@@ -93,7 +93,7 @@ def batches(vocab: int) -> Iterator[list[Rows]]:
             ends = tuple(chain - 1 + row for row in source.sample(range(nodes + 1), min(3, nodes + 1)))
             batch.append(
                 Rows(
-                    session_id=f"r{number}",
+                    request_id=f"r{number}",
                     context=context,
                     tokens=tokens,
                     parents=parents,
@@ -108,23 +108,23 @@ def batches(vocab: int) -> Iterator[list[Rows]]:
 def computed(target: TransformersTarget, batch: Sequence[Rows]) -> list[torch.Tensor]:
     """What a pass leaves: logits, the hidden states that all targets have, and the keys and values of all its rows."""
     for rows in batch:
-        assert target.open(rows.session_id, 200)
+        assert target.open(rows.request_id, 200)
         before = tuple(TEXT[at % len(TEXT)] for at in range(rows.context))
         if before:
-            target.forward([Rows(session_id=rows.session_id, context=0, tokens=before, logits=0)])
-            target.keep(rows.session_id, 0, range(len(before)))
+            target.forward([Rows(request_id=rows.request_id, context=0, tokens=before, logits=0)])
+            target.keep(rows.request_id, 0, range(len(before)))
     found = list(target.forward(batch))
     for rows in batch:
-        data = target.features(rows.session_id, range(len(rows.tokens)))
+        data = target.features(rows.request_id, range(len(rows.tokens)))
         states = torch.frombuffer(bytearray(data.data), dtype=torch.float16).view(data.rows, len(data.layers), -1)
         found.append(states[:, :2])
-        tiles = target.pool.tiles_of(rows.session_id)
+        tiles = target.pool.tiles_of(rows.request_id)
         for slot in range(rows.context + len(rows.tokens)):
             tile, offset = tiles[slot // TILE], slot % TILE
             found += [keys[tile, :, :, offset].clone() for keys in target.pool.keys]
             found += [values[tile, :, offset].clone() for values in target.pool.values]
     for rows in batch:
-        target.close(rows.session_id)
+        target.close(rows.request_id)
     return found
 
 
@@ -147,9 +147,9 @@ def test_a_planted_leak_is_found(
 ) -> None:
     """One other row that streams are added to, in one layer."""
     target, bare = targets
-    late = target.late
-    assert late is not None
-    layer = late._layers[0]
+    stream_rows = target.stream_rows
+    assert stream_rows is not None
+    layer = stream_rows._layers[0]
 
     def leak(module: object, given: tuple[torch.Tensor, ...], made: torch.Tensor) -> torch.Tensor:
         return torch.cat((made[:, :1] + made[:, -1:], made[:, 1:]), dim=1)
@@ -173,13 +173,13 @@ def test_streams_are_what_the_formulas_say(
             assert target.open(name, 160)
         # Some of it is committed already.
         before = chain - 3
-        target.forward([Rows(session_id="a", context=0, tokens=tuple(text[:before]), logits=0)])
+        target.forward([Rows(request_id="a", context=0, tokens=tuple(text[:before]), logits=0)])
         target.keep("a", 0, range(before))
         tree = Rows(
-            session_id="a", context=before, tokens=(*text[before:chain], 9, 8, 7, 6), parents=(-1, -1, 1, 2), logits=5,
+            request_id="a", context=before, tokens=(*text[before:chain], 9, 8, 7, 6), parents=(-1, -1, 1, 2), logits=5,
             layers=IN_PASS, ends=(2, 3, 6),
         )  # fmt: skip
-        other = Rows(session_id="b", context=0, tokens=tuple(text[3:9]), logits=1, layers=IN_PASS, ends=(5,))
+        other = Rows(request_id="b", context=0, tokens=tuple(text[3:9]), logits=1, layers=IN_PASS, ends=(5,))
         target.forward([other, tree])
         paths = {2: [], 3: [9], 6: [8, 7, 6]}
         for row, path in paths.items():
@@ -202,7 +202,7 @@ def test_drafts_are_those_of_two_steps(
         text = TEXT[:length]
         assert target.open("a", 100)
         target.forward(
-            [Rows(session_id="a", context=0, tokens=tuple(text), logits=1, layers=(state, *IN_PASS), ends=(length - 1,))]
+            [Rows(request_id="a", context=0, tokens=tuple(text), logits=1, layers=(state, *IN_PASS), ends=(length - 1,))]
         )
         data = target.features("a", range(length))
         target.close("a")
@@ -247,10 +247,10 @@ def test_what_follows_sees_nothing_of_them(targets: tuple[TransformersTarget, Tr
     logits = []
     for served, ends in ((target, (3, 5)), (bare, ())):
         assert served.open("a", 64)
-        rows = Rows(session_id="a", context=0, tokens=(*TEXT[:4], 9, 8, 7), parents=(-1, -1, 1), logits=4, ends=ends)
+        rows = Rows(request_id="a", context=0, tokens=(*TEXT[:4], 9, 8, 7), parents=(-1, -1, 1), logits=4, ends=ends)
         served.forward([rows])
         served.keep("a", 0, [0, 1, 2, 3, 5, 6])
-        logits += [served.forward([Rows(session_id="a", context=6, tokens=(7, 6, 5, 4), logits=4)])[0]]
+        logits += [served.forward([Rows(request_id="a", context=6, tokens=(7, 6, 5, 4), logits=4)])[0]]
         served.close("a")
     assert torch.equal(*logits)
 
@@ -267,12 +267,12 @@ def test_the_last_stage_computes_them(model: Path, folder: Path) -> None:
             assert all(map(torch.equal, computed(split, batch)[logits], computed(alone, batch)[logits]))
             rows = batch[0]
             for target in (split, alone):
-                assert target.open(rows.session_id, 200)
+                assert target.open(rows.request_id, 200)
                 target.forward([replace(rows, context=0, layers=IN_PASS)])
-            data = [target.features(rows.session_id, rows.ends[:1]) for target in (split, alone)]
+            data = [target.features(rows.request_id, rows.ends[:1]) for target in (split, alone)]
             assert data[0] == data[1]
             for target in (split, alone):
-                target.close(rows.session_id)
+                target.close(rows.request_id)
     finally:
         split.shutdown()
 
@@ -291,7 +291,7 @@ def test_streams_of_another_model_are_refused(model: Path, folder: Path, tmp_pat
         TransformersTarget(config_of(other), None, read_stream_weights(folder, model))
 
 
-def test_models_that_cannot_take_late_rows_are_refused(model: Path, folder: Path) -> None:
+def test_models_that_cannot_take_stream_rows_are_refused(model: Path, folder: Path) -> None:
     weights = read_stream_weights(folder, model)
     missing = replace(weights, adapters=tuple({"attn.c_proj": next(iter(layer.values()))} for layer in weights.adapters))
     with pytest.raises(ConfigurationError, match=r"LlamaDecoderLayer has no linear layer attn\.c_proj"):
@@ -315,7 +315,7 @@ def test_decoders_of_another_kind_are_refused(model: Path, folder: Path, broken:
     for name, value in broken.items():
         setattr(loaded.model.rotary_emb if name == "rope_type" else loaded.model, name, value)
     with pytest.raises(ConfigurationError, match=why):
-        LateRows(loaded, LAYERS, read_stream_weights(folder, model), torch.device("cpu"))
+        StreamRows(loaded, LAYERS, read_stream_weights(folder, model), torch.device("cpu"))
 
 
 def test_streams_that_nobody_loaded_are_refused(model: Path) -> None:
