@@ -298,7 +298,7 @@ class DecodingLoop:
 
     def _learn(self, parts: list[Part], seconds: float) -> None:
         """Update the budget with a pass's time and its accepted paths."""
-        if any(part.rows.chain > 1 for part in parts):
+        if any(part.chain > 1 for part in parts):
             self._budget.learn_prompts(load_of(parts), seconds)
             return
         outcomes = [(part.tree, part.verdict.accepted_path) for part in parts if part.verdict is not None and len(part.tree)]
@@ -310,7 +310,7 @@ class DecodingLoop:
         if part.error is not None:
             self._fail(request, part.error, "verification failed")
             return
-        request.computed += part.rows.chain
+        request.computed += part.chain
         if part.prompt_features is not None:
             self._drafting.show(request, part.prompt_features)
         if verdict is None:
@@ -326,7 +326,7 @@ class DecodingLoop:
                 queue_s=request.queue_s,
                 cached_tokens=request.cached,
                 num_drafted=len(part.tree) - len(part.tree.probes),
-                accepted_sources=tuple(part.tree.sources[node] for node in verdict.accepted_path),
+                accepted_sources=tuple([part.tree.sources[node] for node in verdict.accepted_path]),
                 logprobs=verdict.logprobs,
                 switches=request.take_switches(),
             )

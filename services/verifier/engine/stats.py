@@ -26,7 +26,11 @@ class StepTimes:
         try:
             yield
         finally:
-            self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - start
+            self.add(part, time.perf_counter() - start)
+
+    def add(self, part: str, seconds: float) -> None:
+        """Add measured time to ``part``."""
+        self.seconds[part] = self.seconds.get(part, 0.0) + seconds
 
     def move(self, seconds: float, part: str, other: str) -> None:
         """Move measured time from ``part`` to ``other``."""
@@ -121,6 +125,8 @@ class LoopStats:
 
     def count_tree(self, tree: TokenTree, accepted_path: Sequence[int], strategy: str) -> None:
         """Count the nodes of a verified tree; ``strategy`` is that of its request."""
+        if not len(tree):
+            return
         if drafted := len(tree) - len(tree.probes):
             self.by_strategy.setdefault(strategy, StrategyCounts()).count(drafted, len(accepted_path))
         probes = set(tree.probes)
