@@ -132,6 +132,7 @@ class LiveRequest:
         self.max_nodes = min(max_nodes, message.plan.max_nodes)
         # Nodes that the budget chose in each of the last drafted steps. A draft chosen whole counts as ``max_nodes``.
         self._chosen: deque[int] = deque([self.max_nodes], maxlen=_REMEMBERED)
+        self._prompt_length = len(message.prompt)
         self._room = longest_answer(message.sampling.max_tokens, room=room_behind(len(message.prompt), max_model_len))
         self._stop_ids = stop_token_ids(message.sampling, eos_token_ids)
         self._words = word_rule(message.sampling, vocab_size, self._stop_ids, grammar)
@@ -149,7 +150,7 @@ class LiveRequest:
     @property
     def generated(self) -> int:
         """Tokens of the answer so far."""
-        return len(self.tokens) - len(self.message.prompt)
+        return len(self.tokens) - self._prompt_length
 
     @property
     def stop_rule(self) -> StopRule:
@@ -158,7 +159,7 @@ class LiveRequest:
 
     def reason_to_end(self, token: int) -> FinishReason | None:
         """Why the answer ends if ``token`` is committed next; None if it goes on. As ``stop_rule`` says."""
-        return reason_to_end(token, self.generated + 1, self._stop_ids, self._room)
+        return reason_to_end(token, len(self.tokens) - self._prompt_length + 1, self._stop_ids, self._room)
 
     @property
     def complete(self) -> FinishReason | None:

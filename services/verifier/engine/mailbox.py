@@ -77,7 +77,7 @@ class ReadyDraft:
     at: float
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class _Kept:
     draft: Draft
     asked: bool
@@ -271,6 +271,7 @@ class Mailbox:
     def _find(self, tokens: Sequence[int]) -> list[ReadyDraft]:
         exact: dict[str, ReadyDraft] = {}
         late: dict[str, ReadyDraft] = {}
+        gone: list[_Kept] = []
         for kept in reversed(self._kept):
             draft, group = kept.draft, kept.draft.group
             if group in exact:
@@ -282,6 +283,11 @@ class Mailbox:
                 exact[group] = ReadyDraft(draft=draft, tree=draft.tree, late=False, asked=kept.asked, at=kept.at)
             elif tree := _remainder(draft.tree, since):
                 late[group] = ReadyDraft(draft=draft, tree=tree, late=True, asked=kept.asked, at=kept.at)
+            else:
+                # The text went elsewhere, or past its end.
+                gone.append(kept)
+        for kept in gone:
+            self._kept.remove(kept)
         return [*exact.values(), *(found for group, found in late.items() if group not in exact)]
 
     def learn(self, tokens: Sequence[int], committed: Sequence[int], most: int) -> None:

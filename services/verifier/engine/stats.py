@@ -129,9 +129,12 @@ class LoopStats:
             return
         if drafted := len(tree) - len(tree.probes):
             self.by_strategy.setdefault(strategy, StrategyCounts()).count(drafted, len(accepted_path))
-        probes = set(tree.probes)
-        _count(self.nodes_by_source, [name for node, name in enumerate(tree.sources) if node not in probes])
-        _count(self.probes_by_source, [tree.sources[node] for node in tree.probes])
+        if not tree.probes:
+            _count(self.nodes_by_source, tree.sources)
+        else:
+            probes = set(tree.probes)
+            _count(self.nodes_by_source, [name for node, name in enumerate(tree.sources) if node not in probes])
+            _count(self.probes_by_source, [tree.sources[node] for node in tree.probes])
         _count(self.accepted_by_source, [tree.sources[node] for node in accepted_path])
 
 
