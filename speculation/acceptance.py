@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
-from speculation.tree import ROOT, children
+from speculation.tree import ROOT, child_with, children
 from speculation.types import FinishReason, SamplingParams, TokenTree
 
 
@@ -89,12 +89,18 @@ def walk(tree: TokenTree, choose_at: Callable[[int], int], stop: StopRule) -> Ac
     Args:
         choose_at: the target's choice after a node (``ROOT``: after the pending token). Called for visited nodes only.
     """
-
-    def decide(node: int, siblings: list[int], _: int) -> tuple[int | None, int]:
+    node: int | None = ROOT
+    path: list[int] = []
+    tokens: list[int] = []
+    finish = None
+    while node is not None and finish is None:
         token = choose_at(node)
-        return next((child for child in siblings if tree.tokens[child] == token), None), token
-
-    return decided_path(tree, decide, stop)
+        node = child_with(tree, node, token)
+        if node is not None:
+            path.append(node)
+        tokens.append(token)
+        finish = stop.after(tokens)
+    return Accepted(path=tuple(path), tokens=tuple(tokens), finish_reason=finish)
 
 
 def decided_path(tree: TokenTree, decide: Decide, stop: StopRule) -> Accepted:

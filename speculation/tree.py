@@ -259,6 +259,23 @@ def child_with(tree: TokenTree, node: int, token: int) -> int | None:
     return None
 
 
+def goes_on(tree: TokenTree, tokens: Sequence[int]) -> bool:
+    """Whether anything remains of a tree below the path ``tokens``: whether ``descend`` gives a tree with nodes.
+
+    >>> goes_on(chain([7, 8], "suffix"), [7]), goes_on(chain([7, 8], "suffix"), [7, 8]), goes_on(chain([7], "suffix"), [5])
+    (True, False, False)
+    """
+    node = ROOT
+    for token in tokens:
+        found = child_with(tree, node, token)
+        if found is None:
+            return False
+        node = found
+    if not tree.probes:
+        return node in tree.parents
+    return any(parent == node and child not in tree.probes for child, parent in enumerate(tree.parents))
+
+
 def descend(tree: TokenTree, tokens: Sequence[int]) -> TokenTree | None:
     """What remains of a tree below the path ``tokens`` once these are committed; None if the tree has no such path.
 

@@ -8,24 +8,25 @@ from collections.abc import Sequence
 # A phrase comes again with one token in so many changed.
 _PHRASE, _CHANGED = 48, 10
 _PHRASES = 6
-# Ids are drawn up to here, as in a large vocabulary.
 VOCAB_SIZE = 128_256
+# Ids of texts are below it; those above are likely after them.
+_LARGEST = VOCAB_SIZE - 64
 
 
 def scripted_text(seed: int, length: int) -> list[int]:
     """``length`` token ids, without 0, the end of text."""
     draw = random.Random(seed)
-    phrases = [[draw.randrange(1, VOCAB_SIZE) for _ in range(_PHRASE)] for _ in range(_PHRASES)]
+    phrases = [[draw.randrange(1, _LARGEST) for _ in range(_PHRASE)] for _ in range(_PHRASES)]
     text: list[int] = []
     while len(text) < length:
         phrase = draw.choice(phrases)
-        text += [draw.randrange(1, VOCAB_SIZE) if draw.randrange(_CHANGED) == 0 else token for token in phrase]
+        text += [draw.randrange(1, _LARGEST) if draw.randrange(_CHANGED) == 0 else token for token in phrase]
     return text[:length]
 
 
 def likely_after(token: int, count: int) -> tuple[int, ...]:
     """``count`` ids, ``token`` first: what a target that chooses ``token`` might also find likely."""
-    return tuple((token + step) % VOCAB_SIZE for step in range(count))
+    return tuple(range(token, token + count))
 
 
 def choices_of(text: Sequence[int], context: int, chain: int, parents: Sequence[int]) -> list[int]:

@@ -13,7 +13,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 
 from services.drafter.config import DrafterConfig, SuffixConfig
-from services.drafter.sources.suffix_automaton import BREAK, NOWHERE, Ending
+from services.drafter.sources.suffix_automaton import BREAK, NOWHERE, Automaton, Ending
 from services.drafter.sources.suffix_memory import Memory
 from speculation.messages import OpenSession, StepReport
 
@@ -152,13 +152,29 @@ class SuffixSession:
         self._answers = answers
         self._own = Memory(config.depth, _MOST_FOLLOWERS)
         self._recent: deque[int] = deque(maxlen=config.depth)
+        # What of the tenant's answers was counted when the text's end was looked up in them, the place of that end, and the
+        # tokens since.
+        self._shared: tuple[tuple[Automaton | None, int], Ending] = (None, 0), NOWHERE
+        self._unfollowed: list[int] = []
         self._answer = list(message.tokens[message.prompt_length :])
         self._read(message.tokens)
 
     def start(self) -> Place:
         own = self._own.automaton
+        return own.head if self._own.complete else own.find(self._recent), self._shared_end()
+
+    def _shared_end(self) -> Ending:
+        """The longest suffix of the text that occurs in the tenant's answers."""
         shared = self._answers.memory.automaton
-        return own.head if self._own.complete else own.find(self._recent), shared.find(self._recent)
+        counted, found = self._shared
+        if counted == (shared, shared.changes):
+            for token in self._unfollowed:
+                found = shared.follow(found, token)
+        else:
+            found = shared.find(self._recent)
+        self._shared = (shared, shared.changes), found
+        self._unfollowed.clear()
+        return found
 
     def follow(self, place: Place, token: int) -> Place | None:
         own = self._own.automaton.follow(place[0], token)
@@ -211,4 +227,5 @@ class SuffixSession:
         self._own.add(tokens[-self._config.max_tokens :])
         self._own.forget(self._own.end - self._config.max_tokens)
         self._recent.extend(tokens[-self._config.depth :])
+        self._unfollowed += tokens
         self.catch_up()

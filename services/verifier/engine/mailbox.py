@@ -12,7 +12,7 @@ from services.verifier.engine.deciding.waiting import Experience, Worth
 from services.verifier.engine.held_reports import HeldReports
 from speculation.messages import Draft
 from speculation.prefix import EMPTY_HASH, extend_hash
-from speculation.tree import descend, follow
+from speculation.tree import descend, follow, goes_on
 from speculation.types import TokenTree
 
 # Remembered prefixes, one per step, and kept drafts. Drafters send several drafts ahead, for possible outcomes of a step.
@@ -187,7 +187,7 @@ class Mailbox:
             if not draft.more:
                 del self._asked[asked_for]
             if not draft.unready and (since := self._prefixes.since(draft, tokens)):
-                self._brought, left = min(most, follow(draft.tree, since)), _remainder(draft.tree, since)
+                self._brought, left = min(most, follow(draft.tree, since)), _goes_on(draft.tree, since)
                 for each in (experience.worth, worth):
                     each.learn(self._brought, late=False)
                     # A remainder is rated by the steps that it serves. Without one, no step will.
@@ -305,7 +305,7 @@ class Mailbox:
                 brought = min(most, follow(found.tree, committed))
                 self._brought = max(self._brought, brought)
                 # A step later it would have brought one token less. A remainder is rated by the next step instead.
-                ends = not found.late and not _remainder(found.tree, committed)
+                ends = not found.late and not _goes_on(found.tree, committed)
                 for each in (self._experience(group).worth, self._worth[group]):
                     each.learn(brought, late=found.late)
                     if ends:
@@ -316,6 +316,11 @@ class Mailbox:
         while self._kept and not self._prefixes.known(self._kept[0].draft):
             self._kept.popleft()
             self._found = None
+
+
+def _goes_on(tree: TokenTree, since: Sequence[int]) -> bool:
+    """Whether a draft has a ``_remainder``."""
+    return not tree.proposals and goes_on(tree, since)
 
 
 def _remainder(tree: TokenTree, since: Sequence[int]) -> TokenTree | None:
