@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 _EPILOG = """\
-What runs: the real decoding loop, key-value tiles, description of each pass, chooser, drafting messages through the codec,
+What runs: the real decoding loop, KV cache blocks, description of each pass, chooser, drafting messages through the codec,
 and the real text drafters, all in this process. What does not: the model. Its choices come from scripted texts that repeat
 themselves, so that drafters find something, and every answer is compared with its text.
 

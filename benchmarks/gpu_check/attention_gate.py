@@ -10,7 +10,7 @@ from benchmarks.gpu_check.packings import PackedTree, rows_of, starts_of, tree
 from benchmarks.gpu_check.verdicts import GateVerdict
 from services.verifier.attention.calls import Call
 from services.verifier.kernels.triton.tree_pass import PassShape, TritonPass
-from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.model.target_port import Rows
 
 # Query heads per key, size of a head, and window: inflated model, Llama-3, Qwen2.5-7B, a Gemma-like one.
@@ -29,11 +29,11 @@ class RandomText:
             torch.randn(heads, length, call.key_size, generator=generator).bfloat16().to(device)
             for heads in (call.heads, call.kv_heads, call.kv_heads)
         )
-        tiles = -(-(length + 4 * TILE) // TILE)
-        self._pool = KVPool([call], rows=2 * tiles * TILE, dtype=torch.bfloat16, device=torch.device(device), ones=False)
-        # Scattered tiles, and another request's.
-        self._pool.assign("text", list(range(2 * tiles - 1, 0, -2)), tiles)
-        self._pool.assign("other", list(range(0, 2 * tiles, 2)), tiles)
+        blocks = -(-(length + 4 * BLOCK) // BLOCK)
+        self._pool = KVPool([call], rows=2 * blocks * BLOCK, dtype=torch.bfloat16, device=torch.device(device), ones=False)
+        # Scattered blocks, and another request's.
+        self._pool.assign("text", list(range(2 * blocks - 1, 0, -2)), blocks)
+        self._pool.assign("other", list(range(0, 2 * blocks, 2)), blocks)
 
     def run(self, batch: Sequence[Rows], shown: Sequence[int]) -> torch.Tensor:
         """[rows, heads, size] of a pass whose rows have queries, keys and values of the text's positions ``shown``."""

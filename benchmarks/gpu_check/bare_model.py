@@ -15,7 +15,7 @@ from services.verifier.attention.recording import record
 from services.verifier.kernels.triton.decoder_layer import fuse_layers
 from services.verifier.kernels.triton.row_layers import use_row_kernels
 from services.verifier.kernels.triton.tree_pass import PassShape, TritonPass
-from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.model.target_port import Rows
 
 
@@ -56,8 +56,8 @@ class BareModel:
         self._calls = record(self._model, torch.arange(1, 9, device=device)[None], max(lengths))
         calls = [call for own in self._calls.values() for call in own]
         self._share = max(call.share for call in calls)
-        ends = list(itertools.accumulate(-(-length // TILE) for length in lengths))
-        self.pool = KVPool(calls, rows=ends[-1] * TILE, dtype=dtype, device=torch.device(device), ones=False)
+        ends = list(itertools.accumulate(-(-length // BLOCK) for length in lengths))
+        self.pool = KVPool(calls, rows=ends[-1] * BLOCK, dtype=dtype, device=torch.device(device), ones=False)
         for session, (begin, end) in enumerate(itertools.pairwise([0, *ends])):
             self.pool.assign(str(session), range(begin, end), 0)
         if row_kernels and (reason := fuse_layers(self._model.get_decoder(), self._trial, self._calls)[1]):

@@ -15,8 +15,8 @@ from services.verifier.attention.fixed import rounded_up
 from services.verifier.choosing.chooser import Chooser
 from services.verifier.choosing.walks import Walk
 from services.verifier.kernels.triton.pass_describer import PassDescriber
-from services.verifier.kv_cache.pool import TILE, KVPool
-from services.verifier.kv_cache.tiles import TileAllocator
+from services.verifier.kv_cache.blocks import BlockAllocator
+from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.model.target_port import Outcome, Prefix, Rows, Sampling, StreamSpec
 from speculation.types import Features
 
@@ -46,7 +46,7 @@ class _ScriptedChooser(Chooser):
 
 
 class NullTarget:
-    """Implements ``Target``. Tiles, the pass's description for the kernels and the chooser are the real ones.
+    """Implements ``Target``. Blocks of the cache, descriptions of passes and the chooser are the real ones.
 
     Args:
         texts: what it says after each request's prompt, by request id: prompt and answer.
@@ -76,7 +76,7 @@ class NullTarget:
         call = Call(entry=0, heads=4, kv_heads=1, key_size=16, value_size=16, scale=0.25)
         self._pool = KVPool([call], rows=rows, dtype=torch.bfloat16, device=torch.device("cpu"), ones=False)
         self._describer = PassDescriber(self._pool)
-        self._tiles = TileAllocator(self._pool.total_tiles)
+        self._blocks = BlockAllocator(self._pool.total_blocks)
         self._chooser = _ScriptedChooser(self.eos_token_ids)
         self._computed: dict[str, list[int]] = {}
         self._rows: dict[str, Rows] = {}
@@ -88,17 +88,17 @@ class NullTarget:
         self, request_id: str, rows: int, prefix: Prefix | None = None, *, sampling: Sampling | None = None, spare: int = 0
     ) -> bool:
         given = Prefix(tokens=()) if prefix is None else prefix
-        shared = self._tiles.open(request_id, rows, given.tokens, given.tenant, spare=-(-spare // TILE), salt=given.salt)
+        shared = self._blocks.open(request_id, rows, given.tokens, given.tenant, spare=-(-spare // BLOCK), salt=given.salt)
         if shared is None:
             return False
-        tiles = self._tiles.tiles_of(request_id)
-        self._pool.assign(request_id, tiles, len(tiles) - shared)
-        self._computed[request_id] = list(given.tokens[: shared * TILE])
+        blocks = self._blocks.blocks_of(request_id)
+        self._pool.assign(request_id, blocks, len(blocks) - shared)
+        self._computed[request_id] = list(given.tokens[: shared * BLOCK])
         self._chooser.open(request_id, sampling, given.tokens)
         return True
 
     def grow(self, request_id: str, rows: int) -> bool:
-        taken = self._tiles.grow(request_id, rows)
+        taken = self._blocks.grow(request_id, rows)
         if taken:
             self._pool.assign(request_id, taken, len(taken))
         return taken is not None
@@ -107,7 +107,7 @@ class NullTarget:
         return len(self._computed.get(request_id, ()))
 
     def close(self, request_id: str) -> None:
-        self._tiles.release(request_id)
+        self._blocks.release(request_id)
         self._pool.forget(request_id)
         self._computed.pop(request_id, None)
         self._rows.pop(request_id, None)
@@ -173,10 +173,10 @@ class NullTarget:
         self._tokens += len(kept)
         own = self._computed[request_id]
         own += kept
-        self._tiles.seal(request_id, own)
+        self._blocks.seal(request_id, own)
 
     def forget(self, tenant: str) -> None:
-        self._tiles.forget(tenant)
+        self._blocks.forget(tenant)
 
     def beat(self) -> None:
         """It always answers."""

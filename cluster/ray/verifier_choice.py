@@ -11,7 +11,7 @@ from typing import TypeVar
 
 # A request leaves the verifier that its beginning belongs to once that one has so many times the average load.
 _MOST_LOADED = 1.25
-# Tokens of a prompt that count: two tiles of the key-value cache. More would part the turns of short conversations.
+# Tokens of a prompt that count: two blocks of the key-value cache. More would part the turns of short conversations.
 _BEGINNING = 128
 
 _Replica = TypeVar("_Replica")

@@ -68,8 +68,8 @@ class VerifierService:
         metrics.follow("kv_cache_usage_ratio", self._cache_in_use)
 
     def _cache_in_use(self) -> Values:
-        tiles = self._target.tiles
-        return {(): 1.0 - tiles.available / tiles.total}
+        blocks = self._target.blocks
+        return {(): 1.0 - blocks.available / blocks.total}
 
     async def start(self) -> None:
         """Begin to decode."""
@@ -89,8 +89,8 @@ class VerifierService:
     @property
     def cache_use(self) -> float:
         """Share of the key-value pool that live requests hold."""
-        tiles = self._target.tiles
-        return 1 - tiles.available / tiles.total
+        blocks = self._target.blocks
+        return 1 - blocks.available / blocks.total
 
     @property
     def alive(self) -> bool:
@@ -120,8 +120,8 @@ class VerifierService:
             vocab_size=self._target.vocab_size,
             running=self.loop.running,
             waiting=self.loop.waiting,
-            free_blocks=self._target.tiles.available,
-            total_blocks=self._target.tiles.total,
+            free_blocks=self._target.blocks.available,
+            total_blocks=self._target.blocks.total,
             bit_exact=self._target.exact,
             defaults=self._target.generation.defaults,
             processors=self._target.generation.processors.shown,

@@ -303,14 +303,14 @@ async def test_what_is_remembered_of_a_caller_can_be_deleted(tiny_model: Path) -
             first = await drafted(one)
             assert await drafted(one) > first + 5
             assert await drafted(two) == first
-            assert running.verifier._target.tiles.cached == 0
+            assert running.verifier._target.blocks.cached == 0
             await one.generate("fox " * 100, **options)
-            cached = running.verifier._target.tiles.cached
+            cached = running.verifier._target.blocks.cached
             assert cached > 0
             await one.forget()
             assert await drafted(one) == first
             assert await drafted(two) > first + 5
-            assert running.verifier._target.tiles.cached < cached
+            assert running.verifier._target.blocks.cached < cached
 
             def blocking() -> None:
                 with Client(address, api_key=keys[1]) as plain:

@@ -108,7 +108,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     source = random.Random(1)
     text = [source.randrange(1, 300) for _ in range(LENGTH)]
     yield Served(target=target, text=text, expected=reference(model, text))
-    assert target.tiles.available == target.tiles.total
+    assert target.blocks.available == target.blocks.total
 
 
 def config_of(folder: Path, **settings: Any) -> TargetConfig:

@@ -143,7 +143,7 @@ def test_a_specification_survives_the_way(model: Path) -> None:
 
 
 def passes(target: TransformersTarget) -> torch.Tensor:
-    """Two prompts, two trees, what is kept of them, and what follows: rows move onto others', over a border of tiles."""
+    """Two prompts, two trees, what is kept of them, and what follows: rows move onto others', over a border of blocks."""
     made = []
     assert target.open("a", 200)
     assert target.open("b", 200)

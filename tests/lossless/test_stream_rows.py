@@ -21,7 +21,7 @@ from services.drafter.interfaces import DraftWanted
 from services.drafter.sessions.known_states import KnownStates, row_of
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.library import library
-from services.verifier.kv_cache.pool import TILE
+from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model import slice as model_slice
 from services.verifier.model.stream_rows import StreamRows
 from services.verifier.model.target import TransformersTarget
@@ -118,11 +118,11 @@ def computed(target: TransformersTarget, batch: Sequence[Rows]) -> list[torch.Te
         data = target.features(rows.request_id, range(len(rows.tokens)))
         states = torch.frombuffer(bytearray(data.data), dtype=torch.float16).view(data.rows, len(data.layers), -1)
         found.append(states[:, :2])
-        tiles = target.pool.tiles_of(rows.request_id)
+        blocks = target.pool.blocks_of(rows.request_id)
         for slot in range(rows.context + len(rows.tokens)):
-            tile, offset = tiles[slot // TILE], slot % TILE
-            found += [keys[tile, :, :, offset].clone() for keys in target.pool.keys]
-            found += [values[tile, :, offset].clone() for values in target.pool.values]
+            block, offset = blocks[slot // BLOCK], slot % BLOCK
+            found += [keys[block, :, :, offset].clone() for keys in target.pool.keys]
+            found += [values[block, :, offset].clone() for values in target.pool.values]
     for rows in batch:
         target.close(rows.request_id)
     return found
@@ -164,7 +164,7 @@ def test_a_planted_leak_is_found(
 def test_streams_are_what_the_formulas_say(
     targets: tuple[TransformersTarget, TransformersTarget], model: Path, folder: Path
 ) -> None:
-    """Of the chain's end and of nodes, each by its own path; at the border of a tile, beside another request."""
+    """Of the chain's end and of nodes, each by its own path; at the border of a block, beside another request."""
     target, _ = targets
     bare, streams = Bare(model), load_streams(folder, model).double()
     text = (TEXT * 2)[:80]

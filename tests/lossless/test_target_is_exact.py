@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 from services.verifier.attention.calls import MAX_NODES
 from services.verifier.config import Kernels, TargetConfig
 from services.verifier.kernels.native.library import library
-from services.verifier.kv_cache.pool import TILE
+from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model import slice as model_slice
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
@@ -24,7 +24,7 @@ from tests.tiny import make_tiny_model
 # One process, since targets and plain decoding are shared, and so that the last test sees what the others gave back.
 pytestmark = pytest.mark.xdist_group("target is exact")
 
-# Long enough to cross tile borders, and so do the trees.
+# Long enough to cross block borders, and so do the trees.
 LENGTH = 200
 
 
@@ -133,8 +133,8 @@ def test_any_tree_at_any_border(target: TransformersTarget, text: list[int], alo
     if scattered:
         fragment(target)
     assert target.open("tree", LENGTH + 16)
-    tiles = target.pool.tiles_of("tree")
-    assert (tiles != list(range(tiles[0], tiles[0] + len(tiles)))) == scattered
+    blocks = target.pool.blocks_of("tree")
+    assert (blocks != list(range(blocks[0], blocks[0] + len(blocks)))) == scattered
     position = 1
     target.forward([chunk("tree", 0, text[:1], 0)])
     while position < LENGTH - 5:
@@ -161,7 +161,7 @@ def test_any_tree_at_any_border(target: TransformersTarget, text: list[int], alo
 def test_trees_of_several_requests_in_one_pass(target: TransformersTarget, text: list[int], alone: torch.Tensor) -> None:
     """Groups of other sizes and windows beside each other: stacked, padded, cut at borders."""
     source = random.Random(5)
-    # The third crosses two borders of tiles and is as large as a tree may be.
+    # The third crosses two borders of blocks and is as large as a tree may be.
     wanted = {"a": (40, 4), "b": (62, 5), "c": (60, 75), "d": (130, 3), "e": (126, 2)}
     batch, paths = [], []
     for name, (start, depth) in wanted.items():
@@ -204,11 +204,11 @@ FILLS = 17
 
 def fragment(target: TransformersTarget) -> None:
     """Leave only holes that are too small for a whole request side by side."""
-    tiles = target.tiles.total
-    share = tiles // FILLS
-    assert share * TILE < LENGTH
+    blocks = target.blocks.total
+    share = blocks // FILLS
+    assert share * BLOCK < LENGTH
     for index in range(FILLS):
-        assert target.open(f"fill{index}", (share if index < FILLS - 1 else tiles - (FILLS - 1) * share) * TILE)
+        assert target.open(f"fill{index}", (share if index < FILLS - 1 else blocks - (FILLS - 1) * share) * BLOCK)
     for index in range(1, FILLS, 2):
         target.close(f"fill{index}")
 
@@ -253,7 +253,7 @@ def test_far_into_a_long_text(tmp_path: Path, kernels: Kernels) -> None:
 
 
 def test_everything_is_given_back(target: TransformersTarget) -> None:
-    assert target.tiles.available == target.tiles.total
+    assert target.blocks.available == target.blocks.total
 
 
 def test_sliding_window(tmp_path: Path, kernels: Kernels) -> None:

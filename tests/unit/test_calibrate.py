@@ -38,7 +38,7 @@ def test_a_table_that_does_not_hold_any_more_is_measured_anew(
     assert "measured anew" in caplog.text
     assert again.of_rows(8) < content["measured"]["by_rows"]["8"]
     assert json.loads(file.read_text())["measured"] == again.as_object()
-    assert target.tiles.available == target.tiles.total
+    assert target.blocks.available == target.blocks.total
 
 
 def test_other_kernels_have_a_table_of_their_own(tiny_model: Path, tmp_path: Path) -> None:
@@ -57,4 +57,4 @@ def test_captured_passes_have_both_ends_of_every_stair(tiny_model: Path) -> None
     assert [int(rows) for rows in by_rows] == [1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 256]
     # Between the ends of a stair nothing is added but what was timed.
     assert by_rows["65"] <= table.of_rows(100) <= by_rows["128"]
-    assert target.tiles.available == target.tiles.total
+    assert target.blocks.available == target.blocks.total

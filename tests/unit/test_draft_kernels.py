@@ -20,7 +20,7 @@ from services.drafter.draft_model.source import DraftModelSource
 from services.model_files.weights.stored_blocks import StoredLinear, quantized
 from services.verifier.attention.calls import Call
 from services.verifier.kernels.native.library import library
-from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.loading.cut_output import cut_output
 from services.verifier.model.side_model import SideModel
 from speculation.errors import ConfigurationError
@@ -154,12 +154,12 @@ def test_a_pool_that_grows_keeps_what_it_holds() -> None:
         Call(entry=entry, heads=2, kv_heads=heads, key_size=16, value_size=16, scale=1.0)
         for entry, heads in ((0, 2), (1, 1))
     ]
-    pool = KVPool(calls, rows=2 * TILE, dtype=torch.float32, device=torch.device("cpu"))
+    pool = KVPool(calls, rows=2 * BLOCK, dtype=torch.float32, device=torch.device("cpu"))
     for each in (*pool.keys, *pool.values):
         each[:2, ..., :16] = torch.randn_like(each[:2, ..., :16])
     before = [each[:2].clone() for each in (*pool.keys, *pool.values)]
     pool.grow(7)
-    assert pool.total_tiles == pool.padding_tile == 7
+    assert pool.total_blocks == pool.padding_block == 7
     assert all(len(each) == 8 for each in (*pool.keys, *pool.values))
     assert all(torch.equal(now[:2], held) for now, held in zip((*pool.keys, *pool.values), before, strict=True))
     assert all(bool((values[..., 16] == 1).all()) for values in pool.values)

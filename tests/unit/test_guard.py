@@ -61,7 +61,7 @@ def test_a_model_that_is_right(tiny_model: Path, caplog: pytest.LogCaptureFixtur
     assert [dict(vars(module)) for module in part.model.modules()] == forwards
     assert part.model.config._attn_implementation == "outrider"
     with pytest.raises(KeyError):
-        part.pool.tiles_of("text")
+        part.pool.blocks_of("text")
 
 
 def test_a_layer_that_ignores_its_positions(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.verifier.attention.calls import Call
-from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.kv_cache.pool import BLOCK, KVPool
 
 # Not in order, so that neighbours in a request are none in the pool.
 OWNED = {"a": [5, 1, 8], "b": [3], "c": [0, 7]}
@@ -25,12 +25,12 @@ Place = tuple[str, int]
 
 def filled(calls: Sequence[Call] = CALLS, ones: bool = True) -> KVPool:
     """Every number in it is another one."""
-    pool = KVPool(calls, rows=9 * TILE, dtype=torch.float32, device=torch.device("cpu"), ones=ones)
+    pool = KVPool(calls, rows=9 * BLOCK, dtype=torch.float32, device=torch.device("cpu"), ones=ones)
     for keys, values in pool._alike:
         keys.copy_(torch.randn(keys.shape))
         values.copy_(torch.randn(values.shape))
-    for owner, tiles in OWNED.items():
-        pool.assign(owner, tiles, 0)
+    for owner, blocks in OWNED.items():
+        pool.assign(owner, blocks, 0)
     return pool
 
 
@@ -38,11 +38,11 @@ def rows_of(pool: KVPool) -> dict[Place, torch.Tensor]:
     """What lies at every position of every request, all calls together."""
     return {
         (owner, at): torch.cat(
-            [keys[tiles[at // TILE], :, :, at % TILE].flatten() for keys in pool.keys]
-            + [values[tiles[at // TILE], :, at % TILE].flatten() for values in pool.values]
+            [keys[blocks[at // BLOCK], :, :, at % BLOCK].flatten() for keys in pool.keys]
+            + [values[blocks[at // BLOCK], :, at % BLOCK].flatten() for values in pool.values]
         )
-        for owner, tiles in OWNED.items()
-        for at in range(len(tiles) * TILE)
+        for owner, blocks in OWNED.items()
+        for at in range(len(blocks) * BLOCK)
     }  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def check(pool: KVPool, moves: Sequence[tuple[str, Sequence[int], int]]) -> None
 MOVES: dict[str, list[tuple[str, Sequence[int], int]]] = {
     "none": [("a", [3, 4, 5], 3)],
     "onto others that move": [("a", [3, 5, 6, 7, 9], 3)],
-    "over a border of tiles": [("a", [61, 63, 64, 66, 70], 61)],
+    "over a border of blocks": [("a", [61, 63, 64, 66, 70], 61)],
     "several requests": [("a", [61, 63, 64, 66], 61), ("b", [0, 2, 3], 0), ("c", [64, 65, 70, 71, 72], 64), ("b", [], 3)],
     "twice before a pass": [("a", [60, 62, 64, 65], 60), ("c", [1, 9], 1), ("a", [61, 63], 61), ("a", [60, 66], 60)],
     "there and back": [("a", [7], 3), ("a", [3], 7)],
@@ -80,7 +80,7 @@ def test_any_moves() -> None:
     for _ in range(30):
         moves = []
         for owner in source.choices(list(OWNED), k=source.randint(1, 4)):
-            room = len(OWNED[owner]) * TILE
+            room = len(OWNED[owner]) * BLOCK
             start, count = source.randrange(room - 20), source.randint(0, 12)
             moves.append((owner, sorted(source.sample(range(start, room), min(count, room - start))), start))
         check(pool, moves)
@@ -114,7 +114,7 @@ def test_as_many_kernels_for_many_requests_as_for_one(kinds: int) -> None:
 
 
 def test_moves_of_a_request_that_has_ended() -> None:
-    """They reach tiles that are shared, and what a new owner gets is wiped after them."""
+    """They reach blocks that are shared, and what a new owner gets is wiped after them."""
     pool = filled()
     before = rows_of(pool)
     pool.move("a", [10, 12, 63, 66], 10)

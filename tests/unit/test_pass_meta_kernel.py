@@ -6,13 +6,13 @@ from random import Random
 import numpy as np
 import pytest
 
+from services.verifier.attention.calls import TILE
 from services.verifier.kernels.native.library import library
 from services.verifier.kernels.native.pass_meta_kernel import PassMetaKernel
 from services.verifier.kernels.triton.pass_meta import describe
-from services.verifier.kv_cache.pool import TILE
 from services.verifier.model.target_port import Rows
 
-PADDING_TILE = 5000
+PADDING_BLOCK = 5000
 
 
 def a_tree(draw: Random, nodes: int) -> tuple[int, ...]:
@@ -37,13 +37,13 @@ def test_the_numbers_are_the_references(seed: int) -> None:
         pytest.skip("there is no C compiler")
     draw = Random(seed)
     batch = [a_request(draw, number) for number in range(draw.choice((1, 2, 5, 20)))]
-    # A request may own more tiles than its rows reach.
+    # A request may own more blocks than its rows reach.
     sizes = [(rows.context + len(rows.tokens) - 1) // TILE + 1 + draw.randrange(3) for rows in batch]
-    tables = [array("i", (draw.randrange(PADDING_TILE) for _ in range(size))) for size in sizes]
+    tables = [array("i", (draw.randrange(PADDING_BLOCK) for _ in range(size))) for size in sizes]
     rows = sum(len(each.tokens) for each in batch) + draw.choice((0, 1, 13))
     block_rows = draw.choice((1, 4, 16))
-    found = PassMetaKernel(kernels).describe(batch, tables, PADDING_TILE, rows, block_rows)
-    wanted = describe(batch, tables, PADDING_TILE, rows, block_rows)
+    found = PassMetaKernel(kernels).describe(batch, tables, PADDING_BLOCK, rows, block_rows)
+    wanted = describe(batch, tables, PADDING_BLOCK, rows, block_rows)
     assert found is not None
     np.testing.assert_array_equal(found, wanted.numbers)
 
@@ -56,10 +56,10 @@ def test_a_tree_that_is_too_large_is_left_to_the_reference() -> None:
     assert PassMetaKernel(kernels).describe([large], [array("i", range(4))], 9, 130, 4) is None
 
 
-def test_rows_beyond_a_requests_tiles_are_refused() -> None:
+def test_rows_beyond_a_requests_blocks_are_refused() -> None:
     kernels = library()
     if kernels is None:
         pytest.skip("there is no C compiler")
     rows = Rows(request_id="r", context=64, tokens=(1,), logits=1)
-    with pytest.raises(IndexError, match="owns 1 tiles"):
+    with pytest.raises(IndexError, match="owns 1 blocks"):
         PassMetaKernel(kernels).describe([rows], [array("i", [7])], 9, 1, 4)

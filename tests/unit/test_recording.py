@@ -14,7 +14,7 @@ from services.verifier.attention.calls import Given, Running, answering, attend
 from services.verifier.attention.masks import Sight
 from services.verifier.attention.recording import _Recorder
 from services.verifier.config import TargetConfig
-from services.verifier.kv_cache.pool import TILE
+from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.loading.load_model import shape_of
 from services.verifier.model.target import TransformersTarget
 from speculation.errors import ConfigurationError
@@ -33,7 +33,7 @@ def test_memory_is_reckoned_by_what_the_pool_will_hold(tmp_path: Path, kind: str
     config = TargetConfig(model_path=str(tmp_path), kv_cache_tokens=1024, max_model_len=400)
     pool = TransformersTarget(config).pool
     numbers = sum(tensor.numel() for tensor in (*pool.keys, *pool.values))
-    assert shape_of(config).cache_values_per_token == numbers / TILE / (pool.total_tiles + 1)
+    assert shape_of(config).cache_values_per_token == numbers / BLOCK / (pool.total_blocks + 1)
 
 
 SMALL: dict[str, Any] = {

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 pytest.importorskip("triton")
-from services.verifier.attention.calls import Bias, Call
+from services.verifier.attention.calls import TILE, Bias, Call
 from services.verifier.kernels.triton import pass_meta
 from services.verifier.kernels.triton import tree_pass as triton_pass
 from services.verifier.kernels.triton.pass_describer import PassDescriber
 from services.verifier.kernels.triton.tree_pass import PassShape, TritonPass, refusal
 from services.verifier.kernels.triton.virtual_groups import GROUP, VirtualGroup, pack
-from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
 from tests.triton_interpreter import hopper
 
@@ -51,7 +51,7 @@ class Text:
         )
         self.length = length
         self.pool = KVPool([call], rows=4 * (length + 2 * TILE), dtype=dtype, device=torch.device("cpu"))
-        self._free = list(range(self.pool.total_tiles))
+        self._free = list(range(self.pool.total_blocks))
         random.Random(0).shuffle(self._free)
 
     def open(self, name: str, context: int) -> None:
@@ -67,7 +67,7 @@ class Text:
 
     def close(self, *names: str) -> None:
         for name in names:
-            self._free += self.pool.tiles_of(name)
+            self._free += self.pool.blocks_of(name)
             self.pool.forget(name)
 
     def run(self, batch: Sequence[Rows], shown: Sequence[int], rows: int | None = None) -> torch.Tensor:
@@ -205,7 +205,7 @@ def test_segments_that_begin_with_the_chunk_are_seen() -> None:
     text = Text(a_call(2, window=60), 540)
     text.open("alone", 519)
     right = text.run([rows_of("alone", 519, 1)], [519])
-    tiles = text.pool.tiles_of("alone")
+    tiles = text.pool.blocks_of("alone")
     text.pool.assign("shifted", tiles[1:], 0)
     wrong = text.run([rows_of("shifted", 519 - TILE, 1)], [519])
     assert torch.allclose(right.float(), wrong.float(), atol=1e-5)

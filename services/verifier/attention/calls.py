@@ -21,6 +21,9 @@ from transformers import AttentionInterface, PreTrainedConfig
 
 NAME = "outrider"
 
+# Positions that attention sums up at a time: a tile. The keys and values of one tile fill one block of the KV cache.
+TILE = 64
+
 # Most nodes of one request's tree. On the CPUs that we know, torch's matrix products of up to 192 terms add strictly from
 # the first to the last; ``tiled`` multiplies by a tile and the tree behind it.
 MAX_NODES = 128

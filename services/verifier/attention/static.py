@@ -1,6 +1,6 @@
-"""Tree attention for captured graphs: tensors at fixed addresses, for as many rows and tiles as a bucket has.
+"""Tree attention for captured graphs: tensors at fixed addresses, for as many rows and blocks as a bucket has.
 
-The tiles of all requests of the pass are gathered, and attended to under one mask. Torch's fused attention sums in an order
+The blocks of all requests of the pass are gathered, and attended to under one mask. Torch's fused attention sums in an order
 of its own: this is for half precision on a GPU where our Triton kernels do not take the model (``on_gpu``), and equal bits
 are not promised.
 """
@@ -14,67 +14,67 @@ from torch.nn import functional
 
 from services.verifier.attention.calls import Call
 from services.verifier.attention.fixed import MOST_ROWS, Largest, rounded_up, steps
-from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.model.target_port import Rows
 from speculation.tree import ROOT
 
-# Passes over more tiles would need too much memory for their mask and gathered keys, which a graph keeps allocated.
-_MOST_TILES = 1024
+# Passes over more blocks would need too much memory for their mask and gathered keys, which a graph keeps allocated.
+_MOST_BLOCKS = 1024
 
 
 class StaticBuckets:
-    """Implements ``Buckets``: by rows, and by the tiles of all requests."""
+    """Implements ``Buckets``: by rows, and by the blocks of all requests."""
 
     def __init__(self, pool: KVPool) -> None:
         self._pool = pool
 
     def bucket(self, batch: Sequence[Rows]) -> tuple[int, int] | None:
         rows = sum(len(request.tokens) for request in batch)
-        tiles = sum((request.context + len(request.tokens) - 1) // TILE + 1 for request in batch)
-        return (rounded_up(rows), rounded_up(tiles)) if rows <= MOST_ROWS and tiles <= _MOST_TILES else None
+        blocks = sum((request.context + len(request.tokens) - 1) // BLOCK + 1 for request in batch)
+        return (rounded_up(rows), rounded_up(blocks)) if rows <= MOST_ROWS and blocks <= _MOST_BLOCKS else None
 
     def allowed(self, largest: Largest) -> list[tuple[int, int]]:
-        tiles = min(_MOST_TILES, largest.requests * -(-largest.positions // TILE))
-        return [(rows, count) for rows in steps(min(MOST_ROWS, largest.rows)) for count in steps(tiles)]
+        blocks = min(_MOST_BLOCKS, largest.requests * -(-largest.positions // BLOCK))
+        return [(rows, count) for rows in steps(min(MOST_ROWS, largest.rows)) for count in steps(blocks)]
 
     def make(self, bucket: tuple[int, int]) -> StaticPass:
         return StaticPass(self._pool, *bucket)
 
 
 class StaticPass:
-    """Implements ``FixedPass`` for up to ``rows`` rows whose requests use up to ``tiles`` tiles in all.
+    """Implements ``FixedPass`` for up to ``rows`` rows whose requests use up to ``blocks`` blocks in all.
 
     Attributes:
         tokens, positions: [rows], int64; set by ``fill``, like everything else.
     """
 
-    def __init__(self, pool: KVPool, rows: int, tiles: int) -> None:
+    def __init__(self, pool: KVPool, rows: int, blocks: int) -> None:
         device = pool.device
         self._pool = pool
         self.tokens = torch.zeros(rows, dtype=torch.int64, device=device)
         self.positions = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._own_tile = torch.zeros(rows, dtype=torch.int64, device=device)
+        self._own_block = torch.zeros(rows, dtype=torch.int64, device=device)
         self._own_offset = torch.zeros(rows, dtype=torch.int64, device=device)
-        self._tiles = torch.zeros(tiles, dtype=torch.int64, device=device)
-        self._slot_positions = torch.zeros(tiles * TILE, dtype=torch.int64, device=device)
-        self._sees = torch.zeros(rows, tiles * TILE, dtype=torch.bool, device=device)
+        self._blocks = torch.zeros(blocks, dtype=torch.int64, device=device)
+        self._slot_positions = torch.zeros(blocks * BLOCK, dtype=torch.int64, device=device)
+        self._sees = torch.zeros(rows, blocks * BLOCK, dtype=torch.bool, device=device)
 
     def fill(self, batch: Sequence[Rows]) -> None:
-        """Lay out ``batch``; the remaining rows are padding, and write to the padding tile."""
-        rows, tiles = len(self.tokens), len(self._tiles)
-        padding = self._pool.padding_tile
+        """Lay out ``batch``; the remaining rows are padding, and write to the padding block."""
+        rows, blocks = len(self.tokens), len(self._blocks)
+        padding = self._pool.padding_block
         tokens: list[int] = []
         positions: list[int] = []
         own: list[tuple[int, int]] = []
         gathered: list[int] = []
-        sees = torch.zeros(rows, tiles * TILE, dtype=torch.bool)
+        sees = torch.zeros(rows, blocks * BLOCK, dtype=torch.bool)
         # Padding rows see slot 0, so that every row sees something.
         sees[:, 0] = True
-        slot_positions = torch.zeros(tiles * TILE, dtype=torch.int64)
+        slot_positions = torch.zeros(blocks * BLOCK, dtype=torch.int64)
         for request in batch:
-            begin, end = len(gathered) * TILE, request.context + request.chain
+            begin, end = len(gathered) * BLOCK, request.context + request.chain
             count = request.context + len(request.tokens)
-            owned = self._pool.tiles_of(request.request_id)[: (count - 1) // TILE + 1]
+            owned = self._pool.blocks_of(request.request_id)[: (count - 1) // BLOCK + 1]
             gathered += owned
             slot_positions[begin : begin + end] = torch.arange(end)
             first = len(tokens)
@@ -91,25 +91,25 @@ class StaticPass:
                     sees[row] = sees[before]
                     sees[row, begin + slot] = True
                     slot_positions[begin + slot] = positions[-1]
-                own.append((owned[slot // TILE], slot % TILE))
+                own.append((owned[slot // BLOCK], slot % BLOCK))
             tokens += request.tokens
         missing = rows - len(tokens)
         own += [(padding, 0)] * missing
         self.tokens.copy_(torch.tensor(tokens + [0] * missing))
         self.positions.copy_(torch.tensor(positions + [0] * missing))
-        self._own_tile.copy_(torch.tensor([tile for tile, _ in own]))
+        self._own_block.copy_(torch.tensor([block for block, _ in own]))
         self._own_offset.copy_(torch.tensor([offset for _, offset in own]))
-        self._tiles.copy_(torch.tensor(gathered + [padding] * (tiles - len(gathered))))
+        self._blocks.copy_(torch.tensor(gathered + [padding] * (blocks - len(gathered))))
         self._slot_positions.copy_(slot_positions)
         self._sees.copy_(sees)
 
     def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
-        keys[self._own_tile, :, :, self._own_offset] = key.transpose(0, 1)
-        values[self._own_tile, :, self._own_offset, :-1] = value.transpose(0, 1)
+        keys[self._own_block, :, :, self._own_offset] = key.transpose(0, 1)
+        values[self._own_block, :, self._own_offset, :-1] = value.transpose(0, 1)
         # [kv heads, slots, size]
-        seen_keys = keys.index_select(0, self._tiles).permute(1, 0, 3, 2).flatten(1, 2)
-        seen_values = values.index_select(0, self._tiles)[..., :-1].permute(1, 0, 2, 3).flatten(1, 2)
+        seen_keys = keys.index_select(0, self._blocks).permute(1, 0, 3, 2).flatten(1, 2)
+        seen_values = values.index_select(0, self._blocks)[..., :-1].permute(1, 0, 2, 3).flatten(1, 2)
         rows, slots = self.positions[:, None], self._slot_positions[None]
         unseen = call.unseen(rows, slots)
         sees = self._sees if unseen is None else self._sees & ~unseen

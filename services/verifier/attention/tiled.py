@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional
 
-from services.verifier.attention.calls import Bias, Call
+from services.verifier.attention.calls import TILE, Bias, Call
 from services.verifier.attention.tiled_layout import Bucket, Heads, Index, Layout, lay_out
-from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
 
 # Matrix products with fewer rows use other kernels, with other rounding.
@@ -33,8 +33,8 @@ class TiledPass:
     def attend(self, call: Call, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
         layout = self._layout
         keys, values = self._pool.keys[call.entry], self._pool.values[call.entry]
-        keys[layout.tiles, :, :, layout.offsets] = key.transpose(0, 1)
-        values[layout.tiles, :, layout.offsets, :-1] = value.transpose(0, 1)
+        keys[layout.blocks, :, :, layout.offsets] = key.transpose(0, 1)
+        values[layout.blocks, :, layout.offsets, :-1] = value.transpose(0, 1)
         scaled = (query * call.scale).transpose(0, 1)
         results = []
         for number, bucket in enumerate(layout.buckets):
@@ -55,8 +55,8 @@ def _attend_bucket(
     Args:
         hidden: see ``_hidden``.
         query: [rows of the pass, heads, key size], scaled.
-        keys: [tiles, key-value heads, key size, TILE].
-        values: [tiles, key-value heads, TILE, value size + 1].
+        keys: [blocks, key-value heads, key size, TILE].
+        values: [blocks, key-value heads, TILE, value size + 1].
 
     Returns:
         [groups * rows, heads, value size], float32.
@@ -134,24 +134,24 @@ def _product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
 
 def _window(pool: torch.Tensor, bucket: Bucket, groups: int, dim: int) -> torch.Tensor:
     """The windows' keys (slots in ``dim`` 3) or values (in ``dim`` 2): [groups, kv heads, ...]."""
-    tiles = _take(pool, bucket.window)
-    if tiles.shape[0] == groups:
-        return tiles
-    by_tile = tiles.view(groups, -1, *tiles.shape[1:]).unbind(1)
+    blocks = _take(pool, bucket.window)
+    if blocks.shape[0] == groups:
+        return blocks
+    by_tile = blocks.view(groups, -1, *blocks.shape[1:]).unbind(1)
     return torch.cat(by_tile, dim=dim)
 
 
 def _head_scores(heads: Heads, grouped: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """[pairs, kv heads, rows, TILE]."""
-    parts = [_product(_take(grouped, groups), _take(keys, tiles)) for groups, tiles in heads.chunks]
+    parts = [_product(_take(grouped, groups), _take(keys, blocks)) for groups, blocks in heads.chunks]
     return torch.cat(parts) if len(parts) > 1 else parts[0]
 
 
 def _head_values(heads: Heads, weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """[pairs, kv heads, rows, size + 1]."""
     parts, done = [], 0
-    for _, tiles in heads.chunks:
-        chunk = _take(values, tiles)
+    for _, blocks in heads.chunks:
+        chunk = _take(values, blocks)
         parts.append(_product(weights[done : done + len(chunk)], chunk))
         done += len(chunk)
     return torch.cat(parts) if len(parts) > 1 else parts[0]

@@ -24,8 +24,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from services.verifier.attention.calls import TILE
 from services.verifier.attention.stream_layout import streams_last
-from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
 from speculation.tree import ROOT
 
@@ -37,7 +38,7 @@ class Heads:
     """The whole tiles before the windows of a bucket's groups, as pairs (group, tile), group by group.
 
     Attributes:
-        chunks: the pairs that are computed together, as (groups, tiles), each [pairs].
+        chunks: the pairs that are computed together, as (groups, the pool's blocks), each [pairs].
         groups: [pairs], the group of every pair.
         first_positions: [pairs], the position in the request at which the tile begins.
         steps: the pairs of every group's first tile, then those of the second tiles, ..., as (groups, pairs).
@@ -56,7 +57,7 @@ class Bucket:
     Attributes:
         rows: [groups, rows], indices in the pass; padding is row 0.
         positions: [groups, rows], positions in the request.
-        window: tiles of the windows, one group after the other.
+        window: the pool's blocks of the windows, one group after the other.
         slot_positions: [groups, slots], the position that each slot of the window holds.
         segments: [segments, groups, rows, slots], which slots a row sees. Padding rows see slot 0.
         heads: None if no group has a whole tile before its window.
@@ -76,13 +77,13 @@ class Layout:
 
     Attributes:
         positions: [rows], the position of each row in its request.
-        tiles: [rows], the pool's tile for each row's key and value.
-        offsets: [rows], the slot within that tile.
+        blocks: [rows], the pool's block for each row's key and value.
+        offsets: [rows], the slot within that block.
         source: [rows], the index of each row's result among those of all buckets.
     """
 
     positions: torch.Tensor
-    tiles: torch.Tensor
+    blocks: torch.Tensor
     offsets: torch.Tensor
     buckets: tuple[Bucket, ...]
     source: torch.Tensor
@@ -109,22 +110,22 @@ def lay_out(pool: KVPool, batch: Sequence[Rows], padding: int, stream_rows: Sequ
         stream_rows: of each entry, the number of its stream rows, its last rows: they are put behind all others.
     """
     positions: list[int] = []
-    tiles: list[int] = []
+    blocks: list[int] = []
     offsets: list[int] = []
     groups: list[_Group] = []
     for rows in batch:
-        owned = pool.tiles_of(rows.request_id)
+        owned = pool.blocks_of(rows.request_id)
         own_positions = _positions(rows)
         groups += _groups(rows, own_positions, owned, len(positions))
         slots = range(rows.context, rows.context + len(rows.tokens))
-        tiles += [owned[slot // TILE] for slot in slots]
+        blocks += [owned[slot // TILE] for slot in slots]
         offsets += [slot % TILE for slot in slots]
         positions += own_positions
     buckets, source = _buckets(pool, groups, len(positions) + padding)
     device = pool.device
     layout = Layout(
         positions=torch.tensor(positions + [0] * padding, device=device),
-        tiles=torch.tensor(tiles + [pool.padding_tile] * padding, device=device),
+        blocks=torch.tensor(blocks + [pool.padding_block] * padding, device=device),
         offsets=torch.tensor(offsets + [0] * padding, device=device),
         buckets=buckets,
         source=torch.tensor(source, device=device),
@@ -139,7 +140,7 @@ def _reordered(layout: Layout, order: Sequence[int]) -> Layout:
     places[at] = torch.arange(len(order), device=at.device)
     return Layout(
         positions=layout.positions[at],
-        tiles=layout.tiles[at],
+        blocks=layout.blocks[at],
         offsets=layout.offsets[at],
         buckets=tuple(replace(bucket, rows=places[bucket.rows]) for bucket in layout.buckets),
         source=layout.source[at],
@@ -231,15 +232,15 @@ def _bucket(pool: KVPool, members: list[_Group], size: int) -> Bucket:
     return Bucket(
         rows=torch.from_numpy(rows).to(device),
         positions=torch.from_numpy(positions).to(device),
-        window=_index([tile for group in members for tile in group.window], device),
+        window=_index([block for group in members for block in group.window], device),
         slot_positions=torch.from_numpy(slot_positions).to(device),
         segments=torch.from_numpy(segments).to(device),
         heads=_heads(members, device),
     )
 
 
-# A head of at least so many tiles gets a product of its own, and is read in place if its tiles are neighbours. Shorter heads
-# are copied together, which costs less than a product for each.
+# A head of at least so many tiles gets a product of its own, and is read in place if its blocks are neighbours. Shorter
+# heads are copied together, which costs less than a product for each.
 _LONG = 4
 
 
@@ -248,7 +249,7 @@ def _heads(members: list[_Group], device: torch.device) -> Heads | None:
     groups = [index for index in order for _ in range(members[index].tile)]
     if not groups:
         return None
-    tiles = [tile for index in order for tile in members[index].owned[: members[index].tile]]
+    blocks = [block for index in order for block in members[index].owned[: members[index].tile]]
     cuts = [sum(members[index].tile for index in order if members[index].tile < _LONG)]
     for index in order:
         if members[index].tile >= _LONG:
@@ -264,7 +265,7 @@ def _heads(members: list[_Group], device: torch.device) -> Heads | None:
         steps[step][0].append(group)
         steps[step][1].append(pair)
     return Heads(
-        chunks=tuple((_index(groups[a:b], device), _index(tiles[a:b], device)) for a, b in spans),
+        chunks=tuple((_index(groups[a:b], device), _index(blocks[a:b], device)) for a, b in spans),
         groups=torch.tensor(groups, device=device),
         first_positions=torch.tensor([TILE * tile for index in order for tile in range(members[index].tile)], device=device),
         steps=tuple((_index(of, device), _index(pairs, device)) for of, pairs in steps),

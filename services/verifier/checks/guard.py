@@ -61,7 +61,7 @@ def check_slice(part: ModelSlice, stages: int = 1) -> None:
     """Compare what a slice of a model computes with what the model's own code does.
 
     Args:
-        part: just loaded, with no tiles of its pool in use.
+        part: just loaded, with no blocks of its pool in use.
         stages: the number of slices of the model.
 
     Raises:

@@ -18,7 +18,7 @@ from services.machine import processor
 from services.verifier.attention.calls import MAX_NODES
 from services.verifier.checks.kept_measurements import Kept, digest_of
 from services.verifier.config import TargetConfig
-from services.verifier.kv_cache.pool import TILE
+from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model.target import TransformersTarget
 from services.verifier.model.target_port import Rows
 from speculation.costs import CostTable, Load
@@ -97,7 +97,7 @@ class _Plan:
 
 def _plan(target: TransformersTarget) -> _Plan:
     """The largest plan that the pool and the model's positions allow."""
-    most = min(target.max_model_len, target.tiles.total * TILE) - MAX_NODES - 1
+    most = min(target.max_model_len, target.blocks.total * BLOCK) - MAX_NODES - 1
     context = max(1, min(_CONTEXT, most // 2))
     # Some models have no positions beyond their longest context.
     wanted = _STAIRS if target.captured else _ROWS

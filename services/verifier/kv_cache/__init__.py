@@ -1,1 +1,1 @@
-"""The KV cache: keys and values of all live requests, in the blocks (tiles) of one pool."""
+"""The KV cache: keys and values of all live requests, in the blocks of one pool."""

@@ -1,4 +1,4 @@
-"""Keys and values of all live requests, in tiles of one pool."""
+"""Keys and values of all live requests, in blocks of one pool."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import torch
 
-from services.verifier.attention.calls import Call
+from services.verifier.attention.calls import TILE, Call
 from services.verifier.model.to_device import to_device
 
-# Positions per tile. A tile is the block of the KV cache: memory is allocated, and attention summed up, tile by tile.
-TILE = 64
+# Positions per block: those that attention sums up at a time.
+BLOCK = TILE
 
 
 class KVPool:
-    """Tiles for the keys and values of every attention call of a model, or of a part of it.
+    """Blocks for the keys and values of every attention call of a model, or of a part of it.
 
-    ``keys`` has a tensor for every call, [tiles, key-value heads, key size, TILE], so that a query's scores for a whole tile
-    are contiguous. ``values`` has one as well, [tiles, key-value heads, TILE, value size + 1]. Its last column is always 1,
-    so that one product with the attention weights gives both their weighted sum and their plain sum; without ``ones`` it is
-    left out, so that a GPU's loads of whole rows are aligned. Position p of a request lies in the request's tile p // TILE;
-    ``tiles.TileAllocator`` decides which tile of the pool that is.
+    ``keys`` has a tensor for every call, [blocks, key-value heads, key size, BLOCK], so that a query's scores for a whole
+    block are contiguous. ``values`` has one as well, [blocks, key-value heads, BLOCK, value size + 1]. Its last column is
+    always 1, so that one product with the attention weights gives both their weighted sum and their plain sum. Without
+    ``ones`` it is left out, so that a GPU's loads of whole rows are aligned. Position p of a request lies in the request's
+    block p // BLOCK; ``blocks.BlockAllocator`` decides which block of the pool that is.
     """
 
     def __init__(
@@ -32,62 +32,62 @@ class KVPool:
         self.dtype = dtype
         self.calls = tuple(sorted(calls, key=lambda call: call.entry))
         self._ones = ones
-        self._make(-(-rows // TILE))
-        self._tiles: dict[str, list[int]] = {}
+        self._make(-(-rows // BLOCK))
+        self._blocks: dict[str, list[int]] = {}
         # The same for compiled code.
         self._tables: dict[str, array[int]] = {}
         self._unclean: list[int] = []
-        # Of each slot (tile * TILE + place in it) that is to get another one's row: that slot. Both as before any move.
+        # Of each slot (block * BLOCK + place in it) that is to get another one's row: that slot. Both as before any move.
         self._moves: dict[int, int] = {}
 
-    def _make(self, tiles: int) -> None:
-        self.total_tiles = tiles
-        # One further tile takes what padding rows write; nobody reads it.
-        self.padding_tile = tiles
+    def _make(self, blocks: int) -> None:
+        self.total_blocks = blocks
+        # One further block takes what padding rows write; nobody reads it.
+        self.padding_block = blocks
         shapes = [(call.kv_heads, call.key_size, call.value_size) for call in self.calls]
-        # Calls of one shape share a tensor, [calls, tiles, ...], so that one copy moves a row in all of them.
+        # Calls of one shape share a tensor, [calls, blocks, ...], so that one copy moves a row in all of them.
         self._alike: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.keys: list[torch.Tensor] = [torch.empty(0)] * len(shapes)
         self.values = list(self.keys)
         for heads, key_size, value_size in dict.fromkeys(shapes):
             entries = [entry for entry, shape in enumerate(shapes) if shape == (heads, key_size, value_size)]
-            shape = (len(entries), tiles + 1, heads)
-            keys = torch.zeros(*shape, key_size, TILE, dtype=self.dtype, device=self.device)
-            values = torch.zeros(*shape, TILE, value_size + self._ones, dtype=self.dtype, device=self.device)
+            shape = (len(entries), blocks + 1, heads)
+            keys = torch.zeros(*shape, key_size, BLOCK, dtype=self.dtype, device=self.device)
+            values = torch.zeros(*shape, BLOCK, value_size + self._ones, dtype=self.dtype, device=self.device)
             values[..., value_size:] = 1
             self._alike.append((keys, values))
             for entry, own_keys, own_values in zip(entries, keys, values, strict=True):
                 self.keys[entry], self.values[entry] = own_keys, own_values
 
-    def grow(self, tiles: int) -> None:
-        """Have ``tiles`` tiles, more than now; those there are keep their numbers and what they hold."""
-        before, count = self._alike, self.total_tiles
-        self._make(tiles)
+    def grow(self, blocks: int) -> None:
+        """Have ``blocks`` blocks, more than now; those there are keep their numbers and what they hold."""
+        before, count = self._alike, self.total_blocks
+        self._make(blocks)
         for olds, news in zip(before, self._alike, strict=True):
             for old, new in zip(olds, news, strict=True):
                 new[:, :count] = old[:, :count]
 
-    def assign(self, owner: str, tiles: Sequence[int], fresh: int) -> None:
-        """Append ``tiles`` to those of ``owner``; the last ``fresh`` ones hold none of its tokens yet."""
-        self._tiles.setdefault(owner, []).extend(tiles)
-        self._tables.setdefault(owner, array("i")).extend(tiles)
-        self._unclean += tiles[len(tiles) - fresh :]
+    def assign(self, owner: str, blocks: Sequence[int], fresh: int) -> None:
+        """Append ``blocks`` to those of ``owner``; the last ``fresh`` ones hold none of its tokens yet."""
+        self._blocks.setdefault(owner, []).extend(blocks)
+        self._tables.setdefault(owner, array("i")).extend(blocks)
+        self._unclean += blocks[len(blocks) - fresh :]
 
     def move(self, owner: str, sources: Sequence[int], start: int) -> None:
         """Have the rows at ``sources`` at ``start``, ``start + 1``, ... in every call, from the next pass on.
 
         They are noted here, and moved by ``settle``, those of all requests together.
         """
-        tiles = self._tiles[owner]
+        blocks = self._blocks[owner]
         # What was moved before and waits is found where it lies still.
         self._moves |= {
-            _slot(tiles, position): self._moves.get(_slot(tiles, source), _slot(tiles, source))
+            _slot(blocks, position): self._moves.get(_slot(blocks, source), _slot(blocks, source))
             for position, source in enumerate(sources, start)
             if position != source
         }
 
     def settle(self) -> None:
-        """Before a pass: move rows, and wipe the values in tiles that have got a new owner.
+        """Before a pass: move rows, and wipe the values in blocks that have got a new owner.
 
         Rows that are not written yet are read with weight zero; zero times an infinity left behind would not be zero.
         """
@@ -102,33 +102,33 @@ class KVPool:
     def _move_rows(self) -> None:
         """All rows are read before one is written, so that places may be sources, too; four kernels for a shape of calls."""
         slots, sources = (np.array(list(each)) for each in (self._moves, self._moves.values()))
-        places = to_device(np.stack([slots // TILE, slots % TILE, sources // TILE, sources % TILE]), self.device)
-        to_tiles, to_offsets, from_tiles, from_offsets = places
+        places = to_device(np.stack([slots // BLOCK, slots % BLOCK, sources // BLOCK, sources % BLOCK]), self.device)
+        to_blocks, to_offsets, from_blocks, from_offsets = places
         for keys, values in self._alike:
-            keys[:, to_tiles, :, :, to_offsets] = keys[:, from_tiles, :, :, from_offsets]
-            values[:, to_tiles, :, to_offsets] = values[:, from_tiles, :, from_offsets]
+            keys[:, to_blocks, :, :, to_offsets] = keys[:, from_blocks, :, :, from_offsets]
+            values[:, to_blocks, :, to_offsets] = values[:, from_blocks, :, from_offsets]
         self._moves = {}
 
     def clear(self) -> None:
-        """Take all tiles from all owners."""
-        self._tiles.clear()
+        """Take all blocks from all owners."""
+        self._blocks.clear()
         self._tables.clear()
         self._unclean = []
         self._moves = {}
 
     def forget(self, owner: str) -> None:
-        """Take all tiles from ``owner``, which may have none."""
-        self._tiles.pop(owner, None)
+        """Take all blocks from ``owner``, which may have none."""
+        self._blocks.pop(owner, None)
         self._tables.pop(owner, None)
 
-    def tiles_of(self, owner: str) -> list[int]:
-        """``owner``'s tiles, in the order of its positions."""
-        return self._tiles[owner]
+    def blocks_of(self, owner: str) -> list[int]:
+        """``owner``'s blocks, in the order of its positions."""
+        return self._blocks[owner]
 
     def table_of(self, owner: str) -> array[int]:
-        """``tiles_of`` as int32."""
+        """``blocks_of`` as int32."""
         return self._tables[owner]
 
 
-def _slot(tiles: Sequence[int], position: int) -> int:
-    return tiles[position // TILE] * TILE + position % TILE
+def _slot(blocks: Sequence[int], position: int) -> int:
+    return blocks[position // BLOCK] * BLOCK + position % BLOCK

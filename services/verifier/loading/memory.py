@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import torch
 
 from services.machine import free_memory
+from services.verifier.attention.calls import TILE
 from services.verifier.attention.fixed import MOST_ROWS, largest_pass, steps
 from services.verifier.config import Dtype, TargetConfig
 from services.verifier.kernels.triton.pass_meta import SEGMENT_TILES
-from services.verifier.kv_cache.pool import TILE
 from speculation.errors import ConfigurationError
 
 _BYTES: dict[Dtype, int] = {"float32": 4, "bfloat16": 2, "int8": 1, "fp8": 1}

@@ -16,7 +16,7 @@ from services.model_files.weights.shared import read_shared
 from services.verifier.checks.guard import check_slice
 from services.verifier.config import TargetConfig
 from services.verifier.kernels.native.attention_kernel import PlacedRows
-from services.verifier.kv_cache.pool import TILE
+from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model.slice import ModelSlice
 from speculation.errors import ConfigurationError
 
@@ -50,9 +50,9 @@ class SideModel:
             raise ConfigurationError("its attention does not run in the native kernel")
         check_slice(self._part)
         pool = self._part.pool
-        self._free = list(range(pool.total_tiles))
+        self._free = list(range(pool.total_blocks))
         self._held: dict[str, list[int]] = {}
-        self._tile_bytes = sum(
+        self._block_bytes = sum(
             keys[0].nbytes + values[0].nbytes for keys, values in zip(pool.keys, pool.values, strict=True)
         )
         self._made = 0
@@ -65,13 +65,13 @@ class SideModel:
     def reserve(self, owner: str, rows: int) -> None:
         """Have slots for ``rows`` rows of ``owner``."""
         pool, held = self._part.pool, self._held.setdefault(owner, [])
-        missing = -(-rows // TILE) - len(held)
+        missing = -(-rows // BLOCK) - len(held)
         if missing <= 0:
             return
         if missing > len(self._free):
-            tiles = max(2 * pool.total_tiles, pool.total_tiles + missing)
-            self._free += range(pool.total_tiles, tiles)
-            pool.grow(tiles)
+            blocks = max(2 * pool.total_blocks, pool.total_blocks + missing)
+            self._free += range(pool.total_blocks, blocks)
+            pool.grow(blocks)
         taken, self._free = self._free[:missing], self._free[missing:]
         held += taken
         pool.assign(owner, taken, len(taken))
@@ -83,7 +83,7 @@ class SideModel:
 
     def nbytes(self, owner: str) -> int:
         """Bytes of the slots of ``owner``."""
-        return len(self._held.get(owner, ())) * self._tile_bytes
+        return len(self._held.get(owner, ())) * self._block_bytes
 
     def move(self, owner: str, slots: Sequence[int], first: int) -> None:
         """Move rows from ``slots``, ascending, to the slots from ``first`` on."""

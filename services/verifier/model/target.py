@@ -19,8 +19,8 @@ from services.verifier.choosing.chooser import Chooser
 from services.verifier.config import TargetConfig, check_backends
 from services.verifier.kernels.cpu_choice import Choice
 from services.verifier.kernels.parameters import inexact
-from services.verifier.kv_cache.pool import TILE, KVPool
-from services.verifier.kv_cache.tiles import TileAllocator
+from services.verifier.kv_cache.blocks import BlockAllocator
+from services.verifier.kv_cache.pool import BLOCK, KVPool
 from services.verifier.loading.load_model import check_files, check_memory, read_config, split_layers
 from services.verifier.model.gpu_here import no_gpu, without_kernels
 from services.verifier.model.slice import ModelSlice
@@ -97,7 +97,7 @@ class TransformersTarget:
             self._part = part
             self._chooser = Chooser(self.eos_token_ids, self.generation.processors, part.library)
             self.pool.clear()
-            self.tiles = TileAllocator(self.pool.total_tiles)
+            self.blocks = BlockAllocator(self.pool.total_blocks)
             self._earlier.join(part.device)
             self.exact = is_exact(self)
         except BaseException:
@@ -138,19 +138,19 @@ class TransformersTarget:
     ) -> bool:
         given = Prefix(tokens=()) if prefix is None else prefix
         tenant = None if prefix is None or not self._config.enable_prefix_caching else prefix.tenant
-        shared = self.tiles.open(request_id, rows, given.tokens, tenant, spare=-(-spare // TILE), salt=given.salt)
+        shared = self.blocks.open(request_id, rows, given.tokens, tenant, spare=-(-spare // BLOCK), salt=given.salt)
         if shared is None:
             return False
-        tiles = self.tiles.tiles_of(request_id)
-        self.pool.assign(request_id, tiles, len(tiles) - shared)
-        self._earlier.open(request_id, shared, tiles)
+        blocks = self.blocks.blocks_of(request_id)
+        self.pool.assign(request_id, blocks, len(blocks) - shared)
+        self._earlier.open(request_id, shared, blocks)
         if tenant is not None:
-            self._tokens[request_id] = list(given.tokens[: shared * TILE])
+            self._tokens[request_id] = list(given.tokens[: shared * BLOCK])
         self._chooser.open(request_id, sampling, given.tokens)
         return True
 
     def grow(self, request_id: str, rows: int) -> bool:
-        taken = self.tiles.grow(request_id, rows)
+        taken = self.blocks.grow(request_id, rows)
         if taken:
             self.pool.assign(request_id, taken, len(taken))
             self._earlier.grow(request_id, taken)
@@ -160,7 +160,7 @@ class TransformersTarget:
         return len(self._tokens.get(request_id, ()))
 
     def close(self, request_id: str) -> None:
-        self.tiles.release(request_id)
+        self.blocks.release(request_id)
         self.pool.forget(request_id)
         self._tokens.pop(request_id, None)
         self._rows.pop(request_id, None)
@@ -168,7 +168,7 @@ class TransformersTarget:
         self._earlier.close(request_id)
 
     def forget(self, tenant: str) -> None:
-        self.tiles.forget(tenant)
+        self.blocks.forget(tenant)
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         self.pool.move(request_id, [context + row for row in rows], context)
@@ -181,7 +181,7 @@ class TransformersTarget:
         self._chooser.commit(request_id, context, kept)
         if tokens is not None:
             tokens += kept
-            self.tiles.seal(request_id, tokens)
+            self.blocks.seal(request_id, tokens)
 
     def begin(self, batch: Sequence[Rows]) -> None:
         self._earlier.begin(batch)

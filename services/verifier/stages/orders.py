@@ -34,15 +34,15 @@ class Orders:
         self._requests: dict[str, int] = {}
         self._next = 0
 
-    def open(self, request_id: str, shared: int, tiles: Sequence[int]) -> None:
-        """Open a request; its first ``shared`` tiles already hold its tokens."""
+    def open(self, request_id: str, shared: int, blocks: Sequence[int]) -> None:
+        """Open a request; its first ``shared`` blocks already hold its tokens."""
         self._requests[request_id] = self._next
-        self.numbers += (Op.OPEN, self._next, shared, len(tiles), *tiles)
+        self.numbers += (Op.OPEN, self._next, shared, len(blocks), *blocks)
         self._next += 1
 
-    def grow(self, request_id: str, tiles: Sequence[int]) -> None:
-        """Give a request more tiles."""
-        self.numbers += (Op.GROW, self._requests[request_id], len(tiles), *tiles)
+    def grow(self, request_id: str, blocks: Sequence[int]) -> None:
+        """Give a request more blocks."""
+        self.numbers += (Op.GROW, self._requests[request_id], len(blocks), *blocks)
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         """As ``Target.keep``."""

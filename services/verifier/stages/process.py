@@ -15,7 +15,7 @@ import torch
 
 from services.verifier.checks.guard import check_slice
 from services.verifier.config import TargetConfig
-from services.verifier.kv_cache.pool import TILE
+from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model.slice import ModelSlice
 from services.verifier.model.target_port import Rows
 from services.verifier.stages.activations import Activations, Health, receive_activations, receive_beat, send_activations
@@ -64,9 +64,9 @@ class Stage:
         request = str(arguments[0])
         pool = self._part.pool
         if op is Op.OPEN:
-            shared, tiles = arguments[1], arguments[2:]
-            pool.assign(request, tiles, len(tiles) - shared)
-            self._lengths[request] = shared * TILE
+            shared, blocks = arguments[1], arguments[2:]
+            pool.assign(request, blocks, len(blocks) - shared)
+            self._lengths[request] = shared * BLOCK
         elif op is Op.GROW:
             pool.assign(request, arguments[1:], len(arguments) - 1)
         elif op is Op.KEEP:

@@ -75,12 +75,12 @@ class EarlierStages(Protocol):
         """
         ...
 
-    def open(self, request_id: str, shared: int, tiles: Sequence[int]) -> None:
-        """Open a request; its first ``shared`` tiles already hold its tokens."""
+    def open(self, request_id: str, shared: int, blocks: Sequence[int]) -> None:
+        """Open a request; its first ``shared`` blocks already hold its tokens."""
         ...
 
-    def grow(self, request_id: str, tiles: Sequence[int]) -> None:
-        """Give a request more tiles."""
+    def grow(self, request_id: str, blocks: Sequence[int]) -> None:
+        """Give a request more blocks."""
         ...
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
@@ -124,9 +124,9 @@ class NoStages:
 
     def join(self, device: torch.device) -> None: ...
 
-    def open(self, request_id: str, shared: int, tiles: Sequence[int]) -> None: ...
+    def open(self, request_id: str, shared: int, blocks: Sequence[int]) -> None: ...
 
-    def grow(self, request_id: str, tiles: Sequence[int]) -> None: ...
+    def grow(self, request_id: str, blocks: Sequence[int]) -> None: ...
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None: ...
 
@@ -173,11 +173,11 @@ class Upstream:
     def join(self, device: torch.device) -> None:
         self._exchange = self._meeting.join(self._size, lambda stage: self._stages[stage].alive(), self._timeout_s, device)
 
-    def open(self, request_id: str, shared: int, tiles: Sequence[int]) -> None:
-        self._orders.open(request_id, shared, tiles)
+    def open(self, request_id: str, shared: int, blocks: Sequence[int]) -> None:
+        self._orders.open(request_id, shared, blocks)
 
-    def grow(self, request_id: str, tiles: Sequence[int]) -> None:
-        self._orders.grow(request_id, tiles)
+    def grow(self, request_id: str, blocks: Sequence[int]) -> None:
+        self._orders.grow(request_id, blocks)
 
     def keep(self, request_id: str, context: int, rows: Sequence[int]) -> None:
         self._orders.keep(request_id, context, rows)

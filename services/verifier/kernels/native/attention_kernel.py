@@ -9,10 +9,10 @@ from itertools import groupby, pairwise
 
 import torch
 
-from services.verifier.attention.calls import Call
+from services.verifier.attention.calls import TILE, Call
 from services.verifier.attention.stream_layout import streams_last
 from services.verifier.kernels.native.library import Library
-from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
 from speculation.tree import ROOT
 
@@ -141,9 +141,9 @@ def lay_out(
     """
     tables = _Tables()
     for rows in batch:
-        tables.add(rows, pool.tiles_of(rows.request_id))
+        tables.add(rows, pool.blocks_of(rows.request_id))
     for _ in range(padding):
-        tables.add(Rows(request_id="", context=0, tokens=(0,), logits=0), [pool.padding_tile])
+        tables.add(Rows(request_id="", context=0, tokens=(0,), logits=0), [pool.padding_block])
     if stream_rows is not None:
         tables.reorder(streams_last(batch, padding, stream_rows))
     return _laid_out(kernel, pool, tables, sum(stream_rows or ()))
@@ -153,7 +153,7 @@ def lay_out_placed(kernel: Kernel, pool: KVPool, batch: Sequence[PlacedRows]) ->
     """Lay out rows whose places in the cache are given."""
     tables = _Tables()
     for rows in batch:
-        tables.add_placed(rows, pool.tiles_of(rows.owner))
+        tables.add_placed(rows, pool.blocks_of(rows.owner))
     return _laid_out(kernel, pool, tables, 0)
 
 
@@ -213,7 +213,7 @@ class _Tables:
         """Add the rows of one request."""
         count, end = len(rows.tokens), rows.context + rows.chain
         if rows.context + count > len(owned) * TILE:
-            raise IndexError(f"{rows.request_id} owns {len(owned)} tiles: not enough for {rows.context + count} rows")
+            raise IndexError(f"{rows.request_id} owns {len(owned)} blocks: not enough for {rows.context + count} rows")
         self._request += [self._requests] * count
         self._requests += 1
         self.row_tiles += [len(self.tiles)] * count
@@ -234,7 +234,7 @@ class _Tables:
         """Add rows of one owner at given places."""
         count, end = len(rows.positions), rows.first + len(rows.positions)
         if end > len(owned) * TILE:
-            raise IndexError(f"{rows.owner} owns {len(owned)} tiles: not enough for {end} rows")
+            raise IndexError(f"{rows.owner} owns {len(owned)} blocks: not enough for {end} rows")
         self._request += [self._requests] * count
         self._requests += 1
         self.row_tiles += [len(self.tiles)] * count

@@ -138,18 +138,18 @@ static uint16_t mask_before(const struct copy *copy, int64_t position) {
 }
 
 /* Slots and positions of a copy's lanes, in place `part` of a chunk: 64 slots, then 64 positions. */
-static void write_lanes(const struct tree *tree, const struct copy *copy, const int32_t *tiles, int32_t *chunk, int64_t part) {
+static void write_lanes(const struct tree *tree, const struct copy *copy, const int32_t *blocks, int32_t *chunk, int64_t part) {
     int32_t *slots = chunk + part * GROUP, *positions = slots + TILE;
     int64_t lane = 0;
     for (; lane < copy->committed; lane++) {
         const int64_t slot = copy->group * GROUP + lane;
-        slots[lane] = tiles[slot / TILE] * TILE + (int32_t)(slot % TILE);
+        slots[lane] = blocks[slot / TILE] * TILE + (int32_t)(slot % TILE);
         positions[lane] = (int32_t)slot;
     }
     for (int64_t node = 0; node < tree->nodes; node++)
         if (copy->nodes & bit(node)) {
             const int64_t slot = tree->end + node;
-            slots[lane] = tiles[slot / TILE] * TILE + (int32_t)(slot % TILE);
+            slots[lane] = blocks[slot / TILE] * TILE + (int32_t)(slot % TILE);
             positions[lane++] = (int32_t)tree->position[node];
         }
 }
@@ -168,14 +168,14 @@ static int write_tail(struct builder *built, const struct tree *tree, const stru
     /* Lanes that nobody sees read the request's first slot, which holds numbers. */
     for (int64_t chunk = 0; chunk < chunks; chunk++)
         for (int64_t slot = 0; slot < TILE; slot++)
-            built->numbers[slots_at + chunk * 2 * TILE + slot] = entry->tiles[0] * TILE;
+            built->numbers[slots_at + chunk * 2 * TILE + slot] = entry->blocks[0] * TILE;
     char *words = (char *)(built->numbers + words_at);
     for (int64_t tile = 0; tile < tree->tiles; tile++)
         for (int64_t at = tree->begins[tile]; at < tree->begins[tile + 1]; at++) {
             const struct copy *copy = tree->copies + at;
             const int64_t index = at - tree->begins[tile];
             const int64_t chunk = begins[tile] + index / TILE_GROUPS, part = index % TILE_GROUPS;
-            write_lanes(tree, copy, entry->tiles, built->numbers + slots_at + chunk * 2 * TILE, part);
+            write_lanes(tree, copy, entry->blocks, built->numbers + slots_at + chunk * 2 * TILE, part);
             for (int64_t row = 0; row < rows; row++) {
                 const uint16_t mask =
                     row < entry->chain ? mask_before(copy, entry->context + row) : mask_of(tree, copy, row - entry->chain);
@@ -211,28 +211,28 @@ static int write_entry(struct builder *built, const struct pass_entry *entry, co
     for (int64_t row = 0; row < rows; row++) {
         const int64_t slot = entry->context + row;
         positions[row] = (int32_t)(row < entry->chain ? slot : tree.position[row - entry->chain]);
-        slots[row] = entry->tiles[slot / TILE] * TILE + (int32_t)(slot % TILE);
+        slots[row] = entry->blocks[slot / TILE] * TILE + (int32_t)(slot % TILE);
     }
     const int64_t table = take(built, used);
     if (table < 0) return 0;
-    memcpy(built->numbers + table, entry->tiles, (size_t)used * sizeof(int32_t));
+    memcpy(built->numbers + table, entry->blocks, (size_t)used * sizeof(int32_t));
     int32_t record[REQUEST_INTS] = {(int32_t)first, (int32_t)rows, (int32_t)table, NO_TAIL, 0, 0, 0, 0};
     if (entry->nodes && !write_tail(built, &tree, entry, record)) return 0;
     return write_record(built, record, positions, block_rows);
 }
 
 /* Padding rows are a request of their own, all at position 0, whose key each of them overwrites. */
-static int write_padding(struct builder *built, int64_t first, int64_t block_rows, int32_t padding_tile) {
-    for (int64_t row = first; row < built->rows; row++) built->numbers[built->rows + row] = padding_tile * TILE;
+static int write_padding(struct builder *built, int64_t first, int64_t block_rows, int32_t padding_block) {
+    for (int64_t row = first; row < built->rows; row++) built->numbers[built->rows + row] = padding_block * TILE;
     const int64_t table = take(built, 1);
     if (table < 0) return 0;
-    built->numbers[table] = padding_tile;
+    built->numbers[table] = padding_block;
     const int32_t record[REQUEST_INTS] = {(int32_t)first, (int32_t)(built->rows - first), (int32_t)table, NO_TAIL, 0, 0, 0, 0};
     return write_record(built, record, built->numbers + first, block_rows);
 }
 
 int64_t outrider_describe(const struct pass_entry *entries, int64_t count, const int32_t *parents, int64_t rows,
-                          int64_t block_rows, int32_t padding_tile, int32_t *numbers, int64_t room) {
+                          int64_t block_rows, int32_t padding_block, int32_t *numbers, int64_t room) {
     struct builder built = {.numbers = numbers, .rows = rows, .room = room, .end = 0, .blocks = 0};
     if (take(&built, (2 + BLOCK_INTS) * rows) < 0) return -1;
     int64_t first = 0;
@@ -243,6 +243,6 @@ int64_t outrider_describe(const struct pass_entry *entries, int64_t count, const
         parents += entry->nodes;
         first += entry->chain + entry->nodes;
     }
-    if (first < rows && !write_padding(&built, first, block_rows, padding_tile)) return -1;
+    if (first < rows && !write_padding(&built, first, block_rows, padding_block)) return -1;
     return built.end;
 }

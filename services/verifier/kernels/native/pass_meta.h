@@ -3,9 +3,9 @@
 #define OUTRIDER_PASS_META_H
 #include <stdint.h>
 
-/* One request's rows: a chain after its context, then `nodes` nodes of a tree. tiles: of the pool, by position. */
+/* One request's rows: a chain after its context, then `nodes` nodes of a tree. blocks: of the KV cache, by position. */
 struct pass_entry {
-    const int32_t *tiles;
+    const int32_t *blocks;
     int64_t context, chain, nodes;
 };
 
@@ -15,5 +15,5 @@ struct pass_entry {
  * parents: of the nodes of all entries, one entry after the other; rows: with padding; numbers: [room].
  */
 int64_t outrider_describe(const struct pass_entry *entries, int64_t count, const int32_t *parents, int64_t rows,
-                          int64_t block_rows, int32_t padding_tile, int32_t *numbers, int64_t room);
+                          int64_t block_rows, int32_t padding_block, int32_t *numbers, int64_t room);
 #endif

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from services.verifier.attention.calls import TILE
 from services.verifier.kernels.native.library import Library
-from services.verifier.kv_cache.pool import TILE
 from services.verifier.model.target_port import Rows
 
 # Numbers that suffice for most passes, by row; where they do not, more are tried once.
@@ -35,12 +35,12 @@ class PassMetaKernel:
         self._numbers = np.empty(0, dtype=np.int32)
 
     def describe(
-        self, batch: Sequence[Rows], tables: Sequence[array[int]], padding_tile: int, rows: int, block_rows: int
+        self, batch: Sequence[Rows], tables: Sequence[array[int]], padding_block: int, rows: int, block_rows: int
     ) -> NDArray[np.int32] | None:
         """The numbers of ``pass_meta.describe``, valid until the next call.
 
         Args:
-            tables: each request's tiles in the pool, by position, as int32.
+            tables: each request's KV blocks, by position, as int32.
 
         Returns:
             None where a tree has more than 128 nodes, or its copies are too many: the reference can do that.
@@ -51,7 +51,7 @@ class PassMetaKernel:
             nodes, count = len(request.parents), len(request.tokens)
             address, owned = table.buffer_info()
             if request.context + count > owned * TILE:
-                raise IndexError(f"{request.request_id} owns {owned} tiles: not enough for {request.context + count} rows")
+                raise IndexError(f"{request.request_id} owns {owned} blocks: not enough for {request.context + count} rows")
             entries.extend((address, request.context, count - nodes, nodes))
             if nodes:
                 parents.extend(request.parents)
@@ -61,7 +61,7 @@ class PassMetaKernel:
             if len(self._numbers) < room:
                 self._numbers = np.empty(room, dtype=np.int32)
             count = self._describe(
-                entries.buffer_info()[0], len(batch), parents.buffer_info()[0], rows, block_rows, padding_tile,
+                entries.buffer_info()[0], len(batch), parents.buffer_info()[0], rows, block_rows, padding_block,
                 self._numbers.ctypes.data, len(self._numbers),
             )  # fmt: skip
             if count >= 0:

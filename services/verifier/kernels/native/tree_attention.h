@@ -6,7 +6,7 @@
 /* What all layers of a pass share; mirrored by attention.py. Rows of one request are neighbours; a block is some of them. */
 struct layout {
     int64_t rows, blocks, slots, scratch_per_thread, threads;
-    const int64_t *tiles;       /* tile numbers of all requests, one request after the other */
+    const int64_t *tiles;       /* of all tiles of all requests, one request after the other: the KV block that holds it */
     const int64_t *row_tiles;   /* [rows] where the row's request begins in tiles */
     const int64_t *own_slot;    /* [rows] where the row's own key goes */
     const int64_t *position;    /* [rows] */
@@ -22,8 +22,8 @@ struct layout {
 struct layer {
     const float *query, *key, *value;
     int64_t query_head, query_row, key_head, key_row, value_head, value_row;
-    float *keys;   /* [tiles, kv heads, size, TILE] */
-    float *values; /* [tiles, kv heads, TILE, value_size + 1] */
+    float *keys;   /* [KV blocks, kv heads, size, TILE] */
+    float *values; /* [KV blocks, kv heads, TILE, value_size + 1] */
     float *out;
     const float *sinks; /* [heads], or none: scores of a key without a value */
     const float *bias;  /* [heads, bias_width], or none: added to scores, by the key's position or the distance to it */

@@ -23,11 +23,11 @@ class PassDescriber:
         self._kernel = None if found is None else PassMetaKernel(found)
 
     def describe(self, batch: Sequence[Rows], rows: int, block_rows: int) -> PassMeta:
-        """As ``pass_meta.describe``, of the pool's tiles."""
+        """As ``pass_meta.describe``, of the pool's blocks."""
         numbers = self._numbers(batch, rows, block_rows)
         if numbers is None:
-            tables = [self._pool.tiles_of(request.request_id) for request in batch]
-            return describe(batch, tables, self._pool.padding_tile, rows, block_rows)
+            tables = [self._pool.blocks_of(request.request_id) for request in batch]
+            return describe(batch, tables, self._pool.padding_block, rows, block_rows)
         tokens: list[int] = []
         for request in batch:
             tokens += request.tokens
@@ -38,4 +38,4 @@ class PassDescriber:
         if self._kernel is None:
             return None
         tables = [self._pool.table_of(request.request_id) for request in batch]
-        return self._kernel.describe(batch, tables, self._pool.padding_tile, rows, block_rows)
+        return self._kernel.describe(batch, tables, self._pool.padding_block, rows, block_rows)

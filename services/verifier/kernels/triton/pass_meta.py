@@ -1,11 +1,11 @@
 """What the kernels read of a pass besides keys and values: one array of int32, which takes one copy to the GPU.
 
     positions   [rows]
-    slots       [rows], where each row's key and value are stored: tile of the pool * TILE + slot in the tile
+    slots       [rows], where each row's key and value are stored: KV block * TILE + slot in that block
     blocks      [rows, 4]: request, first row, rows, last position. At most as many blocks as rows; request 0: none
     requests    each 8 numbers: first row in the pass, rows, then the places of its table, its tail's first tile, the places
                 of its tail, chunks and words, and the number of words of each row
-    tables      the pool's tiles, by position
+    tables      the requests' KV blocks, by position
     tails       where the chunks of each of the tail's tiles begin; the last entry is where they end
     chunks      64 slots, four virtual groups, in the form of ``slots``, and the 64 positions that they hold
     words       by row and chunk, two numbers: which of the 64 slots the row sees
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from services.verifier.attention.calls import TILE
 from services.verifier.kernels.triton.virtual_groups import GROUP, pack
-from services.verifier.kv_cache.pool import TILE
 from services.verifier.model.target_port import Rows
 from speculation.tree import ROOT
 
@@ -103,13 +103,13 @@ class _Builder:
 
 
 def describe(
-    batch: Sequence[Rows], tables: Sequence[Sequence[int]], padding_tile: int, rows: int, block_rows: int
+    batch: Sequence[Rows], tables: Sequence[Sequence[int]], padding_block: int, rows: int, block_rows: int
 ) -> PassMeta:
     """Describe a pass.
 
     Args:
         tables: each request's tiles in the pool, by position.
-        padding_tile: tile that no request owns.
+        padding_block: KV block that no request owns.
         rows: number of rows, padding included.
         block_rows: most rows of a block.
     """
@@ -129,8 +129,8 @@ def describe(
     missing = rows - len(tokens)
     if missing:
         # Padding rows are a request of their own, all at position 0, whose key each of them overwrites.
-        built.head[slots_at(rows) + len(tokens) : slots_at(rows) + rows] = padding_tile * TILE
-        record = [len(tokens), missing, built.append([padding_tile]), _NO_TAIL, 0, 0, 0, 0]
+        built.head[slots_at(rows) + len(tokens) : slots_at(rows) + rows] = padding_block * TILE
+        record = [len(tokens), missing, built.append([padding_block]), _NO_TAIL, 0, 0, 0, 0]
         built.add_blocks(built.append(record), [0] * missing, block_rows)
     return PassMeta(numbers=built.numbers(), tokens=tokens + [0] * missing, segments=segments_of(batch))
 

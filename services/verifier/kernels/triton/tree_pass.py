@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 import triton
 
-from services.verifier.attention.calls import Call, Pass
+from services.verifier.attention.calls import TILE, Call, Pass
 from services.verifier.attention.fixed import MOST_ROWS, Largest, rounded_up, steps
 from services.verifier.attention.stream_layout import streams_last
 from services.verifier.kernels.triton.device.rotate_write import rotate_write
@@ -18,7 +18,7 @@ from services.verifier.kernels.triton.device.write_rows import write_rows
 from services.verifier.kernels.triton.pass_describer import PassDescriber
 from services.verifier.kernels.triton.pass_meta import SEGMENT_TILES, blocks_at, segments_of, slots_at
 from services.verifier.kernels.triton.row_products import NORM_LANES, HeadNorms, Product
-from services.verifier.kv_cache.pool import TILE, KVPool
+from services.verifier.kv_cache.pool import KVPool
 from services.verifier.model.target_port import Rows
 from services.verifier.model.to_device import to_device
 
@@ -170,7 +170,7 @@ class TritonPass:
 
     def reserve(self) -> None:
         """Take room for any pass of the shape, so that what describes a pass always lies in one place."""
-        self._meta = self._meta.new_zeros(_room(self._shape, self._pool.total_tiles))
+        self._meta = self._meta.new_zeros(_room(self._shape, self._pool.total_blocks))
 
     def fill(self, batch: Sequence[Rows]) -> None:
         shape = self._shape

@@ -1,4 +1,4 @@
-"""Who owns which tile: room, sharing within a tenant, eviction, nothing lost."""
+"""Who owns which block: room, sharing within a tenant, eviction, nothing lost."""
 
 from __future__ import annotations
 
@@ -9,143 +9,143 @@ from pathlib import Path
 import pytest
 
 from services.api.messages import ClientRequest, RequestedSampling, TextChunk
-from services.verifier.kv_cache.pool import TILE
-from services.verifier.kv_cache.tiles import TileAllocator
+from services.verifier.kv_cache.blocks import BlockAllocator
+from services.verifier.kv_cache.pool import BLOCK
 from services.verifier.model.target_port import Prefix
 from tests.service import pipeline
 
-TEXT = list(range(3 * TILE + 10))
+TEXT = list(range(3 * BLOCK + 10))
 
 
-def opened(tiles: TileAllocator, owner: str, tokens: list[int], tenant: str | None = "t") -> int | None:
+def opened(blocks: BlockAllocator, owner: str, tokens: list[int], tenant: str | None = "t") -> int | None:
     """Open, and compute everything."""
-    shared = tiles.open(owner, len(tokens), tokens, tenant)
+    shared = blocks.open(owner, len(tokens), tokens, tenant)
     if shared is not None:
-        tiles.seal(owner, tokens)
+        blocks.seal(owner, tokens)
     return shared
 
 
 def test_room_is_given_and_taken_back() -> None:
-    tiles = TileAllocator(4)
-    assert tiles.open("a", 2 * TILE + 1) == 0
-    assert tiles.tiles_of("a") == [0, 1, 2]
-    assert tiles.open("b", TILE + 1) is None
-    assert tiles.available == 1
-    assert tiles.grow("a", 3 * TILE) == []
-    assert tiles.grow("a", 4 * TILE) == [3]
-    assert tiles.grow("a", 5 * TILE) is None
+    blocks = BlockAllocator(4)
+    assert blocks.open("a", 2 * BLOCK + 1) == 0
+    assert blocks.blocks_of("a") == [0, 1, 2]
+    assert blocks.open("b", BLOCK + 1) is None
+    assert blocks.available == 1
+    assert blocks.grow("a", 3 * BLOCK) == []
+    assert blocks.grow("a", 4 * BLOCK) == [3]
+    assert blocks.grow("a", 5 * BLOCK) is None
     with pytest.raises(ValueError, match="holds rows already"):
-        tiles.open("a", 1)
-    tiles.release("a")
-    tiles.release("a")
-    assert tiles.available == 4
+        blocks.open("a", 1)
+    blocks.release("a")
+    blocks.release("a")
+    assert blocks.available == 4
 
 
 def test_a_tenant_shares_what_its_requests_begin_with() -> None:
-    tiles = TileAllocator(12)
-    assert opened(tiles, "a", TEXT) == 0
-    assert opened(tiles, "b", [*TEXT[: 2 * TILE], 7, 7, 7]) == 2
-    assert tiles.tiles_of("b")[:2] == tiles.tiles_of("a")[:2]
-    assert tiles.tiles_of("b")[2] != tiles.tiles_of("a")[2]
-    # The last token's logits are wanted, so its tile is computed.
-    assert opened(tiles, "c", TEXT[: 2 * TILE]) == 1
-    tiles.release("a")
-    assert opened(tiles, "d", TEXT) == 3
+    blocks = BlockAllocator(12)
+    assert opened(blocks, "a", TEXT) == 0
+    assert opened(blocks, "b", [*TEXT[: 2 * BLOCK], 7, 7, 7]) == 2
+    assert blocks.blocks_of("b")[:2] == blocks.blocks_of("a")[:2]
+    assert blocks.blocks_of("b")[2] != blocks.blocks_of("a")[2]
+    # The last token's logits are wanted, so its block is computed.
+    assert opened(blocks, "c", TEXT[: 2 * BLOCK]) == 1
+    blocks.release("a")
+    assert opened(blocks, "d", TEXT) == 3
     for owner in "bcd":
-        tiles.release(owner)
-    assert tiles.available == 12
-    assert opened(tiles, "e", TEXT) == 3
+        blocks.release(owner)
+    assert blocks.available == 12
+    assert opened(blocks, "e", TEXT) == 3
 
 
 def test_never_across_tenants_nor_without_one() -> None:
-    tiles = TileAllocator(20)
-    opened(tiles, "a", TEXT, "one")
-    assert opened(tiles, "b", TEXT, "two") == 0
-    assert opened(tiles, "c", TEXT, None) == 0
-    assert opened(tiles, "d", TEXT, None) == 0
-    assert not set(tiles.tiles_of("a")) & set(tiles.tiles_of("b"))
+    blocks = BlockAllocator(20)
+    opened(blocks, "a", TEXT, "one")
+    assert opened(blocks, "b", TEXT, "two") == 0
+    assert opened(blocks, "c", TEXT, None) == 0
+    assert opened(blocks, "d", TEXT, None) == 0
+    assert not set(blocks.blocks_of("a")) & set(blocks.blocks_of("b"))
 
 
 def test_never_across_salts_and_all_of_them_are_forgotten() -> None:
-    tiles = TileAllocator(30)
+    blocks = BlockAllocator(30)
     last = [*TEXT, 1]
-    assert tiles.open("a", len(last), last, "one", salt="x") == 0
-    tiles.seal("a", last)
-    assert tiles.open("b", len(last), last, "one", salt="y") == 0
-    assert tiles.open("c", len(last), last, "one") == 0
-    assert tiles.open("d", len(last), last, "two", salt="x") == 0
-    assert tiles.open("e", len(last), last, "one", salt="x") == 3
-    tiles.release("a")
-    tiles.forget("one")
-    assert tiles.open("f", len(last), last, "one", salt="x") == 0
+    assert blocks.open("a", len(last), last, "one", salt="x") == 0
+    blocks.seal("a", last)
+    assert blocks.open("b", len(last), last, "one", salt="y") == 0
+    assert blocks.open("c", len(last), last, "one") == 0
+    assert blocks.open("d", len(last), last, "two", salt="x") == 0
+    assert blocks.open("e", len(last), last, "one", salt="x") == 3
+    blocks.release("a")
+    blocks.forget("one")
+    assert blocks.open("f", len(last), last, "one", salt="x") == 0
 
 
 def test_what_was_computed_for_a_tenant_can_be_forgotten() -> None:
-    tiles = TileAllocator(20)
-    opened(tiles, "idle", TEXT, "one")
-    tiles.release("idle")
-    opened(tiles, "running", [8, *TEXT], "one")
-    opened(tiles, "other", TEXT, "two")
-    tiles.forget("one")
-    assert tiles.cached == 0
-    assert opened(tiles, "a", TEXT, "one") == 0
+    blocks = BlockAllocator(20)
+    opened(blocks, "idle", TEXT, "one")
+    blocks.release("idle")
+    opened(blocks, "running", [8, *TEXT], "one")
+    opened(blocks, "other", TEXT, "two")
+    blocks.forget("one")
+    assert blocks.cached == 0
+    assert opened(blocks, "a", TEXT, "one") == 0
     # One that is under way leaves nothing behind either.
-    tiles.seal("running", [8, *TEXT, *TEXT])
-    tiles.release("running")
-    assert opened(tiles, "b", [8, *TEXT], "one") == 0
-    assert opened(tiles, "c", TEXT, "two") == 3
+    blocks.seal("running", [8, *TEXT, *TEXT])
+    blocks.release("running")
+    assert opened(blocks, "b", [8, *TEXT], "one") == 0
+    assert opened(blocks, "c", TEXT, "two") == 3
     for owner in ("a", "b", "c", "other"):
-        tiles.release(owner)
-    assert tiles.available == 20
+        blocks.release(owner)
+    assert blocks.available == 20
 
 
-def test_a_tile_in_the_middle_is_not_enough() -> None:
-    tiles = TileAllocator(20)
-    opened(tiles, "a", TEXT)
-    assert opened(tiles, "b", [1, *TEXT[1:]]) == 0
+def test_a_block_in_the_middle_is_not_enough() -> None:
+    blocks = BlockAllocator(20)
+    opened(blocks, "a", TEXT)
+    assert opened(blocks, "b", [1, *TEXT[1:]]) == 0
 
 
 def test_what_has_been_idle_for_longest_goes_first_and_ends_before_beginnings() -> None:
-    tiles = TileAllocator(7)
-    opened(tiles, "old", TEXT[: 2 * TILE])
-    opened(tiles, "new", [5] * 2 * TILE)
-    tiles.release("old")
-    tiles.release("new")
-    assert tiles.cached == 4
-    tiles.open("x", 4 * TILE)
-    tiles.release("x")
-    # One tile had to go: the end of the old text.
-    assert tiles.cached == 3
-    assert opened(tiles, "a", [*TEXT[: 2 * TILE], 1]) == 1
-    tiles.release("a")
-    assert opened(tiles, "b", [*[5] * 2 * TILE, 1]) == 2
+    blocks = BlockAllocator(7)
+    opened(blocks, "old", TEXT[: 2 * BLOCK])
+    opened(blocks, "new", [5] * 2 * BLOCK)
+    blocks.release("old")
+    blocks.release("new")
+    assert blocks.cached == 4
+    blocks.open("x", 4 * BLOCK)
+    blocks.release("x")
+    # One block had to go: the end of the old text.
+    assert blocks.cached == 3
+    assert opened(blocks, "a", [*TEXT[: 2 * BLOCK], 1]) == 1
+    blocks.release("a")
+    assert opened(blocks, "b", [*[5] * 2 * BLOCK, 1]) == 2
 
 
-def test_any_order_of_requests_loses_no_tile() -> None:
+def test_any_order_of_requests_loses_no_block() -> None:
     source = random.Random(0)
-    tiles = TileAllocator(16)
+    blocks = BlockAllocator(16)
     living: dict[str, list[int]] = {}
     for number in range(2000):
         if living and source.random() < 0.5:
             owner = source.choice(list(living))
             if source.random() < 0.5:
-                tiles.release(owner)
+                blocks.release(owner)
                 del living[owner]
             else:
                 more = living[owner] + [source.randrange(2)] * source.randrange(100)
-                if tiles.grow(owner, len(more)) is not None:
-                    tiles.seal(owner, more)
+                if blocks.grow(owner, len(more)) is not None:
+                    blocks.seal(owner, more)
                     living[owner] = more
         else:
             text = [source.randrange(2)] * source.randrange(1, 300)
-            if opened(tiles, str(number), text, source.choice("ab")) is not None:
+            if opened(blocks, str(number), text, source.choice("ab")) is not None:
                 living[str(number)] = text
-        used = {tile for owner in living for tile in tiles.tiles_of(owner)}
-        assert len(used) + tiles.available == 16
-        assert all(len(tiles.tiles_of(owner)) * TILE >= len(text) for owner, text in living.items())
+        used = {block for owner in living for block in blocks.blocks_of(owner)}
+        assert len(used) + blocks.available == 16
+        assert all(len(blocks.blocks_of(owner)) * BLOCK >= len(text) for owner, text in living.items())
     for owner in living:
-        tiles.release(owner)
-    assert tiles.available == 16
+        blocks.release(owner)
+    assert blocks.available == 16
 
 
 async def say(running: object, tenant: str | None, prompt: list[int], salt: str = "") -> list[int]:
@@ -170,12 +170,12 @@ async def test_sharing_changes_no_token(tiny_model: Path, caching: bool) -> None
         assert await say(running, "b", long) == first
         assert stats.prompt_tokens_cached == 0
         assert await say(running, "a", long) == first
-        assert stats.prompt_tokens_cached == (3 * TILE if caching else 0)
+        assert stats.prompt_tokens_cached == (3 * BLOCK if caching else 0)
         # What was answered is shared as well, by a conversation that goes on.
         onward = [*long, *first, 5, 6]
         before = stats.prompt_tokens_cached
         told = await say(running, "a", onward)
-        assert stats.prompt_tokens_cached - before == (3 * TILE if caching else 0)
+        assert stats.prompt_tokens_cached - before == (3 * BLOCK if caching else 0)
         assert told == await say(running, "fresh", onward)
 
 
@@ -185,7 +185,7 @@ async def test_salts_share_nothing_and_change_no_token(tiny_model: Path) -> None
         stats = running.verifier.loop.stats
         answers = [await say(running, "a", long, salt) for salt in ("", "one", "two", "one", "")]
         assert len({tuple(answer) for answer in answers}) == 1
-        assert stats.prompt_tokens_cached == 2 * 3 * TILE
+        assert stats.prompt_tokens_cached == 2 * 3 * BLOCK
 
 
 async def test_who_says_no_tenant_shares_with_nobody(tiny_model: Path) -> None:
@@ -193,21 +193,21 @@ async def test_who_says_no_tenant_shares_with_nobody(tiny_model: Path) -> None:
     assert ClientRequest(input="x", sampling=RequestedSampling()).tenant is None
     long = [5, 6, 7, 8, 9] * 40
     async with pipeline(tiny_model) as running:
-        stats, tiles = running.verifier.loop.stats, running.verifier.loop._target.tiles
+        stats, blocks = running.verifier.loop.stats, running.verifier.loop._target.blocks
         first = await say(running, None, long)
         assert await say(running, None, long) == first
-        assert (stats.prompt_tokens_cached, tiles.cached) == (0, 0)
+        assert (stats.prompt_tokens_cached, blocks.cached) == (0, 0)
         # Those who call without a key are one tenant, whose name is empty: a service without keys has one user.
         assert await say(running, "", long) == first
         assert stats.prompt_tokens_cached == 0
         assert await say(running, "", long) == first
-        assert stats.prompt_tokens_cached == 3 * TILE
+        assert stats.prompt_tokens_cached == 3 * BLOCK
         assert await say(running, None, long) == first
-        assert stats.prompt_tokens_cached == 3 * TILE
+        assert stats.prompt_tokens_cached == 3 * BLOCK
 
 
 async def test_a_small_cache_makes_requests_step_back_and_changes_no_token(tiny_model: Path) -> None:
-    # Prompt and answer alone need two tiles, and there are three.
+    # Prompt and answer alone need two blocks, and there are three.
     prompts = [[40 + number, 41, 42] * 15 for number in range(6)]
     async with pipeline(tiny_model) as running:
         wanted = [await say(running, "a", prompt) for prompt in prompts]

@@ -1,0 +1,197 @@
+"""Who owns each block of the KV cache, and which blocks hold a prefix that several requests can share.
+
+A block that is full of committed tokens is *sealed* under a hash of its tenant and of all tokens up to its end. A request
+of the same tenant that begins with the same tokens shares the block. Sealed blocks that no request uses keep their content
+until the room is needed. The one idle for longest is evicted first, and of one text the end before the beginning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import insort
+from collections import OrderedDict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from services.verifier.kv_cache.pool import BLOCK
+
+
+@dataclass(kw_only=True, slots=True)
+class _Owner:
+    """A request's blocks.
+
+    ``digests``: of its sealed blocks, shared ones included; None: its blocks are never shared. ``root``: the digest of its
+    tenant; ``start``: what its blocks' digests are chained to.
+    """
+
+    blocks: list[int] = field(default_factory=list)
+    digests: list[bytes] | None = None
+    root: bytes = b""
+    start: bytes = b""
+
+
+class BlockAllocator:
+    """Hands out ``total`` blocks; computes nothing and touches no tensor."""
+
+    def __init__(self, total: int) -> None:
+        self.total = total
+        self._free = list(range(total))
+        self._owners: dict[str, _Owner] = {}
+        self._users: dict[int, int] = {}
+        self._sealed: dict[bytes, int] = {}
+        self._digest_of: dict[int, bytes] = {}
+        # The tenant of each sealed block, as ``_root``.
+        self._root_of: dict[int, bytes] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+
+    @property
+    def available(self) -> int:
+        """Number of blocks that no request uses."""
+        return len(self._free) + len(self._idle)
+
+    @property
+    def cached(self) -> int:
+        """Number of available blocks that hold a prefix that may be shared again."""
+        return len(self._idle)
+
+    def blocks_of(self, owner: str) -> list[int]:
+        """``owner``'s blocks, in the order of its positions."""
+        return self._owners[owner].blocks
+
+    def open(
+        self,
+        owner: str,
+        rows: int,
+        tokens: Sequence[int] = (),
+        tenant: str | None = None,
+        spare: int = 0,
+        salt: str = "",
+    ) -> int | None:
+        """Give ``owner`` room for ``rows`` rows.
+
+        Args:
+            tokens: what it begins with. The last one is never shared, since its logits must be computed.
+            tenant: whose requests may share with it; None: nothing is shared.
+            spare: blocks that must be left over.
+            salt: only requests with the same one share.
+
+        Returns:
+            How many of its blocks already hold its tokens; None if there is not enough room, and then nothing has changed.
+
+        Raises:
+            ValueError: ``owner`` is open already.
+        """
+        if owner in self._owners:
+            raise ValueError(f"{owner} holds rows already")
+        made = _Owner()
+        if tenant is not None:
+            made.root = _root(tenant)
+            made.start = hashlib.sha256(made.root + salt.encode()).digest() if salt else made.root
+            made.digests = []
+            for digest in _digests(made.start, tokens[: max(0, len(tokens) - 1)]):
+                if digest not in self._sealed:
+                    break
+                made.digests.append(digest)
+            made.blocks = [self._sealed[digest] for digest in made.digests]
+        shared = len(made.blocks)
+        # Idle blocks that it shares are no longer available to others, either.
+        taken = sum(block in self._idle for block in made.blocks) + max(0, -(-rows // BLOCK) - shared)
+        if taken + spare > self.available:
+            return None
+        for block in made.blocks:
+            self._use(block)
+        self._owners[owner] = made
+        self.grow(owner, rows)
+        return shared
+
+    def grow(self, owner: str, rows: int) -> list[int] | None:
+        """Give ``owner`` room for ``rows`` rows in all. Returns the blocks added; None if there are not enough."""
+        blocks = self._owners[owner].blocks
+        count = -(-rows // BLOCK) - len(blocks)
+        if count <= 0:
+            return []
+        if count > self.available:
+            return None
+        while len(self._free) < count:
+            self._evict()
+        taken = self._take_run(count)
+        for block in taken:
+            self._use(block)
+        blocks += taken
+        return taken
+
+    def seal(self, owner: str, tokens: Sequence[int]) -> None:
+        """Note that ``tokens`` are committed and computed: other requests may now share the blocks that they fill."""
+        own = self._owners[owner]
+        if own.digests is None or len(tokens) < BLOCK * (len(own.digests) + 1):
+            return
+        done = len(own.digests)
+        last = own.digests[-1] if own.digests else own.start
+        for number, digest in enumerate(_digests(last, tokens[done * BLOCK :]), done):
+            own.digests.append(digest)
+            block = own.blocks[number]
+            # If another request has sealed the same text first, this block stays private.
+            if digest not in self._sealed:
+                self._sealed[digest] = block
+                self._digest_of[block] = digest
+                self._root_of[block] = own.root
+
+    def release(self, owner: str) -> None:
+        """Take back the blocks of ``owner``, which may have none."""
+        own = self._owners.pop(owner, None)
+        for block in reversed(own.blocks if own else []):
+            self._users[block] -= 1
+            if self._users[block]:
+                continue
+            del self._users[block]
+            if block in self._digest_of:
+                self._idle[block] = None
+            else:
+                insort(self._free, block)
+
+    def forget(self, tenant: str) -> None:
+        """Stop sharing the blocks of ``tenant``'s requests, live ones included."""
+        root = _root(tenant)
+        for owner in self._owners.values():
+            if owner.root == root:
+                owner.digests = None
+        for block in [block for block, whose in self._root_of.items() if whose == root]:
+            self._unseal(block)
+            if block in self._idle:
+                del self._idle[block]
+                insort(self._free, block)
+
+    def _use(self, block: int) -> None:
+        self._users[block] = self._users.get(block, 0) + 1
+        self._idle.pop(block, None)
+
+    def _evict(self) -> None:
+        block, _ = self._idle.popitem(last=False)
+        self._unseal(block)
+        insort(self._free, block)
+
+    def _unseal(self, block: int) -> None:
+        del self._sealed[self._digest_of.pop(block)], self._root_of[block]
+
+    def _take_run(self, count: int) -> list[int]:
+        """``count`` free blocks: the first run of neighbours, or the lowest ones if there is none."""
+        free = self._free
+        start = next((i for i in range(len(free) - count + 1) if free[i + count - 1] - free[i] == count - 1), 0)
+        taken = free[start : start + count]
+        del free[start : start + count]
+        return taken
+
+
+def _root(tenant: str) -> bytes:
+    """The digest that those of a tenant's blocks are chained to."""
+    return hashlib.sha256(b"tenant " + tenant.encode()).digest()
+
+
+def _digests(before: bytes, tokens: Sequence[int]) -> Iterator[bytes]:
+    """For every full block of ``tokens``, the hash of it and of everything before it."""
+    for start in range(0, len(tokens) - BLOCK + 1, BLOCK):
+        content = np.asarray(tokens[start : start + BLOCK], dtype=np.int64).tobytes()
+        before = hashlib.sha256(before + content).digest()
+        yield before
