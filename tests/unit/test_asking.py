@@ -210,8 +210,10 @@ async def took(drafter: NeighbourDrafter, slower: float, requests: int = 1, roun
         answers = await asyncio.gather(*(collect(loop, one) for one in wanted))
         found.append((clock.time() - began) / (tokens * PASS_S))
         for one, (answer, _, _) in zip(wanted, answers, strict=True):
-            # All but the last step is reported, in order.
-            told = link.tokens[one.request_id]
+            # All but the last step is reported, in order. Of a request that is decoded in quiet, nobody is told.
+            told = link.tokens.get(one.request_id)
+            if told is None:
+                continue
             assert told == [*one.prompt, *answer][: len(told)]
             assert len(told) >= len(one.prompt) + tokens - 7
     await loop.stop()

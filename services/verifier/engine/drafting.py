@@ -12,7 +12,7 @@ from services.verifier.engine.admission import Admission
 from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.deciding.asking import AskCost, Prices, gain_of_drafts, opening_pays
-from services.verifier.engine.deciding.costly_sources import CostlySources
+from services.verifier.engine.deciding.costly_sources import CostlySources, costly
 from services.verifier.engine.deciding.waiting import Experience
 from services.verifier.engine.forgetting import Forgetting
 from services.verifier.engine.kept_features import KeptFeatures, pieces, rows_from
@@ -65,6 +65,7 @@ class Drafting:
 
     Attributes:
         came: set when an origin has replied for a live request.
+        quiet: nobody is asked for drafts or told anything, and no session is opened, until this is unset.
     """
 
     def __init__(
@@ -98,6 +99,9 @@ class Drafting:
         self._depth = depth
         self._features = KeptFeatures(config.kept_feature_bytes)
         self.came = asyncio.Event()
+        self.quiet = False
+        # Requests that began, or were to be opened anew, in quiet: an origin has not heard of them.
+        self._missed: dict[str, LiveRequest] = {}
 
     async def start(self) -> None:
         """Start every origin's link."""
@@ -129,11 +133,30 @@ class Drafting:
         Args:
             prices: with this request in the batch; None where time does not count.
         """
+        if self.quiet:
+            self._missed[request.id] = request
+            return
         if prices is not None:
             self._costly.begin(request, prices.requests, now())
         for origin in self._origins.values():
             if origin.serves(request.sources):
                 self._open(origin, request, asks=prices is None or self._asks_at_once(origin, request, prices))
+
+    def open_missed(self, prices: Prices | None) -> None:
+        """Open the sessions of requests that began in quiet, once it has ended.
+
+        Sources that a model runs for, or that read hidden states, do not join: they have missed the prompt.
+        """
+        if self.quiet or not self._missed:
+            return
+        missed, self._missed = self._missed, {}
+        for request in missed.values():
+            for name in set(costly(request.message.plan)).intersection(request.sources):
+                request.sources = tuple(each for each in request.sources if each != name)
+                request.note_switch(f"without {name}: plain decoding was faster for a while")
+            for origin in self._origins.values():
+                if origin.serves(request.sources) and origin.name not in request.mailboxes:
+                    self._open(origin, request, asks=prices is None or self._asks_at_once(origin, request, prices))
 
     def _asks_at_once(self, origin: Origin, request: LiveRequest, prices: Prices) -> bool:
         """Whether to ask for a draft before anything is known of the request's text."""
@@ -147,6 +170,11 @@ class Drafting:
         return opening_pays(gain_of_drafts(drafted, prices), self._cost[origin.name, False], prices)
 
     def _open(self, origin: Origin, request: LiveRequest, *, asks: bool = True) -> None:
+        if self.quiet:
+            request.mailboxes.pop(origin.name, None)
+            self._missed[request.id] = request
+            return
+
         def experience(group: str) -> Experience:
             return self.experience_of(origin.name, group)
 
@@ -168,6 +196,9 @@ class Drafting:
         if verdict.observation is not None and verdict.observation.features is not None:
             features = self._keep(request, verdict.observation.features)
             verdict = replace(verdict, observation=replace(verdict.observation, features=None))
+        if self.quiet:
+            self._hold(request, verdict, wanted, features)
+            return
         at, reopened = now(), self._leave_out(request)
         for origin, mailbox in self._of(request):
             if mailbox.given_up or origin.name in reopened:
@@ -186,9 +217,21 @@ class Drafting:
             if due or (verdict.observation is not None and verdict.observation.probe_ids):
                 self._send_held(origin, request, mailbox)
 
+    def _hold(self, request: LiveRequest, verdict: Verdict, wanted: Wanted, features: Features | None) -> None:
+        """Keep a quiet step's report for later. A session that falls too far behind is closed, and opened anew later."""
+        for origin, mailbox in self._of(request):
+            report = request.report(mailbox, verdict, wanted, asks=False)
+            if mailbox.held.fits(report):
+                mailbox.held.add(report, features if _wants_features(origin, request) else None)
+                continue
+            del request.mailboxes[origin.name]
+            origin.link.close(CloseSession(session_id=request.id))
+            self._missed[request.id] = request
+
     def rate(self, request: LiveRequest, verdict: Verdict) -> None:
         """Learn what a request's sources brought to a step, before it is committed."""
-        self._costly.learn_step(request, verdict.committed, len(verdict.accepted_path))
+        if not self.quiet:
+            self._costly.learn_step(request, verdict.committed, len(verdict.accepted_path))
 
     def _leave_out(self, request: LiveRequest) -> set[str]:
         """Give up costly sources that do not pay. Returns the origins whose sessions with the others were opened anew."""
@@ -231,16 +274,25 @@ class Drafting:
             return
         if math.isinf(expected_s) or any(part.chain > 1 for part in parts):
             return
-        batch = [part.request for part in parts]
-        self._costly.learn_pass(batch, whole_s)
+        self._costly.learn_pass([part.request for part in parts], whole_s, idle=self.quiet)
         rows = sum(len(part.rows.tokens) for part in parts)
-        for origin in self._origins:
-            busy = [bool(request.used) for request in batch if _busy(request, origin)]
-            for costly in (False, True):
+        for origin, costly_busy in self.busy(parts).items():
+            for kind in (False, True):
                 # The other requests' drafts would make these look dearer.
-                if (not costly) not in busy:
-                    cost = self._cost[origin, costly]
-                    cost.learn(requests=len(parts), rows=rows, drafts=len(busy), seconds=seconds, expected_s=expected_s)
+                if (not kind) not in costly_busy:
+                    cost, drafts = self._cost[origin, kind], len(costly_busy)
+                    cost.learn(requests=len(parts), rows=rows, drafts=drafts, seconds=seconds, expected_s=expected_s)
+
+    def busy(self, parts: Sequence[Part]) -> dict[str, list[bool]]:
+        """The requests of a pass for which an origin had work meanwhile, by origin: whether each uses costly sources."""
+        batch = [part.request for part in parts]
+        return {origin: [bool(request.used) for request in batch if _busy(request, origin)] for origin in self._origins}
+
+    def slowed_s(self, parts: Sequence[Part]) -> float:
+        """How much longer a pass took because drafts were made meanwhile, in seconds."""
+        return sum(
+            self._cost[origin, costly_busy].known_s for origin, each in self.busy(parts).items() for costly_busy in each
+        )
 
     def show(self, request: LiveRequest, features: Features) -> None:
         """Send hidden states of the prompt to the origins that use them."""
@@ -253,6 +305,7 @@ class Drafting:
     def close(self, request: LiveRequest) -> None:
         """Close the request's sessions at its origins."""
         self._costly.end(request)
+        self._missed.pop(request.id, None)
         self._features.drop(request.id)
         for origin, mailbox in self._of(request):
             if mailbox.held and not mailbox.given_up:

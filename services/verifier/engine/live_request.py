@@ -66,6 +66,9 @@ class Observes(NamedTuple):
     prompt: bool
 
 
+_NOTHING = Observes(0, (), prompt=False)
+
+
 class LiveRequest:
     """State of a request: committed tokens, computed tokens, drafts and undelivered events.
 
@@ -187,6 +190,8 @@ class LiveRequest:
     @property
     def observes(self) -> Observes:
         """What is wanted of its passes. If sources were left out, it is what the others want."""
+        if not self.mailboxes:
+            return _NOTHING
         if self._observes is None or self._observes[0] is not self.sources:
             self._observes = self.sources, self._observed_now()
         return self._observes[1]

@@ -25,6 +25,7 @@ from services.verifier.engine.admission import Admission
 from services.verifier.engine.clock import now
 from services.verifier.engine.config import LoopConfig
 from services.verifier.engine.deciding.asking import Prices, prices_of
+from services.verifier.engine.deciding.contest import Contest
 from services.verifier.engine.deciding.draft_wait import DraftWait
 from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.faults import Faults
@@ -79,6 +80,7 @@ class DecodingLoop:
         self._drafting = Drafting(
             origins, self._requests, config, self.stats, self._forgetting, target.vocab_size, target.depth, timed=timed
         )
+        self._contest = Contest() if timed else None
         self._draft_wait = DraftWait(self._drafting, budget, self.stats, config.draft_deadline_s)
         self._passes = PassQueue(target, worker, self.stats.times, deadline_s=config.pass_deadline_s, hung=self._hung)
         self._faults = Faults(target, self._requests, self._passes, self._forget)
@@ -244,20 +246,25 @@ class DecodingLoop:
         if not batch:
             return False
         times = self.stats.times
-        with times.measure("draft_wait"):
-            try:
-                await self._draft_wait.for_batch(batch, decoding_load(batch), self._stream)
-            except Exception:
-                # Missing drafts cost speed, and nothing else.
-                log.exception("waiting for drafts failed")
+        if not self._drafting.quiet:
+            await self._wait_for_drafts(batch)
         with times.measure("schedule"):
             everybody = decoding_load(self._requests.running.values())
-            parts, failed = plan_parts(batch, self._budget, self.config.max_batched_tokens, everybody)
+            rows = self.config.max_batched_tokens
+            parts, failed = plan_parts(batch, self._budget, rows, everybody, quiet=self._drafting.quiet)
         for request, error in failed:
             self._fail(request, error, "its pass could not be planned")
         if parts:
             await self._passes.begin(parts)
         return bool(parts)
+
+    async def _wait_for_drafts(self, batch: list[LiveRequest]) -> None:
+        with self.stats.times.measure("draft_wait"):
+            try:
+                await self._draft_wait.for_batch(batch, decoding_load(batch), self._stream)
+            except Exception:
+                # Missing drafts cost speed, and nothing else.
+                log.exception("waiting for drafts failed")
 
     async def _finish_pass(self) -> None:
         """Steps 4 and 5."""
@@ -269,6 +276,7 @@ class DecodingLoop:
         with times.measure("deliver"):
             load = decoding_load(self._requests.running.values())
             prices = self._prices(parts, seconds, whole_s, load)
+            self._decide(parts, whole_s)
             self._learn(parts, took)
             wanted = self._budget.wanted(load)
             for part in parts:
@@ -276,8 +284,31 @@ class DecodingLoop:
                     self._deliver(part, wanted, prices)
                 except Exception as error:
                     self._fail(part.request, error, "the result of its pass could not be delivered")
+            self._drafting.open_missed(prices)
         times.steps += 1
         self._metrics.step(parts, seconds)
+
+    def _decide(self, parts: list[Part], whole_s: float) -> None:
+        """Learn from a step whether drafting is faster than plain decoding, and let the coming step draft or be quiet."""
+        yielded = {part.request: len(part.verdict.committed) for part in parts if part.verdict is not None}
+        if self._contest is None or not yielded or any(part.chain > 1 for part in parts):
+            return
+        plain_s = self._budget.seconds(decoding_load(yielded))
+        for part in parts:
+            part.saved_s = yielded.get(part.request, 0) * plain_s * self._contest.plain_steps(len(yielded)) - whole_s
+        if not any(request.message.plan.speculates for request in self._requests.running.values()):
+            self._contest.learn_plain(requests=len(yielded), seconds=whole_s, plain_s=plain_s)
+        elif self._drafting.quiet or not any(use.trial for request in yielded for use in request.used.values()):
+            # A costly source that is tried pays for it, or goes, by its own account.
+            self._contest.learn(
+                requests=len(yielded),
+                tokens=sum(yielded.values()),
+                seconds=whole_s,
+                plain_s=plain_s,
+                busy=any(self._drafting.busy(parts).values()),
+                repeats=any(request.repetition.begins for request in yielded),
+            )
+        self._drafting.quiet = not self._contest.drafting
 
     def _prices(self, parts: list[Part], seconds: float, whole_s: float, load: Load) -> Prices | None:
         """What time costs in the coming step, after learning from a pass what drafting costs."""
@@ -302,7 +333,8 @@ class DecodingLoop:
             self._budget.learn_prompts(load_of(parts), seconds)
             return
         outcomes = [(part.tree, part.verdict.accepted_path) for part in parts if part.verdict is not None and len(part.tree)]
-        self._budget.learn(load_of(parts), seconds, outcomes)
+        # The table holds what rows cost while nobody drafts.
+        self._budget.learn(load_of(parts), max(0.5 * seconds, seconds - self._drafting.slowed_s(parts)), outcomes)
 
     def _deliver(self, part: Part, wanted: Wanted, prices: Prices | None) -> None:
         request, verdict = part.request, part.verdict
@@ -329,6 +361,7 @@ class DecodingLoop:
                 accepted_sources=tuple([part.tree.sources[node] for node in verdict.accepted_path]),
                 logprobs=verdict.logprobs,
                 switches=request.take_switches(),
+                saved_s=part.saved_s,
             )
         )
         self._told.append(request)

@@ -113,6 +113,11 @@ class AskCost:
         return 0.0 if prices.requests <= _FEW else _ASSUMED * prices.pass_s
 
     @property
+    def known_s(self) -> float:
+        """The estimate without what is assumed: 0 until passes have shown it."""
+        return self._slope.seconds if self._slope.known else 0.0
+
+    @property
     def explores(self) -> bool:
         """Whether it is time to measure a pass without drafting. Requests that gain little then do not ask."""
         every = _QUIET_EVERY_LATER if self._slope.known else _QUIET_EVERY

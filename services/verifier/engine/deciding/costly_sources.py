@@ -153,14 +153,15 @@ class CostlySources:
                 record.trials += use.trial
                 request.used[name] = use
 
-    def learn_pass(self, batch: Sequence[LiveRequest], seconds: float) -> None:
+    def learn_pass(self, batch: Sequence[LiveRequest], seconds: float, *, idle: bool) -> None:
         """Learn the cost of sources from a pass without prompts.
 
         Args:
             seconds: from the end of the pass before to its end.
+            idle: nobody drafted meanwhile.
         """
         for name, record in self._records.items():
-            units = sum(name in request.used for request in batch)
+            units = 0 if idle else sum(name in request.used for request in batch)
             mean_s = record.cost.without_s(len(batch)) or seconds
             record.cost.learn(requests=len(batch), units=units, seconds=seconds, pass_s=mean_s)
 

@@ -1,0 +1,162 @@
+"""Decides for the whole load whether anybody drafts: plain decoding is held against drafting, by whole steps. Uses no clock.
+
+Each decision about one draft (``asking``, ``waiting``, the budget) rests on estimates of what it costs. Some costs escape
+them: threads that take a core for a moment, the interpreter's lock, likeliest ids that are read for drafters. So the sum is
+measured as well. A quiet step is one in which nobody drafts, nobody is told anything and nothing is observed: plain decoding
+as it would run without any drafter. Tokens per second of quiet steps are compared with those of all others at the same load.
+Whichever is faster goes on. The other one is tried for a few steps now and then; an account bounds what these trials cost.
+
+Times are relative to what a plain step at the same load is expected to take. Requests, keys and the machine's speed are thus
+out of the comparison.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from speculation.costs import slowdown
+from speculation.estimators import Ratio
+
+# Requests times plain steps that a rate remembers: tokens of drafting vary from step to step, those of quiet steps do not.
+_MEMORY = {True: 512.0, False: 128.0}
+# So much counts what is known of the nearest other load.
+_PRIOR = 16.0
+# A rate is known after so many requests times plain steps.
+_KNOWN = 8.0
+# By what share quiet must be faster to be chosen, and drafting: less is within the noise.
+_MARGIN = {False: 0.02, True: 0.0}
+# Up to so many requests, one text decides whether drafting pays. Each then asks when its own text repeats itself, so finds
+# more than a comparison of the past. So quiet must be faster by the second number to be tried, and such a text ends it.
+_FEW, _SUSPECT = 4, 0.05
+# Share of all time that trials may cost, and the most that is saved up for them, in plain steps.
+_SHARE, _MOST_SAVED = 0.005, 8.0
+# Steps of a trial that count, of drafting and of quiet.
+_TRIAL = {True: 16, False: 6}
+# Steps until the first drafts are there; and most steps until the last ones are, after which a step counts as quiet anyway.
+_OPENING, _CLOSING = 3, 16
+# Fewest steps between two trials: those of ways that are equally fast cost nothing but the changes.
+_BETWEEN = 64
+# A trial is expected to cost at least this share of each of its steps.
+_LEAST_LOSS = 0.02
+
+
+@dataclass(slots=True)
+class _Rate:
+    """Tokens per request and plain step, by load."""
+
+    memory: float
+    by_load: dict[int, Ratio] = field(default_factory=dict)
+
+    def learn(self, load: int, tokens: float, steps: float) -> None:
+        found = self.by_load.setdefault(load, Ratio())
+        found.fade(self.memory, steps)
+        found.add(tokens, steps)
+
+    def known(self, load: int) -> bool:
+        return load in self.by_load and self.by_load[load].whole >= _KNOWN
+
+    def of(self, load: int) -> float:
+        """The estimate for a load, shrunk towards that of the nearest known one; 1 if nothing is known."""
+        others = [other for other in self.by_load if other != load and self.known(other)]
+        nearest = min(others, key=lambda other: abs(other - load), default=None)
+        assumed = 1.0 if nearest is None else self.by_load[nearest].of()
+        return self.by_load[load].of(assumed, _PRIOR) if load in self.by_load else assumed
+
+
+class Contest:
+    """Whether the coming step drafts.
+
+    >>> contest = Contest()
+    >>> def step(tokens: float, seconds: float) -> bool:
+    ...     contest.learn(requests=8, tokens=tokens, seconds=seconds, plain_s=0.010, busy=contest.drafting)
+    ...     return contest.drafting
+    >>> drafted = [step(8.8, 0.012) if contest.drafting else step(8.0, 0.010) for _ in range(1000)]
+    >>> drafted[:16].count(True), drafted[-500:].count(True) < 25
+    (16, True)
+
+    Attributes:
+        drafting: whether drafters may be asked, and drafts be checked.
+    """
+
+    def __init__(self) -> None:
+        self.drafting = True
+        self._rates = {way: _Rate(memory) for way, memory in _MEMORY.items()}
+        # In plain steps.
+        self._account = _MOST_SAVED / 2
+        # Steps of a trial that are left; 0: there is none.
+        self._trial = 0
+        self._tried = False
+        # Steps since the last change.
+        self._since = 0
+
+    def gain(self, requests: int) -> float:
+        """Tokens per second of drafting over those of plain decoding, as far as is known."""
+        load = _load(requests)
+        return self._rates[True].of(load) / self._rates[False].of(load)
+
+    def plain_steps(self, requests: int) -> float:
+        """How many times its expected time a quiet step takes, from the end of one pass to the end of the next."""
+        return 1.0 / self._rates[False].of(_load(requests))
+
+    def learn_plain(self, *, requests: int, seconds: float, plain_s: float) -> None:
+        """Learn from a step for which nobody may draft: it is quiet, and costs no trial. Arguments as for ``learn``."""
+        self._rates[False].learn(_load(requests), requests, requests * slowdown(seconds, plain_s))
+
+    def learn(
+        self, *, requests: int, tokens: float, seconds: float, plain_s: float, busy: bool, repeats: bool = False
+    ) -> None:
+        """Learn from a step without prompts, and decide about the next one.
+
+        Args:
+            requests: that got tokens; ``tokens``: how many they got.
+            seconds: from the end of the pass before to the end of this one.
+            plain_s: expected seconds of a pass over one row of each request.
+            busy: whether a drafter had work meanwhile.
+            repeats: whether a text begins to repeat itself.
+        """
+        load, steps = _load(requests), slowdown(seconds, plain_s)
+        self._account = min(_MOST_SAVED, self._account + _SHARE * steps)
+        if self._trial:
+            # What the step took, less what its tokens would have taken the other way.
+            self._account -= steps - tokens / requests / self._rates[not self.drafting].of(load)
+        self._since += 1
+        if self._settles(busy):
+            return
+        self._rates[self.drafting].learn(load, tokens, requests * steps)
+        self._trial = max(0, self._trial - 1)
+        if not self._trial:
+            self._decide(load, requests <= _FEW, repeats)
+
+    def _settles(self, busy: bool) -> bool:
+        if self.drafting:
+            return self._since <= _OPENING
+        return busy and self._since <= _CLOSING
+
+    def _decide(self, load: int, few: bool, repeats: bool) -> None:
+        here, there = self._rates[self.drafting].of(load), self._rates[not self.drafting].of(load)
+        known = not self.drafting or bool(self._rates[False].by_load)
+        if self._tried:
+            # A trial that was no better ends where it began.
+            self._tried = False
+            if here <= (1.0 + _MARGIN[self.drafting]) * there:
+                self._change(trial=0)
+        elif known and here < there / (1.0 + (_SUSPECT if few and self.drafting else _MARGIN[not self.drafting])):
+            self._change(trial=0)
+        elif self.drafting and few and here > (1.0 - _SUSPECT) * there:
+            return
+        elif self._since >= _BETWEEN or not known or (few and repeats):
+            steps = _TRIAL[not self.drafting]
+            cost = max(_LEAST_LOSS, 1.0 - there / here) * (steps + _OPENING)
+            if self._account >= min(cost, _MOST_SAVED) and self._rates[self.drafting].known(load):
+                self._tried = True
+                self._change(trial=steps)
+
+    def _change(self, trial: int) -> None:
+        self.drafting = not self.drafting
+        self._trial, self._since = trial, 0
+
+
+def _load(requests: int) -> int:
+    """Loads that are alike: 1, 2, 3, 4 to 5, 6 to 7, 8 to 11, ..."""
+    return round(2 * math.log2(requests) + 0.001)
