@@ -16,10 +16,9 @@ from services.verifier.engine.events import Events
 from services.verifier.engine.mailbox import Mailbox, Prefixes, ReadyDraft
 from services.verifier.grammar.drafts_within import within_grammar
 from services.verifier.grammar.grammar_state import GrammarState
-from services.verifier.model.target_port import StreamSpec, Target, TokenRule
+from services.verifier.model.target_port import StreamSpec, TokenRule
 from speculation.acceptance import StopRule, reason_to_end, stop_token_ids
 from speculation.budget import Budget, Wanted
-from speculation.errors import InvalidArgument
 from speculation.messages import DraftNoise, Finished, GenerationRequest, OpenSession, Progress, StepReport
 from speculation.room import longest_answer, room_behind
 from speculation.sources import SOURCES
@@ -31,31 +30,6 @@ _REMEMBERED = 8
 _FEWEST = 4
 # The source that drafts from streams.
 _STREAMING = "streaming"
-
-
-def check_request(message: GenerationRequest, target: Target) -> None:
-    """Check a request against the target's limits.
-
-    Raises:
-        InvalidArgument: no prompt, a token id outside the vocabulary, or a layer that does not exist; names the field.
-        PromptTooLong: the prompt leaves no room for an answer.
-    """
-    prompt, vocab = message.prompt, target.vocab_size
-    if not prompt:
-        raise InvalidArgument("prompt", "empty", "at least one token")
-    room_behind(len(prompt), target.max_model_len)
-    for name, ids in (
-        ("prompt_token_ids", prompt),
-        ("committed_token_ids", message.committed),
-        ("stop_token_ids", message.sampling.stop_token_ids),
-        ("logit_bias", message.sampling.logit_bias),
-        ("allowed_token_ids", message.sampling.allowed_token_ids),
-        ("bad_words", [token for word in message.sampling.bad_words for token in word]),
-    ):
-        for token in ids:
-            if not 0 <= token < vocab:
-                raise InvalidArgument(name, token, f"token ids below {vocab}")
-    target.check_layers(message.plan.observe_layers)
 
 
 class Observes(NamedTuple):

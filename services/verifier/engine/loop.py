@@ -30,11 +30,12 @@ from services.verifier.engine.deciding.draft_wait import DraftWait
 from services.verifier.engine.drafting import Drafting
 from services.verifier.engine.faults import Faults
 from services.verifier.engine.forgetting import Forgetting
-from services.verifier.engine.live_request import LiveRequest, check_request
+from services.verifier.engine.live_request import LiveRequest
 from services.verifier.engine.loop_metrics import LoopMetrics
 from services.verifier.engine.origins import Origin
 from services.verifier.engine.pass_queue import PassHung, PassQueue
 from services.verifier.engine.passes import Part, decoding_load, load_of, load_to_come, plan_parts
+from services.verifier.engine.request_checks import check_request
 from services.verifier.engine.stats import LoopStats
 from services.verifier.grammar.compiled_grammars import CompiledGrammars
 from services.verifier.grammar.grammar_state import GrammarState
@@ -245,10 +246,9 @@ class DecodingLoop:
         batch = self._requests.make_room(idle[:share], wait=len(self._passes) > 0)
         if not batch:
             return False
-        times = self.stats.times
         if not self._drafting.quiet:
             await self._wait_for_drafts(batch)
-        with times.measure("schedule"):
+        with self.stats.times.measure("schedule"):
             everybody = decoding_load(self._requests.running.values())
             rows = self.config.max_batched_tokens
             parts, failed = plan_parts(batch, self._budget, rows, everybody, quiet=self._drafting.quiet)
