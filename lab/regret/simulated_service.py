@@ -51,6 +51,7 @@ class Machine:
         free_rows: so many rows cost as much as one.
         draft_s: seconds of a draft.
         slower: by how much drafting under way slows a pass, as a share, if all requests of the batch have it.
+        unseen: by how much a step is longer while anybody may draft, beside what the budget measures of a pass, as a share.
     """
 
     pass_s: float = 0.01
@@ -58,6 +59,7 @@ class Machine:
     free_rows: int = 1
     draft_s: float = 0.0005
     slower: float = 0.0
+    unseen: float = 0.0
 
     def costs(self) -> CostTable:
         """What a measurement at start would find."""
@@ -119,8 +121,9 @@ class _MachineWorker(SimulatedWorker):
     """Takes as long as the pass's rows and the drafting that goes on say."""
 
     def __init__(self, machine: Machine, drafter: _TextDrafter) -> None:
-        super().__init__(lambda: self.took_s)
-        self.took_s = 0.0
+        super().__init__(lambda: self.whole_s)
+        # Of a pass, and from the end of the pass before to its end.
+        self.took_s = self.whole_s = 0.0
         self._machine, self._drafter, self._numbers = machine, drafter, random.Random(3)
         self.told: set[str] = set()
 
@@ -133,6 +136,8 @@ class _MachineWorker(SimulatedWorker):
             # Prompts are the same for all strategies: they take no longer than a token.
             seconds = self._machine.seconds(sum(max(1, part.rows.logits) for part in parts))
             self.took_s = seconds * (1 + self._machine.slower * share) * (1 + self._numbers.gauss(0, _NOISE))
+            watched = any(part.rows.top_k for part in parts)
+            self.whole_s = self.took_s + (self._machine.unseen * seconds if watched else 0.0)
         return super().submit(function, *arguments, **keywords)
 
 

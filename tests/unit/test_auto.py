@@ -21,6 +21,11 @@ MACHINES = {
     "late drafts": Machine(row=0.05, draft_s=0.015, slower=0.1),
     "many rows for one": Machine(row=0.004, free_rows=8, draft_s=0.001),
 }
+# What drafting costs a step here, no single estimate sees: threads that take turns, likeliest ids that are read for drafters.
+UNSEEN = {
+    "unseen": Machine(draft_s=0.001, unseen=0.15),
+    "unseen beside shared cores": Machine(draft_s=0.004, slower=0.2, unseen=0.15),
+}
 
 
 @cache
@@ -116,3 +121,23 @@ def test_at_no_load_slower_than_plain_decoding(machine: str, users: int) -> None
     first, second = (own / plain for own, plain in zip(run(seconds(AUTO)), run(seconds(PLAIN)), strict=True))
     assert first <= 1.02
     assert second <= 1.02
+
+
+@pytest.mark.examples(3)
+@pytest.mark.parametrize("users", [8, 24])
+@pytest.mark.parametrize("machine", UNSEEN)
+def test_costs_that_no_estimate_sees_end_in_plain_decoding(machine: str, users: int) -> None:
+    """Found on a real machine: 0.83 to 0.95 of plain decoding at 8 and 24 at once, with every single estimate right."""
+    texts = [recordings(seed)["new"] for seed in range(3 * users)]
+
+    async def seconds(strategy: str) -> list[float]:
+        service = service_of(UNSEEN[machine], texts)
+        await service.loop.start()
+        rounds = [texts[first : first + users] for first in range(0, 3 * users, users)]
+        found = [statistics.mean(await service.times(each, strategy)) for each in rounds]
+        await service.loop.stop()
+        return found
+
+    more = [own / plain for own, plain in zip(run(seconds(AUTO)), run(seconds(PLAIN)), strict=True)]
+    assert more[0] <= 1.05, more
+    assert max(more[1:]) <= 1.02, more
